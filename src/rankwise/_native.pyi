@@ -1,0 +1,85 @@
+"""The native engine: shared-memory segments and the communicators in them."""
+
+from collections.abc import Sequence
+
+class Request:
+    """A send or receive under way."""
+
+    def wait(self, timeout: float | None = None) -> None: ...
+    def done(self) -> bool: ...
+
+class Comm:
+    """One rank's end of one group in a segment. dtype and op are the contract's numbers."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    timeout: float
+    def barrier(self) -> None: ...
+    def all_reduce(self, ptr: int, count: int, dtype: int, op: int) -> None: ...
+    def broadcast(self, ptr: int, count: int, dtype: int, root: int) -> None: ...
+    def reduce(self, ptr: int, count: int, dtype: int, op: int, root: int) -> None: ...
+    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: int) -> None: ...
+    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: int, root: int) -> None: ...
+    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: int, root: int) -> None: ...
+    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: int, op: int) -> None: ...
+    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: int) -> None: ...
+    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: int) -> None: ...
+    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: int, root: int) -> None: ...
+    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: int, root: int) -> None: ...
+    def reduce_scatter_v(
+        self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: int, op: int
+    ) -> None: ...
+    def all_to_all_v(
+        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: int
+    ) -> None: ...
+    def send(self, ptr: int, count: int, dtype: int, dest: int, tag: int) -> Request: ...
+    def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int) -> Request: ...
+    def sync(self) -> None: ...
+    def split(self, color: int, key: int) -> Comm | None: ...
+    def abort(self, why: str) -> None:
+        """Fail the group: every rank's present or next operation raises PeerLostError naming this rank and `why`."""
+
+    def close(self, timeout: float) -> str | None:
+        """Idempotent; never raises. What went wrong, in words, or None."""
+
+class Segment:
+    """The shared memory of the ranks of one host."""
+
+    @staticmethod
+    def create(world_size: int) -> Segment:
+        """A new segment (memfd) for `world_size` ranks. MemoryError names needed and available."""
+
+    @staticmethod
+    def attach(fd: int) -> Segment:
+        """Map the segment behind an inherited or received descriptor (the descriptor is duplicated)."""
+
+    @property
+    def fd(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def join(self, rank: int, timeout: float, process: bool) -> Comm:
+        """Take part as `rank` and return, once all ranks have joined, the world's communicator.
+
+        process: this rank is a process of its own, so the others watch it through a pidfd;
+        False for a rank that is a thread.
+        """
+
+    def mark_exited(self, rank: int, status: int) -> None:
+        """Record how a rank's process ended: exit status, or minus the signal (subprocess's returncode).
+
+        A rank that ended without having closed its communicators fails every group it is in.
+        """
+
+    def state(self, rank: int) -> tuple[str, int, int, bool]:
+        """Where a rank is: (its present or last operation, sequence, pid, whether it is inside it)."""
+
+def kernel_isa() -> str:
+    """The instruction set of the reduction kernels on this machine."""
+
+def reduce_local(dst: int, sources: Sequence[int], count: int, dtype: int, op: int, divisor: int) -> None:
+    """dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels."""
+
+def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
+    """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""

@@ -1,0 +1,1 @@
+"""The contract between the array level and the engines: words, types, errors. Standard library only."""

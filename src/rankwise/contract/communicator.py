@@ -1,0 +1,158 @@
+"""The Communicator: collectives on addresses, counts and dtypes, for one rank in one group."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+
+from rankwise.contract.stream_sync import StreamSyncOps
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.work import Work
+
+CLOSE_TIMEOUT = 1.0  # seconds that close() gives to pending work unless told otherwise
+
+
+class Communicator(ABC):
+    """One rank's end of one group.
+
+    Words: `ptr` is an address as an int (host memory; device memory for NCCL). `count` is in
+    elements. `root` is numbered within the group. In the `_v` operations `counts` has one element
+    count per rank, and that rank's block starts where the blocks before it end.
+
+    Validity: an address must stay valid, and hold `count` elements, until the operation is
+    complete. The contract cannot check this; the array level does.
+
+    Completion: an operation may return before it is complete. Call `sync()` before reading a
+    result or reusing an input. send's buffer must not change before `sync()` or its Work is done.
+
+    Collectives: every rank of the group calls the same ones, in the same order, with the same
+    count, dtype, op and root; a difference raises MismatchError on the ranks. The result of a
+    reduction is the same bits on every rank, and from run to run for one world size.
+
+    Aliasing: send and recv memory of one call must not overlap.
+
+    Threads: any thread may call; calls take effect in one order. Two threads' concurrent sends may
+    go in either order.
+
+    Errors: PeerLostError, MismatchError and CollectiveTimeout are failures of the group, which
+    then stays failed. What a backend cannot do raises UnsupportedError. After close: ClosedError.
+    """
+
+    stream_sync: StreamSyncOps | None = None
+    """Events for overlap, or None where the backend has no streams."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This rank's number in the group, 0 <= rank < world_size."""
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int:
+        """How many ranks the group has."""
+
+    @property
+    @abstractmethod
+    def timeout(self) -> float:
+        """Seconds that an operation may wait for the other ranks; may be set."""
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None: ...
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every rank has called it. Implies `sync`."""
+
+    @abstractmethod
+    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """Reduce `count` elements over the ranks, in place, the result on every rank."""
+
+    @abstractmethod
+    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
+        """Copy root's `count` elements to every rank, in place."""
+
+    @abstractmethod
+    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        """Reduce over the ranks, in place on root; the other ranks' buffers stay unchanged."""
+
+    @abstractmethod
+    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        """Every rank receives every rank's `count` elements, by rank: recv holds count * world_size."""
+
+    @abstractmethod
+    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        """Root receives every rank's `count` elements, by rank; recv_ptr may be 0 elsewhere."""
+
+    @abstractmethod
+    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        """Each rank receives its block of `count` of root's count * world_size; send_ptr may be 0 elsewhere."""
+
+    @abstractmethod
+    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """Reduce count * world_size elements; each rank receives its block of `count`."""
+
+    @abstractmethod
+    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        """Block j of send goes to rank j, which puts it at block `rank` of its recv."""
+
+    @abstractmethod
+    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
+        """all_gather where rank i gives counts[i] elements. The ranks agree on `counts`."""
+
+    @abstractmethod
+    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        """gather where rank i gives counts[i] elements. The ranks agree on `counts`."""
+
+    @abstractmethod
+    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        """scatter where rank i receives counts[i] elements. The ranks agree on `counts`."""
+
+    @abstractmethod
+    def reduce_scatter_v(
+        self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp
+    ) -> None:
+        """reduce_scatter where rank i receives counts[i] elements. The ranks agree on `counts`."""
+
+    @abstractmethod
+    def all_to_all_v(
+        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
+    ) -> None:
+        """all_to_all with send_counts[j] elements to rank j and recv_counts[i] from rank i.
+
+        rank i's send_counts[j] equals rank j's recv_counts[i], or both raise MismatchError.
+        """
+
+    @abstractmethod
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+        """Send to `dest`; returns at once. Messages match by (source, tag) in the order sent."""
+
+    @abstractmethod
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+        """Receive from `src`; returns at once. The message must have `count` elements of `dtype`."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Return when every pending operation of this rank is complete."""
+
+    @abstractmethod
+    def split(self, color: int, key: int = 0) -> Communicator | None:
+        """Collective: ranks of one color make a new group, ordered by (key, rank).
+
+        color < 0: this rank takes no part and receives None.
+        """
+
+    @abstractmethod
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Give pending work up to `timeout` seconds, then release everything. Idempotent.
+
+        Never raises and never hangs; what went wrong is logged by the logger `rankwise`.
+        """
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

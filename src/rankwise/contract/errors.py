@@ -1,0 +1,106 @@
+"""Every error that rankwise raises of its own.
+
+RankwiseError
+ +- PeerLostError        a rank of the group died or left while others needed it
+ +- MismatchError        the ranks called different things
+ +- CollectiveTimeout    a rank did not come in time (also a TimeoutError)
+ +- UnsupportedError     this backend cannot do this operation
+ +- BackendUnavailable   a library or device is missing (also an ImportError)
+ +- ClosedError          the communicator was closed
+
+The first three are failures of the group: every rank raises one, and a group that failed stays
+failed. Bad arguments are TypeError or ValueError: they are found before anything is sent, raise
+on this rank alone, and do the group no harm.
+"""
+
+from __future__ import annotations
+
+
+class RankwiseError(Exception):
+    """The base of all errors of rankwise."""
+
+
+class PeerLostError(RankwiseError):
+    """A rank of the group died, ended early or left.
+
+    rank: the lost rank, numbered within the group; how: in words, with signal or exit status;
+    operation: what this rank was doing; sequence: the number of that operation in its group.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int = -1, how: str = "", operation: str = "", sequence: int = -1
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.how = how
+        self.operation = operation
+        self.sequence = sequence
+
+
+class MismatchError(RankwiseError):
+    """The ranks of a group called different operations, or one with different arguments.
+
+    calls: what each rank called as far as this rank could see, {rank: description}.
+    """
+
+    def __init__(self, message: str, *, calls: dict[int, str] | None = None, sequence: int = -1) -> None:
+        super().__init__(message)
+        self.calls = dict(calls or {})
+        self.sequence = sequence
+
+
+class CollectiveTimeout(RankwiseError, TimeoutError):
+    """A rank did not come within the limit.
+
+    limit: seconds; missing: the ranks waited for; states: where each rank is, {rank: description}.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        limit: float = 0.0,
+        missing: tuple[int, ...] = (),
+        states: dict[int, str] | None = None,
+        operation: str = "",
+        sequence: int = -1,
+    ) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.missing = tuple(missing)
+        self.states = dict(states or {})
+        self.operation = operation
+        self.sequence = sequence
+
+
+class UnsupportedError(RankwiseError):
+    """This backend cannot do this; `remedy` says what to do instead."""
+
+    def __init__(self, operation: str, backend: str, why: str = "", remedy: str = "") -> None:
+        message = f"{operation} is not supported by the {backend} backend"
+        if why:
+            message += f": {why}"
+        if remedy:
+            message += f"; {remedy}"
+        super().__init__(message)
+        self.operation = operation
+        self.backend = backend
+        self.why = why
+        self.remedy = remedy
+
+
+class BackendUnavailable(RankwiseError, ImportError):
+    """A backend's library or device is missing; `remedy` is the command that brings it."""
+
+    def __init__(self, backend: str, missing: str, remedy: str = "") -> None:
+        message = f"backend {backend!r} is not available here: {missing}"
+        if remedy:
+            message += f"; {remedy}"
+        super().__init__(message)
+        self.backend = backend
+        self.missing = missing
+        self.remedy = remedy
+
+
+class ClosedError(RankwiseError):
+    """The communicator (or the group over it) was closed, or belongs to the parent of a fork."""

@@ -1,0 +1,61 @@
+"""Every environment variable of rankwise, read in one place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says. `Settings.read()` reads it afresh; nothing else looks there.
+
+    RANKWISE_RANK           this process's rank, set by the launcher
+    RANKWISE_WORLD_SIZE     how many ranks the job has, set by the launcher
+    RANKWISE_SEGMENT_FD     descriptor of the job's shared memory, inherited from the launcher
+    RANKWISE_LAUNCHER_PID   the launcher's pid; a rank ends when its launcher does
+    RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
+    RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    segment_fd: int | None = None
+    launcher_pid: int | None = None
+    backend: str | None = None
+    timeout: float = 300.0
+
+    @classmethod
+    def read(cls) -> Settings:
+        """Read the variables; ValueError names the one that is not what it should be."""
+        return cls(
+            rank=_integer("RANKWISE_RANK"),
+            world_size=_integer("RANKWISE_WORLD_SIZE"),
+            segment_fd=_integer("RANKWISE_SEGMENT_FD"),
+            launcher_pid=_integer("RANKWISE_LAUNCHER_PID"),
+            backend=os.environ.get("RANKWISE_BACKEND") or None,
+            timeout=_seconds("RANKWISE_TIMEOUT", 300.0),
+        )
+
+
+def _integer(name: str) -> int | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"environment variable {name}={text!r}: expected an integer") from None
+
+
+def _seconds(name: str, default: float) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value > 0:
+        raise ValueError(f"environment variable {name}={text!r}: expected a number of seconds above 0")
+    return value

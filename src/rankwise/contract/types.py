@@ -1,0 +1,70 @@
+"""Element types and reduction operations, numbered as the native core numbers them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class DType(IntEnum):
+    """The type of one element of a buffer."""
+
+    F64 = 0
+    F32 = 1
+    F16 = 2
+    BF16 = 3
+    FP8E4M3 = 4
+    FP8E5M2 = 5
+    I64 = 6
+    I32 = 7
+    I16 = 8
+    I8 = 9
+    U64 = 10
+    U32 = 11
+    U16 = 12
+    U8 = 13
+    BOOL = 14
+    C64 = 15
+    C128 = 16
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self]
+
+    @property
+    def is_integer(self) -> bool:
+        return DType.I64 <= self <= DType.U8
+
+    @property
+    def is_complex(self) -> bool:
+        return self >= DType.C64
+
+
+_ITEMSIZE = (8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1, 1, 8, 16)
+
+
+class ReduceOp(IntEnum):
+    """How elements of several ranks become one.
+
+    f16, bf16 and fp8 are accumulated in f32 and rounded once. MIN and MAX propagate NaN. Integers
+    wrap. MEAN divides the sum by the world size.
+    """
+
+    SUM = 0
+    PROD = 1
+    MIN = 2
+    MAX = 3
+    MEAN = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+
+    def refused_for(self, dtype: DType) -> str | None:
+        """Why this operation means nothing for `dtype`, or None where it does mean something."""
+        if self is ReduceOp.MEAN and (dtype.is_integer or dtype is DType.BOOL):
+            return "a mean of integers is not an integer; reduce with 'sum' and divide, or convert to float"
+        if self in (ReduceOp.MIN, ReduceOp.MAX) and dtype.is_complex:
+            return "complex numbers have no order"
+        if self >= ReduceOp.BAND and not (dtype.is_integer or dtype is DType.BOOL):
+            return "bitwise operations are for integers and bool"
+        return None
