@@ -39,6 +39,9 @@ class Communicator(ABC):
     then stays failed. What a backend cannot do raises UnsupportedError. After close: ClosedError.
     """
 
+    blocking: bool = False
+    """True where a collective is complete when it returns, so that reading its result needs no `sync`."""
+
     stream_sync: StreamSyncOps | None = None
     """Events for overlap, or None where the backend has no streams."""
 

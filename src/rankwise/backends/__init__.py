@@ -1,0 +1,1 @@
+"""What moves the bytes: one file a backend, found by name through the registry."""

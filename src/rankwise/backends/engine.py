@@ -1,0 +1,156 @@
+"""The native engine as a Communicator. The backends solo, threads and shm differ only in how they join a segment."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import time
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from rankwise import _native
+from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.work import Work
+
+_log = logging.getLogger("rankwise")
+
+
+class EngineWork(Work[None]):
+    """A send or receive of the engine. It does not keep the message's memory alive; the caller must."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: _native.Request) -> None:
+        self._request = request
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._request.wait(timeout)
+
+    def done(self) -> bool:
+        return self._request.done()
+
+
+class EngineCommunicator(Communicator):
+    """One rank's end of one group in a segment. `backend` is the name it was opened by."""
+
+    blocking = True
+
+    def __init__(self, comm: _native.Comm, backend: str) -> None:
+        self.backend = backend
+        self._comm = comm
+        self._rank = comm.rank
+        self._world_size = comm.world_size
+        self._pid = os.getpid()
+        self._closed = False
+        _open[next(_numbers)] = self
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"<{self.backend} communicator, rank {self._rank} of {self._world_size}{state}>"
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def timeout(self) -> float:
+        return self._comm.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._comm.timeout = seconds
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._comm.all_reduce(ptr, count, dtype, op)
+
+    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
+        self._comm.broadcast(ptr, count, dtype, root)
+
+    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        self._comm.reduce(ptr, count, dtype, op, root)
+
+    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        self._comm.all_gather(send_ptr, recv_ptr, count, dtype)
+
+    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        self._comm.gather(send_ptr, recv_ptr, count, dtype, root)
+
+    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        self._comm.scatter(send_ptr, recv_ptr, count, dtype, root)
+
+    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._comm.reduce_scatter(send_ptr, recv_ptr, count, dtype, op)
+
+    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        self._comm.all_to_all(send_ptr, recv_ptr, count, dtype)
+
+    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
+        self._comm.all_gather_v(send_ptr, recv_ptr, counts, dtype)
+
+    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        self._comm.gather_v(send_ptr, recv_ptr, counts, dtype, root)
+
+    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        self._comm.scatter_v(send_ptr, recv_ptr, counts, dtype, root)
+
+    def reduce_scatter_v(
+        self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp
+    ) -> None:
+        self._comm.reduce_scatter_v(send_ptr, recv_ptr, counts, dtype, op)
+
+    def all_to_all_v(
+        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
+    ) -> None:
+        self._comm.all_to_all_v(send_ptr, recv_ptr, send_counts, recv_counts, dtype)
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+        return EngineWork(self._comm.send(ptr, count, dtype, dest, tag))
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+        return EngineWork(self._comm.recv(ptr, count, dtype, src, tag))
+
+    def sync(self) -> None:
+        self._comm.sync()
+
+    def split(self, color: int, key: int = 0) -> EngineCommunicator | None:
+        part = self._comm.split(color, key)
+        return None if part is None else EngineCommunicator(part, self.backend)
+
+    def abort(self, why: str) -> None:
+        """Fail the group: every rank's present or next operation raises PeerLostError with `why`."""
+        self._comm.abort(why)
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        # After a fork the group belongs to the parent alone.
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        trouble = self._comm.close(timeout)
+        if trouble is not None:
+            _log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):  # absent where __init__ raised
+            self.close()
+
+
+_open: WeakValueDictionary[int, EngineCommunicator] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is still open at interpreter exit, the newest first, in CLOSE_TIMEOUT altogether."""
+    end = time.monotonic() + CLOSE_TIMEOUT
+    for _, communicator in sorted(_open.items(), reverse=True):
+        communicator.close(max(0.0, end - time.monotonic()))

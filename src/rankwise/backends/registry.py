@@ -1,0 +1,50 @@
+"""Backends by name. Each is loaded when it is first asked for.
+
+A backend is a function `open(job: Job, timeout: float) -> Communicator`: it meets the other ranks of
+the job and gives this rank's communicator of them all. An outside package offers one through an
+entry point of the group "rankwise.backends", its name that of the backend, its value "module:function".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.job import Job
+
+Opener = Callable[[Job, float], Communicator]
+
+ENTRY_POINTS = "rankwise.backends"
+
+_BUILT_IN = {
+    "solo": "rankwise.backends.solo",
+    "shm": "rankwise.backends.shm",
+    "threads": "rankwise.backends.threads",
+}
+
+
+def names() -> list[str]:
+    """The names of all backends, those of other packages included; loads none of them."""
+    return sorted({*_BUILT_IN, *_outside()})
+
+
+def opener(name: str) -> Opener:
+    """Load the backend called `name`.
+
+    ValueError where there is none of that name; ImportError (BackendUnavailable) where what it
+    needs is missing.
+    """
+    if name in _BUILT_IN:
+        found: Opener = import_module(_BUILT_IN[name]).open
+        return found
+    outside = _outside()
+    if name in outside:
+        loaded: Opener = outside[name].load()
+        return loaded
+    raise ValueError(f"backend={name!r}: expected one of {', '.join(names())}")
+
+
+def _outside() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

@@ -1,0 +1,26 @@
+"""threads: the ranks are threads of one process, over one segment. For tests and for trying things out.
+
+    segment = Segment.create(n)                  # once
+    comm = connect(segment, rank, timeout)       # in each of n threads
+"""
+
+from __future__ import annotations
+
+from rankwise import _native
+from rankwise.backends.engine import EngineCommunicator
+from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.job import Job
+
+
+def connect(segment: _native.Segment, rank: int, timeout: float) -> EngineCommunicator:
+    """This thread's communicator as `rank`; returns once all `segment.world_size` threads have called it."""
+    return EngineCommunicator(segment.join(rank, timeout, False), "threads")
+
+
+def open(job: Job, timeout: float) -> EngineCommunicator:
+    """A world of one thread. The ranks of a launcher are processes: UnsupportedError for those."""
+    if job.world_size != 1:
+        raise UnsupportedError(
+            "init", "threads", "the ranks of this job are processes", "rankwise.testing.run_ranks starts threads"
+        )
+    return connect(_native.Segment.create(1), 0, timeout)
