@@ -1,0 +1,221 @@
+"""The rooms import each other along the arrows only, light things import nothing heavy, files stay short.
+
+frontends, tools -> overlap -> api -> contract <- backends -> native
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST_FILE = 600  # lines
+
+# What the files of a room may import of rankwise, besides their own room.
+MAY_IMPORT = {
+    "contract": set(),
+    "backends": {"contract", "_native"},
+    "api": {"contract"},
+    "overlap": {"contract", "api"},
+    "frontends": {"contract", "api", "overlap", "rankwise"},
+    "tools": {"contract", "api", "overlap", "rankwise"},
+    "testing": {"contract", "api", "backends", "_native", "rankwise"},
+    "rankwise": {"contract", "api"},  # the package's own __init__.py
+}
+# The joins: these open backends and start ranks.
+JOINS = {"api/init.py", "api/launch.py", "api/spawn.py"}
+JOINS_MAY_IMPORT = {"backends", "_native"}
+
+# Imported inside the function that needs them, never when a module loads.
+HEAVY = {
+    "cuda",
+    "cloudpickle",
+    "cupy",
+    "jax",
+    "matplotlib",
+    "ml_dtypes",
+    "mpi4py",
+    "nccl",
+    "pandas",
+    "scipy",
+    "sklearn",
+    "tkinter",
+    "torch",
+}
+
+
+def room_of(module: str) -> str:
+    """'rankwise.api.group' -> 'api'; 'rankwise' and names found in it -> 'rankwise'."""
+    name = module.split(".")[1] if "." in module else ""
+    return name if name in MAY_IMPORT or name == "_native" else "rankwise"
+
+
+def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[ast.AST, str]]:
+    """Every module that the code imports, with its node: statements, and import_module("...")."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:  # `from rankwise import api` imports the room, not a name
+                yield node, f"{base}.{alias.name}" if base == "rankwise" else base
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            first = node.args[0] if node.args else None
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield node, str(first.value)
+
+
+def run_when_loading(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when the module loads: not function bodies, not `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                yield other
+                yield from run_when_loading(other)
+            continue
+        yield node
+        yield from run_when_loading(node)
+
+
+def python_faults(package: Path) -> Iterator[str]:
+    """What is wrong with the imports of the package in folder `package`, a line each."""
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
+        inside = path.relative_to(package)
+        parts = [*inside.parts[:-1], inside.stem]
+        is_package = inside.stem == "__init__"
+        module = ".".join(["rankwise", *(parts[:-1] if is_package else parts)])
+        room = room_of(module)
+        if room == "_native":
+            continue  # the extension's stub
+        if room == "rankwise" and inside.parts != ("__init__.py",):
+            yield f"{inside}: belongs to no room"
+            continue
+        allowed = MAY_IMPORT[room] | {room}
+        if inside.as_posix() in JOINS:
+            allowed = allowed | JOINS_MAY_IMPORT
+
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(inside))
+        when_loading = set(run_when_loading(tree))
+        for node, name in imports(tree, module, is_package):
+            where = f"{inside}:{getattr(node, 'lineno', 0)}"
+            top = name.split(".")[0]
+            if top == "rankwise":
+                if room_of(name) not in allowed:
+                    yield f"{where}: {room} imports {name}, against the arrows"
+            elif room == "contract" and top not in sys.stdlib_module_names:
+                yield f"{where}: contract imports {name}; it takes the standard library only"
+            elif top in HEAVY and node in when_loading:
+                yield f"{where}: imports {name} when it loads; import it inside the function that needs it"
+
+
+def native_faults(native: Path) -> Iterator[str]:
+    """Includes of Python in the core, a line each."""
+    for path in sorted((native / "core").rglob("*.[ch]pp")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.match(r"\s*#\s*include\s*[<\"](Python\.h|nanobind/|pybind11/)", line):
+                yield f"core/{path.relative_to(native / 'core')}:{number}: the core knows no Python: {line.strip()}"
+
+
+def length_faults(*folders: Path) -> Iterator[str]:
+    """Source files that are too long to find one's way in, a line each."""
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".txt"} and "__pycache__" not in path.parts:
+                lines = len(path.read_text(encoding="utf-8").splitlines())
+                if lines > LONGEST_FILE:
+                    yield f"{path.relative_to(folder.parent)}: {lines} lines, at most {LONGEST_FILE}"
+
+
+def test_imports_follow_the_arrows() -> None:
+    package = ROOT / "src" / "rankwise"
+    rooms = {path.parent.name for path in package.glob("*/*.py")}
+    assert {"contract", "backends", "api", "tools", "testing"} <= rooms, "the rooms are not where this test looks"
+    assert list(python_faults(package)) == []
+
+
+def test_core_knows_no_python() -> None:
+    assert list((ROOT / "native" / "core").rglob("*.cpp")), "the core is not where this test looks"
+    assert list(native_faults(ROOT / "native")) == []
+
+
+def test_files_are_short() -> None:
+    folders = [ROOT / name for name in ("src", "native", "tests", "examples")]
+    assert list(length_faults(*folders)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "fault"),
+    [
+        ("contract/work.py", "import numpy", "standard library only"),
+        ("contract/work.py", "from rankwise.api import group", "against the arrows"),
+        ("contract/work.py", "def f():\n    from ..api.group import Group", "against the arrows"),
+        ("api/group.py", "from rankwise.backends.shm import open", "against the arrows"),
+        ("api/group.py", "from rankwise import _native", "against the arrows"),
+        ("api/group.py", "import rankwise", "against the arrows"),
+        ("api/group.py", "from importlib import import_module\nimport_module('rankwise.backends.shm')", "arrows"),
+        ("backends/shm.py", "from ..api import arrays", "against the arrows"),
+        ("backends/shm.py", "from .. import api", "against the arrows"),
+        ("backends/gloo.py", "import torch.distributed", "when it loads"),
+        ("backends/mpi.py", "try:\n    from mpi4py import MPI\nexcept ImportError:\n    MPI = None", "when it loads"),
+        ("tools/run.py", "import rankwise.frontends.tcl", "against the arrows"),
+        ("overlap/plan.py", "from rankwise.tools import run", "against the arrows"),
+        ("__init__.py", "from rankwise.backends import shm", "against the arrows"),
+        ("helpers.py", "", "belongs to no room"),
+    ],
+)
+def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str, fault: str) -> None:
+    path = tmp_path / "rankwise" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    faults = list(python_faults(tmp_path / "rankwise"))
+    assert len(faults) == 1, faults
+    assert faults[0].startswith(file)
+    assert fault in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("contract/work.py", "import dataclasses\nfrom rankwise.contract.types import DType"),
+        ("api/init.py", "from rankwise.backends import registry\nimport rankwise._native"),
+        ("api/arrays.py", "import numpy\nfrom rankwise.contract import types"),
+        ("backends/shm.py", "from rankwise._native import Comm\nfrom ..contract.types import DType"),
+        ("backends/gloo.py", "def open_group():\n    import torch"),
+        ("backends/gloo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("tools/run.py", "from rankwise.api import launch\nimport rankwise as rw"),
+        ("testing/ranks.py", "from rankwise.backends import threads\nfrom rankwise.api.spawn import spawn"),
+        ("_native.pyi", "from collections.abc import Sequence"),
+    ],
+)
+def test_an_allowed_import_passes(tmp_path: Path, file: str, code: str) -> None:
+    path = tmp_path / "rankwise" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    assert list(python_faults(tmp_path / "rankwise")) == []
+
+
+@pytest.mark.parametrize("include", ["#include <Python.h>", '# include "nanobind/nanobind.h"'])
+def test_python_in_the_core_is_found(tmp_path: Path, include: str) -> None:
+    path = tmp_path / "core" / "collectives" / "all_reduce.cpp"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#include <atomic>\n{include}\n")
+    assert len(list(native_faults(tmp_path))) == 1
+
+
+def test_a_long_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("x = 1\n" * LONGEST_FILE)
+    (tmp_path / "long.cpp").write_text("// x\n" * (LONGEST_FILE + 1))
+    assert [line.split(":")[0] for line in length_faults(tmp_path)] == [f"{tmp_path.name}/long.cpp"]
