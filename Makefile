@@ -1,0 +1,98 @@
+# The commands of this project; `make help` lists them.
+#
+# demo, lint and test work in a private environment of their own, $(ENV), with rankwise installed as
+# users install it. dev gives another, $(DEV), with rankwise installed in place.
+
+PYTHON ?= python3
+ENV ?= build/env
+DEV ?= .venv
+TORCH := torch==2.13.0
+TEST_ARGS ?=
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+
+PIP := -m pip install --quiet --disable-pip-version-check
+SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -path 'native/tests/*') \
+           CMakeLists.txt pyproject.toml README.md LICENSE
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-python test-native lint format dev clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- users ----
+
+demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
+	@echo "== Training on 2 ranks: rankwise run -n 2 examples/digits.py"
+	@$(ENV)/bin/rankwise run -n 2 examples/digits.py
+	@echo
+	@echo "Each rank worked out the gradient of half of every batch; all_reduce added the halves up."
+	@echo "The pictures are out/loss.png and out/confusion.png. What to try next:"
+	@echo "  . $(ENV)/bin/activate"
+	@echo "  rankwise run -n 4 examples/digits.py          any number of ranks, the same losses"
+	@echo "  python examples/digits.py --help              the settings; alone it is one rank"
+	@echo "  README.md                                     a ten-line program of your own"
+
+# ---- tests ----
+
+test: test-native test-python ## install what the tests need, run the tests of the core and of the package
+
+test-python: $(ENV)/.test ## the Python tests only; TEST_ARGS="-k name" picks some
+	$(ENV)/bin/python -m pytest $(TEST_ARGS)
+
+test-native: $(ENV)/.native ## the tests of the C++ core: plain, ThreadSanitizer, AddressSanitizer
+	$(call native_tests,build/native,)
+	$(call native_tests,build/tsan,thread)
+	$(call native_tests,build/asan,address)
+
+# $(call native_tests,FOLDER,SANITIZER)
+define native_tests
+	PATH="$(CURDIR)/$(ENV)/bin:$$PATH" cmake -S . -B $(1) -G Ninja -DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF -DRANKWISE_SANITIZE=$(2) >/dev/null
+	$(ENV)/bin/cmake --build $(1) -j $(JOBS)
+	$(ENV)/bin/ctest --test-dir $(1) --output-on-failure --timeout 300 --no-tests=error
+endef
+
+lint: $(ENV)/.test ## ruff and mypy --strict, as CI runs them
+	$(ENV)/bin/ruff check .
+	$(ENV)/bin/ruff format --check .
+	$(ENV)/bin/mypy --strict
+
+# ---- development ----
+
+dev: ## rankwise installed in place in .venv; run it again after a change in native/
+	$(call new_environment,$(DEV))
+	$(DEV)/bin/python $(PIP) "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja $(TORCH)
+	$(DEV)/bin/python $(PIP) --no-build-isolation --editable ".[examples,test]"
+
+format: $(ENV)/.test ## let ruff lay out and mend the Python files
+	$(ENV)/bin/ruff check --fix .
+	$(ENV)/bin/ruff format .
+
+clean: ## remove what was built (build/, caches, pictures), but not .venv
+	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- the environment; a stamp file in it says what it holds ----
+
+define new_environment
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "rankwise needs Python 3.10 or later, and this is " + sys.version.split()[0] + "; say make PYTHON=python3.12, for example")'
+	@test -x $(1)/bin/python || { echo "== A private environment in $(1)"; $(PYTHON) -m venv $(1); }
+endef
+
+$(ENV)/.made:
+	$(call new_environment,$(ENV))
+	@touch $@
+
+$(ENV)/.demo: $(ENV)/.made $(SOURCES)
+	@echo "== Building rankwise and installing it with what the example needs in $(ENV)"
+	@$(ENV)/bin/python $(PIP) ".[examples]"
+	@touch $@
+
+$(ENV)/.test: $(ENV)/.made $(SOURCES)
+	@echo "== Building rankwise and installing it with what the tests need in $(ENV)"
+	@$(ENV)/bin/python $(PIP) ".[examples,test]" $(TORCH)
+	@touch $(ENV)/.demo $@
+
+$(ENV)/.native: $(ENV)/.made
+	@$(ENV)/bin/python $(PIP) cmake ninja
+	@touch $@

@@ -1,0 +1,114 @@
+"""The digits example: the same result with any number of ranks, pictures, clear refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
+ALONE = [sys.executable]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+pytest.importorskip("tqdm")
+
+
+def on_ranks(n: int) -> list[str]:
+    return [sys.executable, "-m", "rankwise.tools.cli", "run", "-n", str(n)]
+
+
+def digits(start: list[str], folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    command = [*start, str(SCRIPT), "--out", str(folder), *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ)
+
+
+def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+def test_ranks_do_what_one_rank_does(tmp_path: Path, n: int) -> None:
+    options = ("--epochs", 8)
+    one = lines_of(digits(ALONE, tmp_path / "one", *options))
+    several = lines_of(digits(on_ranks(n), tmp_path / "several", *options))
+    assert f"{n} ranks" in several[0]
+    difference = re.fullmatch(r"matches the one-rank run: largest loss difference (\S+), .*", several[1])
+    assert difference is not None, several
+    assert float(difference[1]) < 1e-6
+    assert several[2] == one[1]  # first and last loss
+    assert several[-1] == one[-1]  # accuracy
+    accuracy = re.fullmatch(r"test accuracy (\S+) % \(\d+ of 360\)", several[-1])
+    assert accuracy is not None, several
+    assert float(accuracy[1]) > 95
+    for folder in ("one", "several"):
+        for name in ("loss.png", "confusion.png"):
+            assert (tmp_path / folder / name).read_bytes().startswith(PNG)
+
+
+def test_batches_smaller_than_the_world(tmp_path: Path) -> None:
+    lines = lines_of(digits(on_ranks(4), tmp_path, "--epochs", 1, "--batch", 3, "--hidden", 16, "--lr", 0.02))
+    assert lines[1].startswith("matches the one-rank run")
+
+
+def test_the_progress_bar_is_rank_0s_alone(tmp_path: Path) -> None:
+    done = digits(on_ranks(3), tmp_path, "--epochs", 2)
+    assert lines_of(done)
+    assert "training" in done.stderr
+    assert "2/2" in done.stderr
+    assert done.stderr.count("2/2") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [(("--batch", 0), "--batch"), (("--epochs", "many"), "--epochs"), (("--hiden", 3), "--hiden")]
+)
+def test_bad_options_are_refused(tmp_path: Path, options: tuple[object, ...], named: str) -> None:
+    done = digits(ALONE, tmp_path / "out", *options)
+    assert done.returncode == 2
+    assert named in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("digits", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_check_finds_a_difference(script: ModuleType) -> None:
+    losses, predicted = np.array([2.3, 0.5]), np.array([1, 7])
+    assert "largest loss difference 0.0e+00" in script.check_against_one_rank(losses, predicted, losses, predicted)
+    with pytest.raises(AssertionError):
+        script.check_against_one_rank(losses * [1, 1 + 1e-5], predicted, losses, predicted)
+    with pytest.raises(AssertionError):
+        script.check_against_one_rank(losses, np.array([1, 8]), losses, predicted)
+
+
+def test_the_gradient_is_the_slope_of_the_loss(script: ModuleType) -> None:
+    rng = np.random.default_rng(3)
+    network = script.Network(hidden=5)
+    network.randomise(rng)
+    images, labels = rng.random((4, script.PIXELS)), rng.integers(0, script.CLASSES, 4)
+    gradient, unused = np.empty_like(network.flat), np.empty_like(network.flat)
+    network.loss_and_gradient(images, labels, gradient)
+    for place in rng.choice(network.flat.size, 40, replace=False):
+        start, step = network.flat[place], 1e-6
+        network.flat[place] = start + step
+        above = network.loss_and_gradient(images, labels, unused)
+        network.flat[place] = start - step
+        below = network.loss_and_gradient(images, labels, unused)
+        network.flat[place] = start
+        np.testing.assert_allclose(gradient[place], (above - below) / (2 * step), rtol=1e-5, atol=1e-8)

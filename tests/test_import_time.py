@@ -1,0 +1,77 @@
+"""Importing rankwise is quick and brings in nothing that the program did not ask for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"cloudpickle", "cuda", "cupy", "jax", "matplotlib", "ml_dtypes", "mpi4py", "nccl", "sklearn", "torch"}
+    "cloudpickle",
+    "cuda",
+    "cupy",
+    "jax",
+    "matplotlib",
+    "ml_dtypes",
+    "mpi4py",
+    "nccl",
+    "sklearn",
+    "tkinter",
+    "torch",
+}
+MOST = 0.100  # seconds that rankwise, with every public name loaded, may add to NumPy's import
+RUNS = 7  # the best of these counts: the machine may be busy with other things
+
+EVERY_NAME = "import rankwise; [getattr(rankwise, name) for name in rankwise.__all__]"
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints for `code`."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after `code`."""
+    return set(python(f"{code}\nimport sys; print(*{{name.split('.')[0] for name in sys.modules}})").split())
+
+
+def test_import_is_quick() -> None:
+    code = f"""
+import time, numpy
+start = time.perf_counter()
+{EVERY_NAME}
+print(time.perf_counter() - start)
+"""
+    best = min(float(python(code)) for _ in range(RUNS))
+    assert best < MOST
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        EVERY_NAME,
+        "import numpy, rankwise; rankwise.init().all_reduce(numpy.ones(3))",
+        "import rankwise.tools.cli, rankwise.testing",
+    ],
+)
+def test_nothing_heavy_is_imported(code: str) -> None:
+    assert loaded_by(code) & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import rankwise",
+        "import rankwise.contract.communicator",
+        "import rankwise.tools.cli",
+        "import rankwise.tools.run",
+    ],
+)
+def test_the_launcher_and_the_contract_do_without_numpy(code: str) -> None:
+    assert "numpy" not in loaded_by(code)
+
+
+def test_an_import_is_seen() -> None:
+    assert "numpy" in loaded_by("import numpy")
