@@ -8,18 +8,6 @@ import sys
 import pytest
 
 HEAVY = {"cloudpickle", "cuda", "cupy", "jax", "matplotlib", "ml_dtypes", "mpi4py", "nccl", "sklearn", "torch"}
-    "cloudpickle",
-    "cuda",
-    "cupy",
-    "jax",
-    "matplotlib",
-    "ml_dtypes",
-    "mpi4py",
-    "nccl",
-    "sklearn",
-    "tkinter",
-    "torch",
-}
 MOST = 0.100  # seconds that rankwise, with every public name loaded, may add to NumPy's import
 RUNS = 7  # the best of these counts: the machine may be busy with other things
 
