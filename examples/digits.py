@@ -76,12 +76,14 @@ class Network:
 
     def predict(self, images: Floats) -> Integers:
         """The likeliest digit of each image."""
-        return self.scores(images)[1].argmax(axis=1)
+        likeliest: Integers = self.scores(images)[1].argmax(axis=1)
+        return likeliest
 
 
 def my_part(rows: NDArray[Any], group: rw.Group) -> NDArray[Any]:
     """This rank's share of some rows: as even as can be, perhaps none."""
-    return np.array_split(rows, group.world_size)[group.rank]
+    mine: NDArray[Any] = np.array_split(rows, group.world_size)[group.rank]
+    return mine
 
 
 def load_digits(seed: int) -> tuple[Floats, Integers, Floats, Integers]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -55,6 +56,8 @@ def nothing_left_behind() -> Iterator[None]:
     """After a test file there are no processes and no shared-memory files that it did not find."""
     files, processes = shared_memory_files(), started_processes()
     yield
+    if "rankwise.testing" in sys.modules:
+        sys.modules["rankwise.testing"].close_pools()  # run_ranks keeps its rank processes for the next call
     end = time.monotonic() + GRACE
     while True:
         new_files = shared_memory_files() - files
