@@ -103,9 +103,7 @@ class EngineCommunicator(Communicator):
     def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
         self._comm.scatter_v(send_ptr, recv_ptr, counts, dtype, root)
 
-    def reduce_scatter_v(
-        self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp
-    ) -> None:
+    def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
         self._comm.reduce_scatter_v(send_ptr, recv_ptr, counts, dtype, op)
 
     def all_to_all_v(

@@ -1,7 +1,7 @@
 """threads: the ranks are threads of one process, over one segment. For tests and for trying things out.
 
-    segment = Segment.create(n)                  # once
-    comm = connect(segment, rank, timeout)       # in each of n threads
+segment = Segment.create(n)                  # once
+comm = connect(segment, rank, timeout)       # in each of n threads
 """
 
 from __future__ import annotations

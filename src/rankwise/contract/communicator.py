@@ -61,6 +61,7 @@ class Communicator(ABC):
         """Seconds that an operation may wait for the other ranks; may be set."""
 
     @timeout.setter
+    @abstractmethod
     def timeout(self, seconds: float) -> None: ...
 
     @abstractmethod
@@ -112,9 +113,7 @@ class Communicator(ABC):
         """scatter where rank i receives counts[i] elements. The ranks agree on `counts`."""
 
     @abstractmethod
-    def reduce_scatter_v(
-        self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp
-    ) -> None:
+    def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
         """reduce_scatter where rank i receives counts[i] elements. The ranks agree on `counts`."""
 
     @abstractmethod

@@ -27,9 +27,7 @@ class PeerLostError(RankwiseError):
     operation: what this rank was doing; sequence: the number of that operation in its group.
     """
 
-    def __init__(
-        self, message: str, *, rank: int = -1, how: str = "", operation: str = "", sequence: int = -1
-    ) -> None:
+    def __init__(self, message: str, *, rank: int = -1, how: str = "", operation: str = "", sequence: int = -1) -> None:
         super().__init__(message)
         self.rank = rank
         self.how = how

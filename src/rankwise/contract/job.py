@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Job:
     local_world_size: int | None = 1
     launcher: str = ""
     id: str = ""
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     segment_fd: int | None = None
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Settings:
     RANKWISE_WORLD_SIZE     how many ranks the job has, set by the launcher
     RANKWISE_SEGMENT_FD     descriptor of the job's shared memory, inherited from the launcher
     RANKWISE_LAUNCHER_PID   the launcher's pid; a rank ends when its launcher does
+    RANKWISE_SECRET         a text known to this job's ranks alone; ranks that meet by a socket prove it to each other
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
     """
@@ -22,6 +23,7 @@ class Settings:
     world_size: int | None = None
     segment_fd: int | None = None
     launcher_pid: int | None = None
+    secret: bytes = field(default=b"", repr=False)
     backend: str | None = None
     timeout: float = 300.0
 
@@ -33,6 +35,7 @@ class Settings:
             world_size=_integer("RANKWISE_WORLD_SIZE"),
             segment_fd=_integer("RANKWISE_SEGMENT_FD"),
             launcher_pid=_integer("RANKWISE_LAUNCHER_PID"),
+            secret=os.environb.get(b"RANKWISE_SECRET", b""),
             backend=os.environ.get("RANKWISE_BACKEND") or None,
             timeout=_seconds("RANKWISE_TIMEOUT", 300.0),
         )

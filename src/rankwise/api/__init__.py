@@ -1,0 +1,1 @@
+"""The array level: operations on arrays over any communicator."""

@@ -1,0 +1,297 @@
+"""From whatever the caller holds to checked memory: any array, buffer or number becomes a Buffer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rankwise._native import describe
+from rankwise.api import dtypes
+from rankwise.api.dtypes import DTYPES
+from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.types import DType
+
+Shape = tuple[int, ...]
+Restore = Callable[[Any], Any]
+
+
+class Kind:
+    """What new arrays are made as. This one makes NumPy arrays; other kinds of array have their own."""
+
+    def empty(self, shape: Shape, dtype: DType) -> Buffer:
+        """Memory for a result, not initialised; its `finish()` is the result as an array of this kind."""
+        return target(np.empty(shape, dtypes.to_numpy(dtype)))
+
+
+class _NamespaceKind(Kind):
+    """Results for immutable arrays: made in NumPy, handed back through the array's own library."""
+
+    def __init__(self, x: Any) -> None:
+        self.give: Restore = x.__array_namespace__().asarray
+
+    def empty(self, shape: Shape, dtype: DType) -> Buffer:
+        buffer = super().empty(shape, dtype)
+        buffer._restore = self.give
+        return buffer
+
+
+class Buffer:
+    """Memory that a communicator can work on: contiguous, in this machine's byte order, of a known type.
+
+    ptr, count, dtype, shape  what a communicator needs to know
+    array                     owns the memory: the caller's array itself, a view of it, or a packed copy
+    kind                      makes results of the caller's kind
+    """
+
+    __slots__ = ("_given", "_restore", "array", "count", "dtype", "kind", "ptr", "shape")
+
+    def __init__(
+        self,
+        ptr: int,
+        count: int,
+        dtype: DType,
+        shape: Shape,
+        array: Any,
+        kind: Kind,
+        given: Any,
+        restore: Restore | None = None,
+    ) -> None:
+        self.ptr = ptr
+        self.count = count
+        self.dtype = dtype
+        self.shape = shape
+        self.array = array
+        self.kind = kind
+        self._given = given
+        self._restore = restore
+
+    def finish(self) -> Any:
+        """What an operation that wrote this memory gives back: what the caller passed, now holding the result.
+
+        A packed copy is put back into the caller's array first; a number gives a new number, an
+        immutable array a new array.
+        """
+        return self._given if self._restore is None else self._restore(self.array)
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    def overlaps(self, other: Buffer) -> bool:
+        """Whether the two share a byte."""
+        return (
+            self.ptr < other.ptr + other.nbytes
+            and other.ptr < self.ptr + self.nbytes
+            and self.count > 0
+            and other.count > 0
+        )
+
+
+def source(x: Any, name: str = "x") -> Buffer:
+    """`x` to be read. Memory that is not contiguous is packed into a copy.
+
+    TypeError where `x` is no array, buffer or number, or of a type that does not travel;
+    UnsupportedError where it is in device memory.
+    """
+    found = describe(x)
+    if found is not None and found[4]:
+        return Buffer(found[0], found[1], DTYPES[found[2]], found[3], x, NUMPY, x)
+    return _convert(x, name, write=False)
+
+
+def target(x: Any, name: str = "x") -> Buffer:
+    """`x` to be read and written in place; `finish()` gives what the operation returns.
+
+    Raises as `source` does, and ValueError where `x` is read-only.
+    """
+    found = describe(x)
+    if found is not None and found[4] and found[5]:
+        return Buffer(found[0], found[1], DTYPES[found[2]], found[3], x, NUMPY, x)
+    return _convert(x, name, write=True)
+
+
+def result(out: Any, shape: Shape, like: Buffer) -> Buffer:
+    """Memory for an operation's result: `out` where it is given, else a new array of the kind and type of `like`.
+
+    ValueError or TypeError where `out` is not a writable array of that shape and type, or
+    overlaps `like`.
+    """
+    if out is None:
+        return like.kind.empty(shape, like.dtype)
+    return check_result(out, shape, like)
+
+
+def check_result(out: Any, shape: Shape, like: Buffer) -> Buffer:
+    """`out` as memory for a result of `shape`, of the type of `like`, which is read meanwhile."""
+    buffer = writable(out)
+    if buffer.dtype is not like.dtype:
+        raise ValueError(f"out: expected dtype {dtypes.name(like.dtype)}, got {dtypes.name(buffer.dtype)}")
+    if buffer.shape != shape:
+        raise ValueError(f"out: expected shape {shape}, got {buffer.shape}")
+    if buffer.overlaps(like):
+        raise ValueError("out: expected memory of its own, but it overlaps x")
+    return buffer
+
+
+def check_rows(out: Any, like: Buffer) -> None:
+    """Check what can be known of `out` before the length of the result's axis 0 is."""
+    buffer = writable(out)
+    check_result(out, (*buffer.shape[:1], *like.shape[1:]), like)
+
+
+def writable(out: Any) -> Buffer:
+    """`out` as memory to write to, whatever its shape and type."""
+    buffer = target(out, "out")
+    if buffer._given is not out:
+        raise TypeError(f"out: expected a writable array, got an immutable {type(out).__name__}")
+    return buffer
+
+
+def receiver(x: Any, dtype: Any) -> Buffer:
+    """Memory for a message: the array `x`, or a new one where `x` is a shape; `dtype` None means float64 then."""
+    if not isinstance(x, (tuple, list, int, np.integer)):
+        buffer = target(x)
+        if dtype is not None and _dtype_argument(dtype)[0] is not buffer.dtype:
+            raise ValueError(f"dtype={dtype!r}: expected that of x, {dtypes.name(buffer.dtype)}, or None")
+        return buffer
+    shape = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    for length in shape:
+        if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0:
+            raise ValueError(f"x={x!r}: expected an array, or a shape of ints >= 0")
+    wanted, kind = (DType.F64, NUMPY) if dtype is None else _dtype_argument(dtype)
+    return kind.empty(shape, wanted)
+
+
+def _dtype_argument(dtype: Any) -> tuple[DType, Kind]:
+    """The type, and the kind of array that this way to write it asks for."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        from rankwise.api import torch_arrays
+
+        return torch_arrays.dtype_of(dtype), torch_arrays.TORCH
+    return dtypes.parse(dtype), NUMPY
+
+
+def scratch(shape: Shape, dtype: DType) -> Buffer:
+    """Memory of the right size whose content nobody will look at."""
+    count = prod(shape)
+    array = np.empty(count * dtype.itemsize, np.uint8)
+    return Buffer(array.ctypes.data, count, dtype, shape, array, NUMPY, array)
+
+
+NUMPY = Kind()
+
+
+def _convert(x: Any, name: str, write: bool) -> Buffer:
+    """source and target for everything but contiguous NumPy arrays."""
+    if isinstance(x, np.ndarray):
+        return _from_view(x, x, name, write)
+    if isinstance(x, (int, float, complex, np.generic)):
+        return _from_number(x, name)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        from rankwise.api import torch_arrays
+
+        return torch_arrays.convert(x, name)
+    if hasattr(x, "__cuda_array_interface__"):
+        raise device_memory(name, type(x).__name__)
+    if hasattr(x, "__array_interface__"):
+        return _from_view(x, np.asarray(x), name, write)
+    if hasattr(x, "__dlpack__"):
+        return _from_dlpack(x, name, write)
+    try:
+        view = memoryview(x)
+    except TypeError:
+        raise TypeError(f"{name}: expected an array, a buffer or a number, got {type(x).__name__}") from None
+    try:
+        array = np.asarray(view)
+    except ValueError as error:
+        raise TypeError(f"{name}: expected a buffer of numbers, got format {view.format!r}") from error
+    return _from_view(x, array, name, write)
+
+
+def _from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool) -> Buffer:
+    """`view` is a NumPy view of what the caller gave. Packs it where it is not plain memory."""
+    if isinstance(view, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask apart")
+    dtype = _dtype_of(view, name)
+    if write and not view.flags.writeable:
+        raise ValueError(f"{name}: expected a writable array, got a read-only one ({type(given).__name__})")
+    flags = view.flags
+    plain = flags.c_contiguous and flags.aligned and view.dtype.isnative
+    array = view if plain else _pack(view)
+
+    def put_back(packed: np.ndarray[Any, Any]) -> Any:
+        view[...] = packed
+        return given
+
+    return Buffer(array.ctypes.data, array.size, dtype, array.shape, array, NUMPY, given, None if plain else put_back)
+
+
+def _from_number(x: Any, name: str) -> Buffer:
+    if isinstance(x, np.generic):
+        array = _pack(np.asarray(x))
+        restore: Restore = _scalar
+    else:
+        code = "?" if isinstance(x, bool) else "i8" if isinstance(x, int) else "f8" if isinstance(x, float) else "c16"
+        try:
+            array = np.array(x, code)
+        except OverflowError:
+            raise ValueError(f"{name}={x}: expected an integer of at most 64 bits") from None
+        restore = np.ndarray.item
+    return Buffer(array.ctypes.data, 1, _dtype_of(array, name), (), array, NUMPY, None, restore)
+
+
+def _scalar(array: np.ndarray[Any, Any]) -> Any:
+    return array[()]
+
+
+def _from_dlpack(x: Any, name: str, write: bool) -> Buffer:
+    """Writable memory is used in place; a read-only producer (JAX) gives new arrays of its own library."""
+    if x.__dlpack_device__()[0] != _DLPACK_CPU:
+        raise device_memory(name, type(x).__name__)
+    try:
+        view = np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError) as error:
+        # DLPack in NumPy knows no bfloat16; such libraries then offer a read-only copy or view.
+        if not hasattr(x, "__array__"):
+            raise TypeError(f"{name}: NumPy cannot read this {type(x).__name__} by DLPack: {error}") from error
+        view = np.asarray(x)
+        view.flags.writeable = False
+    if view.flags.writeable:
+        return _from_view(x, view, name, write)
+    dtype = _dtype_of(view, name)
+    array = _pack(view)
+    if hasattr(x, "__array_namespace__"):
+        kind = _NamespaceKind(x)
+        return Buffer(array.ctypes.data, array.size, dtype, array.shape, array, kind, None, kind.give)
+    return Buffer(array.ctypes.data, array.size, dtype, array.shape, array, NUMPY, None, _same)
+
+
+def _same(array: Any) -> Any:
+    return array
+
+
+def _pack(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A contiguous copy of its own, in native byte order."""
+    return np.array(view, view.dtype.newbyteorder("="), order="C", copy=True, subok=False)
+
+
+def _dtype_of(array: np.ndarray[Any, Any], name: str) -> DType:
+    found = dtypes.from_numpy(array.dtype)
+    if found is None:
+        raise TypeError(f"{name}: arrays of dtype {array.dtype} do not travel; expected {dtypes.EXPECTED}")
+    return found
+
+
+def device_memory(name: str, kind: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name} in device memory ({kind})", "host-memory", "it works on host memory", "copy it to the host first"
+    )
+
+
+_DLPACK_CPU = 1

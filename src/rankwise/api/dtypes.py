@@ -1,0 +1,83 @@
+"""DType and NumPy's dtypes, each way."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from rankwise.contract.types import DType
+
+# By kind and size, so that platform aliases (long, long long) are the same type.
+_FROM_NUMPY = {
+    "f8": DType.F64,
+    "f4": DType.F32,
+    "f2": DType.F16,
+    "i8": DType.I64,
+    "i4": DType.I32,
+    "i2": DType.I16,
+    "i1": DType.I8,
+    "u8": DType.U64,
+    "u4": DType.U32,
+    "u2": DType.U16,
+    "u1": DType.U8,
+    "b1": DType.BOOL,
+    "c8": DType.C64,
+    "c16": DType.C128,
+}
+_FROM_ML_DTYPES = {"bfloat16": DType.BF16, "float8_e4m3fn": DType.FP8E4M3, "float8_e5m2": DType.FP8E5M2}
+_TO_NUMPY = {dtype: np.dtype(code) for code, dtype in _FROM_NUMPY.items()}
+_TO_ML_DTYPES = {dtype: name for name, dtype in _FROM_ML_DTYPES.items()}
+
+DTYPES = tuple(DType)
+"""DTYPES[number] is the DType of that number."""
+
+
+def from_numpy(dtype: np.dtype[Any]) -> DType | None:
+    """The DType of a NumPy dtype of any byte order, or None where there is none (object, str, ...)."""
+    if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
+        return _FROM_ML_DTYPES.get(dtype.name)
+    return _FROM_NUMPY.get(f"{dtype.kind}{dtype.itemsize}")
+
+
+def to_numpy(dtype: DType) -> np.dtype[Any]:
+    """The NumPy dtype of a DType. bfloat16 and the 8-bit floats need the package ml_dtypes: ImportError without."""
+    found = _TO_NUMPY.get(dtype)
+    return _ml_dtype(_TO_ML_DTYPES[dtype]) if found is None else found
+
+
+@cache
+def _ml_dtype(name: str) -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"NumPy arrays of {name} need the package ml_dtypes; pip install ml_dtypes") from error
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def parse(given: object) -> DType:
+    """The DType that a `dtype` argument means: a DType, "float32", "bfloat16", np.float32, a NumPy dtype.
+
+    TypeError where it is none of the types that travel between ranks.
+    """
+    if isinstance(given, DType):
+        return given
+    if isinstance(given, str) and given in _FROM_ML_DTYPES:
+        return _FROM_ML_DTYPES[given]
+    try:
+        found = from_numpy(np.dtype(given))  # type: ignore[call-overload]
+    except TypeError:
+        found = None
+    if found is None:
+        raise TypeError(f"dtype={given!r}: expected {EXPECTED}")
+    return found
+
+
+def name(dtype: DType) -> str:
+    """NumPy's name of a DType, for messages."""
+    return _TO_ML_DTYPES.get(dtype) or _TO_NUMPY[dtype].name
+
+
+EXPECTED = "bool, an integer, float or complex type of at most 64 bits a part, bfloat16, float8_e4m3fn or float8_e5m2"

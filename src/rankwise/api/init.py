@@ -1,0 +1,67 @@
+"""The default group: finds this process's rank, opens a backend, and keeps the group of all ranks."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from rankwise.api.group import Group, check_timeout
+from rankwise.api.ranks import find_job
+from rankwise.backends import registry
+from rankwise.contract.errors import ClosedError, UnsupportedError
+from rankwise.contract.job import Job
+from rankwise.contract.settings import Settings
+
+_default: Group | None = None
+_lock = threading.Lock()
+
+
+def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
+    """Meet the other ranks of this job and return the group of them all, which becomes the default group.
+
+    The rank and the number of ranks are those of `rankwise run`, torchrun, mpiexec or Slurm; without
+    any of these the group is this process alone. Called again, it returns the same group until that
+    is closed.
+
+    backend: a name; by default RANKWISE_BACKEND, else what suits the job. timeout: seconds that this
+    and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT, else 300.
+
+    ValueError for an unknown backend, or another one than the default group already has;
+    CollectiveTimeout and PeerLostError where ranks do not come.
+    """
+    global _default
+    if timeout is not None:
+        timeout = check_timeout(timeout)
+    with _lock:
+        if _default is not None and not _default.closed:
+            if backend is not None and backend != _default.backend:
+                raise ValueError(f"backend={backend!r}: the default group already uses {_default.backend!r}")
+            if timeout is not None:
+                _default.timeout = timeout
+            return _default
+        settings = Settings.read()
+        job = find_job(os.environ, settings)
+        name = backend or settings.backend or _suits(job)
+        comm = registry.opener(name)(job, timeout or settings.timeout)
+        _default = Group(comm, backend=name)
+        return _default
+
+
+def default_group() -> Group:
+    """The group that `init` made. ClosedError where it was not called, or the group was closed."""
+    if _default is None:
+        raise ClosedError("rankwise.init() has not been called, so there is no default group")
+    return _default
+
+
+def _suits(job: Job) -> str:
+    if job.world_size == 1 and job.segment_fd is None:
+        return "solo"
+    if job.one_host or job.local_world_size is None:
+        return "shm"
+    raise UnsupportedError(
+        "init",
+        "shm",
+        f"{job.launcher} put {job.local_world_size} of {job.world_size} ranks on this host, the others elsewhere",
+        "run all ranks on one host",
+    )

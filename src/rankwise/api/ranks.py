@@ -1,0 +1,181 @@
+"""Finds this process's rank in what its launcher put into the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rankwise.contract.job import Job
+from rankwise.contract.settings import Settings
+
+Environment = Mapping[str, str]
+
+
+def find_job(environ: Environment, settings: Settings, starter: Callable[[str], str] | None = None) -> Job:
+    """The job of this process: that of the nearest launcher, or of this process alone where there is none.
+
+    Launchers run inside one another (torchrun under Slurm), and the inner one's ranks hold; hence
+    the order. starter: see `starting_process`, which is the default. ValueError names a variable
+    that is missing or is not what it should be.
+    """
+    if settings.rank is not None or settings.world_size is not None:
+        return _rankwise(settings)
+    if "RANK" in environ and "WORLD_SIZE" in environ and ("LOCAL_RANK" in environ or "MASTER_ADDR" in environ):
+        return _torchrun(environ, settings)
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        return _open_mpi(environ, settings)
+    if "PMI_RANK" in environ:
+        return _mpich(environ, settings, starter or starting_process)
+    if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+        return _slurm(environ, settings)
+    return Job()
+
+
+def _rankwise(settings: Settings) -> Job:
+    if settings.rank is None or settings.world_size is None:
+        raise ValueError("RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither, found one")
+    if settings.segment_fd is None:
+        raise ValueError("RANKWISE_SEGMENT_FD is not set; `rankwise run` sets it together with RANKWISE_RANK")
+    size = settings.world_size
+    return _checked(Job(settings.rank, size, settings.rank, size, "rankwise run", segment_fd=settings.segment_fd))
+
+
+def _torchrun(environ: Environment, settings: Settings) -> Job:
+    parts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return _job(
+        environ,
+        settings,
+        launcher="torchrun",
+        rank="RANK",
+        world_size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_world_size="LOCAL_WORLD_SIZE",
+        id=" ".join(environ.get(part, "") for part in parts),
+    )
+
+
+def _open_mpi(environ: Environment, settings: Settings) -> Job:
+    return _job(
+        environ,
+        settings,
+        launcher="mpiexec (Open MPI)",
+        rank="OMPI_COMM_WORLD_RANK",
+        world_size="OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        id=environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", ""),
+    )
+
+
+def _mpich(environ: Environment, settings: Settings, starter: Callable[[str], str]) -> Job:
+    # MPICH's environment names no job. Its ranks on one host have one parent, which is as good.
+    return _job(
+        environ,
+        settings,
+        launcher="mpiexec (MPICH)",
+        rank="PMI_RANK",
+        world_size="PMI_SIZE",
+        local_rank="MPI_LOCALRANKID",
+        local_world_size="MPI_LOCALNRANKS",
+        id=starter("PMI_RANK"),
+    )
+
+
+def _slurm(environ: Environment, settings: Settings) -> Job:
+    """A task of srun. SLURM_STEP_ID tells it from a batch script, which has a SLURM_PROCID as well."""
+    sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    job = _job(
+        environ,
+        settings,
+        launcher="srun (Slurm)",
+        rank="SLURM_PROCID",
+        world_size=next((name for name in sizes if name in environ), sizes[0]),
+        local_rank="SLURM_LOCALID",
+        local_world_size="",
+        id=f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}",
+    )
+    nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES")
+    if nodes is None:
+        return job
+    tasks = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = _optional(environ, "SLURM_NODEID") or 0
+    local = job.world_size if nodes == "1" else tasks[node] if node < len(tasks) else None
+    return Job(job.rank, job.world_size, job.local_rank, local, job.launcher, job.id, job.secret)
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """Slurm writes 2,2,2,1 as "2(x3),1"."""
+    counts: list[int] = []
+    for part in text.split(",") if text else []:
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    return counts
+
+
+def _job(
+    environ: Environment,
+    settings: Settings,
+    *,
+    launcher: str,
+    rank: str,
+    world_size: str,
+    local_rank: str,
+    local_world_size: str,
+    id: str,
+) -> Job:
+    """A Job from the variables of these names; the local ones may be absent."""
+    numbers = {name: _optional(environ, name) for name in (rank, world_size)}
+    for name, number in numbers.items():
+        if number is None:
+            raise ValueError(f"environment variable {name} is not set, and this process runs under {launcher}")
+    return _checked(
+        Job(
+            numbers[rank] or 0,
+            numbers[world_size] or 0,
+            _optional(environ, local_rank),
+            _optional(environ, local_world_size),
+            launcher,
+            f"{launcher} {id}",
+            settings.secret,
+        )
+    )
+
+
+def _checked(job: Job) -> Job:
+    if not 0 <= job.rank < job.world_size:
+        raise ValueError(f"{job.launcher} gave rank {job.rank} of {job.world_size}: expected 0 <= rank < world size")
+    return job
+
+
+def _optional(environ: Environment, name: str) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"environment variable {name}={text!r}: expected an integer") from None
+
+
+def starting_process(variable: str) -> str:
+    """What started this process's rank: its nearest ancestor without `variable`, told by pid and start time.
+
+    "" where /proc does not show it.
+    """
+    pid = os.getpid()
+    key = variable.encode() + b"="
+    try:
+        while any(entry.startswith(key) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+            pid = int(_stat(pid)[_PARENT])
+        return f"{pid} {_stat(pid)[_START_TIME]}"
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the command, which is in parentheses and may contain anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+_PARENT, _START_TIME = 1, 19
