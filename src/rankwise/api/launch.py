@@ -1,0 +1,377 @@
+"""Starting the ranks of a job on this host and watching them to their end.
+
+Words: a rank's *group* is its process group, with all that the rank started. The *keeper* is a
+shell that does nothing but wait for this process to die; should that happen before the job's end,
+however it happens, it kills the groups. This file imports no NumPy: the launcher starts fast.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rankwise import _native
+from rankwise.api.relay import Relay, Stream
+
+GRACE = 1.0  # seconds that ranks have to end by themselves, and again between SIGTERM and SIGKILL
+QUIET = 0.1  # seconds without output after which an incomplete line is shown on a terminal
+PIECE = 1 << 16  # bytes read from a pipe at once
+PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
+
+# Reads process ids, a line each, until its input ends; that happens when the launcher is no more.
+_KEEPER = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: its affinity, and the quota of its cgroup."""
+    cores = len(os.sched_getaffinity(0))
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            cores = min(cores, -(-int(limit) // int(period)))
+    return max(1, cores)
+
+
+@dataclass(eq=False)
+class Rank:
+    """One rank's process, and once it has ended, how and where.
+
+    returncode: exit status, or minus the signal; None while it runs. operation, sequence: what it
+    was in or did last, empty if it never joined the others; inside: whether it was inside it.
+    """
+
+    number: int
+    process: subprocess.Popen[bytes]
+    pidfd: int = -1
+    returncode: int | None = None
+    operation: str = ""
+    sequence: int = 0
+    inside: bool = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def how(self) -> str:
+        """'was killed by SIGKILL', 'exited with status 3', or 'runs'."""
+        if self.returncode is None:
+            return "runs"
+        if self.returncode >= 0:
+            return f"exited with status {self.returncode}"
+        return f"was killed by {signal_name(-self.returncode)}"
+
+    @property
+    def where(self) -> str:
+        """' in all_reduce #17', ' after barrier #3', or '' for a rank that never joined."""
+        if not self.operation:
+            return ""
+        return f" {'in' if self.inside else 'after'} {self.operation} #{self.sequence}"
+
+    def note_end(self) -> None:
+        """Take down how the process ended. It is not reaped yet: so long its pid, and its group's, are its own."""
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        self.returncode = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        os.close(self.pidfd)
+
+    def signal_group(self, signum: int) -> bool:
+        """Send a signal to all of the rank's group; 0 sends none. False where nobody is left."""
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"  # one of the unnamed real-time signals
+
+
+class Job:
+    """The n ranks of one job: n processes of one command.
+
+    `with Job(...) as job:` starts them, and at its end nothing of them runs any more. In between,
+    `wait` passes on their output and watches them. When one fails, the others are told, have a
+    moment to say what they have to say, and are ended.
+
+    argv: the command; every rank runs the same. stdin: whether rank 0 inherits it. pass_fds:
+    descriptors that the ranks inherit, under the same numbers. backend, timeout: what the ranks
+    take as RANKWISE_BACKEND and RANKWISE_TIMEOUT, where given.
+
+    Raises ValueError for n below 1, an unknown backend, a timeout that is no time; MemoryError
+    when there is no room for the shared memory; OSError when a process cannot be started.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        n: int,
+        relay: Relay,
+        *,
+        stdin: bool = False,
+        pass_fds: Sequence[int] = (),
+        backend: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if n < 1:
+            raise ValueError(f"n={n}: expected a number of ranks of at least 1")
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise ValueError(f"timeout={timeout:g}: expected a number of seconds above 0")
+        if backend is not None:
+            from rankwise.backends import registry
+
+            if backend not in registry.names():
+                raise ValueError(f"backend={backend!r}: expected one of {', '.join(registry.names())}")
+        self.ranks: list[Rank] = []
+        self.failures: list[Rank] = []
+        """Ranks that failed before any was being ended, in that order."""
+        self.survivors = 0
+        """How many ranks still ran at the first failure, or when `interrupt` was called."""
+        self.interrupted: int | None = None
+        """The signal given to `interrupt`."""
+        self._argv = list(argv)
+        self._n = n
+        self._relay = relay
+        self._stdin = stdin
+        self._pass_fds = tuple(pass_fds)
+        self._backend = backend
+        self._timeout = timeout
+        self._selector = selectors.DefaultSelector()
+        self._pipes: dict[int, Stream] = {}
+        self._plan: list[tuple[float, int]] = []  # signals to send, each with its time
+        self._ending = False  # the first of them has been sent
+        self._over = False  # nothing of the ranks runs any more
+        self._wake_reader, self.wake_writer = os.pipe()
+        """A byte written to `wake_writer` ends the present sleep of `wait` (signal.set_wakeup_fd)."""
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Job:
+        try:
+            self._start()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first failure, 128 + signal for a signal; 0 where all went well."""
+        if self.interrupted is not None:
+            return 128 + self.interrupted
+        if not self.failures:
+            return 0
+        code = self.failures[0].returncode
+        assert code is not None
+        return code if code > 0 else 128 - code
+
+    def wait(self) -> None:
+        """Return when every rank has ended, and all they started, and their output is passed on."""
+        while self._running():
+            self._turn(None)
+        if self._leftovers():
+            now = time.monotonic()
+            self._plan = [(now, signal.SIGTERM), (now + GRACE, signal.SIGKILL)]
+            while self._leftovers() and time.monotonic() < now + 2 * GRACE:
+                self._turn(0.01)
+        self._over = True
+        for fd in list(self._pipes):
+            for _ in range(PIPE_LIMIT // PIECE):
+                if not self._read(fd):
+                    break
+            if fd in self._pipes:  # held open by a process that left its group
+                self._end_pipe(fd)
+
+    def interrupt(self, signum: int) -> None:
+        """Pass a signal on to the ranks; those that it does not end are ended a moment later.
+
+        May be called from a signal handler.
+        """
+        if self.interrupted is None:
+            self.interrupted = signum
+            self.survivors = self._running()
+            self._end_after_grace()
+        self._signal_all(signum)
+
+    def kill(self) -> None:
+        """Kill every rank and all they started. May be called from a signal handler."""
+        self._signal_all(signal.SIGKILL)
+
+    def _start(self) -> None:
+        self._segment = _native.Segment.create(self._n)
+        self._keeper = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,  # a signal to the launcher's group must not end it
+            bufsize=0,
+        )
+        assert self._keeper.stdin is not None
+        self._listen(self._wake_reader, self._woken)
+        for number in range(self._n):
+            if self.interrupted is not None:
+                break
+            process = subprocess.Popen(
+                self._argv,
+                stdin=None if self._stdin and number == 0 else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=self._environment(number),
+                pass_fds=(self._segment.fd, *self._pass_fds),
+                start_new_session=True,  # a group of its own, which cannot be stopped by the terminal
+            )
+            rank = Rank(number, process)
+            self.ranks.append(rank)
+            self._keeper.stdin.write(b"%d\n" % rank.pid)
+            rank.pidfd = os.pidfd_open(rank.pid)
+            self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+            for pipe, stream in zip((process.stdout, process.stderr), self._relay.add(number), strict=True):
+                assert pipe is not None
+                self._pipes[pipe.fileno()] = stream
+                self._listen(pipe.fileno(), self._read)
+
+    def _environment(self, number: int) -> dict[str, str]:
+        env = dict(os.environ)
+        env.update(
+            RANKWISE_RANK=str(number),
+            RANKWISE_WORLD_SIZE=str(self._n),
+            RANKWISE_SEGMENT_FD=str(self._segment.fd),
+            RANKWISE_LAUNCHER_PID=str(os.getpid()),
+            PYTHONUNBUFFERED="1",  # lines come out as they are written
+        )
+        if self._backend is not None:
+            env["RANKWISE_BACKEND"] = self._backend
+        if self._timeout is not None:
+            env["RANKWISE_TIMEOUT"] = repr(self._timeout)
+        # OpenMP, MKL and OpenBLAS all heed it where nothing more special is set.
+        env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self._n)))
+        return env
+
+    def _listen(self, fd: int, ready: Callable[[int], object]) -> None:
+        os.set_blocking(fd, False)
+        self._selector.register(fd, selectors.EVENT_READ, ready)
+
+    def _turn(self, limit: float | None) -> None:
+        """Sleep until something happens or is due, for `limit` seconds at most, and deal with it."""
+        waits = [] if limit is None else [limit]
+        if self._plan:
+            waits.append(max(0.0, self._plan[0][0] - time.monotonic()))
+        if self._relay.hides():
+            waits.append(QUIET)
+        events = self._selector.select(min(waits, default=None))
+        if not events:
+            self._relay.quiet()
+        ended: list[Rank] = []
+        for key, _ in events:
+            if isinstance(key.data, Rank):
+                self._selector.unregister(key.fd)
+                key.data.note_end()
+                ended.append(key.data)
+            else:
+                key.data(key.fd)
+        # Of ranks seen to have ended at once, one killed by a signal is the cause, the others the effect.
+        for rank in sorted(ended, key=lambda rank: rank.returncode is not None and rank.returncode >= 0):
+            self._rank_ended(rank)
+        while self._plan and self._plan[0][0] <= time.monotonic():
+            self._ending = True
+            self._signal_all(self._plan.pop(0)[1])
+
+    def _rank_ended(self, rank: Rank) -> None:
+        assert rank.returncode is not None
+        operation, sequence, pid, inside = self._segment.state(rank.number)
+        if pid:
+            rank.operation, rank.sequence, rank.inside = operation, sequence, inside
+        self._segment.mark_exited(rank.number, rank.returncode)
+        if rank.returncode == 0 or self._ending or self.interrupted is not None:
+            return
+        if not self.failures:
+            self.survivors = self._running()
+            self._end_after_grace()
+        self.failures.append(rank)
+
+    def _running(self) -> int:
+        return sum(rank.returncode is None for rank in self.ranks)
+
+    def _end_after_grace(self) -> None:
+        now = time.monotonic()
+        self._plan = [(now + GRACE, signal.SIGTERM), (now + 2 * GRACE, signal.SIGKILL)]
+
+    def _signal_all(self, signum: int) -> None:
+        for rank in self.ranks:
+            rank.signal_group(signum)
+
+    def _leftovers(self) -> bool:
+        """Whether processes of the ranks' groups live on. Those that ended are reaped, where they are ours."""
+        left = False
+        for rank in self.ranks:
+            rank.process.poll()
+            try:
+                while os.waitid(os.P_PGID, rank.pid, os.WEXITED | os.WNOHANG) is not None:
+                    pass
+            except ChildProcessError:
+                pass  # none of them is our child
+            left = rank.signal_group(0) or left
+        return left
+
+    def _read(self, fd: int) -> bool:
+        """Pass on what a pipe holds, a piece at most; False when there is nothing or never will be."""
+        try:
+            data = os.read(fd, PIECE)
+        except BlockingIOError:
+            return False
+        if data:
+            self._relay.feed(self._pipes[fd], data)
+        else:
+            self._end_pipe(fd)
+        return bool(data)
+
+    def _end_pipe(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        self._relay.end(self._pipes.pop(fd))
+
+    def _woken(self, fd: int) -> None:
+        os.read(fd, 4096)
+
+    def _close(self) -> None:
+        """End what still runs and release everything."""
+        try:
+            if not self._over:
+                self._signal_all(signal.SIGTERM)
+                deadline = time.monotonic() + GRACE
+                while self._leftovers() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+        finally:
+            if not self._over:
+                self._signal_all(signal.SIGKILL)
+            for rank in self.ranks:
+                rank.process.wait()
+                if rank.returncode is None and rank.pidfd >= 0:
+                    os.close(rank.pidfd)
+                for pipe in (rank.process.stdout, rank.process.stderr):
+                    assert pipe is not None
+                    pipe.close()
+            if self._keeper is not None:
+                self._keeper.kill()
+                self._keeper.communicate()
+            self._selector.close()
+            os.close(self._wake_reader)
+            os.close(self.wake_writer)

@@ -1,0 +1,145 @@
+"""Merging what several ranks write into one output, without tearing a line.
+
+A stream is one rank's stdout or stderr; a sink is where streams go: this process's own stdout or
+stderr. A line goes to its sink when it is complete, in one piece. On a terminal an incomplete line
+(a progress bar, a prompt) is shown as well; lines of other ranks then appear above it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from dataclasses import dataclass, field
+from typing import TextIO
+
+LONGEST_LINE = 8 << 20  # bytes of an incomplete line kept back; a longer one comes in pieces
+
+# Where a line begins anew: after a newline, and after the carriage return of a progress bar.
+_BEGINNINGS = re.compile(rb"(?s)(?<=\n)(?=.)|(?<=\r)(?=[^\n])")
+_CLEAR_LINE = b"\r\x1b[K"
+
+
+class Sink:
+    """An output of this process: a text stream such as sys.stdout, or None where there is none."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.live = stream is not None and stream.isatty()
+        self.unfinished: object = None  # who wrote last, if that was no whole line
+
+    def write(self, data: bytes, writer: object) -> None:
+        """Write at once. Where the stream takes text only (a notebook's), the bytes are decoded as UTF-8."""
+        if self._stream is None or not data:
+            return
+        buffer = getattr(self._stream, "buffer", None)
+        if buffer is not None:
+            buffer.write(data)
+        else:
+            self._stream.write(self._decoder.decode(data))
+        self._stream.flush()
+        self.unfinished = None if data.endswith(b"\n") else writer
+
+
+@dataclass(eq=False)
+class Stream:
+    """One rank's stdout or stderr. `line` is its incomplete line, of which `shown` bytes are on the screen."""
+
+    sink: Sink
+    tag: bytes = b""
+    line: bytearray = field(default_factory=bytearray)
+    shown: int = 0
+    last: bytes = b"\n"
+    """The last byte that came, before marking."""
+
+    def mark(self, data: bytes) -> bytes:
+        """`data` with the tag at each beginning of a line."""
+        if not self.tag:
+            return data
+        marked = _BEGINNINGS.sub(self.tag, self.last + data)[1:]
+        self.last = data[-1:]
+        return marked
+
+
+class Relay:
+    """Passes the bytes of n ranks on to two sinks.
+
+    tag: begin each line with `[rank] `. With one rank and no tag there is nobody to mix with, and
+    bytes pass as they come.
+    """
+
+    def __init__(self, n: int, out: TextIO | None, err: TextIO | None, *, tag: bool = False) -> None:
+        self._out, self._err = Sink(out), Sink(err)
+        self._tag = tag
+        self._direct = n == 1 and not tag
+        self._streams: list[Stream] = []
+        self._open: Stream | None = None  # whose incomplete line is on the screen
+
+    def add(self, rank: int) -> tuple[Stream, Stream]:
+        """The stdout and stderr of a rank."""
+        tag = b"[%d] " % rank if self._tag else b""
+        pair = Stream(self._out, tag), Stream(self._err, tag)
+        self._streams.extend(pair)
+        return pair
+
+    def feed(self, stream: Stream, data: bytes) -> None:
+        """A rank wrote `data`."""
+        if self._direct:
+            stream.sink.write(data, stream)
+            return
+        data = stream.mark(data)
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            self._write(stream, bytes(stream.line[stream.shown :]) + data[:cut])
+            stream.line = bytearray()
+            stream.shown = 0
+        stream.line += data[cut:]
+        if b"\r" in stream.line and self._may_show(stream):
+            self._show(stream)
+        elif len(stream.line) > LONGEST_LINE:
+            self.end(stream)
+
+    def end(self, stream: Stream) -> None:
+        """The rank writes no more: its incomplete line goes out as it is."""
+        self._write(stream, bytes(stream.line[stream.shown :]))
+        stream.line = bytearray()
+        stream.shown = 0
+
+    def hides(self) -> bool:
+        """Whether an incomplete line is kept from the screen that `quiet` would show."""
+        return any(self._may_show(stream) for stream in self._streams)
+
+    def quiet(self) -> None:
+        """Nothing came for a moment: show an incomplete line, if the screen has none of another stream."""
+        for stream in self._streams:
+            if self._may_show(stream):
+                self._show(stream)
+
+    def note(self, line: str) -> None:
+        """A line of our own, on stderr."""
+        self._write(Stream(self._err), line.encode(errors="replace") + b"\n")
+
+    def _may_show(self, stream: Stream) -> bool:
+        return stream.sink.live and self._open in (None, stream) and len(stream.line) > stream.shown
+
+    def _show(self, stream: Stream) -> None:
+        self._write(stream, bytes(stream.line[stream.shown :]))
+        self._open = stream
+        overwritten = stream.line.rstrip(b"\r").rfind(b"\r") + 1
+        del stream.line[:overwritten]
+        stream.shown = len(stream.line)
+
+    def _write(self, stream: Stream, data: bytes) -> None:
+        if not data:
+            return
+        sink, below = stream.sink, self._open
+        if below is not None and below is not stream and sink.live:
+            below.sink.write(_CLEAR_LINE, below)
+            sink.write(data if data.endswith(b"\n") else data + b"\n", stream)
+            below.sink.write(bytes(below.line), below)
+            return
+        if below is stream:
+            self._open = None
+        if sink.unfinished not in (None, stream):  # lines of two ranks are never joined
+            data = b"\n" + data
+        sink.write(data, stream)

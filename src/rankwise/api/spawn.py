@@ -1,0 +1,121 @@
+"""`rankwise.spawn`: run a function on new ranks of this host, from a notebook, a test or a script."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, BinaryIO, TypeVar
+
+from rankwise.api.launch import Job, Rank
+from rankwise.api.relay import Relay
+from rankwise.api.spawn_worker import pickler
+from rankwise.contract.errors import PeerLostError, RankwiseError
+
+T = TypeVar("T")
+
+# What a worker runs first. The parent's sys.path comes before all else, so that the rest can be found.
+_BOOT = """\
+import pickle, sys
+payload = open('/proc/self/fd/' + sys.argv[1], 'rb')  # afresh: the offset is this rank's own
+sys.path[:] = pickle.load(payload)
+from rankwise.api.spawn_worker import main
+main(payload, [int(fd) for fd in sys.argv[2:]])
+"""
+
+
+class RankTraceback(Exception):
+    """The cause of an error that came from a rank: its traceback there, as text."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
+def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[T]:
+    """Run `fn(*args, **kwargs)` on n new ranks of this host; return its results, by rank.
+
+    Each rank is a fresh interpreter in which `rankwise.init()` finds its rank. fn, its arguments
+    and its results travel pickled: functions of a notebook or script, lambdas and closures need
+    cloudpickle. What the ranks print appears in this process's sys.stdout and sys.stderr, in whole
+    lines; they have no standard input.
+
+    timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else
+    300. It does not limit fn's own time.
+
+    When fn raises on a rank, the other ranks are ended and the error is raised here, its cause the
+    traceback on that rank; of several, the first that is not the mere loss of another rank. An
+    error that cannot travel comes as a RankwiseError with its text. A rank that ends without a
+    result: PeerLostError. Nothing is left running in any case. TypeError where fn or its arguments
+    cannot be sent; ValueError for n below 1.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn={fn!r}: expected a function")
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise TypeError(f"n={n!r}: expected a number of ranks")
+    dumps = pickler(fn)
+    relay = Relay(n, sys.stdout, sys.stderr)
+    with ExitStack() as stack:
+        payload = _memory_file(stack)
+        path = [os.path.abspath(entry) for entry in sys.path]
+        pickle.dump(path, payload)
+        try:
+            payload.write(dumps((fn, args, kwargs)))
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise TypeError(f"fn and its arguments must travel to other processes, which failed: {error}") from error
+        payload.flush()
+        results = [_memory_file(stack) for _ in range(n)]
+        fds = [file.fileno() for file in (payload, *results)]
+        argv = [sys.executable, "-c", _BOOT, *map(str, fds)]
+        with Job(argv, n, relay, pass_fds=fds, timeout=timeout) as job:
+            job.wait()
+        reports = [_report(file) for file in results]
+    if job.failures or any(report is None for report in reports):
+        _raise_failure(job, reports)
+    return [report[1] for report in reports if report is not None]
+
+
+def _memory_file(stack: ExitStack) -> BinaryIO:
+    return stack.enter_context(open(os.memfd_create("rankwise-spawn"), "w+b"))
+
+
+def _report(file: BinaryIO) -> tuple[str, Any] | None:
+    """('result', value) or ('error', (error or None, its text)); None where the rank left none."""
+    file.seek(0)
+    data = file.read()
+    return pickle.loads(data) if data else None
+
+
+def _raise_failure(job: Job, reports: list[tuple[str, Any] | None]) -> None:
+    lost: BaseException | None = None
+    # First those that failed, in that order; then those that ended well but left no result.
+    for rank in [*job.failures, *(rank for rank in job.ranks if rank.returncode == 0)]:
+        report = reports[rank.number]
+        if report is not None and report[0] == "error":
+            error = _error(rank, *report[1])
+            if not isinstance(error, PeerLostError):
+                raise error
+            lost = lost or error
+        elif report is None or rank.returncode:
+            raise _died(rank)
+    assert lost is not None
+    raise lost
+
+
+def _error(rank: Rank, error: BaseException | None, text: str) -> BaseException:
+    if error is None:
+        error = RankwiseError(f"rank {rank.number} raised {text.rstrip().splitlines()[-1]}")
+    error.__cause__ = RankTraceback(f"rank {rank.number}:\n{text}")
+    return error
+
+
+def _died(rank: Rank) -> PeerLostError:
+    what = "without a result" if rank.returncode == 0 else ""
+    return PeerLostError(
+        f"rank {rank.number} {rank.how}{rank.where} {what}".rstrip(),
+        rank=rank.number,
+        how=rank.how,
+        operation=rank.operation,
+        sequence=rank.sequence,
+    )

@@ -1,0 +1,67 @@
+"""What a rank of `rankwise.spawn` runs: take the function, call it, report."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from types import TracebackType
+from typing import BinaryIO
+
+from rankwise.contract.settings import Settings
+
+_CANNOT_TRAVEL = (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
+
+
+def main(payload: BinaryIO, results: Sequence[int]) -> None:
+    """Call the function in `payload`; write its result to this rank's descriptor of `results`."""
+    rank = Settings.read().rank
+    assert rank is not None
+    # An error that nothing catches ends this process as any other; but the caller prints it, not we.
+    sys.excepthook = partial(_report_error, results[rank])
+    with payload:
+        fn, args, kwargs = pickle.load(payload)
+    result = fn(*args, **kwargs)
+    try:
+        report = pickler(fn)(("result", result))
+    except _CANNOT_TRAVEL as error:
+        raise TypeError(f"the result of fn, {type(result).__name__}, cannot travel back: {error}") from error
+    _write(results[rank], report)
+
+
+def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
+    """What to pickle with: cloudpickle where it is installed. TypeError where `fn` cannot do without."""
+    try:
+        dumps: Callable[[object], bytes] = import_module("cloudpickle").dumps
+    except ImportError:
+        name = getattr(fn, "__qualname__", "")
+        if getattr(fn, "__module__", None) == "__main__" or "<" in name:
+            raise TypeError(
+                f"fn={name or fn!r}: a function of the main script or a notebook, a lambda or a local function "
+                "cannot travel to other processes by itself; pip install cloudpickle, or move it to a module"
+            ) from None
+        return pickle.dumps
+    return dumps
+
+
+def _report_error(fd: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    while (
+        trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ("<string>", __file__)
+    ):
+        trace = trace.tb_next  # the frames of this file say nothing
+    text = "".join(traceback.format_exception(kind, error, trace))
+    try:
+        report = pickler(_report_error)(("error", (error, text)))
+        pickle.loads(report)
+    except _CANNOT_TRAVEL:
+        report = pickle.dumps(("error", (None, text)))
+    _write(fd, report)
+
+
+def _write(fd: int, report: bytes) -> None:
+    with open(fd, "wb", closefd=False) as file:
+        file.truncate(0)
+        file.write(report)

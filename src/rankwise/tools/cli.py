@@ -1,0 +1,60 @@
+"""The `rankwise` command: finds the subcommand and hands over to it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+# name: (module with `main(argv) -> exit code`, loaded when it is called for; what it does)
+COMMANDS = {
+    "run": ("rankwise.tools.run", "run a program on N ranks of this host"),
+}
+
+EXAMPLES = """\
+examples:
+  rankwise run -n 4 train.py             run train.py on 4 ranks
+  rankwise run -n 2 -m package.module    run a module, as python -m does
+  rankwise run --help                    options and more examples
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help tells more)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line (sys.argv by default); the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        code: int = import_module(COMMANDS[words[0]][0]).main(words[1:])
+        return code
+    parser = Parser(
+        prog="rankwise",
+        description="Collective communication between processes. A program is run on N ranks, each a process\n"
+        "that calls rankwise.init() and learns its rank.",
+        epilog="commands:\n"
+        + "".join(f"  {name:<10} {what}\n" for name, (_, what) in COMMANDS.items())
+        + "\n"
+        + EXAMPLES,
+        usage="rankwise COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if options.version:
+        from importlib.metadata import version  # slow to import
+
+        print(f"rankwise {version('rankwise')}")
+    elif options.command is None:
+        parser.print_help()
+    else:
+        parser.error(f"unknown command {options.command!r}: expected one of {', '.join(COMMANDS)}")
+    return 0

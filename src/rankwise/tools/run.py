@@ -1,0 +1,245 @@
+"""`rankwise run`: run a program on n ranks of this host."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from rankwise.api.launch import Job, Rank, signal_name
+from rankwise.api.relay import Relay
+from rankwise.tools.cli import Parser
+
+NOT_FOUND = 127  # the exit code of shells for a program that is not there
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+DESCRIPTION = """\
+Run a program on N ranks of this host. Each rank is a process; it calls rankwise.init() and learns
+its rank. Output comes in whole lines. When a rank fails, the others are ended, its exit code is
+that of the command, and the last line says which rank it was and what it was doing.
+"""
+
+EPILOG = """\
+PROGRAM is a Python file (train.py), a module (-m package.module) or a command found on PATH
+(after -- or as it is); python and python3 mean the Python that rankwise is installed in.
+Everything after it is the program's own.
+
+examples:
+  rankwise run -n 4 train.py --epochs 3
+  rankwise run -n 2 -m package.module
+  rankwise run -n 4 python -c "import rankwise as rw; print(rw.init().rank)"
+  rankwise run -n 2 --tag-output -- bash -c 'echo I am rank $RANKWISE_RANK'
+  rankwise run -n 4 --timeout 10 train.py    a rank that waits longer than 10 s for the others fails
+
+The ranks' environment has RANKWISE_RANK and RANKWISE_WORLD_SIZE, and OMP_NUM_THREADS, unless it is
+set already, as the cores that may be used over the ranks. Rank 0 inherits standard input when it
+is no terminal. Ctrl-C reaches every rank; a second one kills them at once.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `rankwise run` with these words; the exit code."""
+    parser = _parser()
+    own, program = _split(parser, list(argv))
+    options = parser.parse_args(own)
+    try:
+        command = find_program(program)
+        relay = Relay(options.n, sys.stdout, sys.stderr, tag=options.tag_output)
+        stdin = sys.stdin is not None and not sys.stdin.isatty()
+        job = Job(command, options.n, relay, stdin=stdin, backend=options.backend, timeout=options.timeout)
+        return _run(job, relay)
+    except FileNotFoundError as error:
+        return _refuse(str(error), NOT_FOUND)
+    except (ValueError, OSError, MemoryError) as error:
+        return _refuse(str(error), 2)
+
+
+def find_program(words: Sequence[str]) -> list[str]:
+    """The command that PROGRAM and its arguments mean.
+
+    FileNotFoundError where there is no such program; PermissionError where it cannot be executed;
+    ValueError where nothing is named.
+    """
+    if words[:1] == ["--"]:
+        return _find_command(words[1:])
+    if words[:1] == ["-m"]:
+        if len(words) < 2:
+            raise ValueError("-m: expected the name of a module after it")
+        if not _module_exists(words[1]):
+            raise FileNotFoundError(f"module not found: {words[1]}")
+        return [sys.executable, *words]
+    if words and words[0].endswith(".py"):
+        if not Path(words[0]).is_file():
+            raise FileNotFoundError(f"program not found: {words[0]} (no such file, seen from {os.getcwd()})")
+        return [sys.executable, *words]
+    return _find_command(words)
+
+
+def _find_command(words: Sequence[str]) -> list[str]:
+    if not words:
+        raise ValueError("nothing to run: expected a Python file, -m and a module, or a command")
+    name = words[0]
+    if name in ("python", "python3"):
+        return [sys.executable, *words[1:]]
+    found = shutil.which(name)
+    if found is not None:
+        return [found, *words[1:]]
+    if not Path(name).exists():
+        where = f"no such file, seen from {os.getcwd()}" if "/" in name else "no such command on PATH"
+        raise FileNotFoundError(f"program not found: {name} ({where})")
+    if "/" in name or not os.access(name, os.X_OK):
+        raise PermissionError(f"cannot run {name}: expected a file ending in .py or an executable one")
+    raise FileNotFoundError(f"program not found: {name} (no such command on PATH; ./{name} is the file here)")
+
+
+def _module_exists(name: str) -> bool:
+    """Whether the module's package is there; finding more would import it."""
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())  # where python -m looks first
+    try:
+        return find_spec(name.partition(".")[0]) is not None
+    except ValueError:  # an empty name, or a module without a spec
+        return False
+    finally:
+        sys.path[:] = before
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="rankwise run",
+        usage="rankwise run -n N [options] PROGRAM [arguments]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", type=_count, required=True, metavar="N", help="how many ranks")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        help="seconds that an operation may wait for other ranks (default: RANKWISE_TIMEOUT, else 300)",
+    )
+    parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
+    parser.add_argument("--backend", metavar="NAME", help="what moves the bytes (default: chosen by rankwise.init)")
+    return parser
+
+
+def _split(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
+    """The launcher's own words, and those from PROGRAM on."""
+    valued = {word for action in parser._actions if action.nargs is None for word in action.option_strings}
+    i = 0
+    while i < len(words) and words[i].startswith("-") and words[i] not in ("-m", "--"):
+        i += 2 if words[i] in valued else 1
+    return words[:i], words[i:]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of ranks of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
+
+
+def _refuse(why: str, code: int) -> int:
+    print(f"rankwise run: error: {why}", file=sys.stderr)
+    return code
+
+
+def _run(job: Job, relay: Relay) -> int:
+    _adopt_orphans()
+    try:
+        with _signals_passed_to(job), job:
+            job.wait()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # who read our output is gone: end as if by SIGPIPE, without a word
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    finally:
+        _end_orphans()
+    if job.interrupted is not None:
+        relay.note(f"rankwise: stopped by {signal_name(job.interrupted)}; {_ranks(job.survivors)} ended")
+    elif job.failures:
+        relay.note(_blame(job, job.failures[0]))
+    return job.exit_code
+
+
+def _blame(job: Job, rank: Rank) -> str:
+    line = f"rankwise: rank {rank.number} (pid {rank.pid}) {rank.how}{rank.where}"
+    if job.survivors:
+        all_others = job.survivors == len(job.ranks) - 1
+        line += f"; {'the other ' if all_others else ''}{_ranks(job.survivors)} ended"
+    return line
+
+
+def _ranks(count: int) -> str:
+    return "1 rank was" if count == 1 else f"{count} ranks were"
+
+
+@contextmanager
+def _signals_passed_to(job: Job) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP go to the ranks; the second of them kills the ranks at once."""
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if job.interrupted is None:
+            job.interrupt(signum)
+        else:
+            job.kill()
+            raise KeyboardInterrupt
+
+    os.set_blocking(job.wake_writer, False)
+    signal.set_wakeup_fd(job.wake_writer)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
+        signals.append(signal.SIGHUP)
+    before = {signum: signal.signal(signum, handle) for signum in signals}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(-1)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of whatever the ranks start and leave, so that none of it gets away."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_orphans() -> None:
+    """Kill the processes that left their rank's group (daemons) and were left to us."""
+    while children := _children():
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1]
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # ended meanwhile
+            if int(parent) == os.getpid():
+                found.append(int(entry))
+    return found
