@@ -72,8 +72,15 @@ class Segment:
         A rank that ended without having closed its communicators fails every group it is in.
         """
 
+    @property
+    def allocated_blocks(self) -> int:
+        """How many blocks of the heap are in use: groups, channels, buffers."""
+
     def state(self, rank: int) -> tuple[str, int, int, bool]:
         """Where a rank is: (its present or last operation, sequence, pid, whether it is inside it)."""
+
+def end_with(pid: int) -> None:
+    """End this process (SIGTERM, then SIGKILL) when the process `pid` ends."""
 
 def kernel_isa() -> str:
     """The instruction set of the reduction kernels on this machine."""

@@ -1,0 +1,32 @@
+// What the binding files share.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "comm.hpp"
+
+namespace nb = nanobind;
+
+void bind_errors(nb::module_& m);
+void bind_segment(nb::module_& m);
+void bind_comm(nb::module_& m);
+void bind_arrays(nb::module_& m);
+
+using Address = uint64_t;
+inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+inline rankwise::DType checked_dtype(int dtype) {
+    if (dtype < 0 || dtype >= rankwise::kDTypes)
+        throw rankwise::BadArgument("dtype: " + std::to_string(dtype) + " given, expected a DType");
+    return rankwise::DType(dtype);
+}
+
+inline rankwise::ReduceOp checked_op(int op) {
+    if (op < 0 || op >= rankwise::kReduceOps)
+        throw rankwise::BadArgument("op: " + std::to_string(op) + " given, expected a ReduceOp");
+    return rankwise::ReduceOp(op);
+}

@@ -1,0 +1,48 @@
+#include "bindings.hpp"
+#include "watcher.hpp"
+
+using rankwise::Comm;
+using rankwise::Segment;
+
+namespace {
+
+void check_rank(const Segment& s, int rank) {
+    if (rank < 0 || rank >= s.world_size())
+        throw rankwise::BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(s.world_size() - 1));
+}
+
+}  // namespace
+
+void bind_segment(nb::module_& m) {
+    nb::class_<Segment>(m, "Segment", "The shared memory of the ranks of one host.")
+        .def_static("create", &Segment::create, nb::arg("world_size"))
+        .def_static("attach", &Segment::attach, nb::arg("fd"))
+        .def_prop_ro("fd", &Segment::fd)
+        .def_prop_ro("world_size", &Segment::world_size)
+        .def_prop_ro("allocated_blocks", &Segment::allocated_blocks)
+        .def(
+            "join",
+            [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process) {
+                nb::gil_scoped_release released;
+                return Comm::join(std::move(segment), rank, timeout, process);
+            },
+            nb::arg("rank"), nb::arg("timeout"), nb::arg("process"))
+        .def(
+            "mark_exited",
+            [](Segment& s, int rank, int status) {
+                check_rank(s, rank);
+                s.mark_exited(rank, status);
+            },
+            nb::arg("rank"), nb::arg("status"))
+        .def(
+            "state",
+            [](const Segment& s, int rank) {
+                check_rank(s, rank);
+                const rankwise::RankRecord& r = s.record(rank);
+                const uint32_t operation = r.operation.load();
+                return std::make_tuple(std::string(name(rankwise::Op(operation & 0xff))), r.sequence.load(), r.pid.load(),
+                                       (operation & 0x100) != 0);
+            },
+            nb::arg("rank"));
+    m.def("end_with", &rankwise::end_with, nb::arg("pid"), "End this process when the process `pid` ends.");
+}

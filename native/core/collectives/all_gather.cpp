@@ -1,0 +1,36 @@
+// Every rank writes its block, piece by piece, and copies out the others'.
+#include "collectives.hpp"
+
+namespace rankwise::collectives {
+
+void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    const size_t mine = blocks.size(s.rank);
+    if (recv + blocks.offset(s.rank) != send && mine) std::memcpy(recv + blocks.offset(s.rank), send, mine);
+    const size_t largest = blocks.largest();
+    if (largest <= kInline) {
+        const uint64_t step = s.post(send, mine);
+        for (int p = 0; p < s.n; ++p) {
+            if (p == s.rank) continue;
+            s.await(p, step);
+            std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
+        }
+        return;
+    }
+    const size_t piece = s.slot_bytes();
+    pipeline(
+        s, rounds_of(largest, piece), true,
+        [&](uint64_t g, uint64_t k) {
+            const Piece p(k, piece, mine);
+            std::memcpy(s.slot(s.rank, g), send + p.offset, p.bytes);
+        },
+        [&](uint64_t g, uint64_t k, uint64_t step) {
+            for (int i = 1; i < s.n; ++i) {  // start with the neighbour: not all at one rank's slot
+                const int from = (s.rank + i) % s.n;
+                const Piece p(k, piece, blocks.size(from));
+                s.await(from, step);
+                std::memcpy(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
+            }
+        });
+}
+
+}  // namespace rankwise::collectives

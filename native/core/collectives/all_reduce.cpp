@@ -1,0 +1,97 @@
+// Three ways, by size, all reducing in the order of the ranks, so that every rank has the same bits:
+//  - what fits beside the flag is exchanged there, and every rank reduces all of it;
+//  - a small message likewise through the slots;
+//  - a large one in pieces, each cut into one share a rank: a rank writes the others' shares into its
+//    slot, reduces its own share of all slots, and copies the other ranks' results out (reduce-scatter
+//    and all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004).
+#include "collectives.hpp"
+
+namespace rankwise::collectives {
+
+namespace {
+
+constexpr size_t kCacheBlock = 16 << 10;  // reduced and passed on while it is in the L1 cache
+
+// Shares of a piece, whole cache lines; the last ones may be short or empty.
+struct Shares {
+    size_t bytes, each;
+    Shares(size_t bytes, int n) : bytes(bytes), each(((bytes + n - 1) / n + 63) / 64 * 64) {}
+    size_t begin(int r) const { return std::min(bytes, each * size_t(r)); }
+    size_t end(int r) const { return std::min(bytes, each * size_t(r + 1)); }
+};
+
+}  // namespace
+
+// The large way. Rank `root` alone receives where it is >= 0, else all do.
+void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+    const size_t piece = s.slot_bytes();
+    const uint64_t rounds = rounds_of(bytes, piece);
+    const uint64_t first = s.take_pieces(rounds);
+    const bool receives = root < 0 || s.rank == root;
+    uint64_t filled[kSlots], reduced[kSlots];  // steps of the pieces in flight
+
+    auto fill = [&](uint64_t k) {
+        const Piece p(k, piece, bytes);
+        const Shares shares(p.bytes, s.n);
+        s.claim(first + k);
+        uint8_t* slot = s.slot(s.rank, first + k);
+        const size_t b = shares.begin(s.rank), e = shares.end(s.rank);
+        std::memcpy(slot, data + p.offset, b);
+        std::memcpy(slot + e, data + p.offset + e, p.bytes - e);
+        filled[k % kSlots] = s.post();
+    };
+    auto reduce_share = [&](uint64_t k) {
+        const Piece p(k, piece, bytes);
+        const Shares shares(p.bytes, s.n);
+        s.await_all(filled[k % kSlots]);
+        for (size_t at = shares.begin(s.rank), end = shares.end(s.rank); at < end; at += kCacheBlock) {
+            const size_t length = std::min(kCacheBlock, end - at);
+            const void* sources[kMaxRanks];
+            for (int r = 0; r < s.n; ++r)
+                sources[r] = (r == s.rank ? data + p.offset : s.slot(r, first + k)) + at;
+            uint8_t* result = s.slot(s.rank, first + k) + at;
+            kernel(result, sources, s.n, length / item, s.n);
+            if (receives) std::memcpy(data + p.offset + at, result, length);
+        }
+        reduced[k % kSlots] = s.post();
+    };
+    auto copy_out = [&](uint64_t k) {
+        const Piece p(k, piece, bytes);
+        const Shares shares(p.bytes, s.n);
+        for (int i = 1; receives && i < s.n; ++i) {
+            const int from = (s.rank + i) % s.n;
+            s.await(from, reduced[k % kSlots]);
+            const size_t b = shares.begin(from), e = shares.end(from);
+            std::memcpy(data + p.offset + b, s.slot(from, first + k) + b, e - b);
+        }
+        s.release(first + k);
+    };
+    for (uint64_t k = 0; k < rounds + 2; ++k) {
+        if (k < rounds) fill(k);
+        if (k >= 1 && k - 1 < rounds) reduce_share(k - 1);
+        if (k >= 2) copy_out(k - 2);
+    }
+}
+
+void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+    const size_t bytes = count * item;
+    const void* sources[kMaxRanks];
+    if (bytes <= kInline) {
+        const uint64_t step = s.post(data, bytes);
+        s.await_all(step);
+        for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.payload(r, step);
+        kernel(data, sources, s.n, count, s.n);
+        return;
+    }
+    const size_t direct = std::min<size_t>((16 << 10) / size_t(s.n), s.slot_bytes());
+    if (bytes > direct) return reduce_in_shares(s, data, bytes, item, kernel, -1);
+    const uint64_t g = s.take_pieces(1);
+    s.claim(g);
+    std::memcpy(s.slot(s.rank, g), data, bytes);
+    s.await_all(s.post());
+    for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.slot(r, g);
+    kernel(data, sources, s.n, count, s.n);
+    s.release(g);
+}
+
+}  // namespace rankwise::collectives

@@ -1,0 +1,30 @@
+// Each rank's slot holds a piece for every other rank, side by side; each copies out the pieces
+// meant for it.
+#include "collectives.hpp"
+
+namespace rankwise::collectives {
+
+void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
+    if (out.size(s.rank)) std::memcpy(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
+    const size_t piece = share_of_slot(s);
+    auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
+    pipeline(
+        s, rounds_of(largest, piece), true,
+        [&](uint64_t g, uint64_t k) {
+            for (int to = 0; to < s.n; ++to) {
+                if (to == s.rank) continue;
+                const Piece p(k, piece, out.size(to));
+                std::memcpy(s.slot(s.rank, g) + place(s.rank, to), send + out.offset(to) + p.offset, p.bytes);
+            }
+        },
+        [&](uint64_t g, uint64_t k, uint64_t step) {
+            for (int i = 1; i < s.n; ++i) {
+                const int from = (s.rank + i) % s.n;
+                const Piece p(k, piece, in.size(from));
+                s.await(from, step);
+                std::memcpy(recv + in.offset(from) + p.offset, s.slot(from, g) + place(from, s.rank), p.bytes);
+            }
+        });
+}
+
+}  // namespace rankwise::collectives

@@ -1,0 +1,42 @@
+// How a buffer is cut into one block a rank.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace rankwise {
+
+class Blocks {
+public:
+    // n equal blocks.
+    Blocks(int n, size_t bytes) : n_(n), each_(bytes) {}
+    // Block j holds counts[j] items and starts where the blocks before it end.
+    Blocks(const uint64_t* counts, int n, size_t item) : n_(n), each_(0), bounds_(size_t(n) + 1) {
+        for (int j = 0; j < n; ++j) bounds_[j + 1] = bounds_[j] + counts[j] * item;
+    }
+    int n() const { return n_; }
+    size_t offset(int j) const { return bounds_.empty() ? each_ * size_t(j) : bounds_[j]; }
+    size_t size(int j) const { return bounds_.empty() ? each_ : bounds_[j + 1] - bounds_[j]; }
+    size_t largest() const {
+        size_t most = bounds_.empty() ? each_ : 0;
+        for (int j = 0; j < n_ && !bounds_.empty(); ++j) most = std::max(most, size(j));
+        return most;
+    }
+
+private:
+    int n_;
+    size_t each_;
+    std::vector<size_t> bounds_;  // empty where the blocks are equal
+};
+
+// Round k of `size` bytes taken `piece` at a time: where it starts and how long it is (maybe 0).
+struct Piece {
+    size_t offset, bytes;
+    Piece(uint64_t k, size_t piece, size_t size)
+        : offset(std::min<size_t>(k * piece, size)), bytes(std::min(piece, size - offset)) {}
+};
+
+inline uint64_t rounds_of(size_t bytes, size_t piece) { return (bytes + piece - 1) / piece; }
+
+}  // namespace rankwise

@@ -1,0 +1,31 @@
+// Root writes each piece into its slot, the others copy it out. What fits beside the flag travels
+// there.
+#include "collectives.hpp"
+
+namespace rankwise::collectives {
+
+void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
+    const bool from_me = s.rank == root;
+    if (bytes <= kInline) {
+        const uint64_t step = s.post(data, from_me ? bytes : 0);
+        if (from_me) return;
+        s.await(root, step);
+        std::memcpy(data, s.payload(root, step), bytes);
+        return;
+    }
+    const size_t piece = s.slot_bytes();
+    pipeline(
+        s, rounds_of(bytes, piece), from_me,
+        [&](uint64_t g, uint64_t k) {
+            const Piece p(k, piece, bytes);
+            std::memcpy(s.slot(root, g), data + p.offset, p.bytes);
+        },
+        [&](uint64_t g, uint64_t k, uint64_t step) {
+            if (from_me) return;
+            const Piece p(k, piece, bytes);
+            s.await(root, step);
+            std::memcpy(data + p.offset, s.slot(root, g), p.bytes);
+        });
+}
+
+}  // namespace rankwise::collectives

@@ -1,0 +1,26 @@
+// The collectives, one file each, over the step protocol. Callers have checked the arguments.
+#pragma once
+#include "blocks.hpp"
+#include "kernels/kernels.hpp"
+#include "steps.hpp"
+
+namespace rankwise::collectives {
+
+void barrier(Steps& s);
+void broadcast(Steps& s, uint8_t* data, size_t bytes, int root);
+void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel);
+void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root);
+// What both use for large messages: rank `root` alone receives, or all where it is negative.
+void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
+
+// A slot divided among the other ranks, in whole cache lines.
+inline size_t share_of_slot(const Steps& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }
+
+// Block j of `blocks` belongs to rank j.
+void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks);
+void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
+void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
+void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel);
+void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest);
+
+}  // namespace rankwise::collectives

@@ -1,0 +1,37 @@
+// Every rank but root writes its block, piece by piece; root copies them out.
+#include "collectives.hpp"
+
+namespace rankwise::collectives {
+
+void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    const bool to_me = s.rank == root;
+    const size_t mine = blocks.size(s.rank);
+    if (to_me && recv + blocks.offset(root) != send && mine) std::memcpy(recv + blocks.offset(root), send, mine);
+    const size_t largest = blocks.largest();
+    if (largest <= kInline) {
+        const uint64_t step = s.post(send, to_me ? 0 : mine);
+        for (int p = 0; to_me && p < s.n; ++p) {
+            if (p == root) continue;
+            s.await(p, step);
+            std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
+        }
+        return;
+    }
+    const size_t piece = s.slot_bytes();
+    pipeline(
+        s, rounds_of(largest, piece), !to_me,
+        [&](uint64_t g, uint64_t k) {
+            const Piece p(k, piece, mine);
+            std::memcpy(s.slot(s.rank, g), send + p.offset, p.bytes);
+        },
+        [&](uint64_t g, uint64_t k, uint64_t step) {
+            for (int from = 0; to_me && from < s.n; ++from) {
+                if (from == root) continue;
+                const Piece p(k, piece, blocks.size(from));
+                s.await(from, step);
+                std::memcpy(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
+            }
+        });
+}
+
+}  // namespace rankwise::collectives

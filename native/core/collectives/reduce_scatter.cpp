@@ -1,0 +1,31 @@
+// Each rank's slot holds a piece of every other rank's block, side by side; each rank reduces the
+// pieces of its own block, in the order of the ranks.
+#include "collectives.hpp"
+
+namespace rankwise::collectives {
+
+void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+    const size_t piece = share_of_slot(s);
+    const uint8_t* own = send + blocks.offset(s.rank);
+    const size_t mine = blocks.size(s.rank);
+    auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
+    pipeline(
+        s, rounds_of(blocks.largest(), piece), true,
+        [&](uint64_t g, uint64_t k) {
+            for (int to = 0; to < s.n; ++to) {
+                if (to == s.rank) continue;
+                const Piece p(k, piece, blocks.size(to));
+                std::memcpy(s.slot(s.rank, g) + place(s.rank, to), send + blocks.offset(to) + p.offset, p.bytes);
+            }
+        },
+        [&](uint64_t g, uint64_t k, uint64_t step) {
+            const Piece p(k, piece, mine);
+            const void* sources[kMaxRanks];
+            for (int from = 0; from < s.n; ++from)
+                sources[from] = from == s.rank ? own + p.offset : s.slot(from, g) + place(from, s.rank);
+            s.await_all(step);
+            if (p.bytes) kernel(recv + p.offset, sources, s.n, p.bytes / item, s.n);
+        });
+}
+
+}  // namespace rankwise::collectives

@@ -1,0 +1,29 @@
+// Root's slot holds a piece for every other rank, side by side; each copies out its own.
+#include "collectives.hpp"
+
+namespace rankwise::collectives {
+
+void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    const bool from_me = s.rank == root;
+    const size_t mine = blocks.size(s.rank);
+    if (from_me && send + blocks.offset(root) != recv && mine) std::memcpy(recv, send + blocks.offset(root), mine);
+    const size_t piece = share_of_slot(s);
+    auto place = [&](int j) { return size_t(j < root ? j : j - 1) * piece; };  // root keeps its own block
+    pipeline(
+        s, rounds_of(blocks.largest(), piece), from_me,
+        [&](uint64_t g, uint64_t k) {
+            for (int to = 0; to < s.n; ++to) {
+                if (to == root) continue;
+                const Piece p(k, piece, blocks.size(to));
+                std::memcpy(s.slot(root, g) + place(to), send + blocks.offset(to) + p.offset, p.bytes);
+            }
+        },
+        [&](uint64_t g, uint64_t k, uint64_t step) {
+            if (from_me) return;
+            const Piece p(k, piece, mine);
+            s.await(root, step);
+            std::memcpy(recv + p.offset, s.slot(root, g) + place(s.rank), p.bytes);
+        });
+}
+
+}  // namespace rankwise::collectives

@@ -1,0 +1,352 @@
+#include "comm.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cmath>
+
+#include "collectives/collectives.hpp"
+#include "watcher.hpp"
+
+namespace rankwise {
+
+namespace {
+
+// Counts the forks between the first rank of this process and this process itself. A child of a
+// rank shares its memory but is no rank: it would speak with its parent's voice.
+std::atomic<unsigned> forks{0};
+unsigned forks_so_far() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+    (void)registered;
+    return forks.load(std::memory_order_relaxed);
+}
+
+ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
+    if (ReduceKernel kernel = reduce_kernel(dtype, op)) return kernel;
+    throw BadArgument(std::string("op: ") + name(op) + " means nothing for " + name(dtype));
+}
+
+uint64_t digest(const Counts& counts) {
+    uint64_t h = counts.size();
+    for (uint64_t c : counts) h = (h ^ c) * 0x9e3779b97f4a7c15 ^ h >> 29;
+    return h;
+}
+
+}  // namespace
+
+// A collective call: waits for its turn among this rank's threads, announces itself, and ends.
+class Comm::Call_ {
+public:
+    Call_(Comm& comm, const Call& call) : comm_(comm) {
+        comm.check_open();
+        uint32_t free = 0;
+        if (!comm.busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) wait_turn();
+        try {
+            comm.check_open();
+            comm.steps_.begin(call);
+        } catch (...) {
+            release();
+            throw;
+        }
+    }
+    ~Call_() {
+        comm_.steps_.end();
+        release();
+    }
+
+private:
+    void wait_turn() {
+        const auto since = Clock::now();
+        while (comm_.busy_.exchange(2, std::memory_order_acquire) != 0) {
+            futex_sleep(comm_.busy_, 2, kLongestNap);
+            comm_.check_open();
+            if (interrupt_check()) throw Interrupted();
+            if (Clock::now() - since > std::chrono::duration<double>(comm_.timeout()))
+                throw TimedOut("another thread's call on this communicator did not end within " + seconds(comm_.timeout()),
+                               comm_.timeout(), {}, comm_.steps_.states(), "", -1);
+        }
+    }
+    void release() {
+        if (comm_.busy_.exchange(0, std::memory_order_release) == 2) futex_wake_all(comm_.busy_);
+    }
+    Comm& comm_;
+};
+
+std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process) {
+    if (rank < 0 || rank >= segment->world_size())
+        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(segment->world_size() - 1));
+    RankRecord& me = segment->record(rank);
+    if (me.joined.load()) throw BadArgument("rank " + std::to_string(rank) + " has joined this segment already");
+    SegmentHeader& header = segment->header();
+    me.pid = getpid();
+    me.operation = uint32_t(Op::Join) | 0x100;
+    auto comm = std::make_shared<Comm>(segment, header.world_region, rank, timeout);
+    me.joined.store(1);
+    header.roster.fetch_add(1);
+    futex_wake_all(header.roster);
+
+    const auto since = Clock::now();
+    for (int r = 0; r < header.world_size; ++r) {
+        while (!segment->record(r).joined.load()) {
+            const uint32_t roster = header.roster.load();
+            if (segment->record(r).joined.load()) break;
+            if (comm->region_.failed()) comm->steps_.throw_failure(name(Op::Join));
+            const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
+            if (left.count() <= 0) {
+                std::vector<int> missing;
+                for (int m = 0; m < header.world_size; ++m)
+                    if (!segment->record(m).joined.load()) missing.push_back(m);
+                throw TimedOut("init: " + std::to_string(missing.size()) + " of " + std::to_string(header.world_size) +
+                                   " ranks did not join within " + seconds(timeout) + "; the first is rank " + std::to_string(missing[0]),
+                               timeout, missing, comm->steps_.states(), name(Op::Join), -1);
+            }
+            futex_sleep(header.roster, roster,
+                        std::chrono::duration_cast<std::chrono::nanoseconds>(std::min<std::chrono::duration<double>>(left, kLongestNap)));
+            if (interrupt_check()) throw Interrupted();
+        }
+    }
+    me.operation = uint32_t(Op::None);
+    if (process) watch_peers(segment, rank);
+    return comm;
+}
+
+Comm::Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout)
+    : segment_(std::move(segment)), region_(*segment_->at<Region>(region)), region_offset_(region),
+      steps_(*segment_, region_, rank), mail_(std::make_shared<Mail>(segment_, region_, steps_)), forks_(forks_so_far()) {
+    set_timeout(timeout);
+}
+
+Comm::~Comm() { close(0); }
+
+void Comm::set_timeout(double seconds) {
+    if (!(seconds > 0)) throw BadArgument("timeout: " + std::to_string(seconds) + " given, expected seconds above 0");
+    steps_.timeout = std::min(seconds, 1e9);
+}
+
+void Comm::check_open() const {
+    if (closed_.load(std::memory_order_relaxed)) throw Closed("this communicator is closed");
+    if (forks_ != forks.load(std::memory_order_relaxed))
+        throw Closed("this communicator belongs to the parent of this forked process; a child is no rank");
+}
+
+void Comm::check_root(int root, const char* argument) const {
+    if (root < 0 || root >= world_size())
+        throw BadArgument(std::string(argument) + ": rank " + std::to_string(root) + " given, expected 0 to " + std::to_string(world_size() - 1));
+}
+
+void Comm::check_counts(const Counts& counts, const char* argument) const {
+    if (counts.size() != size_t(world_size()))
+        throw BadArgument(std::string(argument) + ": " + std::to_string(counts.size()) + " counts given, expected one for each of " +
+                          std::to_string(world_size()) + " ranks");
+}
+
+namespace {
+const uint8_t* bytes(const void* p) { return static_cast<const uint8_t*>(p); }
+uint8_t* bytes(void* p) { return static_cast<uint8_t*>(p); }
+void copy(void* to, const void* from, size_t n) {
+    if (n && to != from) std::memmove(to, from, n);
+}
+}  // namespace
+
+void Comm::barrier() {
+    {
+        Call_ call(*this, make_call(Op::Barrier));
+        collectives::barrier(steps_);
+    }
+    mail_->sync(timeout());
+}
+
+void Comm::broadcast(void* data, uint64_t count, DType dtype, int root) {
+    check_root(root);
+    Call_ call(*this, make_call(Op::Broadcast, dtype, {}, root, count));
+    if (steps_.n > 1) collectives::broadcast(steps_, bytes(data), count * itemsize(dtype), root);
+}
+
+void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op) {
+    const ReduceKernel kernel = checked_kernel(dtype, op);
+    Call_ call(*this, make_call(Op::AllReduce, dtype, op, 0, count));
+    if (steps_.n > 1) collectives::all_reduce(steps_, bytes(data), count, itemsize(dtype), kernel);
+}
+
+void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root) {
+    check_root(root);
+    const ReduceKernel kernel = checked_kernel(dtype, op);
+    Call_ call(*this, make_call(Op::Reduce, dtype, op, root, count));
+    if (steps_.n > 1) collectives::reduce(steps_, bytes(data), count, itemsize(dtype), kernel, root);
+}
+
+void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype) {
+    Call_ call(*this, make_call(Op::AllGather, dtype, {}, 0, count));
+    collectives::all_gather(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)));
+}
+
+void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root) {
+    check_root(root);
+    Call_ call(*this, make_call(Op::Gather, dtype, {}, root, count));
+    collectives::gather(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)), root);
+}
+
+void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root) {
+    check_root(root);
+    Call_ call(*this, make_call(Op::Scatter, dtype, {}, root, count));
+    collectives::scatter(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)), root);
+}
+
+void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op) {
+    const ReduceKernel kernel = checked_kernel(dtype, op);
+    Call_ call(*this, make_call(Op::ReduceScatter, dtype, op, 0, count));
+    const size_t item = itemsize(dtype);
+    if (steps_.n == 1) copy(recv, send, count * item);
+    else collectives::reduce_scatter(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * item), item, kernel);
+}
+
+void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
+    Call_ call(*this, make_call(Op::AllToAll, dtype, {}, 0, count));
+    const Blocks blocks(steps_.n, count * itemsize(dtype));
+    if (steps_.n == 1) copy(recv, send, blocks.size(0));
+    else collectives::all_to_all(steps_, bytes(send), bytes(recv), blocks, blocks, blocks.largest());
+}
+
+void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
+    check_counts(counts, "counts");
+    Call_ call(*this, make_call(Op::AllGatherV, dtype, {}, 0, digest(counts)));
+    collectives::all_gather(steps_, bytes(send), bytes(recv), Blocks(counts.data(), steps_.n, itemsize(dtype)));
+}
+
+void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
+    check_root(root);
+    check_counts(counts, "counts");
+    Call_ call(*this, make_call(Op::GatherV, dtype, {}, root, digest(counts)));
+    collectives::gather(steps_, bytes(send), bytes(recv), Blocks(counts.data(), steps_.n, itemsize(dtype)), root);
+}
+
+void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
+    check_root(root);
+    check_counts(counts, "counts");
+    Call_ call(*this, make_call(Op::ScatterV, dtype, {}, root, digest(counts)));
+    collectives::scatter(steps_, bytes(send), bytes(recv), Blocks(counts.data(), steps_.n, itemsize(dtype)), root);
+}
+
+void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op) {
+    const ReduceKernel kernel = checked_kernel(dtype, op);
+    check_counts(counts, "counts");
+    Call_ call(*this, make_call(Op::ReduceScatterV, dtype, op, 0, digest(counts)));
+    const size_t item = itemsize(dtype);
+    const Blocks blocks(counts.data(), steps_.n, item);
+    if (steps_.n == 1) copy(recv, send, blocks.size(0));
+    else collectives::reduce_scatter(steps_, bytes(send), bytes(recv), blocks, item, kernel);
+}
+
+void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype) {
+    check_counts(out, "send_counts");
+    check_counts(in, "recv_counts");
+    Call_ call(*this, make_call(Op::AllToAllV, dtype));
+    const int n = steps_.n;
+    const size_t item = itemsize(dtype);
+    // Everyone learns what everyone sends: to check it, and to agree on the number of rounds.
+    Counts all(size_t(n) * n);
+    collectives::all_gather(steps_, bytes(out.data()), bytes(all.data()), Blocks(n, n * sizeof(uint64_t)));
+    uint64_t largest = 0;
+    for (int from = 0; from < n; ++from)
+        for (int to = 0; to < n; ++to)
+            if (from != to) largest = std::max(largest, all[size_t(from) * n + to]);
+    for (int from = 0; from < n; ++from) {
+        const uint64_t sent = all[size_t(from) * n + rank()];
+        if (sent == in[from]) continue;
+        const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) + " elements to rank " +
+                                 std::to_string(rank()) + ", which expects " + std::to_string(in[from]);
+        fail_region(region_, Cause::Mismatch, rank(), steps_.calls(), text);
+        steps_.throw_failure(name(Op::AllToAllV));
+    }
+    const Blocks blocks_out(out.data(), n, item), blocks_in(in.data(), n, item);
+    if (n == 1) copy(recv, send, blocks_out.size(0));
+    else collectives::all_to_all(steps_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
+}
+
+std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag) {
+    check_root(to, "dest");
+    check_open();
+    return mail_->send(data, count, dtype, to, tag);
+}
+
+std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag) {
+    check_root(from, "src");
+    check_open();
+    return mail_->recv(data, count, dtype, from, tag);
+}
+
+void Comm::sync() {
+    check_open();
+    mail_->sync(timeout());
+}
+
+std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
+    struct Entry {
+        int64_t color, key;
+        bool operator<(const Entry& other) const { return key < other.key; }
+    };
+    const int n = steps_.n;
+    std::vector<Entry> entries(n);
+    std::vector<uint64_t> regions(n);
+    std::vector<int> ranks;  // of this group, in the order of the new one
+    Call_ call(*this, make_call(Op::Split));
+    const Entry mine{color, key};
+    collectives::all_gather(steps_, bytes(&mine), bytes(entries.data()), Blocks(n, sizeof(Entry)));
+    for (int r = 0; r < n; ++r)
+        if (entries[r].color == color) ranks.push_back(r);
+    std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entries[a] < entries[b]; });
+
+    uint64_t made = 0;  // by the first rank of each new group; 1 says that it could not be
+    std::string trouble;
+    if (color >= 0 && ranks[0] == rank()) {
+        std::vector<int> members;
+        for (int r : ranks) members.push_back(region_.member()[r]);
+        try {
+            made = create_region(*segment_, members);
+        } catch (const Error& e) {
+            made = 1;
+            trouble = e.what();
+        }
+    }
+    collectives::all_gather(steps_, bytes(&made), bytes(regions.data()), Blocks(n, sizeof made));
+    if (color < 0) return nullptr;
+    const uint64_t offset = regions[ranks[0]];
+    if (offset == 1) throw OutOfMemory(trouble.empty() ? "split: no shared memory for the new group" : "split: " + trouble);
+    const int place = int(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
+    return std::make_shared<Comm>(segment_, offset, place, timeout());
+}
+
+void Comm::abort(const std::string& why) { fail_region(region_, Cause::PeerLost, rank(), region_.seats[rank()].calls.load(), why); }
+
+std::optional<std::string> Comm::close(double timeout) noexcept {
+    if (closed_.exchange(true)) return std::nullopt;
+    if (forks_ != forks.load()) return std::nullopt;
+    std::string trouble;
+    try {
+        // A call of another thread is let finish; one that does not is ended.
+        const auto until = Clock::now() + std::chrono::duration<double>(timeout);
+        while (busy_.load()) {
+            if (Clock::now() > until && !region_.failed())
+                fail_region(region_, Cause::PeerLost, rank(), steps_.calls(), "closed the group while a call of its own was under way");
+            usleep(500);
+        }
+        if (!region_.failed()) trouble = mail_->close(timeout);
+        else mail_->close(0);
+        Seat& seat = region_.seats[rank()];
+        seat.left.store(1);
+        wake_all(region_);
+        if (region_.seated.fetch_sub(1) == 1 && region_offset_ != segment_->header().world_region) {
+            const int n = region_.nranks;
+            for (int from = 0; from < n; ++from)
+                for (int to = 0; to < n; ++to)
+                    if (uint64_t channel = region_.channel(from, to).load()) segment_->release(channel);
+            segment_->release(region_offset_);
+        }
+    } catch (const std::exception& e) {
+        trouble = e.what();
+    }
+    if (trouble.empty()) return std::nullopt;
+    return trouble;
+}
+
+}  // namespace rankwise

@@ -1,0 +1,72 @@
+// One rank's end of one group: checks the arguments, lets one call at a time through, and runs it.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mail.hpp"
+#include "steps.hpp"
+
+namespace rankwise {
+
+using Counts = std::vector<uint64_t>;
+
+class Comm {
+public:
+    // Takes part in `segment` as `rank`; returns once all its ranks have joined. process: this rank
+    // is a process of its own, so its peers are watched. Throws PeerLost, TimedOut, BadArgument.
+    static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process);
+    Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout);
+    ~Comm();
+
+    int rank() const { return steps_.rank; }
+    int world_size() const { return steps_.n; }
+    double timeout() const { return steps_.timeout; }
+    void set_timeout(double seconds);
+
+    // The operations of the contract. Throw BadArgument before anything is sent, else as Steps does.
+    void barrier();
+    void broadcast(void* data, uint64_t count, DType dtype, int root);
+    void all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op);
+    void reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root);
+    void all_gather(const void* send, void* recv, uint64_t count, DType dtype);
+    void gather(const void* send, void* recv, uint64_t count, DType dtype, int root);
+    void scatter(const void* send, void* recv, uint64_t count, DType dtype, int root);
+    void reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op);
+    void all_to_all(const void* send, void* recv, uint64_t count, DType dtype);
+    void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype);
+    void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
+    void scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
+    void reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op);
+    void all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype);
+
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag);
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
+    void sync();
+    // Collective. color < 0: no part in any new group, nullptr.
+    std::shared_ptr<Comm> split(int64_t color, int64_t key);
+
+    // Fail the group, naming this rank: "rank 2 <why>".
+    void abort(const std::string& why);
+    // Idempotent, never throws. What went wrong, in words, or nothing.
+    std::optional<std::string> close(double timeout) noexcept;
+
+private:
+    class Call_;
+    friend class Call_;
+    void check_open() const;
+    void check_root(int root, const char* argument = "root") const;
+    void check_counts(const Counts& counts, const char* argument) const;
+
+    std::shared_ptr<Segment> segment_;
+    Region& region_;
+    const uint64_t region_offset_;
+    Steps steps_;
+    std::shared_ptr<Mail> mail_;
+    std::atomic<uint32_t> busy_{0};  // futex: 0 free, 1 a call is under way, 2 and others wait
+    std::atomic<bool> closed_{false};
+    const unsigned forks_;           // how often this process had been forked off when it joined
+};
+
+}  // namespace rankwise

@@ -1,0 +1,51 @@
+// What the core throws. The bindings translate each type once, in one file.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rankwise {
+
+using Calls = std::vector<std::pair<int, std::string>>;  // what each rank called or where it is
+
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct PeerLost : Error {
+    int rank;
+    std::string how, operation;
+    int64_t sequence;
+    PeerLost(const std::string& text, int rank, std::string how, std::string operation, int64_t sequence)
+        : Error(text), rank(rank), how(std::move(how)), operation(std::move(operation)), sequence(sequence) {}
+};
+
+struct Mismatch : Error {
+    Calls calls;
+    int64_t sequence;
+    Mismatch(const std::string& text, Calls calls, int64_t sequence)
+        : Error(text), calls(std::move(calls)), sequence(sequence) {}
+};
+
+struct TimedOut : Error {
+    double limit;
+    std::vector<int> missing;
+    Calls states;
+    std::string operation;
+    int64_t sequence;
+    TimedOut(const std::string& text, double limit, std::vector<int> missing, Calls states,
+             std::string operation, int64_t sequence)
+        : Error(text), limit(limit), missing(std::move(missing)), states(std::move(states)),
+          operation(std::move(operation)), sequence(sequence) {}
+};
+
+struct Closed : Error { using Error::Error; };
+struct BadArgument : Error { using Error::Error; };
+struct OutOfMemory : Error { using Error::Error; };
+
+// The embedding's interrupt check asked the wait to stop (in Python: a pending exception).
+struct Interrupted : Error { Interrupted() : Error("interrupted") {} };
+
+}  // namespace rankwise

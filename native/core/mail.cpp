@@ -1,0 +1,413 @@
+#include "mail.hpp"
+
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace rankwise {
+
+namespace {
+
+constexpr uint64_t kUnit = 64;            // messages start at multiples of it
+constexpr uint64_t kChunk = 64 << 10;     // announced at a time, so that both ends copy at once
+
+uint64_t pad_of(uint64_t bytes) { return (kUnit - bytes % kUnit) % kUnit; }
+
+std::string describe(uint64_t count, DType dtype, int tag) {
+    return std::to_string(count) + " x " + name(dtype) + " with tag " + std::to_string(tag);
+}
+
+}  // namespace
+
+// Bytes written and read so far; the difference lies in the ring.
+struct Mail::Channel {
+    uint64_t capacity;
+    alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
+    alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
+    alignas(kCacheLine) uint8_t ring[];
+
+    uint64_t room() const { return capacity - (written.load(std::memory_order_relaxed) - read.load()); }
+    uint64_t waiting() const { return written.load() - read.load(std::memory_order_relaxed); }
+    void put(uint64_t at, const void* data, uint64_t bytes) {
+        const uint64_t start = at % capacity, head = std::min(bytes, capacity - start);
+        std::memcpy(ring + start, data, head);
+        std::memcpy(ring, static_cast<const uint8_t*>(data) + head, bytes - head);
+    }
+    void get(uint64_t at, void* data, uint64_t bytes) const {
+        const uint64_t start = at % capacity, head = std::min(bytes, capacity - start);
+        std::memcpy(data, ring + start, head);
+        std::memcpy(static_cast<uint8_t*>(data) + head, ring, bytes - head);
+    }
+};
+
+Mail::Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps)
+    : segment_(std::move(segment)), region_(region), steps_(steps), rank_(steps.rank), n_(steps.n),
+      policy_(WaitPolicy::for_ranks(segment_->world_size())), sends_(n_), arrived_(n_), incoming_(n_) {}
+
+Mail::~Mail() { close(0); }
+
+Mail::Channel* Mail::channel(int from, int to, bool make) {
+    std::atomic<uint64_t>& place = region_.channel(from, to);
+    uint64_t offset = place.load(std::memory_order_acquire);
+    if (!offset && make) {
+        const uint64_t capacity = n_ <= 8 ? 256 << 10 : 64 << 10;
+        offset = segment_->allocate(sizeof(Channel) + capacity, BlockKind::Channel);
+        segment_->at<Channel>(offset)->capacity = capacity;
+        place.store(offset, std::memory_order_release);
+    }
+    return offset ? segment_->at<Channel>(offset) : nullptr;
+}
+
+void Mail::ring(int whom) {
+    Seat& seat = region_.seats[whom];
+    if (!seat.mail_sleepers.load()) return;
+    seat.mail.fetch_add(1);
+    futex_wake_all(seat.mail);
+}
+
+std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtype, int to, int tag) {
+    if (region_.failed()) steps_.throw_failure(name(Op::Send));
+    auto r = std::make_shared<Request>();
+    r->mail_ = weak_from_this();
+    r->sends_ = true;
+    r->peer_ = to;
+    r->tag_ = tag;
+    r->dtype_ = dtype;
+    r->count_ = count;
+    r->data_ = static_cast<uint8_t*>(const_cast<void*>(data));
+    std::lock_guard lock(mutex_);
+    if (to == rank_) {  // arrives at once: nothing has to be read first
+        auto message = arrive(rank_, {count * itemsize(dtype), count, tag, uint32_t(dtype), 0});
+        if (message->left) std::memcpy(message->at, data, message->left);
+        message->left = 0;
+        finish(*message);
+        r->complete_ = true;
+        return r;
+    }
+    sends_[to].push_back(r);
+    push(to);
+    if (!r->complete_) ensure_thread();
+    return r;
+}
+
+std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int from, int tag) {
+    if (region_.failed()) steps_.throw_failure(name(Op::Recv));
+    auto r = std::make_shared<Request>();
+    r->mail_ = weak_from_this();
+    r->peer_ = from;
+    r->tag_ = tag;
+    r->dtype_ = dtype;
+    r->count_ = count;
+    r->data_ = static_cast<uint8_t*>(data);
+    std::lock_guard lock(mutex_);
+    auto& kept = arrived_[from];
+    auto found = std::find_if(kept.begin(), kept.end(), [&](auto& m) { return m->header.tag == tag; });
+    if (found == kept.end()) {
+        receives_.push_back(r);
+        if (from != rank_) pull(from);
+    } else if (Message& m = **found; fits(*r, m.header)) {
+        const uint64_t here = m.header.bytes - m.left;
+        if (here) std::memcpy(data, m.kept.data(), here);
+        m.at = r->data_ + here;
+        m.kept = {};
+        m.receive = r;
+        r->matched_ = true;
+        receives_.push_back(r);
+        auto message = *found;  // where bytes are still to come, incoming_ holds it too
+        kept.erase(found);
+        if (!message->left) finish(*message);
+        else pull(from);
+    }
+    if (!r->complete_) ensure_thread();
+    return r;
+}
+
+// Whether the message is what the receive expects. If not the receive has failed, and the message
+// stays for another.
+bool Mail::fits(Request& r, const Header& h) {
+    if (r.count_ == h.count && r.dtype_ == DType(h.dtype)) return true;
+    r.failure_ = "recv from rank " + std::to_string(r.peer_) + ": the message is " + describe(h.count, DType(h.dtype), h.tag) +
+                 ", the receive expects " + describe(r.count_, r.dtype_, r.tag_);
+    r.complete_ = true;
+    return false;
+}
+
+// A header was read: bind the message to the receive that waits for it, or keep it.
+std::shared_ptr<Mail::Message> Mail::arrive(int from, const Header& h) {
+    auto m = std::make_shared<Message>(Message{h, h.bytes, nullptr, {}, nullptr});
+    auto asked = std::find_if(receives_.begin(), receives_.end(),
+                              [&](auto& r) { return r->peer_ == from && r->tag_ == h.tag && !r->matched_; });
+    if (asked != receives_.end()) {
+        if (fits(**asked, h)) {
+            m->receive = *asked;
+            m->receive->matched_ = true;
+            m->at = m->receive->data_;
+            return m;
+        }
+        receives_.erase(asked);
+    }
+    m->kept.resize(h.bytes);
+    m->at = m->kept.data();
+    arrived_[from].push_back(m);
+    return m;
+}
+
+// The last byte is here.
+void Mail::finish(Message& m) {
+    if (!m.receive) return;
+    receives_.remove(m.receive);
+    m.receive->complete_ = true;
+}
+
+bool Mail::push(int to) {
+    auto& queue = sends_[to];
+    if (queue.empty()) return false;
+    Channel& c = *channel(rank_, to, true);
+    bool moved = false;
+    while (!queue.empty()) {
+        Request& r = *queue.front();
+        const uint64_t total = r.count_ * itemsize(r.dtype_);
+        const uint64_t before = c.written.load(std::memory_order_relaxed);
+        uint64_t at = before, room = c.room();
+        if (!r.matched_ && room >= sizeof(Header)) {
+            const Header h{total, r.count_, r.tag_, uint32_t(r.dtype_), 0};
+            c.put(at, &h, sizeof h);
+            at += sizeof h;
+            room -= sizeof h;
+            r.matched_ = true;
+        }
+        if (r.matched_) {
+            const uint64_t bytes = std::min({total - r.sent_, room, kChunk});
+            c.put(at, r.data_ + r.sent_, bytes);
+            at += bytes;
+            room -= bytes;
+            r.sent_ += bytes;
+        }
+        const bool finished = r.matched_ && r.sent_ == total && room >= pad_of(at);
+        if (finished) at += pad_of(at);
+        if (at != before) {
+            c.written.exchange(at);
+            ring(to);
+            moved = true;
+        }
+        if (finished) {
+            r.complete_ = true;
+            queue.pop_front();
+        } else if (at == before) {
+            break;
+        }
+    }
+    return moved;
+}
+
+bool Mail::pull(int from) {
+    Channel* c = channel(from, rank_, false);
+    if (!c) return false;
+    Incoming& in = incoming_[from];
+    bool moved = false;
+    for (;;) {
+        const uint64_t before = c->read.load(std::memory_order_relaxed);
+        uint64_t at = before, waiting = c->waiting();
+        if (!in.message && !in.pad && waiting >= sizeof(Header)) {
+            Header h;
+            c->get(at, &h, sizeof h);
+            at += sizeof h;
+            waiting -= sizeof h;
+            in.message = arrive(from, h);
+            in.pad = pad_of(at + h.bytes);
+        }
+        if (in.message) {
+            Message& m = *in.message;
+            const uint64_t bytes = std::min({m.left, waiting, kChunk});
+            c->get(at, m.at, bytes);
+            at += bytes;
+            waiting -= bytes;
+            m.at += bytes;
+            m.left -= bytes;
+            if (!m.left) {
+                finish(m);
+                in.message.reset();
+            }
+        }
+        if (!in.message && waiting >= in.pad) {
+            at += in.pad;
+            in.pad = 0;
+        }
+        if (at == before) return moved;
+        c->read.exchange(at);
+        ring(from);
+        moved = true;
+    }
+}
+
+bool Mail::progress() {
+    bool moved = false;
+    for (int p = 0; p < n_; ++p) {
+        if (p == rank_) continue;
+        moved |= push(p);
+        moved |= pull(p);
+    }
+    return moved;
+}
+
+bool Mail::pending() const {
+    if (!receives_.empty()) return true;
+    return std::any_of(sends_.begin(), sends_.end(), [](auto& q) { return !q.empty(); });
+}
+
+// Ends a wait for someone who will not come.
+void Mail::check_peers(const Request* request) {
+    const char* operation = name(!request ? Op::Sync : request->sends_ ? Op::Send : Op::Recv);
+    if (region_.failed()) steps_.throw_failure(operation);
+    auto gone = [&](const Request& r) {
+        if (r.complete_ || r.peer_ == rank_ || !region_.seats[r.peer_].left.load()) return;
+        std::unique_lock lock(mutex_);
+        while (progress()) {}  // what it left in the ring still counts
+        if (r.complete_) return;
+        lock.unlock();
+        steps_.lost(r.peer_, operation);
+    };
+    if (request) return gone(*request);
+    std::vector<std::shared_ptr<Request>> all;
+    {
+        std::lock_guard lock(mutex_);
+        all.assign(receives_.begin(), receives_.end());
+        for (auto& q : sends_) all.insert(all.end(), q.begin(), q.end());
+    }
+    for (auto& r : all) gone(*r);
+}
+
+template <class Done> void Mail::wait_until(double timeout, Done&& done, const Request* request) {
+    auto try_once = [&] {
+        std::lock_guard lock(mutex_);
+        progress();
+        return done();
+    };
+    for (int i = policy_.spins / 8; i >= 0; --i) {
+        if (try_once()) return;
+        cpu_relax();
+    }
+    const auto since = Clock::now();
+    while (Clock::now() - since < policy_.yielding) {
+        sched_yield();
+        if (try_once()) return;
+    }
+    Seat& seat = region_.seats[rank_];
+    struct Registered {
+        std::atomic<uint32_t>& sleepers;
+        explicit Registered(std::atomic<uint32_t>& s) : sleepers(s) { sleepers.fetch_add(1); }
+        ~Registered() { sleepers.fetch_sub(1); }
+    } registered(seat.mail_sleepers);
+    for (;;) {
+        const uint32_t rung = seat.mail.load();
+        if (try_once()) return;
+        check_peers(request);
+        const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
+        if (left.count() <= 0) {
+            std::string what = "pending messages";
+            std::vector<int> missing;
+            if (request) {
+                what = std::string(request->sends_ ? "send to" : "recv from") + " rank " + std::to_string(request->peer_) + " (" +
+                       describe(request->count_, request->dtype_, request->tag_) + ")";
+                missing.push_back(request->peer_);
+            }
+            Calls where = steps_.states();
+            std::string text = what + ": not complete within " + seconds(timeout);
+            for (const auto& [r, state] : where) text += "\n  rank " + std::to_string(r) + ": " + state;
+            throw TimedOut(text, timeout, missing, where, request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1);
+        }
+        const auto nap = std::min<std::chrono::duration<double>>(left, kLongestNap);
+        futex_sleep(seat.mail, rung, std::max(std::chrono::nanoseconds(1000), std::chrono::duration_cast<std::chrono::nanoseconds>(nap)));
+        if (interrupt_check()) throw Interrupted();
+    }
+}
+
+void Mail::sync(double timeout) {
+    {
+        std::lock_guard lock(mutex_);
+        if (!pending()) return;
+    }
+    wait_until(timeout, [&] { return !pending(); }, nullptr);
+}
+
+void Mail::ensure_thread() {
+    if (closing_) return;
+    if (!thread_.joinable()) {
+        sigset_t all, before;  // signals are for the program's own threads
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        thread_ = std::thread([this] { run(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+    work_.notify_one();
+}
+
+void Mail::run() {
+    Seat& seat = region_.seats[rank_];
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        work_.wait(lock, [&] { return closing_ || pending(); });
+        if (closing_) return;
+        seat.mail_sleepers.fetch_add(1);
+        while (!closing_ && pending()) {
+            const uint32_t rung = seat.mail.load();
+            if (progress()) continue;
+            if (region_.failed()) {
+                work_.wait(lock, [&] { return closing_; });
+                break;
+            }
+            lock.unlock();
+            futex_sleep(seat.mail, rung, kLongestNap);
+            lock.lock();
+        }
+        seat.mail_sleepers.fetch_sub(1);
+    }
+}
+
+std::string Mail::close(double timeout) {
+    std::string trouble;
+    auto sends_left = [&] {
+        size_t left = 0;
+        for (auto& q : sends_) left += q.size();
+        return left;
+    };
+    try {
+        if (timeout > 0 && !closing_) wait_until(timeout, [&] { return sends_left() == 0; }, nullptr);
+    } catch (const Error& e) {
+        trouble = e.what();
+    }
+    {
+        std::lock_guard lock(mutex_);
+        if (size_t left = sends_left(); left && trouble.empty() && !closing_) trouble = std::to_string(left) + " sends not delivered";
+        if (!receives_.empty() && trouble.empty() && !closing_) trouble = std::to_string(receives_.size()) + " receives without a message";
+        closing_ = true;
+        work_.notify_all();
+    }
+    Seat& seat = region_.seats[rank_];
+    seat.mail.fetch_add(1);
+    futex_wake_all(seat.mail);
+    if (thread_.joinable()) thread_.join();
+    return trouble;
+}
+
+void Request::wait(std::optional<double> timeout) {
+    if (!complete_) {
+        auto mail = mail_.lock();
+        if (!mail || mail->closing_) throw Closed("the communicator of this request was closed before it was complete");
+        mail->wait_until(timeout.value_or(mail->steps_.timeout), [&] { return complete_.load(); }, this);
+    }
+    if (!failure_.empty()) throw Mismatch(failure_, {}, -1);
+}
+
+bool Request::done() {
+    if (complete_) return true;
+    auto mail = mail_.lock();
+    if (!mail) return true;
+    std::lock_guard lock(mail->mutex_);
+    mail->progress();
+    return complete_ || mail->region_.failed();
+}
+
+}  // namespace rankwise

@@ -1,0 +1,112 @@
+// Messages between two ranks: a ring of bytes for each (source, destination) that has talked, and
+// this rank's lists of sends and receives under way.
+//
+// A send copies into the ring what fits at once; the rest, and receives that found no message yet,
+// are moved by whoever waits, or by a thread that exists from the first such request on and sleeps
+// while there is nothing to move. Messages match by (source, tag) in the order sent; one that
+// arrives before its receive is kept in this rank's own memory, so a message never blocks the one
+// behind it, and two ranks that send large messages to each other both proceed.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "region.hpp"
+#include "steps.hpp"
+
+namespace rankwise {
+
+class Mail;
+
+// One send or receive.
+class Request {
+public:
+    // Until complete, at most `timeout` seconds, or the communicator's own; TimedOut leaves the
+    // request under way.
+    void wait(std::optional<double> timeout);
+    bool done();
+
+private:
+    friend class Mail;
+    std::weak_ptr<Mail> mail_;
+    bool sends_ = false;
+    int peer_ = 0;
+    int tag_ = 0;
+    DType dtype_ = DType::U8;
+    uint64_t count_ = 0;
+    uint8_t* data_ = nullptr;
+    uint64_t sent_ = 0;           // send: bytes that are in the ring
+    bool matched_ = false;        // send: its header is in the ring; receive: it has its message
+    std::atomic<bool> complete_{false};
+    std::string failure_;         // receive: the message was not what was expected
+};
+
+class Mail : public std::enable_shared_from_this<Mail> {
+public:
+    Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps);
+    ~Mail();
+
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag);
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
+    // Until every request of this rank is complete.
+    void sync(double timeout);
+    // Sends that did not get out within `timeout`, in words; then no thread runs any more.
+    std::string close(double timeout);
+
+private:
+    friend class Request;
+    struct Header {  // in the ring before each message
+        uint64_t bytes, count;
+        int32_t tag;
+        uint32_t dtype;
+        uint64_t unused;
+    };
+    struct Message {  // one that has begun to arrive
+        Header header;
+        uint64_t left;                     // bytes still to come
+        uint8_t* at;                       // where the next one goes
+        std::vector<uint8_t> kept;         // the bytes, while no receive has asked for them
+        std::shared_ptr<Request> receive;  // who asked for them
+    };
+    struct Incoming {  // what is being read from one source
+        std::shared_ptr<Message> message;
+        uint64_t pad = 0;                  // bytes to skip behind it
+    };
+    struct Channel;
+
+    Channel* channel(int from, int to, bool make);
+    bool progress();  // with mutex_ held; true when a byte moved
+    bool push(int to);
+    bool pull(int from);
+    std::shared_ptr<Message> arrive(int from, const Header& header);
+    void finish(Message& message);
+    static bool fits(Request& receive, const Header& header);
+    bool pending() const;
+    void ring(int whom);
+    template <class Done> void wait_until(double timeout, Done&& done, const Request* request);
+    void check_peers(const Request* request);
+    void ensure_thread();
+    void run();
+
+    std::shared_ptr<Segment> segment_;
+    Region& region_;
+    Steps& steps_;
+    const int rank_, n_;
+    WaitPolicy policy_;
+    std::mutex mutex_;
+    std::vector<std::deque<std::shared_ptr<Request>>> sends_;     // by destination
+    std::vector<std::list<std::shared_ptr<Message>>> arrived_;    // by source: without a receive yet
+    std::list<std::shared_ptr<Request>> receives_;                // posted, in order
+    std::vector<Incoming> incoming_;                              // by source
+    std::condition_variable work_;
+    bool closing_ = false;
+    std::thread thread_;
+};
+
+}  // namespace rankwise

@@ -1,0 +1,101 @@
+#include "region.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace rankwise {
+
+namespace {
+
+constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Slots small enough that the slots in use by all ranks stay in the cache; large enough that
+// synchronising costs little beside the copying.
+size_t slot_bytes_for(int nranks) {
+    if (nranks <= 4) return 256 << 10;
+    if (nranks <= 16) return 128 << 10;
+    return 64 << 10;
+}
+
+}  // namespace
+
+const char* name(Op op) {
+    constexpr const char* names[] = {
+        "none", "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter",
+        "reduce_scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v",
+        "all_to_all_v", "split", "send", "recv", "sync", "close", "init"};
+    return size_t(op) < std::size(names) ? names[size_t(op)] : "unknown";
+}
+
+Call make_call(Op op, DType dtype, ReduceOp reduce, int root, uint64_t amount) {
+    return {uint64_t(op) | uint64_t(dtype) << 8 | uint64_t(reduce) << 16 | uint64_t(uint32_t(root)) << 32, amount};
+}
+
+std::string Call::words() const {
+    const Op which = op();
+    const auto dtype = DType(what >> 8 & 0xff);
+    std::string text = name(which);
+    if (which == Op::Barrier || which == Op::Split || which == Op::None) return text + "()";
+    const bool by_rank = which >= Op::AllGatherV && which <= Op::AllToAllV;
+    text += by_rank ? "(counts#" + std::to_string(amount % 100000) : "(count=" + std::to_string(amount);
+    text += std::string(", dtype=") + (uint64_t(dtype) < kDTypes ? name(dtype) : "?");
+    if (which == Op::AllReduce || which == Op::Reduce || which == Op::ReduceScatter || which == Op::ReduceScatterV)
+        text += std::string(", op=") + name(ReduceOp(what >> 16 & 0x7));
+    if (which == Op::Broadcast || which == Op::Reduce || which == Op::Gather || which == Op::Scatter ||
+        which == Op::GatherV || which == Op::ScatterV)
+        text += ", root=" + std::to_string(int32_t(what >> 32));
+    return text + ")";
+}
+
+uint64_t create_region(Segment& segment, const std::vector<int>& members) {
+    const size_t n = members.size();
+    const size_t table = sizeof(Region) + n * sizeof(Seat);
+    const size_t channels = round_up(table, kCacheLine);
+    const size_t roll = round_up(channels + n * n * sizeof(uint64_t), kCacheLine);
+    const size_t staging = round_up(roll + n * sizeof(int32_t), 4096);
+    const size_t slot = slot_bytes_for(int(n));
+    const size_t bytes = staging + (n > 1 ? n * kSlots * slot : 0);
+    const uint64_t offset = segment.allocate(bytes, BlockKind::Region);
+    Region& region = *segment.at<Region>(offset);
+    region.bytes = bytes;
+    region.nranks = int32_t(n);
+    region.seated = uint32_t(n);
+    region.slot_bytes = slot;
+    region.staging = staging;
+    region.channels = channels;
+    region.members = roll;
+    std::copy(members.begin(), members.end(), reinterpret_cast<int32_t*>(region.base() + roll));
+    return offset;
+}
+
+void fail_region(Region& region, Cause cause, int rank, uint64_t sequence, const std::string& how) {
+    Failure& f = region.failure;
+    uint32_t none = 0;
+    if (!f.state.compare_exchange_strong(none, 1)) return;
+    f.cause = cause;
+    f.rank = rank;
+    f.sequence = sequence;
+    const size_t length = std::min(how.size(), sizeof f.how - 1);
+    std::memcpy(f.how, how.data(), length);
+    f.how[length] = 0;
+    f.state.store(2);
+    wake_all(region);
+}
+
+void region_lost_rank(Region& region, int world_rank) {
+    for (int i = 0; i < region.nranks; ++i)
+        if (region.member()[i] == world_rank && !region.seats[i].left.load())
+            fail_region(region, Cause::PeerLost, i, region.seats[i].calls.load(), "");
+}
+
+void wake_all(Region& region) {
+    for (int i = 0; i < region.nranks; ++i) {
+        Seat& seat = region.seats[i];
+        seat.bell.fetch_add(1);
+        futex_wake_all(seat.bell);
+        seat.mail.fetch_add(1);
+        futex_wake_all(seat.mail);
+    }
+}
+
+}  // namespace rankwise

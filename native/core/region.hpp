@@ -1,0 +1,102 @@
+// A group's share of the segment: what its ranks write for each other.
+//
+// Every rank has a seat. In it stands a short ring of lines; a line carries one step of the group:
+// the step's number, the call it belongs to, and a small payload. Behind the seats lies the
+// staging: kSlots slots for each rank, through which larger data passes.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "segment.hpp"
+#include "types.hpp"
+
+namespace rankwise {
+
+enum class Op : uint8_t {
+    None, Barrier, AllReduce, Broadcast, Reduce, AllGather, Gather, Scatter, ReduceScatter, AllToAll,
+    AllGatherV, GatherV, ScatterV, ReduceScatterV, AllToAllV, Split, Send, Recv, Sync, Close, Join,
+};
+const char* name(Op op);
+
+inline constexpr int kLines = 4;           // lines of a rank's ring
+inline constexpr int kSlots = 4;           // staging slots of a rank
+inline constexpr size_t kInline = 96;      // bytes that travel beside the flag
+
+// What a rank says it is calling.
+struct Call {
+    uint64_t what;    // Op | dtype << 8 | op << 16 | root << 32
+    uint64_t amount;  // elements, or a digest of the per-rank counts
+    bool operator==(const Call&) const = default;
+    Op op() const { return Op(what & 0xff); }
+    std::string words() const;  // "all_reduce(count=3, dtype=float32, op=sum)"
+};
+Call make_call(Op op, DType dtype = DType::U8, ReduceOp reduce = ReduceOp::SUM, int root = 0, uint64_t amount = 0);
+
+struct alignas(kCacheLine) Line {
+    std::atomic<uint64_t> seq;  // step + 1 once the rest is there
+    std::atomic<uint64_t> history;       // digest of this and all earlier calls: what the ranks compare
+    std::atomic<uint64_t> what, amount;  // the call, for the message when they differ
+    uint8_t payload[kInline];
+
+    void say(uint64_t digest, const Call& call) {
+        history.store(digest, std::memory_order_relaxed);
+        what.store(call.what, std::memory_order_relaxed);
+        amount.store(call.amount, std::memory_order_relaxed);
+    }
+    Call said() const { return {what.load(std::memory_order_relaxed), amount.load(std::memory_order_relaxed)}; }
+};
+static_assert(sizeof(Line) == kCacheLine);
+
+struct alignas(kCacheLine) Seat {
+    Line lines[kLines];
+    alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex: rung for a sleeper waiting in a collective
+    std::atomic<uint32_t> waits_for;                 // rank + 1 that the sleeper waits for
+    alignas(kCacheLine) std::atomic<uint32_t> mail;  // futex: rung when a channel moved
+    std::atomic<uint32_t> mail_sleepers;
+    alignas(kCacheLine) std::atomic<uint32_t> left;  // closed its end of the group
+    std::atomic<uint64_t> calls;                     // how many operations it has begun
+};
+
+// Why a group failed; written once, by the rank that wins `state`.
+enum class Cause : uint32_t { None, PeerLost, Mismatch, TimedOut };
+struct Failure {
+    std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 there
+    Cause cause;
+    int32_t rank;                 // of the group: who was lost, or who found it
+    uint64_t sequence;
+    char how[232];                // in words; empty for a lost rank: its record says how
+};
+
+struct Region {
+    uint64_t bytes;
+    int32_t nranks;
+    std::atomic<uint32_t> seated;                         // seats whose rank has not let go of the memory
+    uint64_t slot_bytes;
+    uint64_t staging;                                     // offset from the region's start
+    uint64_t channels;                                    // likewise: a table [src][dst] of segment offsets
+    uint64_t members;                                     // likewise: int32 world rank of each seat
+    alignas(kCacheLine) std::atomic<uint32_t> sleepers;   // ranks asleep in a collective
+    alignas(kCacheLine) Failure failure;
+    alignas(kCacheLine) Seat seats[];
+
+    uint8_t* base() { return reinterpret_cast<uint8_t*>(this); }
+    const int32_t* member() { return reinterpret_cast<const int32_t*>(base() + members); }
+    std::atomic<uint64_t>& channel(int src, int dst) {
+        return reinterpret_cast<std::atomic<uint64_t>*>(base() + channels)[src * nranks + dst];
+    }
+    bool failed() const { return failure.state.load(std::memory_order_acquire) != 0; }
+};
+
+// A new region for these world ranks; its offset in the segment.
+uint64_t create_region(Segment& segment, const std::vector<int>& members);
+
+// Mark the group failed, unless it already is, and wake everyone in it.
+void fail_region(Region& region, Cause cause, int rank, uint64_t sequence, const std::string& how);
+// `world_rank`'s process ended: fail the region if it still sat there.
+void region_lost_rank(Region& region, int world_rank);
+void wake_all(Region& region);
+
+}  // namespace rankwise

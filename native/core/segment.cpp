@@ -1,0 +1,223 @@
+#include "segment.hpp"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "errors.hpp"
+#include "region.hpp"
+
+namespace rankwise {
+
+namespace {
+
+constexpr uint64_t kMagic = 0x31657369776b6e72;  // "rnkwise1"
+constexpr size_t kPage = 4096;
+
+// Stands in the first page of its block; the memory begins one page on. In address order.
+struct Block {
+    uint64_t bytes;  // of the whole block, this page included
+    BlockKind kind;
+    uint64_t next;   // offset of the next block, 0 at the end
+};
+
+constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+[[noreturn]] void fail_system(const char* what) {
+    throw Error(std::string(what) + ": " + std::strerror(errno));
+}
+
+std::string mib(size_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
+
+uint8_t* map(int fd, size_t bytes) {
+    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base == MAP_FAILED) fail_system("mapping the shared segment");
+    madvise(base, bytes, MADV_DONTDUMP);
+    return static_cast<uint8_t*>(base);
+}
+
+}  // namespace
+
+size_t available_memory() {
+    size_t available = SIZE_MAX;
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string key, unit; meminfo >> key;) {
+        size_t kib = 0;
+        meminfo >> kib;
+        std::getline(meminfo, unit);
+        if (key == "MemAvailable:") available = kib * 1024;
+    }
+    size_t limit = 0, used = 0;
+    std::ifstream max("/sys/fs/cgroup/memory.max"), now("/sys/fs/cgroup/memory.current");
+    if (max >> limit && now >> used) available = std::min(available, limit > used ? limit - used : 0);
+    return available;
+}
+
+Segment::Segment(int fd, uint8_t* base, size_t bytes)
+    : fd_(fd), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)) {}
+
+Segment::~Segment() {
+    munmap(base_, mapped_);
+    close(fd_);
+}
+
+std::shared_ptr<Segment> Segment::create(int world_size) {
+    if (world_size < 1 || world_size > kMaxRanks)
+        throw BadArgument("world_size: " + std::to_string(world_size) + " given, expected 1 to " +
+                          std::to_string(kMaxRanks));
+    size_t head = round_up(sizeof(SegmentHeader) + world_size * sizeof(RankRecord), kPage);
+    size_t pages = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+    size_t bytes = round_up(std::max<size_t>(2 * pages, size_t(4) << 30), kPage);
+
+    int fd = memfd_create("rankwise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) fail_system("memfd_create");
+    if (ftruncate(fd, off_t(bytes)) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        int error = errno;
+        close(fd);
+        errno = error;
+        fail_system("sizing the shared segment");
+    }
+    if (fallocate(fd, 0, 0, off_t(head)) != 0) {
+        close(fd);
+        throw OutOfMemory("the shared segment needs " + mib(head) + ", " + mib(available_memory()) + " are available");
+    }
+    uint8_t* base;
+    try {
+        base = map(fd, bytes);
+    } catch (...) {
+        close(fd);
+        throw;
+    }
+    std::shared_ptr<Segment> segment(new Segment(fd, base, bytes));
+    SegmentHeader& h = segment->header();
+    h.bytes = bytes;
+    h.world_size = world_size;
+    for (int r = 0; r < world_size; ++r) h.ranks[r].exit_status = kStatusUnknown;
+    h.first_block = head;
+    if (fallocate(fd, 0, off_t(head), kPage) != 0) throw OutOfMemory("no memory for the shared segment");
+    *segment->at<Block>(head) = {bytes - head, BlockKind::Free, 0};
+    std::vector<int> everyone(world_size);
+    for (int r = 0; r < world_size; ++r) everyone[r] = r;
+    h.world_region = create_region(*segment, everyone);
+    h.magic = kMagic;
+    return segment;
+}
+
+std::shared_ptr<Segment> Segment::attach(int fd) {
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        throw BadArgument("fd: " + std::to_string(fd) + " given, expected an open descriptor of a rankwise segment");
+    if (size_t(info.st_size) < sizeof(SegmentHeader))
+        throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment");
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (own < 0) fail_system("duplicating the segment's descriptor");
+    uint8_t* base;
+    try {
+        base = map(own, size_t(info.st_size));
+    } catch (...) {
+        close(own);
+        throw;
+    }
+    std::shared_ptr<Segment> segment(new Segment(own, base, size_t(info.st_size)));
+    if (segment->header().magic != kMagic || segment->header().bytes != size_t(info.st_size))
+        throw BadArgument("fd: " + std::to_string(fd) + " is not a segment of this version of rankwise");
+    return segment;
+}
+
+// The heap's lock, held for the time of a list walk. A holder that died is known by its record.
+struct Segment::HeapLock {
+    SegmentHeader& h;
+    explicit HeapLock(SegmentHeader& header) : h(header) {
+        const uint32_t me = uint32_t(getpid());
+        auto start = Clock::now();
+        for (uint32_t free = 0; !h.heap_owner.compare_exchange_weak(free, me, std::memory_order_acquire); free = 0) {
+            sched_yield();
+            if (Clock::now() - start > std::chrono::seconds(2)) {  // no walk takes so long: the holder died in it
+                h.heap_owner.store(me, std::memory_order_acquire);
+                break;
+            }
+        }
+    }
+    ~HeapLock() { h.heap_owner.store(0, std::memory_order_release); }
+};
+
+uint64_t Segment::allocate(size_t bytes, BlockKind kind) {
+    const size_t need = round_up(bytes, kPage) + kPage;
+    if (size_t free = available_memory(); need > free)
+        throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(free) + " available");
+    HeapLock lock(*header_);
+    for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next) {
+        Block& block = *at<Block>(offset);
+        if (block.kind != BlockKind::Free || block.bytes < need) continue;
+        // Commit the pages now: a page that cannot be had is an error here, not a SIGBUS later.
+        const size_t remainder = block.bytes - need;
+        if (fallocate(fd_, 0, off_t(offset), off_t(need + (remainder ? kPage : 0))) != 0)
+            throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
+        if (remainder) {
+            *at<Block>(offset + need) = {remainder, BlockKind::Free, block.next};
+            block.next = offset + need;
+            block.bytes = need;
+        }
+        block.kind = kind;
+        return offset + kPage;
+    }
+    throw OutOfMemory("shared memory: " + mib(need) + " needed, the segment of " + mib(header_->bytes) + " has no room");
+}
+
+void Segment::release(uint64_t offset) {
+    HeapLock lock(*header_);
+    at<Block>(offset - kPage)->kind = BlockKind::Free;
+    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(at<Block>(offset - kPage)->bytes - kPage));
+    for (uint64_t here = header_->first_block; here;) {  // join neighbours that are both free
+        Block& block = *at<Block>(here);
+        Block* next = block.next ? at<Block>(block.next) : nullptr;
+        if (next && block.kind == BlockKind::Free && next->kind == BlockKind::Free) {
+            uint64_t gone = block.next;
+            block.bytes += next->bytes;
+            block.next = next->next;
+            fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(gone), kPage);
+        } else {
+            here = block.next;
+        }
+    }
+}
+
+size_t Segment::allocated_blocks() const {
+    HeapLock lock(*header_);
+    size_t count = 0;
+    for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
+        count += at<Block>(offset)->kind != BlockKind::Free;
+    return count;
+}
+
+void Segment::mark_exited(int rank, int32_t status) {
+    RankRecord& r = record(rank);
+    if (status != kStatusUnknown) r.exit_status.store(status);
+    if (r.exited.exchange(1)) return;
+    header_->roster.fetch_add(1);
+    futex_wake_all(header_->roster);
+    HeapLock lock(*header_);
+    for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
+        if (at<Block>(offset)->kind == BlockKind::Region) region_lost_rank(*at<Region>(offset + kPage), rank);
+}
+
+std::string Segment::how_it_ended(int rank) const {
+    const RankRecord& r = record(rank);
+    const auto until = Clock::now() + std::chrono::milliseconds(100);
+    while (r.exit_status.load() == kStatusUnknown && Clock::now() < until) usleep(1000);
+    const int32_t status = r.exit_status.load();
+    if (!r.exited.load() && status == kStatusUnknown) return "left the group";
+    if (status == kStatusUnknown) return "ended";
+    if (status < 0) return std::string("was killed by ") + (sigabbrev_np(-status) ? "SIG" + std::string(sigabbrev_np(-status)) : "signal " + std::to_string(-status));
+    return "exited with status " + std::to_string(status);
+}
+
+}  // namespace rankwise

@@ -1,0 +1,84 @@
+// The shared memory of the ranks of one host: a memfd that every rank maps, a record for each
+// rank, and a heap from which groups, channels and buffers are cut.
+//
+// The file is as large as the machine's memory allows and sparse: pages exist where a heap block
+// has been committed. It never moves and is sealed against resizing, so an offset is valid in every
+// rank for as long as the job lives.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "waiting.hpp"
+
+namespace rankwise {
+
+inline constexpr int kMaxRanks = 1024;     // ranks of one host
+inline constexpr size_t kCacheLine = 128;  // two lines: the neighbour is fetched along with a line
+inline constexpr int32_t kStatusUnknown = INT32_MIN;
+
+// Each rank writes its own; everyone reads.
+struct alignas(kCacheLine) RankRecord {
+    std::atomic<int32_t> pid;
+    std::atomic<uint32_t> joined;
+    std::atomic<uint32_t> exited;      // its process has ended
+    std::atomic<int32_t> exit_status;  // exit code, minus the signal, or kStatusUnknown
+    std::atomic<uint32_t> operation;   // Op of the present or last call | 0x100 while inside it
+    std::atomic<uint64_t> sequence;    // its number within its group
+};
+
+struct SegmentHeader {
+    uint64_t magic;
+    uint64_t bytes;
+    int32_t world_size;
+    std::atomic<uint32_t> heap_owner;         // rank + 1 of the holder of the heap's lock
+    alignas(kCacheLine) std::atomic<uint32_t> roster;  // bumped at each joining and exit; joiners sleep on it
+    uint64_t world_region;                    // offset of the group of all ranks
+    uint64_t first_block;
+    RankRecord ranks[];
+};
+
+enum class BlockKind : uint32_t { Free, Region, Channel, Buffer };
+
+class Segment : public std::enable_shared_from_this<Segment> {
+public:
+    // Throws OutOfMemory (needed and available named), BadArgument.
+    static std::shared_ptr<Segment> create(int world_size);
+    // Maps the segment behind `fd`, which is duplicated. Throws Error where it is no segment.
+    static std::shared_ptr<Segment> attach(int fd);
+    ~Segment();
+    Segment(const Segment&) = delete;
+
+    int fd() const { return fd_; }
+    int world_size() const { return header_->world_size; }
+    SegmentHeader& header() const { return *header_; }
+    RankRecord& record(int rank) const { return header_->ranks[rank]; }
+    template <class T = uint8_t> T* at(uint64_t offset) const { return reinterpret_cast<T*>(base_ + offset); }
+
+    // Page-aligned zeroed memory of the segment; the offset of its first byte. Throws OutOfMemory.
+    uint64_t allocate(size_t bytes, BlockKind kind);
+    void release(uint64_t offset);
+    size_t allocated_blocks() const;
+
+    // The process of `rank` ended: record it, and fail every group in which it still sat.
+    void mark_exited(int rank, int32_t status);
+    // "was killed by SIGKILL", "exited with status 3": what is known of a rank that ended. Waits
+    // a moment for whoever reaps the process to say how.
+    std::string how_it_ended(int rank) const;
+
+private:
+    Segment(int fd, uint8_t* base, size_t bytes);
+    struct HeapLock;
+    int fd_;
+    uint8_t* base_;
+    size_t mapped_;
+    SegmentHeader* header_;
+};
+
+// Bytes that may still be taken before the machine or the cgroup runs out.
+size_t available_memory();
+
+}  // namespace rankwise

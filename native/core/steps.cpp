@@ -1,0 +1,169 @@
+#include "steps.hpp"
+
+#include <sched.h>
+
+#include <cstdio>
+
+namespace rankwise {
+
+namespace {
+
+constexpr uint32_t kInside = 0x100;  // RankRecord::operation: the rank is still in it
+
+uint64_t mix(uint64_t h, uint64_t word) {
+    h = (h ^ word) * 0x9e3779b97f4a7c15;
+    return h ^ h >> 32;
+}
+
+}  // namespace
+
+std::string seconds(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.6g s", value);
+    return text;
+}
+
+Steps::Steps(Segment& segment, Region& region, int rank)
+    : rank(rank), n(region.nranks), segment_(segment), region_(region),
+      record_(segment.record(region.member()[rank])),
+      policy_(WaitPolicy::for_ranks(segment.world_size())) {}
+
+void Steps::begin(const Call& call) {
+    if (region_.failed()) throw_failure();
+    call_ = call;
+    history_ = mix(mix(history_, call.what), call.amount);
+    ++calls_;
+    region_.seats[rank].calls.store(calls_, std::memory_order_relaxed);
+    record_.sequence.store(calls_, std::memory_order_relaxed);
+    record_.operation.store(uint32_t(call.op()) | kInside, std::memory_order_relaxed);
+}
+
+void Steps::end() { record_.operation.store(uint32_t(call_.op()), std::memory_order_relaxed); }
+
+void Steps::wake_sleepers() {
+    for (int p = 0; p < n; ++p) {
+        Seat& seat = region_.seats[p];
+        if (seat.waits_for.load() != uint32_t(rank) + 1) continue;
+        seat.bell.fetch_add(1);
+        futex_wake_all(seat.bell);
+    }
+}
+
+void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
+    const auto since = Clock::now();
+    do {
+        for (int i = 0; i < 8; ++i) {
+            sched_yield();
+            if (seq.load(std::memory_order_acquire) >= value) return;
+        }
+    } while (Clock::now() - since < policy_.yielding);
+
+    Seat& seat = region_.seats[rank];
+    struct Registered {  // also withdrawn when a wait ends in an exception
+        Seat& seat;
+        Region& region;
+        Registered(Seat& seat, Region& region, uint32_t whom) : seat(seat), region(region) {
+            seat.waits_for.store(whom);
+            region.sleepers.fetch_add(1);
+        }
+        ~Registered() {
+            region.sleepers.fetch_sub(1);
+            seat.waits_for.store(0);
+        }
+    } registered(seat, region_, uint32_t(peer) + 1);
+
+    for (;;) {
+        const uint32_t rung = seat.bell.load();
+        if (seq.load() >= value) return;
+        look_for_trouble(peer, seq, value, since);
+        const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
+        const auto nap = std::min<std::chrono::duration<double>>(left, kLongestNap);
+        futex_sleep(seat.bell, rung, std::max(std::chrono::nanoseconds(1000), std::chrono::duration_cast<std::chrono::nanoseconds>(nap)));
+        if (seq.load() >= value) return;
+        if (interrupt_check()) {
+            fail_region(region_, Cause::PeerLost, rank, calls_, std::string("was interrupted in ") + name(call_.op()));
+            throw Interrupted();
+        }
+    }
+}
+
+void Steps::look_for_trouble(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since) {
+    if (region_.failed()) throw_failure();
+    if (region_.seats[peer].left.load() && seq.load() < value) 
+        lost(peer, name(call_.op()), int64_t(calls_));
+    if (Clock::now() - since >= std::chrono::duration<double>(timeout)) timed_out(value);
+}
+
+void Steps::lost(int peer, const std::string& operation, int64_t sequence) {
+    fail_region(region_, Cause::PeerLost, peer, region_.seats[peer].calls.load(), "");
+    throw_failure(operation, sequence);
+}
+
+void Steps::mismatch() {
+    fail_region(region_, Cause::Mismatch, rank, calls_, "");
+    throw_failure();
+}
+
+void Steps::timed_out(uint64_t value) {
+    std::string missing;
+    for (int p = 0; p < n; ++p)
+        if (p != rank && region_.seats[p].lines[(value - 1) % kLines].seq.load() < value)
+            missing += (missing.empty() ? "" : ",") + std::to_string(p);
+    fail_region(region_, Cause::TimedOut, rank, calls_, missing);
+    throw_failure();
+}
+
+Calls Steps::states() const {
+    Calls result;
+    for (int p = 0; p < n; ++p) {
+        const RankRecord& r = segment_.record(region_.member()[p]);
+        const uint32_t operation = r.operation.load();
+        const std::string call = std::string(name(Op(operation & 0xff))) + " #" + std::to_string(r.sequence.load());
+        std::string where;
+        if (!r.joined.load()) where = "has not joined";
+        else if (r.exited.load()) where = segment_.how_it_ended(region_.member()[p]);
+        else if (Op(operation & 0xff) == Op::None) where = "outside any collective";
+        else if (operation & kInside) where = "in " + call;
+        else where = "outside any collective, last was " + call;
+        result.emplace_back(p, where);
+    }
+    return result;
+}
+
+void Steps::throw_failure(const std::string& operation, int64_t sequence) {
+    Failure& f = region_.failure;
+    while (f.state.load() == 1) sched_yield();  // being written; the writer is a few stores away
+    const std::string who = "rank " + std::to_string(f.rank);
+    const std::string here = operation == name(Op::None) ? "" : ", while rank " + std::to_string(rank) + " was in " + operation +
+                             (sequence < 0 ? "" : " #" + std::to_string(sequence));
+    switch (f.cause) {
+    case Cause::PeerLost: {
+        const int world_rank = region_.member()[f.rank];
+        const std::string how = f.how[0] ? f.how : segment_.how_it_ended(world_rank);
+        const std::string pid = " (pid " + std::to_string(segment_.record(world_rank).pid.load()) + ") ";
+        throw PeerLost(who + pid + how + here, f.rank, how, operation, sequence);
+    }
+    case Cause::TimedOut: {
+        std::vector<int> missing;
+        for (const char* at = f.how; *at; at += *at == ',') missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
+        Calls where = states();
+        std::string text = "no answer within " + seconds(timeout) + " from rank" + (missing.size() == 1 ? " " : "s ") + f.how + ", awaited by " + who + here;
+        for (const auto& [r, what] : where) text += "\n  rank " + std::to_string(r) + ": " + what;
+        throw TimedOut(text, timeout, missing, where, operation, sequence);
+    }
+    default: break;
+    }
+    // A mismatch: show what each rank's latest line says.
+    Calls calls;
+    for (int p = 0; p < n; ++p) {
+        const Line* latest = nullptr;
+        for (const Line& line : region_.seats[p].lines)
+            if (line.seq.load() && (!latest || line.seq.load() > latest->seq.load())) latest = &line;
+        calls.emplace_back(p, latest ? latest->said().words() : "nothing yet");
+    }
+    std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by " + who + " at its operation #" + std::to_string(f.sequence) + ")";
+    for (const auto& [r, what] : calls) text += "\n  rank " + std::to_string(r) + ": " + what;
+    throw Mismatch(text, calls, int64_t(f.sequence));
+}
+
+}  // namespace rankwise

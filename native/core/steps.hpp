@@ -1,0 +1,147 @@
+// The protocol under every collective: numbered steps, announced on lines, with data in slots.
+//
+// All ranks of a group run the same schedule of steps. post() announces this rank's next step;
+// await() waits for a peer's and compares what both are calling. Posting step s also says: I am
+// done with everything I had to read before it. So a line or a slot may be written again once every
+// peer has posted a step after its last reading; release() notes which step that is, claim() waits
+// for it. Nothing is acknowledged by extra messages.
+//
+// A peer that is waited for and does not come ends in an exception: it died or left, it called
+// something else, the group failed elsewhere, the deadline passed, or the embedding interrupted.
+#pragma once
+#include <algorithm>
+#include <cstring>
+
+#include "errors.hpp"
+#include "region.hpp"
+#include "waiting.hpp"
+
+namespace rankwise {
+
+// "2.5 s"
+std::string seconds(double value);
+
+class Steps {
+public:
+    Steps(Segment& segment, Region& region, int rank);
+
+    const int rank, n;
+    std::atomic<double> timeout{300};  // seconds that one wait may last
+    Segment& segment() const { return segment_; }
+    Region& region() const { return region_; }
+    size_t slot_bytes() const { return region_.slot_bytes; }
+    uint64_t calls() const { return calls_; }
+
+    // A new operation of this rank. Throws where the group has failed.
+    void begin(const Call& call);
+    void end();
+
+    // Announce the next step, with up to kInline bytes beside the flag. Returns its number.
+    uint64_t post(const void* payload = nullptr, size_t bytes = 0) {
+        const uint64_t step = next_++;
+        if (step + 2 > kLines) await_value_all(step + 2 - kLines);
+        Line& line = region_.seats[rank].lines[step % kLines];
+        line.say(history_, call_);
+        if (bytes) std::memcpy(line.payload, payload, bytes);
+        // Sequentially consistent, as is the sleepers' registration: either we see the sleeper, or
+        // it sees the step.
+        line.seq.exchange(step + 1);
+        if (region_.sleepers.load()) wake_sleepers();
+        return step;
+    }
+
+    // Wait for a peer's step, and compare the calls.
+    void await(int peer, uint64_t step) {
+        await_value(peer, step + 1);
+        if (region_.seats[peer].lines[step % kLines].history.load(std::memory_order_relaxed) != history_) mismatch();
+    }
+    void await_all(uint64_t step) {
+        for (int p = 0; p < n; ++p)
+            if (p != rank) await(p, step);
+        seen_ = std::max(seen_, step + 1);
+    }
+    const uint8_t* payload(int peer, uint64_t step) const {
+        return region_.seats[peer].lines[step % kLines].payload;
+    }
+
+    // Pieces are numbered by all ranks alike, also by those that write nothing.
+    uint64_t take_pieces(uint64_t count) {
+        const uint64_t first = pieces_;
+        pieces_ += count;
+        return first;
+    }
+    uint8_t* slot(int of, uint64_t piece) const {
+        return region_.base() + region_.staging + (size_t(of) * kSlots + piece % kSlots) * region_.slot_bytes;
+    }
+    // Wait until this rank's slot for `piece` has been read by all.
+    void claim(uint64_t piece) { await_value_all(free_at_[piece % kSlots]); }
+    // This rank has read what it had to of `piece`; its next post says so.
+    void release(uint64_t piece) { free_at_[piece % kSlots] = next_ + 1; }
+
+    // Throws why the group failed. `operation` is what the caller was doing; `sequence` its number
+    // where it has one.
+    [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1);
+    // Fail the group because `peer` ended or left, and throw.
+    [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
+    Calls states() const;  // where each rank is, in words
+
+private:
+    void await_value(int peer, uint64_t value) {
+        std::atomic<uint64_t>& seq = region_.seats[peer].lines[(value - 1) % kLines].seq;
+        if (seq.load(std::memory_order_acquire) >= value) return;
+        for (int i = policy_.spins; i > 0; --i) {
+            cpu_relax();
+            if (seq.load(std::memory_order_acquire) >= value) return;
+        }
+        sleep_for(peer, seq, value);
+    }
+    void await_value_all(uint64_t value) {
+        if (seen_ >= value) return;
+        for (int p = 0; p < n; ++p)
+            if (p != rank) await_value(p, value);
+        seen_ = value;
+    }
+    void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
+    void look_for_trouble(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since);
+    void wake_sleepers();
+    [[noreturn]] void mismatch();
+    [[noreturn]] void timed_out(uint64_t value);
+    [[noreturn]] void throw_failure() { throw_failure(name(call_.op()), int64_t(calls_)); }
+
+    Segment& segment_;
+    Region& region_;
+    RankRecord& record_;
+    WaitPolicy policy_;
+    Call call_{};
+    uint64_t history_ = 0;         // digest of all calls so far
+    uint64_t calls_ = 0;
+    uint64_t next_ = 0;            // the step that the next post announces
+    uint64_t seen_ = 0;            // every peer has posted at least this many steps
+    uint64_t pieces_ = 0;
+    uint64_t free_at_[kSlots] = {};  // steps each peer must have posted before the slot is free
+};
+
+// Runs `rounds` pieces with two of them in flight: fill(piece, k) writes this rank's slot for round
+// k, drain(piece, k, step) awaits and reads the peers'. Copying in runs ahead of waiting by a round.
+template <class Fill, class Drain>
+void pipeline(Steps& s, uint64_t rounds, bool writes, Fill&& fill, Drain&& drain) {
+    const uint64_t first = s.take_pieces(rounds);
+    uint64_t before = 0;
+    for (uint64_t k = 0; k <= rounds; ++k) {
+        uint64_t step = 0;
+        if (k < rounds) {
+            if (writes) {
+                s.claim(first + k);
+                fill(first + k, k);
+            }
+            step = s.post();
+        }
+        if (k > 0) {
+            drain(first + k - 1, k - 1, before);
+            s.release(first + k - 1);
+        }
+        before = step;
+    }
+}
+
+}  // namespace rankwise

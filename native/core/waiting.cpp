@@ -1,0 +1,57 @@
+#include "waiting.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <fstream>
+#include <string>
+
+namespace rankwise {
+
+bool (*interrupt_check)() = [] { return false; };
+
+namespace {
+
+// The quota of cgroup v2 (cpu.max: "max 100000" or "150000 100000") or v1, in cores; 0 for none.
+double cgroup_quota() {
+    std::string quota;
+    double period = 0;
+    std::ifstream unified("/sys/fs/cgroup/cpu.max");
+    if (unified >> quota >> period && quota != "max" && period > 0) return std::stod(quota) / period;
+    double micros = 0;
+    std::ifstream used("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), length("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+    if (used >> micros && length >> period && micros > 0 && period > 0) return micros / period;
+    return 0;
+}
+
+}  // namespace
+
+int usable_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    if (double quota = cgroup_quota(); quota > 0) cores = std::min(cores, std::max(1, int(std::floor(quota))));
+    return std::max(1, cores);
+}
+
+WaitPolicy WaitPolicy::for_ranks(int ranks_on_host) {
+    if (ranks_on_host <= usable_cores()) return {2000, std::chrono::microseconds(100)};
+    return {0, std::chrono::microseconds(300)};
+}
+
+bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit) {
+    timespec ts{time_t(limit.count() / 1'000'000'000), long(limit.count() % 1'000'000'000)};
+    long rc = syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &ts, nullptr, 0);
+    return !(rc == -1 && errno == EINTR);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace rankwise

@@ -1,0 +1,41 @@
+// How a rank waits: a short spin, then yielding, then asleep on a futex with a deadline.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace rankwise {
+
+using Clock = std::chrono::steady_clock;
+
+inline void cpu_relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield" ::: "memory");
+#endif
+}
+
+// Cores this process may really use: its affinity mask, cut by the cgroup's CPU quota.
+int usable_cores();
+
+// What a rank does before it sleeps. Spinning pays only where every rank has a core of its own:
+// otherwise it keeps the rank that is waited for from running.
+struct WaitPolicy {
+    int spins;                            // looks at the flag with a pause between
+    std::chrono::microseconds yielding;   // then this long, giving the core away between looks
+    static WaitPolicy for_ranks(int ranks_on_host);
+};
+
+// Sleep while *word == seen, at most `limit`. Returns false when a signal interrupted the sleep.
+bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit);
+void futex_wake_all(std::atomic<uint32_t>& word);
+
+// Asked, in the thread that waits, after a signal and at least every kLongestNap of sleep: true
+// means stop waiting (in Python: a signal handler raised). Set once by the embedding.
+extern bool (*interrupt_check)();
+
+// The longest sleep between two looks at deadline, abort mark and interrupts.
+inline constexpr std::chrono::milliseconds kLongestNap{200};
+
+}  // namespace rankwise

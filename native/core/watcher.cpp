@@ -1,0 +1,96 @@
+#include "watcher.hpp"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <thread>
+#include <vector>
+
+namespace rankwise {
+
+namespace {
+
+int open_pidfd(int pid) { return int(syscall(SYS_pidfd_open, pid, 0)); }
+
+// What PIDFD_GET_INFO of Linux 6.15 and later fills in (linux/pidfd.h).
+struct PidfdInfo {
+    uint64_t mask, cgroup;
+    uint32_t pid, tgid, ppid, ids[8];
+    int32_t exit_code;
+};
+constexpr uint64_t kInfoExit = 1 << 3;
+
+// How the process ended, where the kernel tells one who is not its parent: it does so once the
+// parent has reaped it. As subprocess's returncode.
+int32_t exit_status(int pidfd) {
+    PidfdInfo info{};
+    info.mask = kInfoExit;
+    if (ioctl(pidfd, _IOWR(0xFF, 11, PidfdInfo), &info) != 0 || !(info.mask & kInfoExit)) return kStatusUnknown;
+    const int code = info.exit_code;
+    return (code & 0x7f) ? -(code & 0x7f) : (code >> 8 & 0xff);
+}
+
+void start(void (*body)(std::vector<pollfd>, std::shared_ptr<Segment>), std::vector<pollfd> fds, std::shared_ptr<Segment> segment) {
+    sigset_t all, before;  // signals are for the program's own threads
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread(body, std::move(fds), std::move(segment)).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// fds[r] watches rank r; -1 where there is nothing (more) to watch.
+void watch(std::vector<pollfd> fds, std::shared_ptr<Segment> segment) {
+    size_t alive = 0;
+    for (const pollfd& f : fds) alive += f.fd >= 0;
+    while (alive > 0) {
+        if (poll(fds.data(), fds.size(), -1) < 0) {
+            if (errno == EINTR) continue;
+            return;
+        }
+        for (size_t r = 0; r < fds.size(); ++r) {
+            if (fds[r].fd < 0 || !fds[r].revents) continue;
+            segment->mark_exited(int(r), kStatusUnknown);
+            for (int tries = 0; tries < 50 && segment->record(int(r)).exit_status.load() == kStatusUnknown; ++tries) {
+                if (const int32_t status = exit_status(fds[r].fd); status != kStatusUnknown) segment->mark_exited(int(r), status);
+                else usleep(2000);
+            }
+            close(fds[r].fd);
+            fds[r].fd = -1;
+            --alive;
+        }
+    }
+}
+
+}  // namespace
+
+void watch_peers(std::shared_ptr<Segment> segment, int rank) {
+    const int n = segment->world_size();
+    if (n == 1) return;
+    std::vector<pollfd> fds(static_cast<size_t>(n), pollfd{-1, POLLIN, 0});
+    for (int r = 0; r < n; ++r) {
+        if (r == rank) continue;
+        fds[size_t(r)].fd = open_pidfd(segment->record(r).pid.load());
+        if (fds[size_t(r)].fd < 0 && errno == ESRCH) segment->mark_exited(r, kStatusUnknown);
+    }
+    start(watch, std::move(fds), std::move(segment));
+}
+
+void end_with(int pid) {
+    const int fd = open_pidfd(pid);
+    if (fd < 0 && errno == ESRCH) kill(getpid(), SIGKILL);
+    if (fd < 0) return;
+    start(
+        [](std::vector<pollfd> fds, std::shared_ptr<Segment>) {
+            while (poll(fds.data(), 1, -1) < 0 && errno == EINTR) {}
+            kill(getpid(), SIGTERM);
+            sleep(1);
+            kill(getpid(), SIGKILL);
+        },
+        {pollfd{fd, POLLIN, 0}}, nullptr);
+}
+
+}  // namespace rankwise
