@@ -54,6 +54,8 @@ HEAVY = {
 def room_of(module: str) -> str:
     """'rankwise.api.group' -> 'api'; 'rankwise' and names found in it -> 'rankwise'."""
     name = module.split(".")[1] if "." in module else ""
+    if name == "__main__":
+        return "tools"  # `python -m rankwise` is the command
     return name if name in MAY_IMPORT or name == "_native" else "rankwise"
 
 
@@ -201,6 +203,7 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str, fault
         ("backends/gloo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("tools/run.py", "from rankwise.api import launch\nimport rankwise as rw"),
         ("testing/ranks.py", "from rankwise.backends import threads\nfrom rankwise.api.spawn import spawn"),
+        ("__main__.py", "from rankwise.tools.cli import main"),
         ("_native.pyi", "from collections.abc import Sequence"),
     ],
 )

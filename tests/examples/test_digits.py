@@ -23,7 +23,7 @@ pytest.importorskip("tqdm")
 
 
 def on_ranks(n: int) -> list[str]:
-    return [sys.executable, "-m", "rankwise.tools.cli", "run", "-n", str(n)]
+    return [sys.executable, "-m", "rankwise", "run", "-n", str(n)]
 
 
 def digits(start: list[str], folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
