@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
+from rankwise import _native
 from rankwise.api.group import Group, check_timeout
 from rankwise.api.ranks import find_job
 from rankwise.backends import registry
@@ -42,6 +43,8 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
         settings = Settings.read()
         job = find_job(os.environ, settings)
         name = backend or settings.backend or _suits(job)
+        if settings.launcher_pid is not None:
+            _native.end_with(settings.launcher_pid)
         comm = registry.opener(name)(job, timeout or settings.timeout)
         _default = Group(comm, backend=name)
         return _default
