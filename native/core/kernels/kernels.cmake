@@ -1,0 +1,23 @@
+# isa.cpp is compiled once for each instruction set, into a namespace of that name; kernels.cpp chooses at run time.
+target_sources(rankwise_core PRIVATE ${CMAKE_CURRENT_LIST_DIR}/kernels.cpp)
+
+function(rankwise_kernels isa)
+  set(target rankwise_kernels_${isa})
+  add_library(${target} OBJECT ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/isa.cpp)
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
+  target_compile_definitions(${target} PRIVATE RANKWISE_ISA=${isa})
+  # Optimised in every build type. Contraction off: a fused multiply-add would round differently on some machines.
+  target_compile_options(${target} PRIVATE
+    -O3 -ffp-contract=off -fno-trapping-math -fno-math-errno -fvisibility=hidden ${ARGN})
+  target_sources(rankwise_core PRIVATE $<TARGET_OBJECTS:${target}>)
+endfunction()
+
+rankwise_kernels(baseline)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  rankwise_kernels(avx2 -mavx2 -mf16c)
+  # The AVX-512 bf16 conversion flushes subnormals, and half-precision arithmetic would round more than once: neither is used.
+  rankwise_kernels(avx512 -mavx2 -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+  # GCC 12 warns of its own AVX-512 header.
+  target_compile_options(rankwise_kernels_avx512 PRIVATE -Wno-maybe-uninitialized)
+  target_compile_definitions(rankwise_core PRIVATE RANKWISE_X86_KERNELS)
+endif()

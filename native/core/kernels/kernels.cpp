@@ -1,0 +1,29 @@
+#include "kernels/kernels.hpp"
+
+#include "kernels/table.hpp"
+
+namespace rankwise {
+
+std::span<const KernelTable* const> supported_tables() {
+#ifdef RANKWISE_X86_KERNELS
+    static constexpr const KernelTable* all[] = {&avx512::table, &avx2::table, &baseline::table};
+    static const size_t unsupported = [] {
+        const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+        const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+        return has_avx512 ? 0 : has_avx2 ? 1 : 2;
+    }();
+    return std::span(all).subspan(unsupported);
+#else
+    static constexpr const KernelTable* all[] = {&baseline::table};
+    return all;
+#endif
+}
+
+ReduceKernel reduce_kernel(DType dtype, ReduceOp op) {
+    return supported_tables().front()->kernels[static_cast<int>(dtype)][static_cast<int>(op)];
+}
+
+const char* kernel_isa() { return supported_tables().front()->isa; }
+
+}  // namespace rankwise

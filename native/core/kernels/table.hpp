@@ -1,0 +1,21 @@
+// The kernels of one instruction set. kernels.cmake compiles isa.cpp once for each.
+#pragma once
+#include <span>
+
+#include "kernels/kernels.hpp"
+
+namespace rankwise {
+
+struct KernelTable {
+    const char* isa;
+    ReduceKernel kernels[kDTypes][kReduceOps];
+};
+
+namespace baseline { extern const KernelTable table; }
+namespace avx2 { extern const KernelTable table; }
+namespace avx512 { extern const KernelTable table; }
+
+// The tables this CPU can run, best first. All of them give the same bits, save for which NaN comes of two.
+std::span<const KernelTable* const> supported_tables();
+
+}  // namespace rankwise

@@ -1,0 +1,134 @@
+// Every collective against what it means, over world sizes and sizes around the borders between the
+// ways it can go: beside the flag, one slot, many pieces, a ragged tail.
+#include <numeric>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+// Element i of what rank r holds: small integers, so that float sums are exact.
+float value(int r, uint64_t i) { return float((i * 7 + uint64_t(r) * 3) % 101) - 50; }
+
+std::vector<float> filled(int r, uint64_t count) {
+    std::vector<float> v(count);
+    for (uint64_t i = 0; i < count; ++i) v[i] = value(r, i);
+    return v;
+}
+
+float total(int n, uint64_t i) {
+    float sum = 0;
+    for (int r = 0; r < n; ++r) sum += value(r, i);
+    return sum;
+}
+
+void every_collective(Comm& c, uint64_t count) {
+    const int n = c.world_size(), me = c.rank();
+    const auto blocks = count * uint64_t(n);
+    const std::vector<float> mine = filled(me, count), many = filled(me, blocks);
+
+    auto x = mine;
+    c.all_reduce(x.data(), count, DType::F32, ReduceOp::SUM);
+    for (uint64_t i = 0; i < count; ++i) CHECK_EQ(x[i], total(n, i));
+
+    for (int root = 0; root < n; root += std::max(1, n - 1)) {
+        x = mine;
+        c.broadcast(x.data(), count, DType::F32, root);
+        CHECK(x == filled(root, count), "broadcast of " << count << " from " << root);
+
+        x = mine;
+        c.reduce(x.data(), count, DType::F32, ReduceOp::SUM, root);
+        for (uint64_t i = 0; i < count; ++i) CHECK_EQ(x[i], me == root ? total(n, i) : mine[i]);
+
+        std::vector<float> all(me == root ? blocks : 0);
+        c.gather(mine.data(), all.data(), count, DType::F32, root);
+        for (int r = 0; me == root && r < n; ++r)
+            CHECK(std::equal(all.begin() + long(count) * r, all.begin() + long(count) * (r + 1), filled(r, count).begin()), "gather of " << count);
+
+        x.assign(count, -1);
+        c.scatter(me == root ? many.data() : nullptr, x.data(), count, DType::F32, root);
+        const auto sent = filled(root, blocks);
+        CHECK(std::equal(x.begin(), x.end(), sent.begin() + long(count) * me), "scatter of " << count << " from " << root);
+    }
+
+    std::vector<float> all(blocks);
+    c.all_gather(mine.data(), all.data(), count, DType::F32);
+    for (int r = 0; r < n; ++r)
+        CHECK(std::equal(all.begin() + long(count) * r, all.begin() + long(count) * (r + 1), filled(r, count).begin()), "all_gather of " << count);
+
+    x.assign(count, -1);
+    c.reduce_scatter(many.data(), x.data(), count, DType::F32, ReduceOp::SUM);
+    for (uint64_t i = 0; i < count; ++i) CHECK_EQ(x[i], total(n, i + count * uint64_t(me)));
+
+    c.all_to_all(many.data(), all.data(), count, DType::F32);
+    for (int r = 0; r < n; ++r)
+        for (uint64_t i = 0; i < count; ++i) CHECK_EQ(all[count * uint64_t(r) + i], value(r, count * uint64_t(me) + i));
+    c.barrier();
+}
+
+void uneven(Comm& c) {
+    const int n = c.world_size(), me = c.rank();
+    Counts counts(n), out(n), in(n);
+    for (int r = 0; r < n; ++r) {
+        counts[r] = uint64_t(r) * 70001 % 90000 * (r % 3 != 1);  // rank 1 has nothing
+        out[r] = uint64_t(me + 2 * r) * 1000;
+        in[r] = uint64_t(r + 2 * me) * 1000;
+    }
+    const uint64_t sum = std::accumulate(counts.begin(), counts.end(), uint64_t(0));
+    const uint64_t before = std::accumulate(counts.begin(), counts.begin() + me, uint64_t(0));
+    const auto mine = filled(me, counts[me]), many = filled(me, sum);
+
+    std::vector<float> all(sum), part(counts[me]);
+    c.all_gather_v(mine.data(), all.data(), counts, DType::F32);
+    auto at = all.begin();
+    for (int r = 0; r < n; ++r, at += long(counts[r - 1])) CHECK(std::equal(at, at + long(counts[r]), filled(r, counts[r]).begin()), "all_gather_v");
+
+    std::fill(all.begin(), all.end(), -1.f);
+    c.gather_v(mine.data(), all.data(), counts, DType::F32, n - 1);
+    at = all.begin();
+    for (int r = 0; me == n - 1 && r < n; ++r, at += long(counts[r - 1])) CHECK(std::equal(at, at + long(counts[r]), filled(r, counts[r]).begin()), "gather_v");
+
+    c.scatter_v(many.data(), part.data(), counts, DType::F32, 0);
+    for (uint64_t i = 0; i < counts[me]; ++i) CHECK_EQ(part[i], value(0, before + i));
+
+    c.reduce_scatter_v(many.data(), part.data(), counts, DType::F32, ReduceOp::SUM);
+    for (uint64_t i = 0; i < counts[me]; ++i) CHECK_EQ(part[i], total(n, before + i));
+
+    const auto outgoing = filled(me, std::accumulate(out.begin(), out.end(), uint64_t(0)));
+    std::vector<float> incoming(std::accumulate(in.begin(), in.end(), uint64_t(0)));
+    c.all_to_all_v(outgoing.data(), incoming.data(), out, in, DType::F32);
+    uint64_t place = 0;
+    for (int r = 0; r < n; ++r) {
+        uint64_t start = 0;  // where my block begins in r's buffer
+        for (int j = 0; j < me; ++j) start += uint64_t(r + 2 * j) * 1000;
+        for (uint64_t i = 0; i < in[r]; ++i) CHECK_EQ(incoming[place + i], value(r, start + i));
+        place += in[r];
+    }
+}
+
+// Rooted operations back to back: nobody may overtake what another still reads.
+void in_a_row(Comm& c) {
+    const int n = c.world_size();
+    for (int k = 0; k < 300; ++k) {
+        const int root = k % n;
+        std::vector<float> x = filled(c.rank() + k, 5000);
+        c.broadcast(x.data(), x.size(), DType::F32, root);
+        CHECK(x == filled(root + k, 5000), "broadcast " << k);
+        float small = float(c.rank() == root ? k : -1);
+        c.broadcast(&small, 1, DType::F32, root);
+        CHECK_EQ(small, float(k));
+    }
+}
+
+}  // namespace
+
+int main() {
+    for (int n : {1, 2, 3, 4, 7})
+        ranks::run(n, [](Comm& c) {
+            for (uint64_t count : {0, 1, 23, 24, 25, 1023, 1024, 4097, 65536, 70001, 300007}) every_collective(c, count);
+            uneven(c);
+            in_a_row(c);
+        });
+    return check::result();
+}

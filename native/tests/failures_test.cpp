@@ -1,0 +1,120 @@
+// What must end in an error, on every rank, within a bound.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+using ranks::thrown;
+
+namespace {
+
+void sum(Comm& c, uint64_t count) {
+    std::vector<float> x(count, 1);
+    c.all_reduce(x.data(), count, DType::F32, ReduceOp::SUM);
+}
+
+void calls_that_differ(Comm& c) {
+    auto g = c.split(0, 0);
+    CHECK_EQ(thrown([&] { sum(*g, c.rank() == 1 ? 10 : 9); }), "Mismatch");
+    CHECK_EQ(thrown([&] { g->barrier(); }), "Mismatch");  // a group that failed stays failed
+
+    g = c.split(0, 0);
+    CHECK_EQ(thrown([&] {
+        float x[4] = {};
+        if (c.rank() == 0) g->broadcast(x, 4, DType::F32, 0);
+        else sum(*g, 4);
+        g->barrier();
+    }), "Mismatch");
+
+    g = c.split(0, 0);  // every rank is root: nobody waits, and the next call finds it
+    CHECK_EQ(thrown([&] {
+        float x[4] = {};
+        g->broadcast(x, 4, DType::F32, g->rank());
+        g->barrier();
+    }), "Mismatch");
+
+    g = c.split(0, 0);
+    const Counts out(c.world_size(), 1), in(c.world_size(), c.rank() == 0 ? 2 : 1);
+    std::vector<float> a(8), b(16);
+    CHECK_EQ(thrown([&] {
+        g->all_to_all_v(a.data(), b.data(), out, in, DType::F32);
+        g->barrier();
+    }), "Mismatch");
+}
+
+void one_comes_late(Comm& c) {
+    auto g = c.split(0, 0);
+    g->set_timeout(0.1);
+    if (c.rank() == 0) usleep(400'000);
+    CHECK_EQ(thrown([&] { g->barrier(); }), "TimedOut");
+}
+
+void one_leaves(Comm& c) {
+    auto g = c.split(0, 0);
+    if (c.rank() == 0) {
+        g->close(1);
+        CHECK_EQ(thrown([&] { g->barrier(); }), "Closed");
+    } else {
+        CHECK_EQ(thrown([&] { sum(*g, 100'000); }), "PeerLost");
+    }
+}
+
+void one_gives_up(Comm& c) {
+    auto g = c.split(0, 0);
+    if (c.rank() == 0) g->abort("gave up");
+    else CHECK_EQ(thrown([&] { g->barrier(); }), "PeerLost");
+}
+
+void bad_arguments_harm_nobody(Comm& c) {
+    float x = 1;
+    if (c.rank() == 0) {
+        CHECK_EQ(thrown([&] { c.broadcast(&x, 1, DType::F32, c.world_size()); }), "BadArgument");
+        CHECK_EQ(thrown([&] { c.all_reduce(&x, 1, DType::I32, ReduceOp::MEAN); }), "BadArgument");
+        CHECK_EQ(thrown([&] { c.gather_v(&x, &x, Counts(7), DType::F32, 0); }), "BadArgument");
+        CHECK_EQ(thrown([&] { c.send(&x, 1, DType::F32, -1, 0); }), "BadArgument");
+        CHECK_EQ(thrown([&] { c.set_timeout(0); }), "BadArgument");
+    }
+    c.barrier();
+}
+
+// Processes this time: one is killed while the others wait for it.
+void a_process_dies() {
+    auto segment = Segment::create(3);
+    int pids[3];
+    for (int rank = 0; rank < 3; ++rank) {
+        if ((pids[rank] = fork())) continue;
+        auto comm = Comm::join(segment, rank, 30, true);
+        if (rank == 2) {
+            comm->barrier();
+            kill(getpid(), SIGKILL);
+        }
+        comm->barrier();
+        std::string error = thrown([&] { comm->barrier(); });
+        _exit(error == "PeerLost" ? 0 : 1);
+    }
+    for (int rank = 0; rank < 3; ++rank) {
+        int status = 0;
+        waitpid(pids[rank], &status, 0);
+        if (rank < 2) CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank " << rank << " ended with status " << status);
+        else CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    }
+}
+
+}  // namespace
+
+int main() {
+    a_process_dies();  // before there are threads
+    for (int n : {2, 3, 4})
+        ranks::run(n, [](Comm& c) {
+            calls_that_differ(c);
+            one_comes_late(c);
+            one_leaves(c);
+            one_gives_up(c);
+            bad_arguments_harm_nobody(c);
+        });
+    CHECK_EQ(thrown([] { Segment::create(0); }), "BadArgument");
+    CHECK_EQ(thrown([] { Segment::create(2)->allocate(size_t(1) << 50, BlockKind::Buffer); }), "OutOfMemory");
+    return check::result();
+}

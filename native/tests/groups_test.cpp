@@ -1,0 +1,61 @@
+// split, many groups, and two threads on one communicator.
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+void split_by_parity(Comm& c) {
+    auto half = c.split(c.rank() % 2, -c.rank());  // the order turned round
+    const int members = (c.world_size() + 1 - c.rank() % 2) / 2;
+    CHECK_EQ(half->world_size(), members);
+    CHECK_EQ(half->rank(), members - 1 - c.rank() / 2);
+    int64_t sum = c.rank();
+    half->all_reduce(&sum, 1, DType::I64, ReduceOp::SUM);
+    int64_t expected = 0;
+    for (int r = c.rank() % 2; r < c.world_size(); r += 2) expected += r;
+    CHECK_EQ(sum, expected);
+    auto alone = half->split(half->rank(), 0);
+    alone->barrier();
+    CHECK(!c.split(c.rank() == 0 ? 0 : -1, 0) == (c.rank() != 0));
+}
+
+void many_groups(Comm& c) {
+    for (int k = 0; k < 200; ++k) {
+        auto g = c.split(0, 0);
+        int64_t one = 1;
+        g->all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
+        CHECK_EQ(one, c.world_size());
+        g->send(&one, 1, DType::I64, g->rank(), 0);
+        g->recv(&one, 1, DType::I64, g->rank(), 0);
+        g->close(1);
+    }
+}
+
+void two_threads(Comm& c) {
+    auto work = [&c] {
+        for (int k = 0; k < 200; ++k) {
+            int64_t one = 1;
+            c.all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
+            CHECK_EQ(one, c.world_size());
+        }
+    };
+    std::thread other(work);
+    work();
+    other.join();
+}
+
+}  // namespace
+
+int main() {
+    for (int n : {1, 2, 3, 4}) {
+        auto segment = ranks::run(n, [](Comm& c) {
+            split_by_parity(c);
+            many_groups(c);
+            two_threads(c);
+            c.barrier();
+        });
+        CHECK_EQ(segment->allocated_blocks(), size_t(1));  // the group of all ranks
+    }
+    return check::result();
+}

@@ -1,0 +1,95 @@
+// send and recv: order, tags, oneself, large messages both ways, receives posted early and late.
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+std::vector<int64_t> message(int from, int tag, uint64_t count) {
+    std::vector<int64_t> v(count);
+    for (uint64_t i = 0; i < count; ++i) v[i] = int64_t(i) * 13 + from * 1000 + tag;
+    return v;
+}
+
+void around_the_ring(Comm& c, uint64_t count) {
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    const auto out = message(c.rank(), 5, count);
+    std::vector<int64_t> in(count);
+    auto sending = c.send(out.data(), count, DType::I64, next, 5);
+    c.recv(in.data(), count, DType::I64, previous, 5)->wait(std::nullopt);
+    sending->wait(std::nullopt);
+    CHECK(in == message(previous, 5, count), "ring of " << count);
+}
+
+void tags_out_of_order(Comm& c) {
+    if (c.rank() > 1) return;
+    const int other = 1 - c.rank();
+    std::vector<std::vector<int64_t>> out, in(20);
+    for (int tag = 0; tag < 20; ++tag) out.push_back(message(c.rank(), tag, 100 * uint64_t(tag * tag)));
+    for (int tag = 0; tag < 20; ++tag) c.send(out[tag].data(), out[tag].size(), DType::I64, other, tag);
+    for (int tag = 19; tag >= 0; --tag) {
+        in[tag].resize(out[tag].size());
+        c.recv(in[tag].data(), in[tag].size(), DType::I64, other, tag)->wait(std::nullopt);
+        CHECK(in[tag] == message(other, tag, in[tag].size()), "tag " << tag);
+    }
+    c.sync();
+}
+
+void large_both_ways(Comm& c) {
+    if (c.rank() > 1) return;
+    const uint64_t count = 1 << 20;
+    const auto out = message(c.rank(), 1, count);
+    std::vector<int64_t> in(count);
+    c.send(out.data(), count, DType::I64, 1 - c.rank(), 1)->wait(std::nullopt);  // blocking, on both sides
+    c.recv(in.data(), count, DType::I64, 1 - c.rank(), 1)->wait(std::nullopt);
+    CHECK(in == message(1 - c.rank(), 1, count), "large both ways");
+}
+
+void wrong_size_loses_nothing(Comm& c) {
+    const auto out = message(c.rank(), 3, 10);
+    c.send(out.data(), 10, DType::I64, c.rank(), 3);
+    std::vector<int64_t> in(11);
+    CHECK_EQ(ranks::thrown([&] { c.recv(in.data(), 11, DType::I64, c.rank(), 3)->wait(std::nullopt); }), "Mismatch");
+    c.recv(in.data(), 10, DType::I64, c.rank(), 3)->wait(std::nullopt);
+    in.resize(10);
+    CHECK(in == out, "the message is still there");
+}
+
+void timeout_keeps_the_request(Comm& c) {
+    int64_t in = 0;
+    const int64_t out = 42;
+    auto receiving = c.recv(&in, 1, DType::I64, c.rank(), 9);
+    CHECK_EQ(ranks::thrown([&] { receiving->wait(0.02); }), "TimedOut");
+    c.send(&out, 1, DType::I64, c.rank(), 9);
+    receiving->wait(std::nullopt);
+    CHECK_EQ(in, 42);
+}
+
+}  // namespace
+
+int main() {
+    for (int n : {1, 2, 3, 4}) {
+        ranks::run(n, [](Comm& c) {
+            for (uint64_t count : {0, 1, 7, 8, 1000, 32768, 200003}) around_the_ring(c, count);
+            if (c.world_size() > 1) tags_out_of_order(c);
+            if (c.world_size() > 1) large_both_ways(c);
+            wrong_size_loses_nothing(c);
+            timeout_keeps_the_request(c);
+            c.barrier();
+        });
+    }
+    // A message left behind by a rank that closed is still delivered.
+    ranks::run(2, [](Comm& c) {
+        int64_t x = 7;
+        if (c.rank() == 0) {
+            c.send(&x, 1, DType::I64, 1, 0);
+            c.close(1);
+            return;
+        }
+        x = 0;
+        c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
+        CHECK_EQ(x, 7);
+        CHECK_EQ(ranks::thrown([&] { c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }), "PeerLost");
+    });
+    return check::result();
+}

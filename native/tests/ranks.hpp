@@ -1,0 +1,54 @@
+// Ranks as threads of the test, over a segment of their own.
+#pragma once
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "comm.hpp"
+
+namespace ranks {
+
+using rankwise::Comm;
+using rankwise::Segment;
+
+// Runs `body(comm)` as each rank of a fresh segment and returns the segment, after all have closed.
+inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& body, double timeout = 60) {
+    auto segment = Segment::create(n);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < n; ++rank)
+        threads.emplace_back([&, rank] {
+            auto comm = Comm::join(segment, rank, timeout, false);
+            try {
+                body(*comm);
+            } catch (const std::exception& e) {
+                CHECK(false, "rank " << rank << " of " << n << " threw: " << e.what());
+                comm->abort("failed its test");
+            }
+            comm->close(5);
+        });
+    for (auto& t : threads) t.join();
+    return segment;
+}
+
+// What `call` throws, by kind: "" for nothing, else the type's short name.
+template <class Call> std::string thrown(Call&& call) {
+    try {
+        call();
+    } catch (const rankwise::PeerLost&) {
+        return "PeerLost";
+    } catch (const rankwise::Mismatch&) {
+        return "Mismatch";
+    } catch (const rankwise::TimedOut&) {
+        return "TimedOut";
+    } catch (const rankwise::Closed&) {
+        return "Closed";
+    } catch (const rankwise::BadArgument&) {
+        return "BadArgument";
+    } catch (const rankwise::OutOfMemory&) {
+        return "OutOfMemory";
+    }
+    return "";
+}
+
+}  // namespace ranks
