@@ -37,6 +37,13 @@ constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit 
 
 std::string mib(size_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
 
+std::string signal_name(int number) {
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 32)
+    if (const char* name = sigabbrev_np(number)) return std::string("SIG") + name;
+#endif
+    return "signal " + std::to_string(number);
+}
+
 uint8_t* map(int fd, size_t bytes) {
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED) fail_system("mapping the shared segment");
@@ -141,7 +148,7 @@ struct Segment::HeapLock {
         for (uint32_t free = 0; !h.heap_owner.compare_exchange_weak(free, me, std::memory_order_acquire); free = 0) {
             sched_yield();
             if (Clock::now() - start > std::chrono::seconds(2)) {  // no walk takes so long: the holder died in it
-                h.heap_owner.store(me, std::memory_order_acquire);
+                h.heap_owner.exchange(me, std::memory_order_acquire);
                 break;
             }
         }
@@ -216,7 +223,7 @@ std::string Segment::how_it_ended(int rank) const {
     const int32_t status = r.exit_status.load();
     if (!r.exited.load() && status == kStatusUnknown) return "left the group";
     if (status == kStatusUnknown) return "ended";
-    if (status < 0) return std::string("was killed by ") + (sigabbrev_np(-status) ? "SIG" + std::string(sigabbrev_np(-status)) : "signal " + std::to_string(-status));
+    if (status < 0) return "was killed by " + signal_name(-status);
     return "exited with status " + std::to_string(status);
 }
 

@@ -1,10 +1,10 @@
 // The protocol under every collective: numbered steps, announced on lines, with data in slots.
 //
 // All ranks of a group run the same schedule of steps. post() announces this rank's next step;
-// await() waits for a peer's and compares what both are calling. Posting step s also says: I am
-// done with everything I had to read before it. So a line or a slot may be written again once every
-// peer has posted a step after its last reading; release() notes which step that is, claim() waits
-// for it. Nothing is acknowledged by extra messages.
+// await() waits for a peer's and compares what both are calling. Posting a step also says: I am done
+// with what I had released before it, and with every step more than kAhead before it. So a line or a
+// slot may be written again once every peer has posted far enough; release() notes how far that is
+// for a slot, claim() waits for it. Nothing is acknowledged by extra messages.
 //
 // A peer that is waited for and does not come ends in an exception: it died or left, it called
 // something else, the group failed elsewhere, the deadline passed, or the embedding interrupted.
@@ -39,7 +39,8 @@ public:
     // Announce the next step, with up to kInline bytes beside the flag. Returns its number.
     uint64_t post(const void* payload = nullptr, size_t bytes = 0) {
         const uint64_t step = next_++;
-        if (step + 2 > kLines) await_value_all(step + 2 - kLines);
+        // The line's former step is kLines back; its readers are done once they are kAhead past it.
+        if (step >= kLines) await_value_all(step - kLines + kAhead + 2);
         Line& line = region_.seats[rank].lines[step % kLines];
         line.say(history_, call_);
         if (bytes) std::memcpy(line.payload, payload, bytes);
