@@ -45,6 +45,9 @@ class Buffer:
     ptr, count, dtype, shape  what a communicator needs to know
     array                     owns the memory: the caller's array itself, a view of it, or a packed copy
     kind                      makes results of the caller's kind
+
+    given is what an operation that works in place returns, or None where the caller's object cannot
+    hold a result; restore makes that return value of the array, or is None where it is `given`.
     """
 
     __slots__ = ("_given", "_restore", "array", "count", "dtype", "kind", "ptr", "shape")
@@ -179,8 +182,8 @@ def _dtype_argument(dtype: Any) -> tuple[DType, Kind]:
 def scratch(shape: Shape, dtype: DType) -> Buffer:
     """Memory of the right size whose content nobody will look at."""
     count = prod(shape)
-    array = np.empty(count * dtype.itemsize, np.uint8)
-    return Buffer(array.ctypes.data, count, dtype, shape, array, NUMPY, array)
+    memory = _wrap(np.empty(count * dtype.itemsize, np.uint8), None)
+    return Buffer(memory.ptr, count, dtype, shape, memory.array, NUMPY, None)
 
 
 NUMPY = Kind()
@@ -218,36 +221,31 @@ def _from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool) -
     """`view` is a NumPy view of what the caller gave. Packs it where it is not plain memory."""
     if isinstance(view, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask apart")
-    dtype = _dtype_of(view, name)
-    if write and not view.flags.writeable:
-        raise ValueError(f"{name}: expected a writable array, got a read-only one ({type(given).__name__})")
+    _check_dtype(view, name)
     flags = view.flags
-    plain = flags.c_contiguous and flags.aligned and view.dtype.isnative
-    array = view if plain else _pack(view)
+    if write and not flags.writeable:
+        raise ValueError(f"{name}: expected a writable array, got a read-only one ({type(given).__name__})")
+    if flags.c_contiguous and flags.aligned and view.dtype.isnative:
+        return _wrap(view.view(np.ndarray), given)
 
     def put_back(packed: np.ndarray[Any, Any]) -> Any:
         view[...] = packed
         return given
 
-    return Buffer(array.ctypes.data, array.size, dtype, array.shape, array, NUMPY, given, None if plain else put_back)
+    return _wrap(_pack(view), given, put_back)
 
 
 def _from_number(x: Any, name: str) -> Buffer:
     if isinstance(x, np.generic):
-        array = _pack(np.asarray(x))
-        restore: Restore = _scalar
-    else:
-        code = "?" if isinstance(x, bool) else "i8" if isinstance(x, int) else "f8" if isinstance(x, float) else "c16"
-        try:
-            array = np.array(x, code)
-        except OverflowError:
-            raise ValueError(f"{name}={x}: expected an integer of at most 64 bits") from None
-        restore = np.ndarray.item
-    return Buffer(array.ctypes.data, 1, _dtype_of(array, name), (), array, NUMPY, None, restore)
-
-
-def _scalar(array: np.ndarray[Any, Any]) -> Any:
-    return array[()]
+        array = np.asarray(x)
+        _check_dtype(array, name)
+        return _wrap(_pack(array), None, _scalar)
+    code = "?" if isinstance(x, bool) else "i8" if isinstance(x, int) else "f8" if isinstance(x, float) else "c16"
+    try:
+        array = np.array(x, code)
+    except OverflowError:
+        raise ValueError(f"{name}={x}: expected an integer of at most 64 bits") from None
+    return _wrap(array, None, np.ndarray.item)
 
 
 def _from_dlpack(x: Any, name: str, write: bool) -> Buffer:
@@ -260,20 +258,22 @@ def _from_dlpack(x: Any, name: str, write: bool) -> Buffer:
         # DLPack in NumPy knows no bfloat16; such libraries then offer a read-only copy or view.
         if not hasattr(x, "__array__"):
             raise TypeError(f"{name}: NumPy cannot read this {type(x).__name__} by DLPack: {error}") from error
-        view = np.asarray(x)
+        view = np.asarray(x).view()
         view.flags.writeable = False
     if view.flags.writeable:
         return _from_view(x, view, name, write)
-    dtype = _dtype_of(view, name)
-    array = _pack(view)
-    if hasattr(x, "__array_namespace__"):
-        kind = _NamespaceKind(x)
-        return Buffer(array.ctypes.data, array.size, dtype, array.shape, array, kind, None, kind.give)
-    return Buffer(array.ctypes.data, array.size, dtype, array.shape, array, NUMPY, None, _same)
+    _check_dtype(view, name)
+    if not hasattr(x, "__array_namespace__"):
+        return _wrap(_pack(view), None, _same)
+    kind = _NamespaceKind(x)
+    return _wrap(_pack(view), None, kind.give, kind)
 
 
-def _same(array: Any) -> Any:
-    return array
+def _wrap(array: np.ndarray[Any, Any], given: Any, restore: Restore | None = None, kind: Kind | None = None) -> Buffer:
+    """A Buffer over plain memory: a contiguous, aligned array of native byte order and a checked dtype."""
+    found = describe(array)
+    assert found is not None
+    return Buffer(found[0], found[1], DTYPES[found[2]], found[3], array, kind or NUMPY, given, restore)
 
 
 def _pack(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -281,11 +281,17 @@ def _pack(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array(view, view.dtype.newbyteorder("="), order="C", copy=True, subok=False)
 
 
-def _dtype_of(array: np.ndarray[Any, Any], name: str) -> DType:
-    found = dtypes.from_numpy(array.dtype)
-    if found is None:
+def _scalar(array: np.ndarray[Any, Any]) -> Any:
+    return array[()]
+
+
+def _same(array: Any) -> Any:
+    return array
+
+
+def _check_dtype(array: np.ndarray[Any, Any], name: str) -> None:
+    if dtypes.from_numpy(array.dtype) is None:
         raise TypeError(f"{name}: arrays of dtype {array.dtype} do not travel; expected {dtypes.EXPECTED}")
-    return found
 
 
 def device_memory(name: str, kind: str) -> UnsupportedError:
