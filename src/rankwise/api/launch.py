@@ -155,6 +155,7 @@ class Job:
         self._over = False  # nothing of the ranks runs any more
         self._wake_reader, self.wake_writer = os.pipe()
         """A byte written to `wake_writer` ends the present sleep of `wait` (signal.set_wakeup_fd)."""
+        self._segment: _native.Segment | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Job:
@@ -214,7 +215,7 @@ class Job:
         self._signal_all(signal.SIGKILL)
 
     def _start(self) -> None:
-        self._segment = _native.Segment.create(self._n)
+        self._segment = segment = _native.Segment.create(self._n)
         self._keeper = subprocess.Popen(
             ["/bin/sh", "-c", _KEEPER],
             stdin=subprocess.PIPE,
@@ -235,8 +236,8 @@ class Job:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env=self._environment(number),
-                pass_fds=(self._segment.fd, *self._pass_fds),
+                env=self._environment(number, segment.fd),
+                pass_fds=(segment.fd, *self._pass_fds),
                 start_new_session=True,  # a group of its own, which cannot be stopped by the terminal
             )
             rank = Rank(number, process)
@@ -249,12 +250,12 @@ class Job:
                 self._pipes[pipe.fileno()] = stream
                 self._listen(pipe.fileno(), self._read)
 
-    def _environment(self, number: int) -> dict[str, str]:
+    def _environment(self, number: int, segment_fd: int) -> dict[str, str]:
         env = dict(os.environ)
         env.update(
             RANKWISE_RANK=str(number),
             RANKWISE_WORLD_SIZE=str(self._n),
-            RANKWISE_SEGMENT_FD=str(self._segment.fd),
+            RANKWISE_SEGMENT_FD=str(segment_fd),
             RANKWISE_LAUNCHER_PID=str(os.getpid()),
             PYTHONUNBUFFERED="1",  # lines come out as they are written
         )
@@ -297,6 +298,7 @@ class Job:
 
     def _rank_ended(self, rank: Rank) -> None:
         assert rank.returncode is not None
+        assert self._segment is not None
         operation, sequence, pid, inside = self._segment.state(rank.number)
         if pid:
             rank.operation, rank.sequence, rank.inside = operation, sequence, inside
@@ -372,6 +374,7 @@ class Job:
             if self._keeper is not None:
                 self._keeper.kill()
                 self._keeper.communicate()
+            self._segment = None  # unmapped now, even while a traceback keeps this object
             self._selector.close()
             os.close(self._wake_reader)
             os.close(self.wake_writer)

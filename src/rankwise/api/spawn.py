@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from rankwise.api.launch import Job, Rank
@@ -58,8 +59,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     relay = Relay(n, sys.stdout, sys.stderr)
     with ExitStack() as stack:
         payload = _memory_file(stack)
-        path = [os.path.abspath(entry) for entry in sys.path]
-        pickle.dump(path, payload)
+        pickle.dump(_module_path(fn), payload)
         try:
             payload.write(dumps((fn, args, kwargs)))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -74,6 +74,22 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     if job.failures or any(report is None for report in reports):
         _raise_failure(job, reports)
     return [report[1] for report in reports if report is not None]
+
+
+def _module_path(fn: Callable[..., object]) -> list[str]:
+    """sys.path for a worker: this process's, and the folder from which fn's module is importable by its name.
+
+    The latter is missing for modules that pytest imported from their file.
+    """
+    path = [os.path.abspath(entry) for entry in sys.path]
+    name = getattr(fn, "__module__", None) or ""
+    file = Path(getattr(sys.modules.get(name), "__file__", None) or "").with_suffix("")
+    if file.name == "__init__":
+        file = file.parent
+    names = name.split(".")
+    if list(file.parts[-len(names) :]) == names:
+        path.append(str(file.parents[len(names) - 1]))
+    return path
 
 
 def _memory_file(stack: ExitStack) -> BinaryIO:

@@ -164,17 +164,14 @@ def _refuse(why: str, code: int) -> int:
 
 
 def _run(job: Job, relay: Relay) -> int:
-    _adopt_orphans()
     try:
-        with _signals_passed_to(job), job:
+        with _no_orphans(), _signals_passed_to(job), job:
             job.wait()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # who read our output is gone: end as if by SIGPIPE, without a word
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    finally:
-        _end_orphans()
     if job.interrupted is not None:
         relay.note(f"rankwise: stopped by {signal_name(job.interrupted)}; {_ranks(job.survivors)} ended")
     elif job.failures:
@@ -219,21 +216,24 @@ def _signals_passed_to(job: Job) -> Iterator[None]:
         signal.set_wakeup_fd(-1)
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of whatever the ranks start and leave, so that none of it gets away."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+@contextmanager
+def _no_orphans() -> Iterator[None]:
+    """Be the parent of whatever the ranks start and leave, daemons too, and kill what is left of it at the end."""
+    ours = _children()
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        while left := _children() - ours:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _end_orphans() -> None:
-    """Kill the processes that left their rank's group (daemons) and were left to us."""
-    while children := _children():
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    found = []
+def _children() -> set[int]:
+    found = set()
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
@@ -241,5 +241,5 @@ def _children() -> list[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue  # ended meanwhile
             if int(parent) == os.getpid():
-                found.append(int(entry))
+                found.add(int(entry))
     return found

@@ -1,0 +1,250 @@
+"""`rankwise.spawn`: results, errors, output, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankwise as rw
+from rankwise.api.launch import Job
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class OwnError(Exception):
+    def __init__(self, what: object, number: int) -> None:
+        super().__init__(what, number)
+        self.number = number
+
+
+def total(start: int, *, step: int = 0) -> tuple[int, int, float]:
+    group = rw.init()
+    return group.rank, group.world_size, float(group.all_reduce(np.full(3, start + step * group.rank, np.float64))[0])
+
+
+def my_rank() -> int:
+    return int(os.environ["RANKWISE_RANK"])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_results_by_rank(n: int) -> None:
+    assert rw.spawn(total, n, 5, step=2) == [(rank, n, sum(5.0 + 2 * r for r in range(n))) for rank in range(n)]
+
+
+def test_the_function_need_not_communicate() -> None:
+    assert rw.spawn(my_rank, 4) == [0, 1, 2, 3]
+
+
+def test_closures_and_large_arrays_travel() -> None:
+    pytest.importorskip("cloudpickle")
+    x = np.arange(1 << 18, dtype=np.float64)
+
+    def scaled() -> np.ndarray:
+        return x * (my_rank() + 1)
+
+    for rank, y in enumerate(rw.spawn(scaled, 2)):
+        np.testing.assert_array_equal(y, x * (rank + 1))
+
+
+def fails_on_rank_1() -> None:
+    group = rw.init()
+    group.barrier()
+    if group.rank == 1:
+        raise OwnError("rank 1 is the one", 42)
+    group.barrier()
+
+
+def test_the_first_error_is_raised_with_its_traceback() -> None:
+    start = time.monotonic()
+    with pytest.raises(OwnError, match="rank 1 is the one") as caught:
+        rw.spawn(fails_on_rank_1, 3)
+    assert time.monotonic() - start < 10
+    assert caught.value.number == 42
+    assert "rank 1:\nTraceback" in str(caught.value.__cause__)
+    assert 'raise OwnError("rank 1 is the one", 42)' in str(caught.value.__cause__)
+
+
+def dies_on_rank_1(how: str) -> None:
+    group = rw.init()
+    group.barrier()
+    if group.rank == 1:
+        exec(how)
+    group.all_reduce(np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("deed", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("sys.exit(3)", "exited with status 3"),
+        ("os._exit(0)", "exited with status 0"),
+    ],
+)
+def test_a_rank_that_dies_is_named(deed: str, how: str) -> None:
+    with pytest.raises(rw.PeerLostError, match="rank 1") as caught:
+        rw.spawn(dies_on_rank_1, 3, deed)
+    assert caught.value.rank == 1
+    assert how in str(caught.value)
+
+
+def test_a_death_is_told_with_its_place() -> None:
+    with pytest.raises(rw.PeerLostError, match=r"rank 1 was killed by SIGKILL after barrier #1") as caught:
+        rw.spawn(dies_on_rank_1, 2, "os.kill(os.getpid(), signal.SIGKILL)")
+    lost = caught.value
+    assert (lost.rank, lost.how, lost.operation, lost.sequence) == (1, "was killed by SIGKILL", "barrier", 1)
+
+
+def waits_for_a_late_rank() -> None:
+    group = rw.init()
+    if group.rank == 1:
+        time.sleep(20)
+    group.barrier()
+
+
+def test_timeout_is_that_of_the_operations() -> None:
+    with pytest.raises(rw.CollectiveTimeout) as caught:
+        rw.spawn(waits_for_a_late_rank, 2, timeout=0.3)
+    assert caught.value.limit == 0.3
+
+
+def gives_a_lock() -> object:
+    return threading.Lock()
+
+
+def raises_what_cannot_travel() -> None:
+    raise OwnError(threading.Lock(), 1)
+
+
+def test_a_result_that_cannot_travel() -> None:
+    with pytest.raises(TypeError, match="the result of fn, lock, cannot travel back"):
+        rw.spawn(gives_a_lock, 2)
+
+
+def test_an_error_that_cannot_travel_comes_as_text() -> None:
+    with pytest.raises(rw.RankwiseError, match=r"rank \d raised .*OwnError") as caught:
+        rw.spawn(raises_what_cannot_travel, 2)
+    assert "raise OwnError(threading.Lock(), 1)" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("fn", "n", "error", "told"),
+    [
+        (my_rank, 0, ValueError, "n=0: expected a number of ranks of at least 1"),
+        (my_rank, -1, ValueError, "n=-1"),
+        (my_rank, "2", TypeError, "n='2': expected a number of ranks"),
+        (my_rank, 2.0, TypeError, "n=2.0"),
+        (3, 2, TypeError, "fn=3: expected a function"),
+    ],
+)
+def test_bad_arguments(fn: object, n: object, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        rw.spawn(fn, n)  # type: ignore[arg-type]
+
+
+def test_bad_timeout() -> None:
+    with pytest.raises(ValueError, match="timeout=0: expected a number of seconds above 0"):
+        rw.spawn(my_rank, 2, timeout=0)
+
+
+def test_arguments_that_cannot_travel() -> None:
+    with pytest.raises(TypeError, match="must travel"):
+        rw.spawn(my_rank, 2, threading.Lock())
+
+
+def test_without_cloudpickle_local_functions_are_refused_and_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(TypeError, match="pip install cloudpickle"):
+        rw.spawn(lambda: 1, 2)
+    assert rw.spawn(my_rank, 2) == [0, 1]
+
+
+def prints() -> None:
+    print("out", my_rank())
+    print("err", my_rank(), file=sys.stderr)
+
+
+def test_what_ranks_print_appears_here(capsys: pytest.CaptureFixture[str]) -> None:
+    rw.spawn(prints, 2)
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == ["out 0", "out 1"]
+    assert sorted(err.splitlines()) == ["err 0", "err 1"]
+
+
+def test_a_function_of_a_script(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import rankwise as rw\n"
+        "class Odd(Exception): pass\n"
+        "def f(x):\n"
+        "    if rw.init().rank == x: raise Odd(x)\n"
+        "    return x\n"
+        "print(rw.spawn(f, 2, 5))\n"
+        "try:\n"
+        "    rw.spawn(f, 2, 1)\n"
+        "except Odd as odd:\n"
+        "    print('caught', odd)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.stderr, done.returncode) == ("[5, 5]\ncaught 1\n", "", 0)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_the_caller_is_stopped(tmp_path: Path, signum: int) -> None:
+    code = "import sys, rankwise as rw; from test_module import f; rw.spawn(f, 2, sys.argv[1])"
+    module = "import os, time\nfrom pathlib import Path\n"
+    module += "def f(folder):\n    Path(folder, os.environ['RANKWISE_RANK']).write_text(str(os.getpid()) + '\\n')\n"
+    module += "    time.sleep(50)\n"
+    (tmp_path / "test_module.py").write_text(module)
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    caller = subprocess.Popen([sys.executable, "-c", code, folder], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 20
+    while not (len(pids := [f.read_text() for f in folder.iterdir()]) == 2 and all(p.endswith("\n") for p in pids)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    caller.send_signal(signum)
+    _, err = caller.communicate(timeout=20)
+    assert caller.returncode == -signum
+    assert ("KeyboardInterrupt" in err) == (signum == signal.SIGINT)
+    end = time.monotonic() + 1
+    while any(lives(int(pid)) for pid in pids):
+        assert time.monotonic() < end, "ranks live on"
+        time.sleep(0.01)
+
+
+def test_no_descriptor_or_process_remains() -> None:
+    def held() -> tuple[list[str], int]:
+        return sorted(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    rw.spawn(my_rank, 2)
+    before = held()
+    for _ in range(3):
+        rw.spawn(my_rank, 2)
+    with pytest.raises(OwnError):
+        rw.spawn(fails_on_rank_1, 2)
+    assert held() == before
+
+
+def test_a_job_that_cannot_start_leaves_nothing() -> None:
+    from rankwise.api.relay import Relay
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError), Job(["/nowhere"], 2, Relay(2, None, None)):
+        pass
+    assert sorted(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,63 @@
+"""The `rankwise` command itself: help, version, unknown words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import rankwise
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "rankwise", *words], capture_output=True, text=True, timeout=50)
+
+
+def test_help_names_every_command_and_shows_examples() -> None:
+    from rankwise.tools.cli import COMMANDS
+
+    for words in ([], ["--help"]):
+        done = command(*words)
+        assert done.returncode == 0
+        assert "examples:" in done.stdout
+        for name, (_, what) in COMMANDS.items():
+            assert name in done.stdout
+            assert what in done.stdout
+
+
+@pytest.mark.parametrize("name", ["run"])
+def test_help_of_a_command_shows_examples(name: str) -> None:
+    done = command(name, "--help")
+    assert done.returncode == 0
+    assert f"rankwise {name} -n" in done.stdout.split("examples:")[1]
+
+
+def test_version() -> None:
+    assert command("--version").stdout == f"rankwise {rankwise.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["fly"], ["--fly"], ["fly", "-n", "2"]])
+def test_an_unknown_word_is_an_error_of_one_line(words: list[str]) -> None:
+    done = command(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("rankwise: error: ")
+    assert "fly" in done.stderr or "-n" in done.stderr
+
+
+def test_python_m_rankwise_tools_is_the_command_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "rankwise.tools", "--version"], capture_output=True, timeout=50)
+    assert done.stdout.startswith(b"rankwise ")
+
+
+def test_the_launcher_imports_neither_numpy_nor_torch() -> None:
+    code = (
+        "import sys; from rankwise.tools.cli import main; code = main(['run', '-n', '1', '--backend', 'shm', 'true']); "
+        "sys.exit(code or sorted({'numpy', 'torch', 'ml_dtypes', 'cloudpickle'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

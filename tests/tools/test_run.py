@@ -1,0 +1,125 @@
+"""`rankwise run`: what it runs, with what environment, and what it says to bad words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwise.api.launch import usable_cores
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def run(
+    *words: str, cwd: Path | None = None, stdin: bytes | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rankwise", "run", *words],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=cwd,
+        input=None if stdin is None else stdin.decode(),
+        env={**os.environ, **env},
+    )
+
+
+@pytest.mark.parametrize("n", [1, 4, 16])
+def test_a_collective_program(n: int) -> None:
+    code = "import numpy as np, rankwise as rw; g = rw.init(); print(g.rank, g.all_reduce(np.ones(3))[0])"
+    done = run("-n", str(n), "python", "-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == sorted(f"{rank} {float(n)}" for rank in range(n))
+
+
+def test_a_file_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "prog.py").write_text("import sys; print(sys.argv)")
+    done = run("-n", "2", "prog.py", "-n", "5", "--timeout", "-m", "--", "x", cwd=tmp_path)
+    assert done.stdout == "['prog.py', '-n', '5', '--timeout', '-m', '--', 'x']\n" * 2
+
+
+def test_a_module_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "prog.py").write_text("import sys; print(sys.argv[1:])")
+    done = run("-n", "2", "--tag-output", "-m", "pkg.prog", "--help", cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[0] ['--help']", "[1] ['--help']"]
+
+
+@pytest.mark.parametrize("dashes", [["--"], []])
+def test_a_command(dashes: list[str]) -> None:
+    done = run("-n3", *dashes, "sh", "-c", "echo $RANKWISE_RANK of $RANKWISE_WORLD_SIZE")
+    assert sorted(done.stdout.splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
+
+
+def test_python_is_the_one_that_rankwise_is_installed_in() -> None:
+    done = run("-n", "1", "python", "-c", "import sys; print(sys.executable)", PATH="/usr/bin:/bin")
+    assert done.stdout.strip() == sys.executable
+
+
+def test_the_environment_of_the_ranks() -> None:
+    show = "import os; print({k: v for k, v in os.environ.items() if k in ('OMP_NUM_THREADS', 'RANKWISE_BACKEND')}, \
+os.environ.get('RANKWISE_TIMEOUT'), os.environ['RANKWISE_LAUNCHER_PID'] == str(os.getppid()))"
+    threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // 2))}
+    assert run("-n", "2", "python", "-c", show, RANKWISE_TIMEOUT="9").stdout == f"{threads} 9 True\n" * 2
+    done = run("-n", "1", "--timeout", "2.5", "--backend", "shm", "python", "-c", show, OMP_NUM_THREADS="7")
+    expected = {"OMP_NUM_THREADS": "7", "RANKWISE_BACKEND": "shm"}
+    shown, _, rest = done.stdout.partition("} ")
+    assert (eval(shown + "}"), rest) == (expected, "2.5 True\n")
+
+
+def test_rank_0_has_standard_input_and_the_others_have_none() -> None:
+    done = run("-n", "3", "--tag-output", "cat", stdin=b"one\ntwo\n")
+    assert done.stdout == "[0] one\n[0] two\n"
+
+
+def test_the_timeout_reaches_the_operations() -> None:
+    code = "import time, rankwise as rw; g = rw.init(); time.sleep(20 * g.rank); g.barrier()"
+    done = run("-n", "2", "--timeout", "0.5", "python", "-c", code)
+    assert done.returncode == 1
+    assert "CollectiveTimeout" in done.stderr
+    assert "rankwise: rank 0" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["-n", "0", "true"], 2, "argument -n: expected a number of ranks of at least 1, got '0'"),
+        (["-n", "-2", "true"], 2, "at least 1, got '-2'"),
+        (["-n", "two", "true"], 2, "at least 1, got 'two'"),
+        (["-n", "1.5", "true"], 2, "at least 1, got '1.5'"),
+        (["true"], 2, "-n"),
+        (["-n", "2"], 2, "nothing to run: expected a Python file"),
+        (["-n", "2", "--"], 2, "nothing to run: expected a Python file"),
+        (["-n", "2", "-m"], 2, "-m: expected the name of a module"),
+        (["-n", "2", "--fast", "true"], 2, "--fast"),
+        (["-n", "2", "--timeout", "0", "true"], 2, "--timeout: expected a number of seconds above 0, got '0'"),
+        (["-n", "2", "--timeout", "soon", "true"], 2, "got 'soon'"),
+        (["-n", "2", "--timeout", "nan", "true"], 2, "got 'nan'"),
+        (["-n", "2", "--backend", "warp", "true"], 2, "backend='warp': expected one of"),
+        (["-n", "2", "nowhere.py"], 127, "program not found: nowhere.py"),
+        (["-n", "2", "./nowhere"], 127, "program not found: ./nowhere"),
+        (["-n", "2", "nowhere-to-be-found"], 127, "program not found: nowhere-to-be-found"),
+        (["-n", "2", "--", "nowhere-to-be-found"], 127, "program not found: nowhere-to-be-found"),
+        (["-n", "2", "-m", "nowhere.found"], 127, "module not found: nowhere.found"),
+        (["-n", "2", "here.txt"], 2, "cannot run here.txt: expected a file ending in .py or an executable one"),
+        (["-n", "2", "./here.txt"], 2, "cannot run ./here.txt"),
+        (["-n", "2", "./noexec"], 2, "./noexec"),
+        (["-n", "2", "there"], 127, "./there is the file here"),
+        (["-n", "100000", "true"], 2, "100000"),
+    ],
+)
+def test_bad_words_are_an_error_of_one_line(tmp_path: Path, words: list[str], code: int, told: str) -> None:
+    (tmp_path / "here.txt").write_text("text")
+    for name in ("noexec", "there"):
+        (tmp_path / name).write_bytes(b"\x00\x01 no program")
+        (tmp_path / name).chmod(0o755)
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == code, done
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("rankwise run: error: ")
+    assert told in done.stderr

@@ -1,0 +1,212 @@
+"""How a job ends: whose exit code it has, what the last line says, and that nothing is left."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+RUN = [sys.executable, "-m", "rankwise", "run"]
+
+# A program: four barriers, then one rank does what argv says while the others enter all_reduce.
+PROGRAM = """
+import os, signal, sys, threading, time
+import numpy as np, rankwise as rw
+group = rw.init()
+for _ in range(4):
+    group.barrier()
+if group.rank == 2:
+    exec(sys.argv[1])
+if group.rank == 0:
+    time.sleep(0.5)
+group.all_reduce(np.ones(3))
+time.sleep(30)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def pids_in(folder: Path, count: int) -> list[int]:
+    """The pids in the `count` files of a folder, once they are there."""
+    return [int(text) for text in until(lambda: _full(folder, count))]
+
+
+def _full(folder: Path, count: int) -> list[str]:
+    texts = [path.read_text() for path in folder.iterdir()]
+    return texts if len(texts) == count and all(text.endswith("\n") for text in texts) else []
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> object:
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+    return value
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("deed", "code", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL after barrier #4"),
+        ("os.abort()", 134, "was killed by SIGABRT after barrier #4"),
+        ("raise ValueError('bad')", 1, "exited with status 1 after barrier #4"),
+        ("sys.exit(7)", 7, "exited with status 7 after barrier #4"),
+        ("os._exit(255)", 255, "exited with status 255 after barrier #4"),
+        (
+            "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()",
+            137,
+            "was killed by SIGKILL in all_reduce #5",
+        ),
+    ],
+)
+def test_the_first_failure_is_blamed(program: str, deed: str, code: int, how: str) -> None:
+    done = subprocess.run([*RUN, "-n", "4", program, deed], capture_output=True, text=True, timeout=50)
+    assert done.returncode == code
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(rf"rankwise: rank 2 \(pid \d+\) {how}; the other 3 ranks were ended", last)
+    assert done.stderr.count("PeerLostError: rank 2 ") == 3, "the other ranks had no time to tell"
+
+
+def test_a_rank_that_never_joined_is_blamed_too() -> None:
+    done = subprocess.run([*RUN, "-n", "2", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 3
+    assert re.fullmatch(
+        r"rankwise: rank [01] \(pid \d+\) exited with status 3(; the other 1 rank was ended)?\n", done.stderr
+    )
+
+
+def test_a_rank_that_does_not_heed_sigterm_is_killed() -> None:
+    script = "[ $RANKWISE_RANK = 1 ] && sleep 0.3 && exit 5; trap '' TERM; sleep 30; sleep 30"
+    start = time.monotonic()
+    done = subprocess.run([*RUN, "-n", "3", "sh", "-c", script], capture_output=True, text=True, timeout=50)
+    assert 2 < time.monotonic() - start < 10
+    assert done.returncode == 5
+    assert "rank 1" in done.stderr
+    assert done.stderr.endswith("exited with status 5; the other 2 ranks were ended\n")
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_reaches_ranks_in_a_collective(tmp_path: Path, signum: int, code: int) -> None:
+    program = """
+import os, sys, rankwise as rw
+group = rw.init()
+if group.rank == 0:
+    import time; time.sleep(30)
+open(f"{sys.argv[1]}/{group.rank}", "w").write(f"{os.getpid()}\\n")
+group.barrier()
+"""
+    launcher = subprocess.Popen([*RUN, "-n", "3", "python", "-c", program, tmp_path], stderr=subprocess.PIPE, text=True)
+    pids = pids_in(tmp_path, 2)
+    time.sleep(0.1)
+    start = time.monotonic()
+    launcher.send_signal(signum)
+    _, err = launcher.communicate(timeout=20)
+    assert time.monotonic() - start < 1.5
+    assert launcher.returncode == code
+    assert err.splitlines()[-1] == f"rankwise: stopped by {signum.name}; 3 ranks were ended"
+    assert ("KeyboardInterrupt" in err) == (signum == signal.SIGINT)
+    assert not any(lives(pid) for pid in pids)
+
+
+def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    script = "trap '' INT TERM; echo $$ > $0/$RANKWISE_RANK; sleep 30; sleep 30"
+    launcher = subprocess.Popen([*RUN, "-n", "2", "sh", "-c", script, tmp_path], stderr=subprocess.PIPE)
+    pids = pids_in(tmp_path, 2)
+    launcher.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert all(lives(pid) for pid in pids)
+    start = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=20)
+    assert time.monotonic() - start < 0.8
+    assert launcher.returncode == 130
+    assert not any(lives(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("what", ["ranks in a barrier", "children of the ranks"])
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path, what: str) -> None:
+    if what == "ranks in a barrier":
+        program = """
+import os, sys, rankwise as rw
+group = rw.init()
+open(f"{sys.argv[1]}/{group.rank}", "w").write(f"{os.getpid()}\\n")
+if group.rank:
+    group.barrier()
+import time; time.sleep(50)
+"""
+        words = ["python", "-c", program, str(tmp_path)]
+    else:
+        words = ["sh", "-c", "sh -c 'echo $$ > $0/$RANKWISE_RANK; sleep 50; true' $0; true", str(tmp_path)]
+    launcher = subprocess.Popen([*RUN, "-n", "3", *words])
+    pids = pids_in(tmp_path, 3)
+    launcher.kill()
+    launcher.wait()
+    until(lambda: not any(lives(pid) for pid in pids), 1.0)
+
+
+def test_what_ranks_leave_behind_is_ended(tmp_path: Path) -> None:
+    script = """
+sh -c 'echo $$ > $0/$RANKWISE_RANK.child; exec sleep 50' $0 &
+setsid sh -c 'echo $$ > $0/$RANKWISE_RANK.daemon; exec sleep 50' $0 &
+while [ $(cat $0/$RANKWISE_RANK.* 2>/dev/null | wc -l) -lt 2 ]; do sleep 0.01; done; echo done
+"""
+    start = time.monotonic()
+    done = subprocess.run([*RUN, "-n", "2", "sh", "-c", script, tmp_path], capture_output=True, text=True, timeout=50)
+    assert time.monotonic() - start < 10
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\ndone\n", "")
+    assert not any(lives(pid) for pid in pids_in(tmp_path, 4))
+
+
+def test_a_reader_that_goes_ends_the_job() -> None:
+    launcher = subprocess.Popen([*RUN, "-n", "2", "yes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"y\n"
+    launcher.stdout.close()
+    assert launcher.wait(timeout=20) == 128 + signal.SIGPIPE
+    assert launcher.stderr is not None
+    assert launcher.stderr.read() == b""
+    launcher.stderr.close()
+
+
+def test_a_finished_rank_is_not_ended_again() -> None:
+    """A rank that ends well long before the others does the job no harm, and its exit counts as good."""
+    script = "[ $RANKWISE_RANK = 0 ] && exit 0; sleep 0.5; echo later"
+    done = subprocess.run([*RUN, "-n", "2", "sh", "-c", script], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "later\n", "")
+
+
+def test_ranks_have_no_descriptors_but_their_own() -> None:
+    """Standard streams and the segment: nothing of the launcher's or of another rank's."""
+    code = """
+import os
+found = []
+for fd in range(256):
+    try:
+        found.append(os.readlink(f"/proc/self/fd/{fd}").split(":")[0])
+    except FileNotFoundError:
+        pass
+print(found)
+"""
+    done = subprocess.run([*RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "['/dev/null', 'pipe', 'pipe', '/memfd']\n" * 3
