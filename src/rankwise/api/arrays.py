@@ -232,7 +232,7 @@ def _from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool) -
         view[...] = packed
         return given
 
-    return _wrap(_pack(view), given, put_back)
+    return _wrap(_pack(view), given, put_back if write else None)
 
 
 def _from_number(x: Any, name: str) -> Buffer:
