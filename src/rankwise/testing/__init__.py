@@ -1,0 +1,12 @@
+"""For tests of programs that use rankwise, and of backends: ranks to run a function on, and a conformance suite.
+
+from rankwise.testing import run_ranks
+sums = run_ranks(4, lambda group: group.all_reduce(group.rank))
+
+python -m rankwise.testing.conformance --backend shm -n 4
+"""
+
+from rankwise.testing.ranks import RanksFailed, close_pools, run_ranks
+from rankwise.testing.suite import Report, check_backend
+
+__all__ = ["RanksFailed", "Report", "check_backend", "close_pools", "run_ranks"]

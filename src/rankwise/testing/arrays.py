@@ -1,0 +1,212 @@
+"""The array-level test bodies, one per operation of the group object.
+
+As in `pointer`: a body makes the inputs of a case, calls the group, compares with the oracle, and
+returns what this rank received, None where that is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rankwise.api.group import Group
+from rankwise.contract.types import ReduceOp
+from rankwise.testing.cases import Case
+from rankwise.testing.oracle import Array, contents, difference, reduced, uneven
+
+GAP_BYTE = 0xA5
+
+
+class Layout:
+    """An array as a case wants it: contiguous, or a view of every second element along its last axis."""
+
+    def __init__(self, values: Array, strided: bool) -> None:
+        self._gaps: Array | None = None
+        if strided and values.ndim:
+            *rows, length = values.shape
+            whole = _filled((*rows, 2 * length), values.dtype)
+            self.array = whole[..., ::2]
+            self._gaps = whole[..., 1::2]
+            self.array[...] = values
+        else:
+            self.array = values.copy()
+
+    def check(self, want: Array, exact: bool = True) -> Array:
+        """Raise AssertionError where the array is not `want` or the gaps of a view were written to."""
+        wrong = difference(self.array, want, exact)
+        assert wrong is None, wrong
+        if self._gaps is not None:
+            gaps = np.ascontiguousarray(self._gaps).view(np.uint8)
+            assert (gaps == GAP_BYTE).all(), "the gaps of a strided array were written to"
+        return self.array
+
+
+def all_reduce(group: Group, case: Case) -> Array:
+    inputs = _inputs(group, case)
+    x = Layout(inputs[group.rank], case.strided)
+    assert group.all_reduce(x.array, _op(case)) is x.array, "all_reduce did not return its input"
+    return x.check(reduced(inputs, case.dtype, _reduce_op(case)), exact=False)
+
+
+def broadcast(group: Group, case: Case) -> Array:
+    root = _root(case)
+    x = Layout(contents(case, group.rank, group.world_size), case.strided)
+    assert group.broadcast(x.array, src=root) is x.array, "broadcast did not return its input"
+    return x.check(contents(case, root, group.world_size))
+
+
+def reduce(group: Group, case: Case) -> Array | None:
+    root = _root(case)
+    inputs = _inputs(group, case)
+    x = Layout(inputs[group.rank], case.strided)
+    got = group.reduce(x.array, dst=root, op=_op(case))
+    if group.rank == root:
+        assert got is x.array, "reduce did not return its input on dst"
+        return x.check(reduced(inputs, case.dtype, _reduce_op(case)), exact=False)
+    assert got is None, f"reduce returned {got!r} off dst, expected None"
+    x.check(inputs[group.rank])
+    return None
+
+
+def all_gather(group: Group, case: Case) -> Array:
+    inputs = _inputs(group, case)
+    x = Layout(inputs[group.rank], case.strided)
+    want = np.stack(inputs)
+    out = _out(case, want)
+    got = group.all_gather(x.array, **out)
+    x.check(inputs[group.rank])
+    return _result(got, out, want)
+
+
+def all_gather_v(group: Group, case: Case) -> Array:
+    lengths = uneven(case, group.world_size)
+    tail = case.shape[1:]
+    inputs = [contents(case, rank, group.world_size, (length, *tail)) for rank, length in enumerate(lengths)]
+    x = Layout(inputs[group.rank], case.strided)
+    want = np.concatenate(inputs)
+    out = _out(case, want)
+    got = group.all_gather_v(x.array, **out)
+    x.check(inputs[group.rank])
+    return _result(got, out, want)
+
+
+def gather(group: Group, case: Case) -> Array | None:
+    root = _root(case)
+    inputs = _inputs(group, case)
+    x = Layout(inputs[group.rank], case.strided)
+    want = np.stack(inputs)
+    out = _out(case, want) if group.rank == root else {}
+    got = group.gather(x.array, dst=root, **out)
+    x.check(inputs[group.rank])
+    if group.rank == root:
+        return _result(got, out, want)
+    assert got is None, f"gather returned {got!r} off dst, expected None"
+    return None
+
+
+def scatter(group: Group, case: Case) -> Array:
+    root = _root(case)
+    whole = contents(case, root, group.world_size)
+    x = Layout(whole, case.strided)
+    want = np.array_split(whole, group.world_size)[group.rank]
+    out = _out(case, want)
+    got = group.scatter(x.array if group.rank == root else None, src=root, **out)
+    x.check(whole)
+    return _result(got, out, want)
+
+
+def reduce_scatter(group: Group, case: Case) -> Array:
+    inputs = _inputs(group, case)
+    x = Layout(inputs[group.rank], case.strided)
+    whole = reduced(inputs, case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
+    want = np.array_split(whole, group.world_size)[group.rank]
+    out = _out(case, want)
+    got = group.reduce_scatter(x.array, _op(case), **out)
+    x.check(inputs[group.rank])
+    return _result(got, out, want, exact=False)
+
+
+def all_to_all(group: Group, case: Case) -> Array:
+    inputs = _inputs(group, case)
+    x = Layout(inputs[group.rank], case.strided)
+    want = np.concatenate([np.array_split(each, group.world_size)[group.rank] for each in inputs])
+    out = _out(case, want)
+    got = group.all_to_all(x.array, **out)
+    x.check(inputs[group.rank])
+    return _result(got, out, want)
+
+
+def send_recv(group: Group, case: Case) -> Array:
+    """Each rank sends to the next one and receives into an array, or by shape and dtype."""
+    n, me, tag = group.world_size, group.rank, case.seed % 5
+    before = (me - 1) % n
+    x = Layout(contents(case, me, n), case.strided)
+    want = contents(case, before, n)
+    sending = group.isend(x.array, (me + 1) % n, tag)
+    if case.seed % 2:
+        room = Layout(_filled(want.shape, want.dtype), case.strided)
+        assert group.recv(room.array, before, tag) is room.array, "recv did not return its array"
+        got = room.check(want)
+    else:
+        got = _result(group.recv(want.shape, before, tag, dtype=want.dtype), {}, want)
+    sending.wait()
+    x.check(contents(case, me, n))
+    return got
+
+
+BODIES: dict[str, Callable[[Group, Case], Array | None]] = {
+    "all_reduce": all_reduce,
+    "broadcast": broadcast,
+    "reduce": reduce,
+    "all_gather": all_gather,
+    "all_gather_v": all_gather_v,
+    "gather": gather,
+    "scatter": scatter,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+    "send_recv": send_recv,
+}
+
+
+def _inputs(group: Group, case: Case) -> list[Array]:
+    return [contents(case, rank, group.world_size) for rank in range(group.world_size)]
+
+
+def _filled(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    """An array whose every byte is GAP_BYTE."""
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8)[...] = GAP_BYTE
+    return array
+
+
+def _out(case: Case, want: Array) -> dict[str, Array]:
+    """The keyword out= of a case, as a dict to pass on; empty where the case takes none."""
+    if not case.out:
+        return {}
+    return {"out": Layout(_filled(want.shape, want.dtype), case.strided).array}
+
+
+def _result(got: object, out: dict[str, Array], want: Array, exact: bool = True) -> Array:
+    """Check what an operation returned: the very `out` where one was given, and the right values."""
+    assert isinstance(got, np.ndarray), f"got a {type(got).__name__}, expected an array"
+    assert not out or got is out["out"], "the result is not the array given as out="
+    wrong = difference(got, want, exact)
+    assert wrong is None, wrong
+    return got
+
+
+def _op(case: Case) -> str | ReduceOp:
+    """The op as half of the cases name it, and as the other half pass it."""
+    op = _reduce_op(case)
+    return op if case.seed % 2 else op.name.lower()
+
+
+def _reduce_op(case: Case) -> ReduceOp:
+    assert case.op is not None
+    return case.op
+
+
+def _root(case: Case) -> int:
+    assert case.root is not None
+    return case.root

@@ -1,0 +1,141 @@
+"""The conformance cases: which operation, dtype, op, shape, root and form are tried. Pure data.
+
+The full cross product would run for hours. `select` covers it instead: for one operation, level and
+world size, every dtype with every op that means something, every root, every shape and every form
+(`out=`, layout) comes at least once, the axes that are not enumerated together being drawn in
+shuffled rounds from a seed. Large shapes come with few dtypes. Pairs that mean nothing come once
+each, to be refused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rankwise.api.dtypes import to_numpy
+from rankwise.contract.types import DType, ReduceOp
+
+T = TypeVar("T")
+
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v")
+ROOTED = ("broadcast", "reduce", "gather", "scatter", "gather_v", "scatter_v")
+
+POINTER_OPERATIONS = (
+    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all",
+    "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v", "send_recv",
+)  # fmt: skip
+ARRAY_OPERATIONS = (
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_v", "gather", "scatter", "reduce_scatter",
+    "all_to_all", "send_recv",
+)  # fmt: skip
+OPERATIONS = {"pointer": POINTER_OPERATIONS, "array": ARRAY_OPERATIONS}
+
+# Operations on one buffer of the case's size; the others hold world_size blocks of it somewhere.
+WHOLE = ("all_reduce", "broadcast", "reduce", "send_recv")
+# Array operations that give a new array take out=; those that split axis 0 need one.
+TAKES_OUT = ("all_gather", "all_gather_v", "gather", "scatter", "reduce_scatter", "all_to_all")
+SPLITS = ("all_gather_v", "scatter", "reduce_scatter", "all_to_all")
+
+SHAPES = ((), (0,), (1,), (2,), (13,), (1023,), (3, 5, 7), (4, 0), (0, 4), (6, 2))
+COUNTS = (0, 1, 2, 13, 105, 1023)
+# Sizes in bytes at which an engine may change its way (inline, one cache line, one page, one
+# piece of staging, all of staging), tried with an element less, exactly, and one more.
+BOUNDARIES = (40, 64, 4096, 65536, 262144)
+LARGE = 3 << 20  # bytes of the largest buffer; a ragged tail of 5 elements a block comes on top
+LARGE_DTYPES = (DType.F32, DType.I8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call to try, the same on every rank.
+
+    shape: of one rank's input at the array level; (count,) at the pointer level, where count is
+    what the operation takes (for the per-rank-count operations: about the mean of the counts).
+    out: pass `out=`. strided: the arrays are views with gaps. seed: of the contents.
+    """
+
+    operation: str
+    dtype: DType
+    shape: tuple[int, ...]
+    op: ReduceOp | None = None
+    root: int | None = None
+    out: bool = False
+    strided: bool = False
+    seed: int = 0
+
+    @property
+    def meaningful(self) -> bool:
+        """False where every backend must refuse the case."""
+        return self.op is None or self.op.refused_for(self.dtype) is None
+
+    def __str__(self) -> str:
+        words = [self.operation, self.dtype.name.lower(), str(self.shape)]
+        if self.op is not None:
+            words.append(self.op.name.lower())
+        if self.root is not None:
+            words.append(f"root={self.root}")
+        words += [word for word in ("out", "strided") if getattr(self, word)]
+        return " ".join([*words, f"seed={self.seed}"])
+
+
+@cache
+def numpy_dtypes() -> dict[DType, np.dtype[Any]]:
+    """The NumPy dtype of each DType that this installation has; bfloat16 and fp8 need ml_dtypes."""
+    present = find_spec("ml_dtypes") is not None
+    needs_it = (DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
+    return {dtype: to_numpy(dtype) for dtype in DType if present or dtype not in needs_it}
+
+
+def select(operation: str, level: str, world_size: int, seed: int = 0) -> list[Case]:
+    """The cases of one operation at a level ("pointer" or "array") on `world_size` ranks."""
+    rng = random.Random(f"{operation} {level} {world_size} {seed}")
+    dtypes = sorted(numpy_dtypes())
+    ops: list[ReduceOp | None] = list(ReduceOp) if operation in REDUCTIONS else [None]
+    roots = _rounds(rng, range(world_size) if operation in ROOTED else [None])
+    arrays = level == "array"
+    outs = _rounds(rng, [False, True] if arrays and operation in TAKES_OUT else [False])
+    layouts = _rounds(rng, [False, True] if arrays else [False])
+    small = _rounds(rng, _small_shapes(operation, level))
+    seeds = iter(range(1 << 31))
+
+    def case(dtype: DType, op: ReduceOp | None, shape: tuple[int, ...], plain: bool = False) -> Case:
+        strided = False if plain else next(layouts)
+        return Case(operation, dtype, shape, op, next(roots), next(outs), strided, next(seeds))
+
+    cases = [case(dtype, op, next(small)) for dtype, op in product(dtypes, ops)]
+    some_dtypes = _rounds(rng, dtypes)
+    some_ops = _rounds(rng, [ReduceOp.SUM, ReduceOp.MAX] if operation in REDUCTIONS else [None])
+    for size, delta in product(BOUNDARIES, (-1, 0, 1)):
+        dtype = next(some_dtypes)
+        count = max(0, size // dtype.itemsize + delta)
+        cases.append(case(dtype, next(some_ops), (count,)))
+    for dtype in LARGE_DTYPES:
+        blocks = 1 if operation in WHOLE else world_size
+        count = LARGE // dtype.itemsize // blocks + 5
+        cases.append(case(dtype, next(some_ops), (count,), plain=True))
+    # Few cases and many roots, or shapes: go on until each has come.
+    wanted_roots = range(world_size) if operation in ROOTED else []
+    while any(all(c.root != root for c in cases) for root in wanted_roots):
+        cases.append(case(next(some_dtypes), next(some_ops), (13,)))
+    return cases
+
+
+def _small_shapes(operation: str, level: str) -> list[tuple[int, ...]]:
+    if level == "pointer":
+        return [(count,) for count in COUNTS]
+    return [shape for shape in SHAPES if shape or operation not in SPLITS]
+
+
+def _rounds(rng: random.Random, values: Sequence[T] | range) -> Iterator[T]:
+    """Every value once in a random order, then again in another, for ever."""
+    while True:
+        order: list[T] = list(values)  # type: ignore[arg-type]
+        rng.shuffle(order)
+        yield from order

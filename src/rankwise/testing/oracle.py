@@ -1,0 +1,105 @@
+"""What NumPy says the result is: the contents of each rank's buffers and what must come out.
+
+Contents are chosen so that the right answer is exact: reductions of floats take small integers and
+powers of two, so no order of additions can differ; integers and data that only moves take any bits.
+Every rank can make every rank's input from (case, rank), so no test data is ever sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.testing.cases import Case, numpy_dtypes
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+# Contents repeat after this many elements: a prime, so that no block of a usual size, moved to a
+# wrong place, looks right.
+PERIOD = 4099
+NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
+
+
+def contents(case: Case, rank: int, world_size: int, shape: tuple[int, ...] | None = None) -> Array:
+    """A rank's input for a case; `shape` in place of the case's own."""
+    shape = case.shape if shape is None else shape
+    rng = np.random.default_rng((case.seed, rank))
+    count = int(np.prod(shape, dtype=np.int64))
+    pattern = _pattern(rng, case, world_size, min(count, PERIOD))
+    flat = np.empty(count, pattern.dtype)
+    for start in range(0, count, PERIOD):
+        flat[start : start + PERIOD] = pattern[: count - start]
+    return flat.reshape(shape)
+
+
+def _pattern(rng: np.random.Generator, case: Case, world_size: int, count: int) -> Array:
+    dtype = numpy_dtypes()[case.dtype]
+    if case.dtype is DType.BOOL:
+        return rng.integers(0, 2, count).astype(bool)
+    values: Array
+    if case.op is None or case.dtype.is_integer:
+        anything: Array = np.frombuffer(rng.bytes(count * dtype.itemsize), dtype)
+        return anything
+    limit = 2 if dtype.itemsize == 1 else 8
+    if case.op is ReduceOp.PROD:
+        values = rng.choice([1.0, 1.0, 1.0, -1.0, 2.0, 0.5], count)
+    elif case.op is ReduceOp.MEAN:
+        values = rng.integers(-2, 3, count).astype(float) * world_size
+    else:
+        values = rng.integers(-limit, limit + 1, count).astype(float)
+    if case.dtype.is_complex:
+        return np.asarray(values * rng.choice([1, 1j], count), dtype)
+    return values.astype(dtype)
+
+
+def reduced(inputs: list[Array], dtype: DType, op: ReduceOp) -> Array:
+    """The reduction of the ranks' inputs, as the contract defines it."""
+    kind = inputs[0].dtype
+    wide = np.stack([x.astype(np.float32) if dtype in NARROW else x for x in inputs])
+    if dtype is DType.BOOL:
+        unite = op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR)
+        every = wide.any(axis=0) if unite else wide.all(axis=0)
+        return np.asarray(np.logical_xor.reduce(wide) if op is ReduceOp.BXOR else every)
+    function: dict[ReduceOp, np.ufunc] = {
+        ReduceOp.SUM: np.add, ReduceOp.PROD: np.multiply, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum,
+        ReduceOp.MEAN: np.add, ReduceOp.BAND: np.bitwise_and, ReduceOp.BOR: np.bitwise_or,
+        ReduceOp.BXOR: np.bitwise_xor,
+    }  # fmt: skip
+    with np.errstate(over="ignore"):
+        result = function[op].reduce(wide, axis=0, dtype=wide.dtype)
+        if op is ReduceOp.MEAN:
+            result = result / wide.dtype.type(len(inputs))
+        return np.asarray(result).astype(kind)
+
+
+def uneven(case: Case, world_size: int, salt: int = 0) -> list[int]:
+    """One count per rank for the per-rank-count operations: about shape[0] on average, some of them 0."""
+    rng = np.random.default_rng((case.seed, 7919, salt))
+    mean = case.shape[0] if case.shape else 0
+    counts = rng.integers(0, 2 * mean + 1, world_size)
+    counts[rng.random(world_size) < 0.25] = 0
+    return [int(count) for count in counts]
+
+
+def difference(got: Array, want: Array, exact: bool) -> str | None:
+    """None where they are the same, else the first place that differs.
+
+    exact: the same bits (data that only moved); otherwise the same values (0.0 is -0.0).
+    """
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return f"got {got.dtype}{got.shape}, expected {want.dtype}{want.shape}"
+    if exact:
+        width = max(1, got.dtype.itemsize)
+        left, right = (np.ascontiguousarray(a).reshape(-1).view(np.uint8).reshape(-1, width) for a in (got, want))
+        wrong = (left != right).any(axis=1)
+    else:
+        wrong = (got != want).reshape(-1)
+    if not wrong.any():
+        return None
+    at = int(np.argmax(wrong))
+    return (
+        f"{int(wrong.sum())} of {wrong.size} elements differ, the first at {at}: "
+        f"got {got.reshape(-1)[at]!r}, expected {want.reshape(-1)[at]!r}"
+    )

@@ -1,0 +1,64 @@
+"""What became of a function on one rank."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rankwise.api.group import Group
+from rankwise.backends.engine import EngineCommunicator
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import PeerLostError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """A value, or how the rank failed: in words, with its traceback.
+
+    follows: the failure is that of another rank, seen from here.
+    """
+
+    value: T | None = None
+    failure: str = ""
+    follows: bool = False
+
+
+class RanksFailed(Exception):
+    """A function failed on some ranks. failures: {rank: what happened there, with its traceback}."""
+
+    def __init__(self, outcomes: Sequence[Outcome[Any]]) -> None:
+        self.failures = {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure}
+        first = [rank for rank in self.failures if not outcomes[rank].follows] or list(self.failures)
+        lines = [f"{len(self.failures)} of {len(outcomes)} ranks failed"]
+        for rank, failure in self.failures.items():
+            shown = failure if rank in first else failure.strip().splitlines()[-1]
+            lines.append(f"--- rank {rank}: {shown.rstrip()}")
+        super().__init__("\n".join(lines))
+
+
+def attempt(connect: Callable[[], Communicator], fn: Callable[[Group], T]) -> Outcome[T]:
+    """Connect, run `fn` on the group, close it."""
+    try:
+        with Group(connect()) as group:
+            return run_on(group, fn)
+    except Exception as error:  # noqa: BLE001 - connecting is part of what is attempted
+        return failed(error)
+
+
+def run_on(group: Group, fn: Callable[[Group], T]) -> Outcome[T]:
+    """Run `fn` on the group. If it raises, the group is failed, so that the other ranks do not wait."""
+    try:
+        return Outcome(value=fn(group))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, run_ranks raises it
+        if isinstance(group.comm, EngineCommunicator):
+            group.comm.abort(f"raised {type(error).__name__}")
+        return failed(error)
+
+
+def failed(error: BaseException) -> Outcome[Any]:
+    text = "".join(traceback.format_exception(error))
+    return Outcome(failure=text, follows=isinstance(error, PeerLostError))

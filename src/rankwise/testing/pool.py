@@ -1,0 +1,122 @@
+"""Rank processes that are started once and run many functions."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+from rankwise import _native
+from rankwise.api.group import Group
+from rankwise.testing.outcome import Outcome
+
+T = TypeVar("T")
+
+START_TIMEOUT = 60.0  # seconds in which all ranks must have met
+
+
+class RankPool:
+    """`n` processes that form one group and run one function after another on it.
+
+    usable: False once a function failed, a rank was lost or the group failed; then `close` it.
+    """
+
+    def __init__(self, n: int, backend: str, timeout: float) -> None:
+        self.usable = True
+        self._segment = _native.Segment.create(n)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+        for rank in range(n):
+            self._start(rank, n, backend)
+
+    def _start(self, rank: int, n: int, backend: str) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "RANKWISE_RANK": str(rank),
+            "RANKWISE_WORLD_SIZE": str(n),
+            "RANKWISE_SEGMENT_FD": str(self._segment.fd),
+            "RANKWISE_LAUNCHER_PID": str(os.getpid()),
+        }
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        command = [sys.executable, "-m", "rankwise.testing.worker", str(theirs.fileno()), backend, str(START_TIMEOUT)]
+        with theirs:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self._segment.fd)
+            )
+        self._processes.append(process)
+        self._connections.append(Connection(ours.detach()))
+
+    def run(self, fn: Callable[[Group], T], timeout: float, grace: float) -> list[Outcome[T]]:
+        """Run `fn` on every rank, within `timeout` seconds and, for reports of failures, `grace` more."""
+        task = (list(sys.path), _dumps(fn), timeout)
+        waiting: dict[Any, int] = {}  # by connection
+        outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in self._connections]
+        for rank, connection in enumerate(self._connections):
+            waiting[connection] = rank
+            with suppress(BrokenPipeError):  # the process has ended; reading from it says so
+                connection.send(task)
+        end = time.monotonic() + timeout + grace
+        while waiting:
+            ready = wait(list(waiting), max(0.0, end - time.monotonic()))
+            if not ready:
+                self.usable = False
+                break
+            for reader in ready:
+                rank = waiting.pop(reader)
+                outcomes[rank] = self._receive(rank)
+        return outcomes
+
+    def _receive(self, rank: int) -> Outcome[Any]:
+        try:
+            outcome, healthy = pickle.loads(self._connections[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self.usable = False
+            status = self._processes[rank].wait()
+            self._segment.mark_exited(rank, status)
+            how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+            return Outcome(failure=f"the process {how}")
+        assert isinstance(outcome, Outcome)
+        if outcome.failure or not healthy:
+            self.usable = False
+        return outcome
+
+    def close(self) -> None:
+        """End the processes: those that can leave by themselves do so, the others are killed."""
+        for connection in self._connections:
+            connection.close()  # its rank reads the end of its tasks
+        for process in self._processes:
+            if not self.usable:
+                process.kill()
+            try:
+                process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _dumps(fn: Callable[[Group], Any]) -> bytes:
+    """By cloudpickle where it is installed: it takes lambdas, closures and functions of a script as well."""
+    try:
+        import cloudpickle
+    except ImportError:
+        return pickle.dumps(fn)
+    module = sys.modules.get(getattr(fn, "__module__", None) or "")
+    if module is not None and not _importable(module.__name__):
+        cloudpickle.register_pickle_by_value(module)
+    data: bytes = cloudpickle.dumps(fn)
+    return data
+
+
+def _importable(name: str) -> bool:
+    """Whether another process finds the module by its name; it does not where pytest loaded it from a path."""
+    top = name.partition(".")[0]
+    return top == "__main__" or any(finder.find_spec(top, None) is not None for finder in sys.meta_path)

@@ -1,0 +1,108 @@
+"""run_ranks: a function on n ranks, which are threads of this process or processes kept for it."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from rankwise import _native
+from rankwise.api.group import Group
+from rankwise.backends import registry, threads
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.job import Job
+from rankwise.testing.outcome import Outcome, RanksFailed, attempt
+from rankwise.testing.pool import RankPool
+
+__all__ = ["RanksFailed", "close_pools", "run_ranks"]
+
+T = TypeVar("T")
+
+GRACE = 5.0  # seconds beyond `timeout` in which ranks that timed out report so themselves
+MOST_IDLE_RANKS = 40  # processes that pools may keep while they are not in use
+
+
+def run_ranks(
+    n: int, fn: Callable[[Group], T], *, backend: str | registry.Opener = "threads", timeout: float = 60.0
+) -> list[T]:
+    """Run `fn(group)` on `n` ranks at once and return what it returned, by rank.
+
+    backend: "threads": n threads of this process. "shm", or any registered backend whose ranks are
+    processes: n processes of this host; they are kept for later calls and `fn`, with what it
+    returns, travels by pickle (by cloudpickle where that is installed, so that lambdas and
+    functions of a script work). "solo": n is 1, in the calling thread. A function
+    `open(job, timeout) -> Communicator`, as backends register one: n threads that each call it.
+
+    timeout: seconds the whole call may take, and an operation of the group may wait.
+
+    Raises RanksFailed, with every failed rank's traceback, where `fn` raised on a rank, a rank's
+    process died, or the time was up. The failure of one rank fails the group, so that no other
+    rank waits for it for ever.
+
+    `fn` must leave no message unreceived: ranks that are processes keep their group between calls.
+    """
+    if n < 1:
+        raise ValueError(f"n={n}: expected at least 1 rank")
+    if backend == "solo":
+        if n != 1:
+            raise ValueError(f"n={n}: expected 1 rank on backend 'solo'")
+        return _values([attempt(lambda: registry.opener("solo")(Job(), timeout), fn)])
+    if callable(backend):
+        opener, job_id = backend, f"run_ranks-{next(_job_numbers)}"
+        return _on_threads(n, fn, lambda rank: opener(Job(rank, n, rank, n, "run_ranks", job_id), timeout), timeout)
+    if backend == "threads":
+        segment = _native.Segment.create(n)
+        return _on_threads(n, fn, lambda rank: threads.connect(segment, rank, timeout), timeout)
+    return _on_processes(n, fn, backend, timeout)
+
+
+def close_pools() -> None:
+    """End the rank processes that `run_ranks` keeps. They also end with this process."""
+    while _pools:
+        _pools.popitem()[1].close()
+
+
+def _on_threads(n: int, fn: Callable[[Group], T], connect: Callable[[int], Communicator], timeout: float) -> list[T]:
+    outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in range(n)]
+
+    def body(rank: int) -> None:
+        outcomes[rank] = attempt(lambda: connect(rank), fn)
+
+    ranks = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
+    for thread in ranks:
+        thread.start()
+    end = time.monotonic() + timeout + GRACE
+    for thread in ranks:
+        thread.join(max(0.0, end - time.monotonic()))
+    return _values(outcomes)
+
+
+def _on_processes(n: int, fn: Callable[[Group], T], backend: str, timeout: float) -> list[T]:
+    pool = _pools.pop((backend, n), None)
+    if pool is None:
+        while _pools and n + sum(size for _, size in _pools) > MOST_IDLE_RANKS:
+            _pools.pop(next(iter(_pools))).close()
+        pool = RankPool(n, backend, timeout)
+    try:
+        outcomes = pool.run(fn, timeout, GRACE)
+    except BaseException:
+        pool.close()
+        raise
+    if pool.usable:
+        _pools[backend, n] = pool  # the most recently used is the last
+    else:
+        pool.close()
+    return _values(outcomes)
+
+
+def _values(outcomes: list[Outcome[T]]) -> list[T]:
+    if any(outcome.failure for outcome in outcomes):
+        raise RanksFailed(outcomes)
+    return [outcome.value for outcome in outcomes]  # type: ignore[misc]  # all are values here
+
+
+_pools: dict[tuple[str, int], RankPool] = {}
+_job_numbers = iter(range(1 << 62))
+atexit.register(close_pools)

@@ -1,0 +1,18 @@
+"""What cannot be said as a table of cases: functions of a group that assert, for any number of ranks.
+
+`SCENARIOS` has them by name. Each is called on every rank of a group and leaves it working, with no
+message under way.
+"""
+
+from collections.abc import Callable
+
+from rankwise.api.group import Group
+from rankwise.testing.scenarios.arguments import ARGUMENTS
+from rankwise.testing.scenarios.groups import GROUPS
+from rankwise.testing.scenarios.messages import MESSAGES
+from rankwise.testing.scenarios.numerics import NUMERICS
+from rankwise.testing.scenarios.pointers import POINTERS
+
+SCENARIOS: dict[str, Callable[[Group], None]] = {
+    scenario.__name__: scenario for scenario in (*ARGUMENTS, *GROUPS, *MESSAGES, *NUMERICS, *POINTERS)
+}

@@ -1,0 +1,178 @@
+"""Bad arguments at the array level: each error names the argument, what was given and what was
+expected, is raised before anything is sent, and leaves the group usable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rankwise.api.group import Group
+from rankwise.testing.checks import refuses
+
+
+def unknown_or_meaningless_op(group: Group) -> None:
+    x = np.ones(3)
+    refuses(ValueError, group.all_reduce, x, "sun", says=("op", "'sun'", "sum"))
+    refuses(ValueError, group.reduce, x, op="", says=("op", "''", "sum"))
+    refuses(ValueError, group.reduce_scatter, x, "SUM", says=("op", "'SUM'", "sum"))
+    refuses(TypeError, group.all_reduce, x, 0, says=("op", "0", "int"))
+    refuses(TypeError, group.all_reduce, x, None, says=("op", "None"))
+    refuses(TypeError, group.all_reduce, np.ones(3, int), "mean", says=("op", "mean", "int64"))
+    refuses(TypeError, group.all_reduce, np.ones(3, bool), "avg", says=("op", "mean", "bool"))
+    refuses(TypeError, group.all_reduce, x, "bxor", says=("op", "bxor", "float64"))
+    refuses(TypeError, group.all_reduce, x.astype(complex), "max", says=("op", "max", "complex128"))
+    assert (x == 1).all()
+    _works(group)
+
+
+def ranks_outside_the_group(group: Group) -> None:
+    x, n = np.ones(3), group.world_size
+    expected = f"0 to {n - 1}"
+    for rank in (-1, n, n + 100):
+        given = str(rank)
+        refuses(ValueError, group.broadcast, x, src=rank, says=("src", given, expected))
+        refuses(ValueError, group.scatter, x, src=rank, says=("src", given, expected))
+        refuses(ValueError, group.reduce, x, dst=rank, says=("dst", given, expected))
+        refuses(ValueError, group.gather, x, dst=rank, says=("dst", given, expected))
+        refuses(ValueError, group.send, x, rank, says=("dst", given, expected))
+        refuses(ValueError, group.isend, x, rank, says=("dst", given, expected))
+        refuses(ValueError, group.recv, x, rank, says=("src", given, expected))
+        refuses(ValueError, group.irecv, (3,), rank, says=("src", given, expected))
+        refuses(ValueError, group.subgroup, [rank], says=("ranks", given, expected))
+    refuses(TypeError, group.broadcast, x, src="0", says=("src", "'0'", "str"))
+    refuses(TypeError, group.gather, x, dst=0.0, says=("dst", "0.0", "float"))
+    refuses(TypeError, group.reduce, x, dst=None, says=("dst", "None"))
+    _works(group)
+
+
+def things_that_are_no_arrays(group: Group) -> None:
+    for thing, kind in (("text", "str"), (None, "NoneType"), ([1, 2], "list"), (object(), "object"), ({}, "dict")):
+        for call in _one_array_calls(group):
+            refuses(TypeError, call, thing, says=("x", kind))
+    _works(group)
+
+
+def dtypes_that_do_not_travel(group: Group) -> None:
+    for x in (np.array([None, 1]), np.array(["a"]), np.array(["2020-01-01"], "M8[D]"), np.zeros(2, "i4,f4")):
+        for call in _one_array_calls(group):
+            refuses(TypeError, call, x, says=("x", str(x.dtype)))
+    refuses(TypeError, group.all_reduce, np.zeros(2, np.longdouble), says=("x", str(np.dtype(np.longdouble))))
+    refuses(TypeError, group.recv, (3,), 0, dtype="float33", says=("dtype", "float33"))
+    refuses(TypeError, group.recv, (3,), 0, dtype=object, says=("dtype", "object"))
+    _works(group)
+
+
+def read_only_arrays(group: Group) -> None:
+    """What is written to must be writable; what is only read need not be."""
+    x = np.ones((4, 3))
+    x.flags.writeable = False
+    n, out = group.world_size, np.empty((group.world_size, 4, 3))
+    refuses(ValueError, group.all_reduce, x, says=("x", "read-only"))
+    if n > 1:
+        refuses(ValueError, group.broadcast, x, (group.rank + 1) % n, says=("x", "read-only"))
+    refuses(ValueError, group.recv, x, 0, says=("x", "read-only"))
+    frozen = out.copy()
+    frozen.flags.writeable = False
+    refuses(ValueError, group.all_gather, x, out=frozen, says=("out", "read-only"))
+    for readable in (x, x[:, ::2], x.T):
+        assert (group.all_gather(readable) == 1).all()
+        got = group.broadcast(readable if group.rank == 0 else np.zeros(readable.shape), 0)
+        assert (got == 1).all()
+        into = group.reduce(readable.copy() if group.rank == 0 else readable, 0)
+        assert into is None or (into == n).all()
+    _works(group)
+
+
+def wrong_out(group: Group) -> None:
+    """gather takes out= on dst alone, and scatter cannot know the shape elsewhere than on src."""
+    n = group.world_size
+    x = np.ones((2 * n, 3), np.float32)
+    wanted = {
+        "all_gather": ((n, 2 * n, 3), group.all_gather),
+        "reduce_scatter": ((2, 3), group.reduce_scatter),
+        "all_to_all": ((2 * n, 3), group.all_to_all),
+    }
+    for shape, call in wanted.values():
+        other = (*shape[:-1], 4)
+        refuses(ValueError, call, x, out=np.empty(other, x.dtype), says=("out", str(shape), str(other)))
+        refuses(ValueError, call, x, out=np.empty(shape), says=("out", "float32", "float64"))
+        refuses(TypeError, call, x, out="here", says=("out", "str"))
+        refuses(TypeError, call, x, out=3.0, says=("out", "float"))
+    refuses(ValueError, group.all_to_all, x, out=x, says=("out", "overlaps"))
+    whole = np.ones((n + 1, 4))
+    refuses(ValueError, group.all_gather, whole[0], out=whole[:n], says=("out", "overlaps"))
+    _works(group)
+
+
+def nothing_to_split(group: Group) -> None:
+    for call in (group.reduce_scatter, group.all_to_all, group.all_gather_v):
+        refuses(ValueError, call, np.array(1.0), says=("x", "axis 0"))
+        refuses(ValueError, call, 1.0, says=("x", "axis 0"))
+    _works(group)
+
+
+def bad_tags_shapes_and_timeouts(group: Group) -> None:
+    x = np.ones(2)
+    refuses(ValueError, group.send, x, 0, -1, says=("tag", "-1"))
+    refuses(ValueError, group.recv, x, 0, 2**31, says=("tag", str(2**31)))
+    refuses(TypeError, group.isend, x, 0, "a", says=("tag", "'a'", "str"))
+    refuses(ValueError, group.recv, (2, -1), 0, says=("x", "-1"))
+    refuses(ValueError, group.recv, (2, "b"), 0, says=("x", "b"))
+    refuses(TypeError, group.recv, None, 0, says=("x", "NoneType"))
+    refuses(TypeError, group.recv, "text", 0, says=("x", "str"))
+    for seconds in (0, -1.5, float("nan")):
+        refuses(ValueError, setattr, group, "timeout", seconds, says=("timeout", str(seconds)))
+    refuses(TypeError, setattr, group, "timeout", "1", says=("timeout", "'1'", "str"))
+    _works(group)
+
+
+def bad_groups(group: Group) -> None:
+    refuses(TypeError, group.split, "a", says=("color", "'a'", "str"))
+    refuses(TypeError, group.split, 0, 0.5, says=("key", "0.5", "float"))
+    refuses(ValueError, group.subgroup, [], says=("ranks", "[]"))
+    refuses(ValueError, group.subgroup, [0, 0], says=("ranks", "[0, 0]"))
+    refuses(TypeError, group.subgroup, ["0"], says=("ranks", "'0'", "str"))
+    _works(group)
+
+
+def one_rank_errs_and_goes_on(group: Group) -> None:
+    """The others, who made no mistake, wait for that rank's next call and notice nothing."""
+    x = np.full(3, group.rank)
+    if group.rank == group.world_size - 1:
+        refuses(ValueError, group.all_reduce, x, "sun", says=("op",))
+        refuses(ValueError, group.broadcast, x, group.world_size, says=("src",))
+    assert (group.all_reduce(x) == sum(range(group.world_size))).all()
+
+
+ARGUMENTS = (
+    unknown_or_meaningless_op,
+    ranks_outside_the_group,
+    things_that_are_no_arrays,
+    dtypes_that_do_not_travel,
+    read_only_arrays,
+    wrong_out,
+    nothing_to_split,
+    bad_tags_shapes_and_timeouts,
+    bad_groups,
+    one_rank_errs_and_goes_on,
+)
+
+
+def _one_array_calls(group: Group) -> list[Callable[..., object]]:
+    return [
+        group.all_reduce,
+        group.broadcast,
+        group.reduce,
+        group.all_gather,
+        group.all_gather_v,
+        group.gather,
+        group.reduce_scatter,
+        group.all_to_all,
+        lambda x: group.send(x, 0),
+    ]
+
+
+def _works(group: Group) -> None:
+    """The group is as usable as before."""
+    assert group.all_reduce(1) == group.world_size, "the group is harmed"

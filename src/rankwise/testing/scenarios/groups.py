@@ -1,0 +1,141 @@
+"""split and subgroup: who is in which group, in which order, and that groups do not disturb each other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankwise.api.group import Group
+from rankwise.contract.errors import ClosedError
+from rankwise.testing.checks import refuses
+
+
+def split_by_parity(group: Group) -> None:
+    part = group.split(group.rank % 2)
+    assert part is not None
+    with part:
+        members = list(range(group.rank % 2, group.world_size, 2))
+        assert (part.rank, part.world_size) == (members.index(group.rank), len(members))
+        assert part.all_gather(np.int64(group.rank)).tolist() == members
+        assert part.all_reduce(np.full(9, group.rank, np.int32)).tolist() == [sum(members)] * 9
+
+
+def keys_order_ranks(group: Group) -> None:
+    """A falling key turns the order round; equal keys keep it."""
+    with _some(group.split(0, -group.rank)) as turned:
+        assert turned.rank == group.world_size - 1 - group.rank
+        assert turned.all_gather(np.int64(group.rank)).tolist() == list(range(group.world_size))[::-1]
+    with _some(group.split(3, 5)) as same:
+        assert (same.rank, same.world_size) == (group.rank, group.world_size)
+    with _some(group.split(0, group.rank % 2)) as sorted_by_parity:
+        want = sorted(range(group.world_size), key=lambda rank: (rank % 2, rank))
+        assert sorted_by_parity.all_gather(np.int64(group.rank)).tolist() == want
+
+
+def negative_colour_takes_no_part(group: Group) -> None:
+    part = group.split(-1 if group.rank == 0 else 0)
+    if group.rank == 0:
+        assert part is None
+    else:
+        with _some(part) as others:
+            assert others.all_reduce(1) == group.world_size - 1
+    assert group.split(-7) is None, "every colour negative: nobody is in a group"
+    assert group.all_reduce(1) == group.world_size
+
+
+def large_colours(group: Group) -> None:
+    with _some(group.split(2**31 - 1 - group.rank % 2, 2**30 - group.rank)) as part:
+        assert part.world_size == len(range(group.rank % 2, group.world_size, 2))
+        assert part.all_reduce(1) == part.world_size
+
+
+def nested_splits(group: Group) -> None:
+    """Halve until every rank is alone; all the groups on the way work at the same time."""
+    chain = [group]
+    while chain[-1].world_size > 1:
+        half = (chain[-1].world_size + 1) // 2
+        chain.append(_some(chain[-1].split(chain[-1].rank // half)))
+    for part in [*chain, *reversed(chain)]:
+        assert part.all_reduce(1) == part.world_size
+    for part in reversed(chain[1:]):
+        part.close()
+    assert group.all_reduce(1) == group.world_size
+
+
+def groups_do_not_mix(group: Group) -> None:
+    """Two groups over the same ranks, used in turn and with messages of the same tags in both."""
+    with _some(group.split(0)) as first, _some(group.split(0, -group.rank)) as second:
+        for turn in range(10):
+            a, b = np.full(100, turn, np.int64), np.full(70, -turn, np.int64)
+            works = [g.isend(x, (g.rank + 1) % g.world_size, 1) for g, x in ((first, a), (second, b))]
+            assert (first.all_reduce(np.ones(5)) == first.world_size).all()
+            assert (second.all_reduce(np.ones(5)) == second.world_size).all()
+            got_b = second.recv(b.shape, (second.rank - 1) % second.world_size, 1, dtype=np.int64)
+            got_a = first.recv(a.shape, (first.rank - 1) % first.world_size, 1, dtype=np.int64)
+            assert (got_a == turn).all()
+            assert (got_b == -turn).all()
+            for work in works:
+                work.wait()
+
+
+def parts_work_alone(group: Group) -> None:
+    """One part does a hundred collectives while the other does none."""
+    with _some(group.split(group.rank % 2)) as part:
+        if group.rank % 2 == 0:
+            for _ in range(100):
+                assert part.all_reduce(1) == part.world_size
+        group.barrier()
+
+
+def subgroup_keeps_the_order_given(group: Group) -> None:
+    ranks = list(range(group.world_size))[::-2]
+    part = group.subgroup(ranks)
+    if group.rank not in ranks:
+        assert part is None
+        return
+    with _some(part) as part:
+        assert part.rank == ranks.index(group.rank)
+        assert part.all_gather(np.int64(group.rank)).tolist() == ranks
+
+
+def different_subgroups_in_one_call(group: Group) -> None:
+    pair = [rank for rank in (group.rank | 1, group.rank & ~1) if rank < group.world_size]
+    with _some(group.subgroup(pair, name="pair")) as part:
+        assert part.name == "pair"
+        assert part.all_gather(np.int64(group.rank)).tolist() == pair
+
+
+def many_groups_one_after_the_other(group: Group) -> None:
+    """A group that was closed gives back what it held."""
+    for turn in range(100):
+        with _some(group.split(0, turn)) as part:
+            assert part.all_reduce(turn) == turn * group.world_size
+    assert group.all_reduce(1) == group.world_size
+
+
+def closed_groups_say_so(group: Group) -> None:
+    part = _some(group.split(0))
+    part.barrier()
+    part.close()
+    part.close()
+    refuses(ClosedError, part.all_reduce, 1)
+    assert group.all_reduce(1) == group.world_size
+
+
+GROUPS = (
+    split_by_parity,
+    keys_order_ranks,
+    negative_colour_takes_no_part,
+    large_colours,
+    nested_splits,
+    groups_do_not_mix,
+    parts_work_alone,
+    subgroup_keeps_the_order_given,
+    different_subgroups_in_one_call,
+    many_groups_one_after_the_other,
+    closed_groups_say_so,
+)
+
+
+def _some(part: Group | None) -> Group:
+    assert part is not None, "split gave None to a rank that takes part"
+    return part

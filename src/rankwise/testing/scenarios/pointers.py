@@ -1,0 +1,109 @@
+"""The contract below the arrays: barrier, sync, per-rank counts with zeros, refused arguments."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rankwise.api.group import Group
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.testing.checks import refuses
+
+
+def barrier_waits_for_all(group: Group) -> None:
+    """Nobody leaves a barrier before the last has come. The ranks share a host and so a clock."""
+    for late in range(group.world_size):
+        if group.rank == late:
+            time.sleep(0.02)
+        arrived = time.monotonic()
+        group.comm.barrier()
+        left = time.monotonic()
+        assert group.all_reduce(arrived, "max") <= group.all_reduce(left, "min")
+
+
+def barrier_completes_messages(group: Group) -> None:
+    comm = group.comm
+    mine, got = np.full(999, comm.rank, np.int32), np.empty(999, np.int32)
+    before = (comm.rank - 1) % comm.world_size
+    comm.recv(got.ctypes.data, got.size, DType.I32, before)
+    comm.send(mine.ctypes.data, mine.size, DType.I32, (comm.rank + 1) % comm.world_size)
+    comm.barrier()
+    assert (got == before).all()
+
+
+def all_counts_zero(group: Group) -> None:
+    """Nothing to move is no error, and no address is looked at."""
+    comm, zeros = group.comm, [0] * group.world_size
+    comm.all_reduce(0, 0, DType.F32, ReduceOp.SUM)
+    comm.broadcast(0, 0, DType.F32, comm.world_size - 1)
+    comm.all_gather(0, 0, 0, DType.I64)
+    comm.all_to_all(0, 0, 0, DType.I64)
+    comm.all_gather_v(0, 0, zeros, DType.F32)
+    comm.gather_v(0, 0, zeros, DType.F32, 0)
+    comm.scatter_v(0, 0, zeros, DType.F32, 0)
+    comm.reduce_scatter_v(0, 0, zeros, DType.F32, ReduceOp.MAX)
+    comm.all_to_all_v(0, 0, zeros, zeros, DType.F32)
+    comm.sync()
+
+
+def one_rank_has_it_all(group: Group) -> None:
+    """Per-rank counts of 0 but for one rank, each rank in turn; the others' addresses are 0."""
+    comm = group.comm
+    data = np.arange(5000, dtype=np.float32)
+    for owner in range(comm.world_size):
+        counts = [data.size if rank == owner else 0 for rank in range(comm.world_size)]
+        send = data.ctypes.data if comm.rank == owner else 0
+        got = np.zeros_like(data)
+        comm.all_gather_v(send, got.ctypes.data, counts, DType.F32)
+        comm.sync()
+        assert (got == data).all()
+        got[:] = 0
+        comm.scatter_v(data.ctypes.data if comm.rank == 0 else 0, got.ctypes.data, counts, DType.F32, 0)
+        comm.sync()
+        assert (got == (data if comm.rank == owner else 0)).all()
+        got[:] = 0
+        comm.reduce_scatter_v(data.ctypes.data, got.ctypes.data, counts, DType.F32, ReduceOp.MAX)
+        comm.sync()
+        assert (got == (data if comm.rank == owner else 0)).all()
+
+
+def results_after_sync(group: Group) -> None:
+    """Operations queued one after the other take effect in that order."""
+    comm = group.comm
+    x = np.ones(3000, np.float64)
+    for _ in range(5):
+        comm.all_reduce(x.ctypes.data, x.size, DType.F64, ReduceOp.SUM)
+    comm.broadcast(x.ctypes.data, x.size, DType.F64, 0)
+    comm.sync()
+    assert (x == float(comm.world_size) ** 5).all()
+
+
+def refused_arguments(group: Group) -> None:
+    comm, n = group.comm, group.world_size
+    x = np.ones(4 * n)
+    y = np.zeros(4 * n)
+    p, q, f64 = x.ctypes.data, y.ctypes.data, DType.F64
+    for root in (-1, n):
+        refuses(ValueError, comm.broadcast, p, 4, f64, root, says=("root", str(root)))
+        refuses(ValueError, comm.reduce, p, 4, f64, ReduceOp.SUM, root, says=("root", str(root)))
+        refuses(ValueError, comm.gather, p, q, 4, f64, root, says=("root", str(root)))
+        refuses(ValueError, comm.scatter, p, q, 4, f64, root, says=("root", str(root)))
+        refuses(ValueError, comm.send, p, 4, f64, root, says=("dest", str(root)))
+        refuses(ValueError, comm.recv, q, 4, f64, root, says=("src", str(root)))
+    refuses(ValueError, comm.all_gather_v, p, q, [1] * (n + 1), f64, says=("counts", str(n + 1)))
+    refuses(ValueError, comm.all_to_all_v, p, q, [1] * n, [], f64, says=("recv_counts", "0"))
+    refuses(ValueError, comm.all_reduce, p, -1, f64, ReduceOp.SUM, says=("count",))
+    assert (x == 1).all()
+    assert (y == 0).all()
+    assert group.all_reduce(1) == n, "the group is harmed"
+
+
+POINTERS = (
+    barrier_waits_for_all,
+    barrier_completes_messages,
+    all_counts_zero,
+    one_rank_has_it_all,
+    results_after_sync,
+    refused_arguments,
+)

@@ -1,0 +1,144 @@
+"""Thousands of mixed operations from a seeded schedule: `python -m rankwise.testing.stress -n 4`.
+
+Every rank makes the same schedule from the seed and checks every result. Memory and descriptors of
+the rank are read on the way: they must not grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from rankwise.api.group import Group
+from rankwise.contract.types import ReduceOp
+from rankwise.contract.work import Work
+from rankwise.testing.cases import (
+    ARRAY_OPERATIONS,
+    POINTER_OPERATIONS,
+    REDUCTIONS,
+    ROOTED,
+    SPLITS,
+    TAKES_OUT,
+    Case,
+    numpy_dtypes,
+)
+from rankwise.testing.ranks import close_pools, run_ranks
+from rankwise.testing.suite import call
+
+PERIOD = 1000  # operations between two looks at memory and descriptors
+BURST = 8  # messages a rank sends to ranks drawn at random in one step
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a rank's process holds after a number of operations."""
+
+    operations: int
+    resident: int  # bytes
+    descriptors: int
+
+
+def run_schedule(group: Group, operations: int, seed: int) -> list[Use]:
+    """Run the schedule of `seed` as one rank. AssertionError names the step with a wrong byte."""
+    rng = random.Random(seed)
+    uses = []
+    for step in range(operations):
+        if rng.random() < 0.1:
+            _messages(group, rng.randrange(1 << 30))
+        else:
+            case, level = _draw(rng, group.world_size, step)
+            try:
+                call(group, level, case)
+            except Exception as error:
+                raise RuntimeError(f"step {step} of seed {seed}, {level} level: {case}") from error
+        if (step + 1) % PERIOD == 0:
+            uses.append(_use(step + 1))
+    return uses
+
+
+def _draw(rng: random.Random, world_size: int, step: int) -> tuple[Case, str]:
+    level = rng.choice(("pointer", "array"))
+    operation = rng.choice(POINTER_OPERATIONS if level == "pointer" else ARRAY_OPERATIONS)
+    dtype = rng.choice(sorted(numpy_dtypes()))
+    meaningful = [op for op in ReduceOp if op.refused_for(dtype) is None]
+    # Mostly small, as many as large a power of two may be, and around.
+    count = max(0, (1 << rng.randrange(13)) + rng.randint(-3, 3))
+    if rng.random() < 0.02:
+        count *= 16
+    shape: tuple[int, ...] = (count,)
+    if level == "array" and rng.random() < 0.3:
+        shape = (count // 3, 3) if operation in SPLITS or rng.random() < 0.8 else ()
+    case = Case(
+        operation,
+        dtype,
+        shape,
+        rng.choice(meaningful) if operation in REDUCTIONS else None,
+        rng.randrange(world_size) if operation in ROOTED else None,
+        out=level == "array" and operation in TAKES_OUT and rng.random() < 0.5,
+        strided=level == "array" and rng.random() < 0.3,
+        seed=step,
+    )
+    return case, level
+
+
+def _messages(group: Group, seed: int) -> None:
+    """Every rank sends to ranks drawn at random, receives what is meant for it, and some reduce meanwhile."""
+    rng = random.Random(seed)
+    n, me = group.world_size, group.rank
+    plan = [
+        (rng.randrange(n), rng.randrange(n), rng.randrange(3), rng.choice((0, 1, 9, 300, 20_000))) for _ in range(BURST)
+    ]
+    works: list[Work[None]] = [
+        group.isend(np.full(size, number, np.int64), to, tag)
+        for number, (sender, to, tag, size) in enumerate(plan)
+        if sender == me
+    ]
+    if rng.random() < 0.5:
+        assert group.all_reduce(1) == n
+    for number, (sender, to, tag, size) in enumerate(plan):
+        if to == me:
+            got = group.recv((size,), sender, tag, dtype=np.int64)
+            assert (got == number).all(), f"message {number} of {plan}, seed {seed}: got {got}"
+    for work in works:
+        work.wait()
+
+
+def _use(operations: int) -> Use:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return Use(operations, pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m rankwise.testing.stress", description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="shm")
+    parser.add_argument("-n", type=int, default=4, metavar="RANKS")
+    parser.add_argument("--operations", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args(argv)
+    print(f"seed {options.seed}", flush=True)
+    schedule = partial(run_schedule, operations=options.operations, seed=options.seed)
+    begin = time.monotonic()
+    try:
+        by_rank = run_ranks(options.n, schedule, backend=options.backend, timeout=3600.0)
+    finally:
+        close_pools()
+    print(f"{options.operations} operations on {options.n} ranks in {time.monotonic() - begin:.1f} s")
+    for rank, uses in enumerate(by_rank):
+        shown = ", ".join(f"{use.resident / 1e6:.1f} MB {use.descriptors} fd" for use in uses)
+        print(f"rank {rank}: {shown}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

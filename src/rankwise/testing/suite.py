@@ -1,0 +1,210 @@
+"""The conformance suite: every operation and scenario on one backend with n ranks.
+
+    report = check_backend("shm", 4)
+    print(report.table())
+    assert report.ok
+
+Every case is run on every rank and compared there with NumPy; what must be the same on all ranks is
+then compared between them, bit by bit.
+"""
+
+from __future__ import annotations
+
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+
+from rankwise.api.group import Group
+from rankwise.backends.registry import Opener
+from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.types import DType
+from rankwise.testing import arrays, pointer
+from rankwise.testing.cases import OPERATIONS, Case, select
+from rankwise.testing.oracle import Array
+from rankwise.testing.outcome import RanksFailed
+from rankwise.testing.ranks import run_ranks
+from rankwise.testing.scenarios import SCENARIOS
+
+SAME_ON_ALL_RANKS = ("all_reduce", "broadcast", "all_gather", "all_gather_v")
+
+
+class Verdict(Enum):
+    """PASS: right. REFUSED: means nothing, and was refused. UNSUPPORTED: the backend says it cannot. FAIL: wrong."""
+
+    PASS = "ok"
+    REFUSED = "-"
+    UNSUPPORTED = "no"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a case on one rank or, after `merged`, on all; digest: of what the rank received."""
+
+    case: Case
+    verdict: Verdict
+    detail: str = ""
+    digest: int = 0
+
+
+def call(group: Group, level: str, case: Case) -> Array | None:
+    """Make the call of a case, as one rank. Gives what it received; AssertionError where that is wrong."""
+    if level == "pointer":
+        return pointer.BODIES[case.operation](group.comm, case)
+    return arrays.BODIES[case.operation](group, case)
+
+
+class CaseError(Exception):
+    """A case ended in an error that is no verdict: the group has failed. Its cause says how."""
+
+
+def run_cases(group: Group, level: str, cases: Iterable[Case]) -> list[Result]:
+    """Run cases, one after the other, as one rank of the group. Every rank calls this with the same."""
+    return [_run_case(group, level, case) for case in cases]
+
+
+def _run_case(group: Group, level: str, case: Case) -> Result:
+    try:
+        received = call(group, level, case)
+    except UnsupportedError as error:
+        return Result(case, Verdict.UNSUPPORTED if case.meaningful else Verdict.REFUSED, str(error))
+    except (TypeError, ValueError) as error:
+        return Result(case, Verdict.FAIL if case.meaningful else Verdict.REFUSED, f"{type(error).__name__}: {error}")
+    except AssertionError as error:
+        return Result(case, Verdict.FAIL, str(error) or traceback.format_exc())
+    except Exception as error:
+        raise CaseError(str(case)) from error
+    if not case.meaningful:
+        return Result(case, Verdict.FAIL, "this pair of dtype and op means nothing, but was not refused")
+    return Result(case, Verdict.PASS, digest=0 if received is None else zlib.crc32(received.tobytes()))
+
+
+def merged(by_rank: Sequence[Sequence[Result]]) -> list[Result]:
+    """One result a case: a failure on any rank, else that the ranks differ where they must not, else rank 0's."""
+    results = []
+    for on_ranks in zip(*by_rank, strict=True):
+        case = on_ranks[0].case
+        failed = [f"rank {rank}: {r.detail}" for rank, r in enumerate(on_ranks) if r.verdict is Verdict.FAIL]
+        if failed:
+            results.append(Result(case, Verdict.FAIL, "; ".join(failed)))
+        elif len({r.verdict for r in on_ranks}) > 1:
+            results.append(Result(case, Verdict.FAIL, f"verdicts differ by rank: {[r.verdict.name for r in on_ranks]}"))
+        elif case.operation in SAME_ON_ALL_RANKS and len({r.digest for r in on_ranks}) > 1:
+            results.append(Result(case, Verdict.FAIL, "the ranks received different bits"))
+        else:
+            results.append(on_ranks[0])
+    return results
+
+
+def check_operation(
+    operation: str, level: str, n: int, backend: str | Opener, *, seed: int = 0, timeout: float = 60.0
+) -> list[Result]:
+    """The cases of one operation on `n` ranks. RanksFailed where a case ended in more than a wrong result."""
+    cases = select(operation, level, n, seed)
+    return merged(run_ranks(n, partial(run_cases, level=level, cases=cases), backend=backend, timeout=timeout))
+
+
+@dataclass
+class Report:
+    """What `check_backend` found."""
+
+    backend: str
+    n: int
+    results: dict[str, list[Result]] = field(default_factory=dict)
+    """By level."""
+    scenarios: dict[str, str] = field(default_factory=dict)
+    """What went wrong in each scenario; "" for nothing."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Operations, as "level operation", in which the group failed, and how."""
+
+    @property
+    def failures(self) -> list[str]:
+        """Every failure, in words."""
+        wrong = [
+            f"{level} level, {result.case}: {result.detail}"
+            for level, results in self.results.items()
+            for result in results
+            if result.verdict is Verdict.FAIL
+        ]
+        wrong += [f"{name}: {text}" for name, text in self.broken.items()]
+        return wrong + [f"{name}: {text}" for name, text in self.scenarios.items() if text]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+    def table(self) -> str:
+        """Operation x dtype at each level, then the scenarios."""
+        lines = [f"backend {self.backend}, {self.n} ranks"]
+        lines.append("ok: right   -: means nothing, refused   no: the backend says it cannot   FAIL: wrong")
+        for level, results in self.results.items():
+            dtypes = sorted({result.case.dtype for result in results})
+            cells: dict[str, dict[DType, set[Verdict]]] = {}
+            for result in results:
+                op = result.case.op
+                row = result.case.operation + (f" {op.name.lower()}" if op is not None else "")
+                cells.setdefault(row, {}).setdefault(result.case.dtype, set()).add(result.verdict)
+            lines.append(f"\n{level + ' level':22}" + "".join(f"{d.name.lower():>8}" for d in dtypes))
+            for row, found in cells.items():
+                shown = [_worst(found.get(dtype, set())) for dtype in dtypes]
+                lines.append(f"{row:22}" + "".join(f"{text:>8}" for text in shown))
+        if self.scenarios:
+            lines.append("\nscenarios")
+            lines += [f"{name:50}{'FAIL' if text else 'ok'}" for name, text in self.scenarios.items()]
+        count = sum(len(results) for results in self.results.values())
+        lines.append(f"\n{count} cases, {len(self.scenarios)} scenarios, {len(self.failures)} failures")
+        return "\n".join(lines)
+
+
+def check_backend(
+    backend: str | Opener,
+    n: int,
+    *,
+    operations: Sequence[str] = (),
+    seed: int = 0,
+    timeout: float = 60.0,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Report:
+    """Run the whole suite on `n` ranks; `backend` as `run_ranks` takes it.
+
+    operations: only these, and no scenarios; all where empty. seed: another selection of cases.
+    timeout: seconds for all cases of one operation. progress: called with the name of what begins.
+    """
+    known = {name for names in OPERATIONS.values() for name in names}
+    for name in operations:
+        if name not in known:
+            raise ValueError(f"operations={name!r}: expected some of {', '.join(sorted(known))}")
+    report = Report(backend if isinstance(backend, str) else backend.__name__, n)
+    for level, names in OPERATIONS.items():
+        results = report.results[level] = []
+        for name in names:
+            if operations and name not in operations:
+                continue
+            progress(f"{level} {name}")
+            try:
+                results += check_operation(name, level, n, backend, seed=seed, timeout=timeout)
+            except RanksFailed as error:
+                report.broken[f"{level} {name}"] = str(error)
+    for name, scenario in () if operations else SCENARIOS.items():
+        progress(name)
+        report.scenarios[name] = _trouble(scenario, n, backend, timeout)
+    return report
+
+
+def _trouble(scenario: Callable[[Group], None], n: int, backend: str | Opener, timeout: float) -> str:
+    try:
+        run_ranks(n, scenario, backend=backend, timeout=timeout)
+    except RanksFailed as error:
+        return str(error)
+    return ""
+
+
+def _worst(verdicts: set[Verdict]) -> str:
+    """What a cell shows for several cases."""
+    for verdict in (Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.PASS, Verdict.REFUSED):
+        if verdict in verdicts:
+            return str(verdict.value)
+    return ""

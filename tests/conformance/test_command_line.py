@@ -1,0 +1,48 @@
+"""python -m rankwise.testing.conformance and .stress."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"rankwise.testing.{module}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_the_table(backend: str) -> None:
+    ran = run("conformance", "--backend", backend, "-n", "2", "--operation", "all_reduce", "--operation", "gather")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.splitlines()
+    mean = next(line for line in lines if line.startswith("all_reduce mean"))
+    assert mean.split()[2:6] == ["ok"] * 4
+    assert "-" in mean.split()
+    assert sum(line.startswith("gather") for line in lines) == 2
+    assert re.fullmatch(r"\d+ cases, 0 scenarios, 0 failures", lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--backend", "smh"], "smh"),
+        (["-n", "0"], "-n 0: expected at least 1 rank"),
+        (["--backend", "solo", "-n", "2"], "-n 2: expected 1 rank"),
+        (["--operation", "allreduce"], "allreduce"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], words: str) -> None:
+    ran = run("conformance", *arguments)
+    assert ran.returncode == 2
+    assert words in ran.stderr.splitlines()[-1]
+
+
+def test_stress_prints_its_seed_and_what_the_ranks_hold() -> None:
+    ran = run("stress", "-n", "2", "--operations", "1000", "--seed", "7")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("seed 7\n")
+    assert re.search(r"rank 1: [\d.]+ MB \d+ fd", ran.stdout)

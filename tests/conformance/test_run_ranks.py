@@ -1,0 +1,124 @@
+"""run_ranks itself: results by rank, failures with their tracebacks, nobody left waiting, pools reused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rankwise import Group
+from rankwise.testing import RanksFailed, close_pools, run_ranks
+
+both = pytest.mark.parametrize("backend", ["threads", "shm"])
+
+
+@both
+def test_results_come_by_rank(backend: str) -> None:
+    assert run_ranks(3, lambda group: (group.rank, group.world_size), backend=backend) == [(0, 3), (1, 3), (2, 3)]
+    sums = run_ranks(4, lambda group: group.all_reduce(np.arange(3) * group.rank), backend=backend)
+    assert [x.tolist() for x in sums] == [[0, 6, 12]] * 4
+
+
+@both
+def test_a_failing_rank_is_shown_and_nobody_waits_for_it(backend: str) -> None:
+    def fails_on_rank_1(group: Group) -> None:
+        if group.rank == 1:
+            raise LookupError("lost my keys")
+        group.barrier()
+
+    begin = time.monotonic()
+    with pytest.raises(RanksFailed, match="lost my keys") as caught:
+        run_ranks(3, fails_on_rank_1, backend=backend, timeout=30)
+    assert time.monotonic() - begin < 10
+    assert set(caught.value.failures) == {0, 1, 2}
+    assert "fails_on_rank_1" in caught.value.failures[1], "the traceback is missing"
+    assert "PeerLostError" in caught.value.failures[0]
+    assert str(caught.value).count("Traceback") == 1, "the traceback of the cause is not the only one"
+    assert run_ranks(3, lambda group: group.all_reduce(1), backend=backend) == [3, 3, 3], (
+        "no fresh group after a failure"
+    )
+
+
+@both
+def test_a_hang_ends_with_the_time(backend: str) -> None:
+    def rank_0_stays_away(group: Group) -> None:
+        if group.rank != 0:
+            group.barrier()
+
+    begin = time.monotonic()
+    with pytest.raises(RanksFailed, match="CollectiveTimeout|PeerLostError"):
+        run_ranks(2, rank_0_stays_away, backend=backend, timeout=1)
+    assert time.monotonic() - begin < 8
+
+
+def test_threads_are_threads_of_this_process() -> None:
+    here = run_ranks(3, lambda group: (os.getpid(), threading.get_ident()))
+    assert {pid for pid, _ in here} == {os.getpid()}
+    assert len({ident for _, ident in here}) == 3
+
+
+def test_processes_are_kept_for_the_next_call_and_replaced_after_a_failure() -> None:
+    def pid(group: Group) -> int:
+        return os.getpid()
+
+    first = run_ranks(2, pid, backend="shm")
+    assert len({os.getpid(), *first}) == 3
+    assert run_ranks(2, pid, backend="shm") == first
+    with pytest.raises(RanksFailed, match="ZeroDivisionError"):
+        run_ranks(2, lambda group: 1 // group.rank, backend="shm")
+    assert not set(first) & set(run_ranks(2, pid, backend="shm"))
+
+
+def test_calls_out_of_step_replace_the_processes() -> None:
+    def pid_and_a_group_that_failed(group: Group) -> int:
+        if group.rank == 0:
+            group.comm.abort("on purpose")  # type: ignore[attr-defined]
+        return os.getpid()
+
+    first = run_ranks(2, pid_and_a_group_that_failed, backend="shm")
+    assert run_ranks(2, lambda group: group.all_reduce(1), backend="shm") == [2, 2]
+    assert not set(first) & set(run_ranks(2, lambda group: os.getpid(), backend="shm"))
+
+
+def test_a_dead_process_is_named_and_the_others_are_told() -> None:
+    def dies(group: Group) -> None:
+        if group.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        group.all_reduce(np.ones(1000))
+
+    begin = time.monotonic()
+    with pytest.raises(RanksFailed, match="signal 9") as caught:
+        run_ranks(3, dies, backend="shm", timeout=30)
+    assert time.monotonic() - begin < 10
+    assert "PeerLostError" in caught.value.failures[0]
+
+
+def test_a_result_that_cannot_travel_is_an_error_of_its_rank() -> None:
+    with pytest.raises(RanksFailed, match="pickle"):
+        run_ranks(2, lambda group: threading.Lock() if group.rank else 0, backend="shm")
+
+
+def test_closed_pools_leave_no_process() -> None:
+    pids = run_ranks(2, lambda group: os.getpid(), backend="shm")
+    close_pools()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("n", "backend", "words"),
+    [
+        (0, "threads", "n=0: expected at least 1"),
+        (-1, "shm", "n=-1"),
+        (2, "solo", "n=2: expected 1"),
+        (2, "smh", "'smh'"),
+    ],
+)
+def test_bad_arguments(n: int, backend: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run_ranks(n, lambda group: None, backend=backend)

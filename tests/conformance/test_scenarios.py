@@ -1,0 +1,15 @@
+"""Messages, groups, numbers, bad arguments: the scenarios of rankwise.testing.scenarios on every backend."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwise.testing import run_ranks
+from rankwise.testing.scenarios import SCENARIOS
+
+WORLDS = [("solo", 1), *((backend, n) for backend in ("threads", "shm") for n in (1, 2, 3, 4, 7))]
+
+
+@pytest.mark.parametrize(("backend", "n", "name"), [(*world, name) for world in WORLDS for name in SCENARIOS])
+def test_scenario(backend: str, n: int, name: str) -> None:
+    run_ranks(n, SCENARIOS[name], backend=backend)

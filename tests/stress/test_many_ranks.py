@@ -1,0 +1,37 @@
+"""Many more ranks than cores: every operation, and messages, groups and failures, still right."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.testing import run_ranks
+from rankwise.testing.cases import OPERATIONS, REDUCTIONS, ROOTED, Case
+from rankwise.testing.scenarios import SCENARIOS
+from rankwise.testing.suite import Result, Verdict, merged, run_cases
+
+MANY_RANKS = [("threads", 64), ("shm", 16)]
+
+
+def once(operation: str, n: int) -> list[Case]:
+    """One small case and one of several pieces of staging, from the last rank."""
+    op = ReduceOp.SUM if operation in REDUCTIONS else None
+    root = n - 1 if operation in ROOTED else None
+    large = 300_000 // n
+    return [Case(operation, DType.F32, (count,), op, root, seed=count) for count in (13, large)]
+
+
+@pytest.mark.parametrize(("backend", "n"), MANY_RANKS)
+@pytest.mark.parametrize("level", list(OPERATIONS))
+def test_every_operation_once(backend: str, n: int, level: str) -> None:
+    cases = [case for operation in OPERATIONS[level] for case in once(operation, n)]
+    results: list[Result] = merged(run_ranks(n, partial(run_cases, level=level, cases=cases), backend=backend))
+    assert [f"{r.case}: {r.detail}" for r in results if r.verdict is not Verdict.PASS] == []
+
+
+@pytest.mark.parametrize(("backend", "n"), MANY_RANKS)
+@pytest.mark.parametrize("name", ["every_pair", "nested_splits", "same_bits_everywhere", "beside_collectives"])
+def test_scenario(backend: str, n: int, name: str) -> None:
+    run_ranks(n, SCENARIOS[name], backend=backend)
