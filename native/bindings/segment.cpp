@@ -43,6 +43,11 @@ void bind_segment(nb::module_& m) {
                 return std::make_tuple(std::string(name(rankwise::Op(operation & 0xff))), r.sequence.load(), r.pid.load(),
                                        (operation & 0x100) != 0);
             },
-            nb::arg("rank"));
+            nb::arg("rank"))
+        .def("lost_rank", [](const Segment& s) -> std::optional<int> {
+            const rankwise::Failure& f = s.at<rankwise::Region>(s.header().world_region)->failure;
+            if (f.state.load() != 2 || f.cause != rankwise::Cause::PeerLost) return std::nullopt;
+            return f.rank;
+        });
     m.def("end_with", &rankwise::end_with, nb::arg("pid"), "End this process when the process `pid` ends.");
 }

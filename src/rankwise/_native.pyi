@@ -79,6 +79,9 @@ class Segment:
     def state(self, rank: int) -> tuple[str, int, int, bool]:
         """Where a rank is: (its present or last operation, sequence, pid, whether it is inside it)."""
 
+    def lost_rank(self) -> int | None:
+        """The rank whose loss failed the group of all ranks; None while it stands, or failed otherwise."""
+
 def end_with(pid: int) -> None:
     """End this process (SIGTERM, then SIGKILL) when the process `pid` ends."""
 
