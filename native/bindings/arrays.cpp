@@ -87,7 +87,7 @@ void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t cou
 }  // namespace
 
 void bind_arrays(nb::module_& m) {
-    m.def("describe", &describe, nb::arg("array"),
+    m.def("describe", &describe, nb::arg("array").none(),
           "(address, elements, dtype, shape, contiguous and aligned, writable) of a NumPy array of a dtype "
           "that ranks exchange, or None for anything else.");
     m.def("kernel_isa", &kernel_isa, "The instruction set of the reduction kernels on this machine.");
