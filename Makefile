@@ -84,12 +84,12 @@ $(ENV)/.made:
 	@touch $@
 
 $(ENV)/.demo: $(ENV)/.made $(SOURCES)
-	@echo "== Building rankwise and installing it with what the example needs in $(ENV)"
+	@echo "== Building rankwise and installing it in $(ENV) with what the example needs: a few minutes"
 	@$(ENV)/bin/python $(PIP) ".[examples]"
 	@touch $@
 
 $(ENV)/.test: $(ENV)/.made $(SOURCES)
-	@echo "== Building rankwise and installing it with what the tests need in $(ENV)"
+	@echo "== Building rankwise and installing it in $(ENV) with what the tests need: a few minutes"
 	@$(ENV)/bin/python $(PIP) ".[examples,test]" $(TORCH)
 	@touch $(ENV)/.demo $@
 
