@@ -7,6 +7,35 @@ namespace {
 // Arguments are converted with the GIL held; the operation runs without it.
 using Release = nb::call_guard<nb::gil_scoped_release>;
 
+// How a parameter of an operation comes from Python.
+template <class T> struct From {
+    using Type = std::decay_t<T>;
+    static const Type& convert(const Type& value) { return value; }
+};
+template <> struct From<void*> {
+    using Type = Address;
+    static void* convert(Address address) { return pointer(address); }
+};
+template <> struct From<const void*> : From<void*> {};
+template <> struct From<DType> {
+    using Type = int;
+    static DType convert(int number) { return checked_dtype(number); }
+};
+template <> struct From<ReduceOp> {
+    using Type = int;
+    static ReduceOp convert(int number) { return checked_op(number); }
+};
+
+// The operation in the calling thread, and the operation on the communicator's stream.
+template <class... A> auto blocking(void (Comm::*operation)(A...)) {
+    return [operation](Comm& c, const typename From<A>::Type&... args) { (c.*operation)(From<A>::convert(args)...); };
+}
+template <class... A> auto started(void (Comm::*operation)(A...)) {
+    return [operation](Comm& c, const typename From<A>::Type&... args) {
+        return c.start([&c, operation, args...] { (c.*operation)(From<A>::convert(args)...); });
+    };
+}
+
 std::shared_ptr<Request> start_send(Comm& c, Address ptr, uint64_t count, int dtype, int dest, int tag) {
     const DType type = checked_dtype(dtype);
     nb::gil_scoped_release released;
@@ -29,67 +58,61 @@ std::optional<std::string> close_comm(Comm& c, double timeout) {
     return c.close(timeout);
 }
 
-void wait_for(Request& r, std::optional<double> timeout) {
+void check_timeout(std::optional<double> timeout) {
     if (timeout && !(*timeout >= 0)) throw BadArgument("timeout: " + std::to_string(*timeout) + " given, expected seconds or None");
+}
+
+void wait_request(Request& r, std::optional<double> timeout) {
+    check_timeout(timeout);
     nb::gil_scoped_release released;
     r.wait(timeout);
+}
+
+void wait_task(Task& t, std::optional<double> timeout) {
+    check_timeout(timeout);
+    nb::gil_scoped_release released;
+    t.wait(timeout.value_or(1e9));  // the operation itself ends at the communicator's timeout
 }
 
 }  // namespace
 
 void bind_comm(nb::module_& m) {
     nb::class_<Request>(m, "Request", "A send or receive under way.")
-        .def("wait", &wait_for, nb::arg("timeout").none() = nb::none())
+        .def("wait", &wait_request, nb::arg("timeout").none() = nb::none())
         .def("done", &Request::done, Release());
+    nb::class_<Task>(m, "Task", "A collective on a communicator's stream.")
+        .def("wait", &wait_task, nb::arg("timeout").none() = nb::none())
+        .def("done", &Task::done);
 
-    nb::class_<Comm>(m, "Comm", "One rank's end of one group in a segment.")
-        .def_prop_ro("rank", &Comm::rank)
+    nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
+    comm.def_prop_ro("rank", &Comm::rank)
         .def_prop_ro("world_size", &Comm::world_size)
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)
-        .def("barrier", &Comm::barrier, Release())
-        .def("all_reduce", [](Comm& c, Address ptr, uint64_t count, int dtype, int op) {
-            c.all_reduce(pointer(ptr), count, checked_dtype(dtype), checked_op(op));
-        }, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), Release())
-        .def("broadcast", [](Comm& c, Address ptr, uint64_t count, int dtype, int root) {
-            c.broadcast(pointer(ptr), count, checked_dtype(dtype), root);
-        }, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"), Release())
-        .def("reduce", [](Comm& c, Address ptr, uint64_t count, int dtype, int op, int root) {
-            c.reduce(pointer(ptr), count, checked_dtype(dtype), checked_op(op), root);
-        }, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"), Release())
-        .def("all_gather", [](Comm& c, Address send, Address recv, uint64_t count, int dtype) {
-            c.all_gather(pointer(send), pointer(recv), count, checked_dtype(dtype));
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("count"), nb::arg("dtype"), Release())
-        .def("gather", [](Comm& c, Address send, Address recv, uint64_t count, int dtype, int root) {
-            c.gather(pointer(send), pointer(recv), count, checked_dtype(dtype), root);
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"), Release())
-        .def("scatter", [](Comm& c, Address send, Address recv, uint64_t count, int dtype, int root) {
-            c.scatter(pointer(send), pointer(recv), count, checked_dtype(dtype), root);
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"), Release())
-        .def("reduce_scatter", [](Comm& c, Address send, Address recv, uint64_t count, int dtype, int op) {
-            c.reduce_scatter(pointer(send), pointer(recv), count, checked_dtype(dtype), checked_op(op));
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), Release())
-        .def("all_to_all", [](Comm& c, Address send, Address recv, uint64_t count, int dtype) {
-            c.all_to_all(pointer(send), pointer(recv), count, checked_dtype(dtype));
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("count"), nb::arg("dtype"), Release())
-        .def("all_gather_v", [](Comm& c, Address send, Address recv, const Counts& counts, int dtype) {
-            c.all_gather_v(pointer(send), pointer(recv), counts, checked_dtype(dtype));
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("counts"), nb::arg("dtype"), Release())
-        .def("gather_v", [](Comm& c, Address send, Address recv, const Counts& counts, int dtype, int root) {
-            c.gather_v(pointer(send), pointer(recv), counts, checked_dtype(dtype), root);
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("counts"), nb::arg("dtype"), nb::arg("root"), Release())
-        .def("scatter_v", [](Comm& c, Address send, Address recv, const Counts& counts, int dtype, int root) {
-            c.scatter_v(pointer(send), pointer(recv), counts, checked_dtype(dtype), root);
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("counts"), nb::arg("dtype"), nb::arg("root"), Release())
-        .def("reduce_scatter_v", [](Comm& c, Address send, Address recv, const Counts& counts, int dtype, int op) {
-            c.reduce_scatter_v(pointer(send), pointer(recv), counts, checked_dtype(dtype), checked_op(op));
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("counts"), nb::arg("dtype"), nb::arg("op"), Release())
-        .def("all_to_all_v", [](Comm& c, Address send, Address recv, const Counts& out, const Counts& in, int dtype) {
-            c.all_to_all_v(pointer(send), pointer(recv), out, in, checked_dtype(dtype));
-        }, nb::arg("send_ptr"), nb::arg("recv_ptr"), nb::arg("send_counts"), nb::arg("recv_counts"), nb::arg("dtype"), Release())
         .def("send", &start_send, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"))
         .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("sync", &Comm::sync, Release())
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("close", &close_comm, nb::arg("timeout"));
+
+    // Every collective as a blocking call, and as start_<name>, which returns a Task.
+    const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"), op("op"), root("root");
+    auto both = [&](const char* name, auto operation, const auto&... args) {
+        comm.def(name, blocking(operation), args..., Release());
+        comm.def(("start_" + std::string(name)).c_str(), started(operation), args...);
+    };
+    both("barrier", &Comm::barrier);
+    both("all_reduce", &Comm::all_reduce, ptr, count, dtype, op);
+    both("broadcast", &Comm::broadcast, ptr, count, dtype, root);
+    both("reduce", &Comm::reduce, ptr, count, dtype, op, root);
+    both("all_gather", &Comm::all_gather, send, recv, count, dtype);
+    both("gather", &Comm::gather, send, recv, count, dtype, root);
+    both("scatter", &Comm::scatter, send, recv, count, dtype, root);
+    both("reduce_scatter", &Comm::reduce_scatter, send, recv, count, dtype, op);
+    both("all_to_all", &Comm::all_to_all, send, recv, count, dtype);
+    both("all_gather_v", &Comm::all_gather_v, send, recv, counts, dtype);
+    both("gather_v", &Comm::gather_v, send, recv, counts, dtype, root);
+    both("scatter_v", &Comm::scatter_v, send, recv, counts, dtype, root);
+    both("reduce_scatter_v", &Comm::reduce_scatter_v, send, recv, counts, dtype, op);
+    both("all_to_all_v", &Comm::all_to_all_v, send, recv, nb::arg("send_counts"), nb::arg("recv_counts"), dtype);
 }

@@ -39,6 +39,7 @@ class Comm::Call_ {
 public:
     Call_(Comm& comm, const Call& call) : comm_(comm) {
         comm.check_open();
+        comm.stream_.sync(comm.timeout());  // what was queued before comes first
         uint32_t free = 0;
         if (!comm.busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) wait_turn();
         try {
@@ -60,7 +61,7 @@ private:
         while (comm_.busy_.exchange(2, std::memory_order_acquire) != 0) {
             futex_sleep(comm_.busy_, 2, kLongestNap);
             comm_.check_open();
-            if (interrupt_check()) throw Interrupted();
+            if (interrupted()) throw Interrupted();
             if (Clock::now() - since > std::chrono::duration<double>(comm_.timeout()))
                 throw TimedOut("another thread's call on this communicator did not end within " + seconds(comm_.timeout()),
                                comm_.timeout(), {}, comm_.steps_.states(), "", -1);
@@ -100,9 +101,8 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
                                    " ranks did not join within " + seconds(timeout) + "; the first is rank " + std::to_string(missing[0]),
                                timeout, missing, comm->steps_.states(), name(Op::Join), -1);
             }
-            futex_sleep(header.roster, roster,
-                        std::chrono::duration_cast<std::chrono::nanoseconds>(std::min<std::chrono::duration<double>>(left, kLongestNap)));
-            if (interrupt_check()) throw Interrupted();
+            futex_sleep(header.roster, roster, nap_before(left));
+            if (interrupted()) throw Interrupted();
         }
     }
     me.operation = uint32_t(Op::None);
@@ -275,8 +275,14 @@ std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int
     return mail_->recv(data, count, dtype, from, tag);
 }
 
+std::shared_ptr<Task> Comm::start(std::function<void()> operation) {
+    check_open();
+    return stream_.submit(std::move(operation));
+}
+
 void Comm::sync() {
     check_open();
+    stream_.sync(timeout());
     mail_->sync(timeout());
 }
 
@@ -325,11 +331,13 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     try {
         // A call of another thread is let finish; one that does not is ended.
         const auto until = Clock::now() + std::chrono::duration<double>(timeout);
-        while (busy_.load()) {
+        while (busy_.load() || !stream_.idle()) {
+            if (region_.failed() && !busy_.load()) break;
             if (Clock::now() > until && !region_.failed())
                 fail_region(region_, Cause::PeerLost, rank(), steps_.calls(), "closed the group while a call of its own was under way");
             usleep(500);
         }
+        stream_.close();
         if (!region_.failed()) trouble = mail_->close(timeout);
         else mail_->close(0);
         Seat& seat = region_.seats[rank()];

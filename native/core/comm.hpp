@@ -7,6 +7,7 @@
 
 #include "mail.hpp"
 #include "steps.hpp"
+#include "stream.hpp"
 
 namespace rankwise {
 
@@ -43,6 +44,9 @@ public:
 
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag);
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
+    // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
+    // order started, before any later blocking call. What it throws comes out of the Task's wait.
+    std::shared_ptr<Task> start(std::function<void()> operation);
     void sync();
     // Collective. color < 0: no part in any new group, nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
@@ -64,6 +68,7 @@ private:
     const uint64_t region_offset_;
     Steps steps_;
     std::shared_ptr<Mail> mail_;
+    Stream stream_;
     std::atomic<uint32_t> busy_{0};  // futex: 0 free, 1 a call is under way, 2 and others wait
     std::atomic<bool> closed_{false};
     const unsigned forks_;           // how often this process had been forked off when it joined

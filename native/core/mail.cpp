@@ -1,7 +1,6 @@
 #include "mail.hpp"
 
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstring>
@@ -318,9 +317,8 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, const R
             for (const auto& [r, state] : where) text += "\n  rank " + std::to_string(r) + ": " + state;
             throw TimedOut(text, timeout, missing, where, request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1);
         }
-        const auto nap = std::min<std::chrono::duration<double>>(left, kLongestNap);
-        futex_sleep(seat.mail, rung, std::max(std::chrono::nanoseconds(1000), std::chrono::duration_cast<std::chrono::nanoseconds>(nap)));
-        if (interrupt_check()) throw Interrupted();
+        futex_sleep(seat.mail, rung, nap_before(left));
+        if (interrupted()) throw Interrupted();
     }
 }
 
@@ -334,13 +332,7 @@ void Mail::sync(double timeout) {
 
 void Mail::ensure_thread() {
     if (closing_) return;
-    if (!thread_.joinable()) {
-        sigset_t all, before;  // signals are for the program's own threads
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        thread_ = std::thread([this] { run(); });
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    }
+    if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
     work_.notify_one();
 }
 

@@ -19,6 +19,7 @@
 
 #include "region.hpp"
 #include "steps.hpp"
+#include "stream.hpp"
 
 namespace rankwise {
 

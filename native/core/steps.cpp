@@ -2,8 +2,6 @@
 
 #include <sched.h>
 
-#include <cstdio>
-
 namespace rankwise {
 
 namespace {
@@ -16,12 +14,6 @@ uint64_t mix(uint64_t h, uint64_t word) {
 }
 
 }  // namespace
-
-std::string seconds(double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.6g s", value);
-    return text;
-}
 
 Steps::Steps(Segment& segment, Region& region, int rank)
     : rank(rank), n(region.nranks), segment_(segment), region_(region),
@@ -77,10 +69,9 @@ void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
         if (seq.load() >= value) return;
         look_for_trouble(peer, seq, value, since);
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
-        const auto nap = std::min<std::chrono::duration<double>>(left, kLongestNap);
-        futex_sleep(seat.bell, rung, std::max(std::chrono::nanoseconds(1000), std::chrono::duration_cast<std::chrono::nanoseconds>(nap)));
+        futex_sleep(seat.bell, rung, nap_before(left));
         if (seq.load() >= value) return;
-        if (interrupt_check()) {
+        if (interrupted()) {
             fail_region(region_, Cause::PeerLost, rank, calls_, std::string("was interrupted in ") + name(call_.op()));
             throw Interrupted();
         }

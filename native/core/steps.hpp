@@ -18,9 +18,6 @@
 
 namespace rankwise {
 
-// "2.5 s"
-std::string seconds(double value);
-
 class Steps {
 public:
     Steps(Segment& segment, Region& region, int rank);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <string>
 
@@ -30,6 +31,12 @@ double cgroup_quota() {
 }
 
 }  // namespace
+
+std::string seconds(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.6g s", value);
+    return text;
+}
 
 int usable_cores() {
     cpu_set_t set;

@@ -1,8 +1,10 @@
 // How a rank waits: a short spin, then yielding, then asleep on a futex with a deadline.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 namespace rankwise {
 
@@ -34,8 +36,18 @@ void futex_wake_all(std::atomic<uint32_t>& word);
 // Asked, in the thread that waits, after a signal and at least every kLongestNap of sleep: true
 // means stop waiting (in Python: a signal handler raised). Set once by the embedding.
 extern bool (*interrupt_check)();
+inline thread_local bool is_engine_thread = false;  // started by the engine: nothing interrupts it
+inline bool interrupted() { return !is_engine_thread && interrupt_check(); }
 
 // The longest sleep between two looks at deadline, abort mark and interrupts.
 inline constexpr std::chrono::milliseconds kLongestNap{200};
+
+// How long to sleep with `left` seconds to the deadline.
+inline std::chrono::nanoseconds nap_before(std::chrono::duration<double> left) {
+    const auto nap = std::chrono::duration_cast<std::chrono::nanoseconds>(std::min<std::chrono::duration<double>>(left, kLongestNap));
+    return std::max(nap, std::chrono::nanoseconds(1000));
+}
+
+std::string seconds(double value);  // "2.5 s"
 
 }  // namespace rankwise

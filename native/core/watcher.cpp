@@ -7,8 +7,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <thread>
 #include <vector>
+
+#include "stream.hpp"
 
 namespace rankwise {
 
@@ -32,14 +33,6 @@ int32_t exit_status(int pidfd) {
     if (ioctl(pidfd, _IOWR(0xFF, 11, PidfdInfo), &info) != 0 || !(info.mask & kInfoExit)) return kStatusUnknown;
     const int code = info.exit_code;
     return (code & 0x7f) ? -(code & 0x7f) : (code >> 8 & 0xff);
-}
-
-void start(void (*body)(std::vector<pollfd>, std::shared_ptr<Segment>), std::vector<pollfd> fds, std::shared_ptr<Segment> segment) {
-    sigset_t all, before;  // signals are for the program's own threads
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread(body, std::move(fds), std::move(segment)).detach();
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 // fds[r] watches rank r; -1 where there is nothing (more) to watch.
@@ -76,21 +69,20 @@ void watch_peers(std::shared_ptr<Segment> segment, int rank) {
         fds[size_t(r)].fd = open_pidfd(segment->record(r).pid.load());
         if (fds[size_t(r)].fd < 0 && errno == ESRCH) segment->mark_exited(r, kStatusUnknown);
     }
-    start(watch, std::move(fds), std::move(segment));
+    engine_thread([fds = std::move(fds), segment = std::move(segment)] { watch(fds, segment); }).detach();
 }
 
 void end_with(int pid) {
     const int fd = open_pidfd(pid);
     if (fd < 0 && errno == ESRCH) kill(getpid(), SIGKILL);
     if (fd < 0) return;
-    start(
-        [](std::vector<pollfd> fds, std::shared_ptr<Segment>) {
-            while (poll(fds.data(), 1, -1) < 0 && errno == EINTR) {}
-            kill(getpid(), SIGTERM);
-            sleep(1);
-            kill(getpid(), SIGKILL);
-        },
-        {pollfd{fd, POLLIN, 0}}, nullptr);
+    engine_thread([fd] {
+        pollfd launcher{fd, POLLIN, 0};
+        while (poll(&launcher, 1, -1) < 0 && errno == EINTR) {}
+        kill(getpid(), SIGTERM);
+        sleep(1);
+        kill(getpid(), SIGKILL);
+    }).detach();
 }
 
 }  // namespace rankwise
