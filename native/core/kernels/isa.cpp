@@ -1,4 +1,6 @@
 // Every reduction kernel, for one instruction set: RANKWISE_ISA names its namespace.
+#include <type_traits>
+
 #include "kernels/table.hpp"
 
 #ifdef __F16C__
@@ -50,7 +52,7 @@ inline Pack load_pack(const float* from) {
 inline void store_pack(float* to, Pack x) { __builtin_memcpy(to, &x, sizeof x); }
 
 template <class... E>
-constexpr bool kPacked = (__is_same(E, F16) || ...);
+constexpr bool kPacked = (std::is_same_v<E, F16> || ...);
 #endif
 
 // The operations, on one pair of accumulators or one pair of packs.
@@ -87,11 +89,11 @@ struct Prod {
 // The first NaN wins: a is kept if it is one, and a comparison with a b that is one fails.
 struct Min {
     template <class T>
-    static T apply(T a, T b) { return (a < b) | (a != a) ? a : b; }
+    static T apply(T a, T b) { return ((a < b) | (a != a)) ? a : b; }
 };
 struct Max {
     template <class T>
-    static T apply(T a, T b) { return (a > b) | (a != a) ? a : b; }
+    static T apply(T a, T b) { return ((a > b) | (a != a)) ? a : b; }
 };
 struct And {
     template <class T>
