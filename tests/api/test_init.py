@@ -1,0 +1,129 @@
+"""rankwise.init and the default group, in fresh interpreters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def run(code: str, **variables: str) -> str:
+    done = python(code, **variables)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_alone_it_is_one_rank() -> None:
+    assert run("import rankwise as rw; g = rw.init(); print(g, rw.all_reduce(3))") == (
+        "<Group 'world', rank 0 of 1, solo backend> 3"
+    )
+
+
+@pytest.mark.parametrize("backend", ["solo", "threads", "shm"])
+def test_any_backend_serves_one_rank(backend: str) -> None:
+    code = "import sys, rankwise as rw; g = rw.init(sys.argv[1] or None); print(g.backend, g.all_gather(1).tolist())"
+    argument = code.replace("sys.argv[1] or None", repr(backend))
+    assert run(argument) == f"{backend} [1]"
+    assert run(code.replace("sys.argv[1] or None", ""), RANKWISE_BACKEND=backend) == f"{backend} [1]"
+
+
+def test_called_again_it_gives_the_same_group_until_that_is_closed() -> None:
+    assert (
+        run(
+            """
+import rankwise as rw
+first = rw.init(timeout=5)
+assert first.timeout == 5 and rw.init() is first and rw.init("solo", timeout=7) is first and first.timeout == 7
+try:
+    rw.init("shm")
+except ValueError as error:
+    print(error)
+rw.close()
+second = rw.init("shm")
+assert second is not first and not second.closed
+print(rw.all_reduce(2))
+"""
+        )
+        == "backend='shm': the default group already uses 'solo'\n2"
+    )
+
+
+def test_bad_arguments() -> None:
+    for call, text in (
+        ("init('nope')", "ValueError: backend='nope': expected one of "),
+        ("init('mpi')", "ValueError: backend='mpi': expected one of "),
+        ("init(timeout=0)", "ValueError: timeout=0: expected more than 0 seconds"),
+        ("init(timeout='x')", "TypeError: timeout='x': expected a number of seconds, got str"),
+        ("barrier()", "ClosedError: rankwise.init() has not been called, so there is no default group"),
+    ):
+        done = python(f"import rankwise as rw; rw.{call}")
+        assert done.returncode == 1
+        assert text in done.stderr.splitlines()[-1]
+    listed = python("import rankwise as rw; rw.init('nope')").stderr
+    assert all(name in listed for name in ("shm", "solo", "threads"))
+
+
+def test_bad_environment() -> None:
+    for variables, text in (
+        ({"RANKWISE_BACKEND": "nope"}, "backend='nope': expected one of"),
+        ({"RANKWISE_TIMEOUT": "soon"}, "RANKWISE_TIMEOUT='soon': expected a number of seconds above 0"),
+        ({"RANKWISE_RANK": "1"}, "RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, "put 2 of 4 ranks on this host"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANKWISE_BACKEND": "solo"}, "backend='solo' is for one rank, and this"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANKWISE_BACKEND": "threads"}, "rankwise.testing.run_ranks starts thr"),
+    ):
+        done = python("import rankwise as rw; rw.init()", **variables)
+        assert done.returncode == 1
+        assert text in done.stderr.splitlines()[-1]
+
+
+def test_exit_closes_what_is_open() -> None:
+    """Nothing is said and nothing hangs, whatever the interpreter's end finds open."""
+    code = """
+import rankwise as rw
+group = rw.init("shm")
+part, other = group.split(0), group.split(1)
+work = group.irecv((3,), 0)
+cycle = [group]; cycle.append(cycle)
+"""
+    done = python(code)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_fork_does_not_close_the_parents_group() -> None:
+    assert (
+        run(
+            """
+import os, sys
+import rankwise as rw
+group = rw.init("shm")
+child = os.fork()
+if child == 0:
+    try:
+        group.barrier()
+    except rw.ClosedError:
+        sys.exit(7)  # through the interpreter's exit, which closes what is the process's own
+    sys.exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+group.barrier()
+print(rw.all_reduce(1))
+"""
+        )
+        == "1"
+    )

@@ -1,0 +1,44 @@
+"""Names of operations."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rankwise.api import ops
+from rankwise.contract.types import DType, ReduceOp
+
+
+def test_names_and_aliases() -> None:
+    assert {name: ops.resolve(name, DType.F32).name for name in ("sum", "prod", "product", "mean", "avg")} == {
+        "sum": "SUM",
+        "prod": "PROD",
+        "product": "PROD",
+        "mean": "MEAN",
+        "avg": "MEAN",
+    }
+    for op in ReduceOp:
+        assert op in ops.NAMES.values()
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("op", ReduceOp)
+def test_the_fast_table_agrees_with_the_contract(op: ReduceOp, dtype: DType) -> None:
+    for name in (name for name, meant in ops.NAMES.items() if meant is op):
+        if op.refused_for(dtype) is None:
+            assert ops.PAIRS[name, dtype] == (dtype, op)
+            assert ops.resolve(name, dtype) is ops.resolve(op, dtype) is op
+        else:
+            assert (name, dtype) not in ops.PAIRS
+            for spelled in (name, op):
+                with pytest.raises(TypeError, match=f"^op='{op.name.lower()}' on "):
+                    ops.resolve(spelled, dtype)
+
+
+def test_what_is_no_operation() -> None:
+    with pytest.raises(ValueError, match=r"^op='median': expected one of sum, mean, avg, max, min,"):
+        ops.resolve("median", DType.F32)
+    for op in (0, None, ["sum"], sum):
+        with pytest.raises(TypeError, match=f"^op={re.escape(repr(op))}: expected a name such as 'sum'"):
+            ops.resolve(op, DType.F32)  # type: ignore[arg-type]

@@ -1,0 +1,69 @@
+"""The names that `import rankwise` offers, and what a newcomer sees of them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import rankwise
+from rankwise.api.group import Group
+
+OPERATIONS = [
+    "all_gather",
+    "all_gather_v",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "close",
+    "gather",
+    "irecv",
+    "isend",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+    "split",
+    "subgroup",
+]
+ERRORS = [
+    "BackendUnavailable",
+    "ClosedError",
+    "CollectiveTimeout",
+    "MismatchError",
+    "PeerLostError",
+    "RankwiseError",
+    "UnsupportedError",
+]
+OTHERS = ["DType", "Group", "ReduceOp", "Work", "__version__", "init", "spawn"]
+
+
+def test_the_list() -> None:
+    assert sorted(rankwise.__all__) == sorted(OPERATIONS + ERRORS + OTHERS)
+    assert dir(rankwise) == sorted(rankwise.__all__)
+
+
+def test_each_is_there_and_documented() -> None:
+    for name in rankwise.__all__:
+        value = getattr(rankwise, name)
+        assert isinstance(value, str) or value.__doc__, name
+    with pytest.raises(AttributeError, match="^module 'rankwise' has no attribute 'nonsense'$"):
+        rankwise.nonsense  # noqa: B018
+
+
+def test_operations_are_the_groups() -> None:
+    for name in OPERATIONS:
+        function, method = getattr(rankwise, name), getattr(Group, name)
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        assert list(inspect.signature(function).parameters.values()) == parameters
+        assert function.__doc__ == method.__doc__
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = "import sys, rankwise; print([m for m in ('numpy', 'torch', 'rankwise._native') if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert told.strip() == "[]"

@@ -1,0 +1,142 @@
+"""Who this process is, from the environment that each launcher makes (recorded from real ones)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from rankwise.api.ranks import find_job, starting_process
+from rankwise.contract.job import Job
+from rankwise.contract.settings import Settings
+
+ALONE = Settings()
+
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "33529",
+    "TORCHELASTIC_RUN_ID": "c10e604d",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_NAMESPACE": "prterun-host-7127@1",
+    "PMIX_RANK": "3",
+}
+MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2", "PMI_FD": "9"}
+SLURM = {
+    "SLURM_JOB_ID": "812",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "5",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "3,2",
+}
+
+
+def test_a_process_alone() -> None:
+    assert find_job({}, ALONE) == Job()
+    assert Job().one_host
+
+
+def test_rankwise_run() -> None:
+    job = find_job(TORCHRUN, Settings(rank=1, world_size=3, segment_fd=7))
+    assert job == Job(1, 3, 1, 3, "rankwise run", segment_fd=7)
+    assert job.one_host
+    for settings in (Settings(rank=1), Settings(world_size=2)):
+        with pytest.raises(ValueError, match="^RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"):
+            find_job({}, settings)
+    with pytest.raises(ValueError, match="^RANKWISE_SEGMENT_FD is not set"):
+        find_job({}, Settings(rank=0, world_size=1))
+
+
+def test_torchrun() -> None:
+    job = find_job(TORCHRUN, Settings(secret=b"s"))
+    assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (1, 2, 1, 2)
+    assert (job.launcher, job.secret, job.one_host) == ("torchrun", b"s", True)
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"):
+        assert find_job({**TORCHRUN, name: "other"}, ALONE).id != job.id
+    assert find_job({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}, ALONE).id == job.id
+    assert find_job({"RANK": "1", "WORLD_SIZE": "2"}, ALONE) == Job(), "these two alone may be anyone's"
+    by_hand = find_job({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ALONE)
+    assert (by_hand.local_rank, by_hand.local_world_size, by_hand.one_host) == (None, None, False)
+
+
+def test_open_mpi() -> None:
+    job = find_job(OPEN_MPI, ALONE)
+    assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (3, 8, 3, 4)
+    assert job.launcher == "mpiexec (Open MPI)"
+    assert not job.one_host
+    assert find_job({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-host-7127@2"}, ALONE).id != job.id
+
+
+def test_mpich() -> None:
+    asked = []
+
+    def starter(variable: str) -> str:
+        asked.append(variable)
+        return "77 1234"
+
+    job = find_job(MPICH, ALONE, starter)
+    assert asked == ["PMI_RANK"]
+    assert job == Job(0, 2, 0, 2, "mpiexec (MPICH)", "mpiexec (MPICH) 77 1234")
+
+
+def test_slurm() -> None:
+    job = find_job(SLURM, ALONE)
+    assert job == Job(4, 5, 1, 2, "srun (Slurm)", "srun (Slurm) 812.0")
+    one_node = {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "5"}
+    assert find_job(one_node, ALONE).one_host
+    repeated = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3", "SLURM_NTASKS": "7"}
+    assert find_job(repeated, ALONE).local_world_size == 1
+    batch_script = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}
+    assert find_job(batch_script, ALONE) == Job()
+
+
+def test_the_inner_launcher_holds() -> None:
+    assert find_job({**SLURM, **MPICH}, ALONE, lambda _: "1").launcher == "mpiexec (MPICH)"
+    assert find_job({**SLURM, **MPICH, **OPEN_MPI}, ALONE).launcher == "mpiexec (Open MPI)"
+    assert find_job({**SLURM, **OPEN_MPI, **TORCHRUN}, ALONE).launcher == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"RANK": "x"}, "environment variable RANK='x': expected an integer"),
+        ({"RANK": "2"}, "torchrun gave rank 2 of 2: expected 0 <= rank < world size"),
+        ({"RANK": "-1"}, "torchrun gave rank -1 of 2: expected"),
+        ({"WORLD_SIZE": ""}, "environment variable WORLD_SIZE is not set, and this process runs under torchrun"),
+        ({"LOCAL_WORLD_SIZE": "two"}, "environment variable LOCAL_WORLD_SIZE='two': expected an integer"),
+    ],
+)
+def test_what_cannot_be(change: dict[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        find_job({**TORCHRUN, **change}, ALONE)
+
+
+def test_starting_process_is_the_same_for_all_it_started() -> None:
+    """Also through a shell between. This test stands where mpiexec does."""
+    code = "from rankwise.api.ranks import starting_process; print(starting_process('SOME_RANK'))"
+    commands = [[sys.executable, "-c", code], ["sh", "-c", '"$0" -c "$1"; true', sys.executable, code]]
+    told = [
+        subprocess.run(
+            command, env={**os.environ, "SOME_RANK": str(rank)}, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout.strip()
+        for rank, command in enumerate(commands)
+    ]
+    assert told[0] == told[1] == starting_process("SOME_RANK")
+    assert told[0].split()[0] == str(os.getpid())

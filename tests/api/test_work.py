@@ -1,0 +1,92 @@
+"""The life of a Work of the array level, with a communicator's Work that does as it is told."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from rankwise.api.arrays import target
+from rankwise.api.work import ArrayWork, Pending
+from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
+from rankwise.contract.work import Work
+
+
+class Told(Work[None]):
+    def __init__(self) -> None:
+        self.complete = False
+        self.error: RankwiseError | None = None
+
+    def wait(self, timeout: float | None = None) -> None:
+        if self.error is not None:
+            raise self.error
+        if not self.complete:
+            raise CollectiveTimeout("not yet", limit=timeout or 0.0)
+
+    def done(self) -> bool:
+        return self.complete or self.error is not None
+
+
+def test_a_receive_gives_its_array_once_it_is_complete() -> None:
+    inner, pending = Told(), Pending()
+    x = np.zeros((2, 2)).T[::-1]
+    buffer = target(x)
+    work = ArrayWork(inner, buffer, True, pending)
+    assert not work.done()
+    with pytest.raises(CollectiveTimeout):
+        work.wait(0.1)
+    assert pending.works
+    buffer.array[:] = [[1, 2], [3, 4]]
+    assert (x == 0).all()
+    inner.complete = True
+    assert work.done()
+    assert not pending.works
+    assert x.tolist() == [[1, 2], [3, 4]]
+    x[:] = 0  # the array is the caller's again
+    assert work.wait() is work.result() is x
+    assert (x == 0).all()
+
+
+def test_a_send_has_no_result() -> None:
+    inner = Told()
+    inner.complete = True
+    assert ArrayWork(inner, target(np.ones(2)), False, Pending()).wait() is None
+
+
+@pytest.mark.parametrize("ask_done_first", [True, False])
+def test_an_error_is_raised_each_time(ask_done_first: bool) -> None:
+    inner, pending = Told(), Pending()
+    work = ArrayWork(inner, target(np.ones(2)), True, pending)
+    inner.error = PeerLostError("rank 1 was killed by SIGKILL", rank=1)
+    if ask_done_first:
+        assert work.done()
+    for _ in range(2):
+        with pytest.raises(PeerLostError, match="SIGKILL"):
+            work.wait()
+    assert work.done()
+    assert not pending.works
+
+
+def test_memory_lives_as_long_as_the_engine_may_use_it() -> None:
+    inner, pending = Told(), Pending()
+    x = np.ones(3)
+    alive = weakref.ref(x)
+    ArrayWork(inner, target(x), False, pending)
+    del x
+    gc.collect()
+    assert alive() is not None
+    inner.complete = True
+    pending.release_done()
+    gc.collect()
+    assert alive() is None
+
+
+def test_dropped_works_do_not_pile_up() -> None:
+    pending = Pending()
+    done = Told()
+    done.complete = True
+    for _ in range(1000):
+        ArrayWork(done, target(np.ones(1)), False, pending)
+        assert len(pending.works) <= 16
