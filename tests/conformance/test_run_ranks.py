@@ -50,7 +50,7 @@ def test_a_hang_ends_with_the_time(backend: str) -> None:
             group.barrier()
 
     begin = time.monotonic()
-    with pytest.raises(RanksFailed, match="CollectiveTimeout|PeerLostError"):
+    with pytest.raises(RanksFailed, match=r"CollectiveTimeout|PeerLostError"):
         run_ranks(2, rank_0_stays_away, backend=backend, timeout=1)
     assert time.monotonic() - begin < 8
 

@@ -59,7 +59,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     relay = Relay(n, sys.stdout, sys.stderr)
     with ExitStack() as stack:
         payload = _memory_file(stack)
-        pickle.dump(_module_path(fn), payload)
+        pickle.dump(module_path(fn), payload)
         try:
             payload.write(dumps((fn, args, kwargs)))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -76,7 +76,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     return [report[1] for report in reports if report is not None]
 
 
-def _module_path(fn: Callable[..., object]) -> list[str]:
+def module_path(fn: Callable[..., object]) -> list[str]:
     """sys.path for a worker: this process's, and the folder from which fn's module is importable by its name.
 
     The latter is missing for modules that pytest imported from their file.

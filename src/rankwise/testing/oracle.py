@@ -69,8 +69,9 @@ def reduced(inputs: list[Array], dtype: DType, op: ReduceOp) -> Array:
     }  # fmt: skip
     with np.errstate(over="ignore"):
         result = function[op].reduce(wide, axis=0, dtype=wide.dtype)
-        if op is ReduceOp.MEAN:
-            result = result / wide.dtype.type(len(inputs))
+        if op is ReduceOp.MEAN:  # by a real number: complex division rounds more than once
+            divisor = wide.real.dtype.type(len(inputs))
+            result = result.real / divisor + 1j * (result.imag / divisor) if dtype.is_complex else result / divisor
         return np.asarray(result).astype(kind)
 
 

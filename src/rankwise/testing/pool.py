@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 from rankwise import _native
 from rankwise.api.group import Group
+from rankwise.api.spawn import module_path
+from rankwise.api.spawn_worker import pickler
+from rankwise.contract.errors import RankwiseError
 from rankwise.testing.outcome import Outcome
 
 T = TypeVar("T")
@@ -57,36 +60,38 @@ class RankPool:
 
     def run(self, fn: Callable[[Group], T], timeout: float, grace: float) -> list[Outcome[T]]:
         """Run `fn` on every rank, within `timeout` seconds and, for reports of failures, `grace` more."""
-        task = (list(sys.path), _dumps(fn), timeout)
-        waiting: dict[Any, int] = {}  # by connection
+        outcomes = self._round(fn, timeout, grace)
+        # Ranks out of step, or a group that fn failed and said nothing, must not be the next function's trouble.
+        if self.usable and not all(outcome.value for outcome in self._round(in_step, timeout, grace)):
+            self.usable = False
+        return outcomes
+
+    def _round(self, fn: Callable[[Group], T], timeout: float, grace: float) -> list[Outcome[T]]:
+        task = (module_path(fn), pickler(fn)(fn), timeout)
         outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in self._connections]
+        waiting: dict[Any, int] = {}  # by connection
         for rank, connection in enumerate(self._connections):
             waiting[connection] = rank
             with suppress(BrokenPipeError):  # the process has ended; reading from it says so
                 connection.send(task)
         end = time.monotonic() + timeout + grace
-        while waiting:
-            ready = wait(list(waiting), max(0.0, end - time.monotonic()))
-            if not ready:
-                self.usable = False
-                break
+        while waiting and (ready := wait(list(waiting), max(0.0, end - time.monotonic()))):
             for reader in ready:
                 rank = waiting.pop(reader)
                 outcomes[rank] = self._receive(rank)
+        if any(outcome.failure for outcome in outcomes):
+            self.usable = False
         return outcomes
 
     def _receive(self, rank: int) -> Outcome[Any]:
         try:
-            outcome, healthy = pickle.loads(self._connections[rank].recv_bytes())
+            outcome = pickle.loads(self._connections[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
-            self.usable = False
             status = self._processes[rank].wait()
             self._segment.mark_exited(rank, status)
             how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
             return Outcome(failure=f"the process {how}")
         assert isinstance(outcome, Outcome)
-        if outcome.failure or not healthy:
-            self.usable = False
         return outcome
 
     def close(self) -> None:
@@ -103,20 +108,10 @@ class RankPool:
                 process.wait()
 
 
-def _dumps(fn: Callable[[Group], Any]) -> bytes:
-    """By cloudpickle where it is installed: it takes lambdas, closures and functions of a script as well."""
+def in_step(group: Group) -> bool:
+    """Whether the group works and none of its ranks has called more than the others."""
     try:
-        import cloudpickle
-    except ImportError:
-        return pickle.dumps(fn)
-    module = sys.modules.get(getattr(fn, "__module__", None) or "")
-    if module is not None and not _importable(module.__name__):
-        cloudpickle.register_pickle_by_value(module)
-    data: bytes = cloudpickle.dumps(fn)
-    return data
-
-
-def _importable(name: str) -> bool:
-    """Whether another process finds the module by its name; it does not where pytest loaded it from a path."""
-    top = name.partition(".")[0]
-    return top == "__main__" or any(finder.find_spec(top, None) is not None for finder in sys.meta_path)
+        group.barrier()
+    except RankwiseError:
+        return False
+    return True

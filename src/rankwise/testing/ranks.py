@@ -39,7 +39,7 @@ def run_ranks(
 
     Raises RanksFailed, with every failed rank's traceback, where `fn` raised on a rank, a rank's
     process died, or the time was up. The failure of one rank fails the group, so that no other
-    rank waits for it for ever.
+    rank waits for it for ever. ValueError for fewer than 1 rank and for an unknown backend.
 
     `fn` must leave no message unreceived: ranks that are processes keep their group between calls.
     """
@@ -55,6 +55,7 @@ def run_ranks(
     if backend == "threads":
         segment = _native.Segment.create(n)
         return _on_threads(n, fn, lambda rank: threads.connect(segment, rank, timeout), timeout)
+    registry.opener(backend)  # ValueError or ImportError here rather than on every rank
     return _on_processes(n, fn, backend, timeout)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import rankwise
 from rankwise.api.group import Group
-from rankwise.contract.errors import RankwiseError
+from rankwise.api.spawn_worker import pickler
 from rankwise.testing.outcome import failed, run_on
 
 
 def serve(connection: Connection, group: Group) -> None:
-    """Run functions until the other end of the connection closes or the group has failed."""
+    """Run functions, one after the other, until the other end of the connection closes."""
     while True:
         try:
             path, task, timeout = connection.recv()
@@ -24,25 +24,15 @@ def serve(connection: Connection, group: Group) -> None:
         sys.path[:] = path
         group.timeout = timeout
         outcome = run_on(group, partial(_unpacked, task))
-        healthy = not outcome.failure and arrives(group)
         try:
-            reply = pickle.dumps((outcome, healthy))
+            reply = pickler(run_on)(outcome)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            reply = pickle.dumps((failed(error), False))
+            reply = pickle.dumps(failed(error))
         connection.send_bytes(reply)
 
 
 def _unpacked(task: bytes, group: Group) -> Any:
     return pickle.loads(task)(group)
-
-
-def arrives(group: Group) -> bool:
-    """Whether all ranks are in step: none has called more than the others, and the group works."""
-    try:
-        group.barrier()
-    except RankwiseError:
-        return False
-    return True
 
 
 def main() -> None:
