@@ -87,6 +87,22 @@ def test_the_first_failure_is_blamed(program: str, deed: str, code: int, how: st
     assert done.stderr.count("PeerLostError: rank 2 ") == 3, "the other ranks had no time to tell"
 
 
+def test_a_rank_that_takes_its_time_to_end_is_blamed_all_the_same() -> None:
+    code = """
+import atexit, os, sys, time
+if os.environ["RANKWISE_RANK"] == "1":
+    atexit.register(time.sleep, 0.6)  # runs after the group is closed
+import rankwise as rw
+group = rw.init()
+if group.rank == 1:
+    sys.exit(9)
+group.barrier()
+"""
+    done = subprocess.run([*RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 9
+    assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 9", done.stderr.splitlines()[-1])
+
+
 def test_a_rank_that_never_joined_is_blamed_too() -> None:
     done = subprocess.run([*RUN, "-n", "2", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=50)
     assert done.returncode == 3

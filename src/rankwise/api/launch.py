@@ -30,13 +30,17 @@ _KEEPER = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$g
 
 
 def usable_cores() -> int:
-    """How many cores this process may use: its affinity, and the quota of its cgroup."""
+    """How many cores this process may use: its affinity, and the quota of its cgroup (v2 or v1), rounded down."""
     cores = len(os.sched_getaffinity(0))
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.exists():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cores = min(cores, -(-int(limit) // int(period)))
+    unified, controller = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu")
+    if unified.exists():
+        quota, period = unified.read_text().split()
+    elif (controller / "cpu.cfs_quota_us").exists():
+        quota, period = ((controller / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+    else:
+        quota, period = "max", "1"
+    if quota not in ("max", "-1"):
+        cores = min(cores, int(quota) // int(period))
     return max(1, cores)
 
 
@@ -152,6 +156,7 @@ class Job:
         self._pipes: dict[int, Stream] = {}
         self._plan: list[tuple[float, int]] = []  # signals to send, each with its time
         self._ending = False  # the first of them has been sent
+        self._lost: int | None = None  # the rank that others had lost already at the first failure
         self._over = False  # nothing of the ranks runs any more
         self._wake_reader, self.wake_writer = os.pipe()
         """A byte written to `wake_writer` ends the present sleep of `wait` (signal.set_wakeup_fd)."""
@@ -172,13 +177,21 @@ class Job:
         self._close()
 
     @property
+    def culprit(self) -> Rank | None:
+        """The rank to blame: the failed one that the others lost, else the one that ended first."""
+        for rank in self.failures:
+            if rank.number == self._lost:
+                return rank
+        return self.failures[0] if self.failures else None
+
+    @property
     def exit_code(self) -> int:
-        """That of the first failure, 128 + signal for a signal; 0 where all went well."""
+        """That of the rank to blame, 128 + signal for a signal; 0 where all went well."""
         if self.interrupted is not None:
             return 128 + self.interrupted
-        if not self.failures:
+        if self.culprit is None:
             return 0
-        code = self.failures[0].returncode
+        code = self.culprit.returncode
         assert code is not None
         return code if code > 0 else 128 - code
 
@@ -302,6 +315,9 @@ class Job:
         operation, sequence, pid, inside = self._segment.state(rank.number)
         if pid:
             rank.operation, rank.sequence, rank.inside = operation, sequence, inside
+        if not self.failures:
+            # A rank that fails may close its group long before its process is gone.
+            self._lost = self._segment.lost_rank()
         self._segment.mark_exited(rank.number, rank.returncode)
         if rank.returncode == 0 or self._ending or self.interrupted is not None:
             return

@@ -174,8 +174,8 @@ def _run(job: Job, relay: Relay) -> int:
         return 128 + signal.SIGPIPE
     if job.interrupted is not None:
         relay.note(f"rankwise: stopped by {signal_name(job.interrupted)}; {_ranks(job.survivors)} ended")
-    elif job.failures:
-        relay.note(_blame(job, job.failures[0]))
+    elif job.culprit is not None:
+        relay.note(_blame(job, job.culprit))
     return job.exit_code
 
 
@@ -220,6 +220,7 @@ def _signals_passed_to(job: Job) -> Iterator[None]:
 def _no_orphans() -> Iterator[None]:
     """Be the parent of whatever the ranks start and leave, daemons too, and kill what is left of it at the end."""
     ours = _children()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no end of a child can be learned of
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:

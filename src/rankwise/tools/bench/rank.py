@@ -1,0 +1,508 @@
+"""What each rank process of a benchmark runs, whosever it is.
+
+    python rank.py CONTENDER SOCKET
+
+It runs by path in environments that have no rankwise, so it imports the standard library and NumPy
+alone, and each contender's class its own library. It connects to the benchmark's socket, says who
+it is, and answers one line of JSON with one line of JSON. In between it sleeps in a read, so that
+it takes nothing from the contender whose turn it is.
+
+Words: `x` is the array that a rank gives to an operation, `out` the one it receives into, or None
+where the operation works in place. A point is one operation at one size. A batch is a number of
+calls in a row, timed together after a barrier.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+PERIOD = 1021  # elements after which check data repeats: prime, so that no misplaced block looks right
+ROOT = 0  # the rank that broadcast, reduce, gather and scatter start from or end at
+
+Call = Callable[[], object]
+
+
+class Contender(ABC):
+    """One library at one level, on one rank."""
+
+    rank: int
+    world_size: int
+    about: str
+    """The library and its version."""
+    barrier: Call
+
+    @abstractmethod
+    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
+        """For each operation a function without arguments that runs it on these arrays.
+
+        Only the one that the arrays were made for is called.
+        """
+
+    def call(self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
+        if operation == "barrier":
+            return self.barrier
+        if operation == "send_recv":
+            return self.ping_pong(x, out)
+        return self.calls(x, out, op)[operation]
+
+    @abstractmethod
+    def send(self, x: np.ndarray, dest: int) -> Call: ...
+
+    @abstractmethod
+    def recv(self, out: np.ndarray, source: int) -> Call: ...
+
+    def ping_pong(self, x: np.ndarray, out: np.ndarray | None) -> Call:
+        """There and back between the ranks 2i and 2i + 1, all pairs at once; nothing on a rank left over."""
+        assert out is not None
+        partner = self.rank ^ 1
+        if partner >= self.world_size:
+            return lambda: None
+        steps = [self.send(x, partner), self.recv(out, partner)]
+        first, second = steps if self.rank < partner else steps[::-1]
+
+        def call() -> None:
+            first()
+            second()
+
+        return call
+
+    def seconds(
+        self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str, iterations: int, batches: int
+    ) -> list[float]:
+        """How long each of `batches` batches of `iterations` calls took on this rank."""
+        call, barrier = self.call(operation, x, out, op), self.barrier
+        times = []
+        gc.disable()
+        for _ in range(batches):
+            barrier()
+            start = perf_counter()
+            for _ in repeat(None, iterations):
+                call()
+            times.append(perf_counter() - start)
+        gc.enable()
+        return times
+
+
+class Arrays(Contender):
+    """rankwise, called with arrays."""
+
+    def __init__(self) -> None:
+        import rankwise
+
+        self.group = group = rankwise.init()
+        self.rank, self.world_size = group.rank, group.world_size
+        self.about = f"rankwise {rankwise.__version__}, backend {group.backend}"
+        self.barrier = group.barrier
+
+    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
+        group = self.group
+        return {
+            "all_reduce": partial(group.all_reduce, x, op),
+            "broadcast": partial(group.broadcast, x, ROOT),
+            "reduce": partial(group.reduce, x, ROOT, op),
+            "all_gather": partial(group.all_gather, x, out=out),
+            "gather": partial(group.gather, x, ROOT, out=out),
+            "scatter": partial(group.scatter, x if self.rank == ROOT else None, ROOT, out=out),
+            "reduce_scatter": partial(group.reduce_scatter, x, op, out=out),
+            "all_to_all": partial(group.all_to_all, x, out=out),
+        }
+
+    def send(self, x: np.ndarray, dest: int) -> Call:
+        return partial(self.group.send, x, dest)
+
+    def recv(self, out: np.ndarray, source: int) -> Call:
+        return partial(self.group.recv, out, source)
+
+
+class Pointers(Contender):
+    """rankwise's communicator below the arrays, called with addresses and counts."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.comm = arrays.group.comm
+        self.rank, self.world_size = arrays.rank, arrays.world_size
+        self.about = arrays.about + ", by pointer"
+        self.barrier = self.comm.barrier
+
+    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
+        comm, n, count, dtype = self.comm, self.world_size, x.size, dtype_code(x)
+        reduce_op = op_code(op)
+        given, taken = address(x), address(out)
+        calls: dict[str, Call] = {
+            "all_reduce": partial(comm.all_reduce, given, count, dtype, reduce_op),
+            "broadcast": partial(comm.broadcast, given, count, dtype, ROOT),
+            "reduce": partial(comm.reduce, given, count, dtype, reduce_op, ROOT),
+            "all_gather": partial(comm.all_gather, given, taken, count, dtype),
+            "gather": partial(comm.gather, given, taken, count, dtype, ROOT),
+            "scatter": partial(comm.scatter, given, taken, count // n, dtype, ROOT),
+            "reduce_scatter": partial(comm.reduce_scatter, given, taken, count // n, dtype, reduce_op),
+            "all_to_all": partial(comm.all_to_all, given, taken, count // n, dtype),
+        }
+        return calls if comm.blocking else {name: self.complete(call) for name, call in calls.items()}
+
+    def complete(self, call: Call) -> Call:
+        """`call`, and the wait until what it began is there."""
+
+        def complete() -> None:
+            call()
+            self.comm.sync()
+
+        return complete
+
+    def send(self, x: np.ndarray, dest: int) -> Call:
+        ptr, count, dtype = address(x), x.size, dtype_code(x)
+        return lambda: self.comm.send(ptr, count, dtype, dest).wait()
+
+    def recv(self, out: np.ndarray, source: int) -> Call:
+        ptr, count, dtype = address(out), out.size, dtype_code(out)
+        return lambda: self.comm.recv(ptr, count, dtype, source).wait()
+
+
+class Native(Pointers):
+    """rankwise's engine, timed inside it: batches, barriers and clock are all in C++."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        super().__init__(arrays)
+        self.about = arrays.about + ", in C++"
+
+    def call(self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
+        return lambda: self.seconds(operation, x, out, op, 1, 1)
+
+    def seconds(
+        self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str, iterations: int, batches: int
+    ) -> list[float]:
+        timed: Any = getattr(self.comm, "bench", None)
+        if timed is None:
+            raise RuntimeError(f"--native: the backend {type(self.comm).__name__} has no native engine")
+        split = operation in ("scatter", "reduce_scatter", "all_to_all")
+        count = x.size // self.world_size if split else x.size
+        result: list[float] = timed(
+            operation, address(x), address(out), count, dtype_code(x), op_code(op), iterations, batches
+        )
+        return result
+
+
+class Mpi(Contender):
+    """mpi4py, over whichever MPI it finds."""
+
+    def __init__(self) -> None:
+        import mpi4py
+        from mpi4py import MPI
+
+        self.comm = comm = MPI.COMM_WORLD
+        self.MPI = MPI
+        self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0].replace("Version:", "").rstrip("\0 ")
+        self.about = f"{' '.join(library.split())}, mpi4py {mpi4py.__version__}"
+        self.barrier = comm.Barrier
+
+    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
+        comm, at_root, in_place = self.comm, self.rank == ROOT, self.MPI.IN_PLACE
+        named = {"product": "PROD", "min": "MIN", "max": "MAX", "sum": "SUM", "band": "BAND", "bor": "BOR"}
+        reduce_op = getattr(self.MPI, {**named, "bxor": "BXOR"}[op])
+        return {
+            "all_reduce": partial(comm.Allreduce, in_place, x, op=reduce_op),
+            "broadcast": partial(comm.Bcast, x, ROOT),
+            "reduce": partial(comm.Reduce, *((in_place, x) if at_root else (x, None)), op=reduce_op, root=ROOT),
+            "all_gather": partial(comm.Allgather, x, out),
+            "gather": partial(comm.Gather, x, out, ROOT),
+            "scatter": partial(comm.Scatter, x if at_root else None, out, ROOT),
+            "reduce_scatter": partial(comm.Reduce_scatter_block, x, out, op=reduce_op),
+            "all_to_all": partial(comm.Alltoall, x, out),
+        }
+
+    def send(self, x: np.ndarray, dest: int) -> Call:
+        return partial(self.comm.Send, x, dest)
+
+    def recv(self, out: np.ndarray, source: int) -> Call:
+        return partial(self.comm.Recv, out, source)
+
+
+class Gloo(Contender):
+    """torch.distributed with its gloo backend, on tensors that share the arrays' memory."""
+
+    def __init__(self, store: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.rank, self.world_size = int(os.environ["RANKWISE_RANK"]), int(os.environ["RANKWISE_WORLD_SIZE"])
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=self.rank, world_size=self.world_size)
+        self.torch, self.dist = torch, dist
+        self.about = f"gloo of torch {torch.__version__}"
+        self.barrier = dist.barrier
+
+    def tensor(self, array: np.ndarray) -> Any:
+        if array.dtype.name == "bfloat16":
+            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
+        return self.torch.from_numpy(array)
+
+    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
+        dist, at_root, n = self.dist, self.rank == ROOT, self.world_size
+        named = {"mean": "AVG", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+        reduce_op = getattr(dist.ReduceOp, named.get(op, op.upper()))
+        given = self.tensor(x)
+        taken = given if out is None else self.tensor(out)
+        gathered = list(taken.chunk(n)) if at_root else None
+        scattered = list(given.chunk(n)) if at_root else None
+        return {
+            "all_reduce": partial(dist.all_reduce, given, op=reduce_op),
+            "broadcast": partial(dist.broadcast, given, src=ROOT),
+            "reduce": partial(dist.reduce, given, dst=ROOT, op=reduce_op),
+            "all_gather": partial(dist.all_gather_into_tensor, taken, given),
+            "gather": partial(dist.gather, given, gathered, dst=ROOT),
+            "scatter": partial(dist.scatter, taken, scattered, src=ROOT),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, taken, given, op=reduce_op),
+            "all_to_all": partial(dist.all_to_all_single, taken, given),
+        }
+
+    def send(self, x: np.ndarray, dest: int) -> Call:
+        return partial(self.dist.send, self.tensor(x), dest)
+
+    def recv(self, out: np.ndarray, source: int) -> Call:
+        return partial(self.dist.recv, self.tensor(out), source)
+
+
+def address(array: np.ndarray | None) -> int:
+    return 0 if array is None else int(array.ctypes.data)
+
+
+def dtype_code(array: np.ndarray) -> Any:
+    from rankwise._native import describe
+    from rankwise.contract.types import DType
+
+    found = describe(array)
+    assert found is not None
+    return DType(found[2])
+
+
+def op_code(op: str) -> Any:
+    from rankwise.contract.types import ReduceOp
+
+    return ReduceOp["PROD" if op == "product" else op.upper()]
+
+
+# ---- arrays and what must come out ----
+
+
+def dtype_of(name: str) -> np.dtype:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def out_count(operation: str, count: int, n: int, rank: int) -> int | None:
+    """Elements of `out` on a rank that gives `count`, or None where there is no `out`."""
+    if operation in ("barrier", "all_reduce", "broadcast", "reduce"):
+        return None
+    if operation == "all_gather":
+        return count * n
+    if operation == "gather":
+        return count * n if rank == ROOT else None
+    return count // n if operation in ("scatter", "reduce_scatter") else count
+
+
+def patterns(op: str, n: int) -> np.ndarray:
+    """The first PERIOD elements of each rank's x as integers: shape (n, PERIOD).
+
+    They are small enough that every result is exact in every dtype of 8 bits or more; sums of int8
+    may wrap, on both sides alike.
+    """
+    random = np.random.default_rng(n)
+    if op == "product":  # one rank at most has a 2
+        return 1 + (random.integers(0, 2 * n, PERIOD) == np.arange(n)[:, None]).astype(np.int64)
+    if op == "mean":  # of all ranks' second terms it is (n - 1) / 2
+        return random.integers(0, 4, PERIOD) + (np.arange(n)[:, None] + np.arange(PERIOD)) % n
+    return random.integers(0, 4 if op == "sum" else 64, (n, PERIOD))
+
+
+def reduced(op: str, values: np.ndarray) -> np.ndarray:
+    """`values`, a row a rank, reduced over the ranks: integers, or halves for mean."""
+    if op == "mean":
+        return values.sum(0) / len(values)
+    ufuncs = {
+        "sum": np.add,
+        "product": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+        "band": np.bitwise_and,
+        "bor": np.bitwise_or,
+        "bxor": np.bitwise_xor,
+    }
+    result: np.ndarray = ufuncs[op].reduce(values, axis=0)
+    return result
+
+
+def repeated(pattern: np.ndarray, dtype: np.dtype, start: int, count: int) -> np.ndarray:
+    """Elements start to start + count of the pattern repeated for ever."""
+    return np.resize(np.roll(pattern.astype(dtype), -start), count)
+
+
+def expected(operation: str, op: str, dtype: np.dtype, count: int, n: int, rank: int) -> np.ndarray | None:
+    """What a rank must find in `out`, or in x where there is none; None where it receives nothing."""
+    rows = patterns(op, n)
+    block = count // n
+
+    def row(values: np.ndarray, start: int, length: int) -> np.ndarray:
+        return repeated(values, dtype, start, length)
+
+    if operation == "all_reduce" or (operation == "reduce" and rank == ROOT):
+        return row(reduced(op, rows), 0, count)
+    if operation == "broadcast":
+        return row(rows[ROOT], 0, count)
+    if operation == "all_gather" or (operation == "gather" and rank == ROOT):
+        return np.concatenate([row(values, 0, count) for values in rows])
+    if operation == "scatter":
+        return row(rows[ROOT], rank * block, block)
+    if operation == "reduce_scatter":
+        return row(reduced(op, rows), rank * block, block)
+    if operation == "all_to_all":
+        return np.concatenate([row(values, rank * block, block) for values in rows])
+    if operation == "send_recv" and rank ^ 1 < n:
+        return row(rows[rank ^ 1], 0, count)
+    return None
+
+
+def wrong_bytes(result: np.ndarray, right: np.ndarray) -> int:
+    """How many bytes of `result` are not those of `right`; all, where the lengths differ."""
+    if result.nbytes != right.nbytes:
+        return max(result.nbytes, right.nbytes)
+    return int(np.count_nonzero(result.view(np.uint8) != right.view(np.uint8)))
+
+
+class Point:
+    """One operation at one size, with this rank's arrays."""
+
+    def __init__(self, operation: str, count: int, dtype: str, op: str, n: int, rank: int) -> None:
+        self.operation, self.op, self.n, self.rank = operation, op, n, rank
+        self.dtype = dtype_of(dtype)
+        taken = out_count(operation, count, n, rank)
+        self.x = np.empty(count, self.dtype)
+        self.out = None if taken is None else np.empty(taken, self.dtype)
+        self.make_neutral()
+
+    def make_neutral(self) -> None:
+        """Values that stay what they are however often they are reduced in place; every page is touched."""
+        self.x[:] = 1 if self.op == "product" else 0
+        if self.out is not None:
+            self.out[:] = 0
+
+    def check(self, contender: Contender) -> int:
+        """Run the operation once on data whose result is known; the number of wrong bytes on this rank."""
+        self.x[:] = repeated(patterns(self.op, self.n)[self.rank], self.dtype, 0, self.x.size)
+        if self.out is not None:
+            self.out.view(np.uint8)[:] = 0xAA
+        contender.barrier()
+        contender.call(self.operation, self.x, self.out, self.op)()
+        right = expected(self.operation, self.op, self.dtype, self.x.size, self.n, self.rank)
+        wrong = 0 if right is None else wrong_bytes(self.x if self.out is None else self.out, right)
+        self.make_neutral()
+        return wrong
+
+    def seconds(self, contender: Contender, iterations: int, batches: int) -> list[float]:
+        """The times of the batches, without a first one that warms up."""
+        return contender.seconds(self.operation, self.x, self.out, self.op, iterations, batches + 1)[1:]
+
+
+# ---- the conversation with the benchmark ----
+
+
+class Rank:
+    """This process: its contenders by level, and the arrays of the present point."""
+
+    def __init__(self, contenders: dict[str, Contender]) -> None:
+        self.contenders = contenders
+        self.point: Point | None = None
+        self.made_for: object = None
+
+    def arrays(self, request: dict[str, Any], contender: Contender) -> Point:
+        key = (request["operation"], request["count"], request["dtype"], request["op"])
+        if self.point is None or self.made_for != key:
+            self.point = None  # freed before the next is made
+            self.point, self.made_for = Point(*key, contender.world_size, contender.rank), key
+        return self.point
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """do: time -> seconds of each batch; check -> wrong bytes; drop -> {}, the arrays freed;
+        memory -> bytes; late -> CPU seconds of this rank, which waited for rank 0."""
+        do = request["do"]
+        if do == "drop":
+            self.point = None
+            return {}
+        if do == "memory":
+            return memory()
+        contender = self.contenders[request["level"]]
+        if do == "late":
+            return late(contender, request["seconds"])
+        point = self.arrays(request, contender)
+        if do == "check":
+            return {"wrong": point.check(contender)}
+        return {"seconds": point.seconds(contender, request["iterations"], request["batches"])}
+
+
+def memory() -> dict[str, Any]:
+    """Resident and proportional bytes of this process; the latter counts a shared page by its share."""
+    sizes = {}
+    with open("/proc/self/smaps_rollup") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name in ("Rss", "Pss", "Pss_Shmem"):
+                sizes[name.lower()] = int(value.split()[0]) * 1024
+    return sizes
+
+
+def late(contender: Contender, seconds: float) -> dict[str, Any]:
+    """All ranks meet in a barrier to which rank 0 comes `seconds` late: the CPU time that this rank burnt."""
+    contender.barrier()
+    before = os.times()
+    if contender.rank == ROOT:
+        sleep(seconds)
+    contender.barrier()
+    after = os.times()
+    return {"cpu": after.user - before.user + after.system - before.system}
+
+
+def contenders_of(name: str, store: str) -> dict[str, Contender]:
+    """Levels of the library `name`: rankwise has three, the others one."""
+    if name == "rankwise":
+        arrays = Arrays()
+        return {"array": arrays, "pointer": Pointers(arrays), "native": Native(arrays)}
+    return {"array": Gloo(store) if name == "gloo" else Mpi()}
+
+
+def main(name: str, path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as control:
+        control.connect(path)
+        lines = control.makefile("rw", encoding="utf-8", newline="\n")
+
+        def say(message: dict[str, Any]) -> None:
+            lines.write(json.dumps(message) + "\n")
+            lines.flush()
+
+        try:
+            contenders = contenders_of(name, path + ".store")
+            first = contenders["array"]
+            say({"rank": first.rank, "world_size": first.world_size, "pid": os.getpid(), "about": first.about})
+            rank = Rank(contenders)
+            for line in lines:
+                say(rank.answer(json.loads(line)))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it was, the benchmark must hear of it
+            say({"error": f"{type(error).__name__}: {error}"})
+            os._exit(1)  # a library's own clean-up could wait for the other ranks for ever
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
