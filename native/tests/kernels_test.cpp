@@ -269,7 +269,8 @@ void check_kernel(const KernelTable& table, DType dtype, ReduceOp op, const std:
     }
     for (int s = 0; s <= n; ++s) {
         const bool written = s == n || data[s] == dst;
-        CHECK(written || length == 0 || std::memcmp(data[s], sources[s].data(), length) == 0, where() << ": source " << s << " changed");
+        CHECK(written || length == 0 || std::memcmp(data[s], sources[s].data(), length) == 0,
+              where() << ": source " << s << " changed");
         const auto untouched = [&](const char* from) {
             return std::all_of(from, from + margin, [&](char byte) { return byte == margin_byte(s); });
         };
