@@ -209,13 +209,15 @@ def test_immutable_arrays_give_new_ones() -> None:
 
 
 def test_device_memory_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="x in device memory .*copy it to the host"):
+    with pytest.raises(UnsupportedError, match=r"x in device memory .*copy it to the host"):
         source(Exchanged(np.ones(2), device=2))
 
     class OnDevice:
-        __cuda_array_interface__: Any = {"shape": (2,), "typestr": "<f4", "data": (0, False), "version": 3}
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return {"shape": (2,), "typestr": "<f4", "data": (0, False), "version": 3}
 
-    with pytest.raises(UnsupportedError, match="device memory .OnDevice"):
+    with pytest.raises(UnsupportedError, match=r"device memory .OnDevice"):
         source(OnDevice())
 
 
@@ -271,7 +273,7 @@ def test_buffers_of_other_things() -> None:
 
 
 def test_integers_beyond_64_bits() -> None:
-    with pytest.raises(ValueError, match="^x=9223372036854775808: expected an integer of at most 64 bits$"):
+    with pytest.raises(ValueError, match=r"^x=9223372036854775808: expected an integer of at most 64 bits$"):
         source(2**63)
 
 

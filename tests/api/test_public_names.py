@@ -51,7 +51,7 @@ def test_each_is_there_and_documented() -> None:
     for name in rankwise.__all__:
         value = getattr(rankwise, name)
         assert isinstance(value, str) or value.__doc__, name
-    with pytest.raises(AttributeError, match="^module 'rankwise' has no attribute 'nonsense'$"):
+    with pytest.raises(AttributeError, match=r"^module 'rankwise' has no attribute 'nonsense'$"):
         rankwise.nonsense  # noqa: B018
 
 

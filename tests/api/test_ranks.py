@@ -58,9 +58,9 @@ def test_rankwise_run() -> None:
     assert job == Job(1, 3, 1, 3, "rankwise run", segment_fd=7)
     assert job.one_host
     for settings in (Settings(rank=1), Settings(world_size=2)):
-        with pytest.raises(ValueError, match="^RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"):
+        with pytest.raises(ValueError, match=r"^RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"):
             find_job({}, settings)
-    with pytest.raises(ValueError, match="^RANKWISE_SEGMENT_FD is not set"):
+    with pytest.raises(ValueError, match=r"^RANKWISE_SEGMENT_FD is not set"):
         find_job({}, Settings(rank=0, world_size=1))
 
 

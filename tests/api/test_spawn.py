@@ -64,7 +64,7 @@ def fails_on_rank_1() -> None:
 
 def test_the_first_error_is_raised_with_its_traceback() -> None:
     start = time.monotonic()
-    with pytest.raises(OwnError, match="rank 1 is the one") as caught:
+    with pytest.raises(OwnError, match=r"rank 1 is the one") as caught:
         rw.spawn(fails_on_rank_1, 3)
     assert time.monotonic() - start < 10
     assert caught.value.number == 42
@@ -89,7 +89,7 @@ def dies_on_rank_1(how: str) -> None:
     ],
 )
 def test_a_rank_that_dies_is_named(deed: str, how: str) -> None:
-    with pytest.raises(rw.PeerLostError, match="rank 1") as caught:
+    with pytest.raises(rw.PeerLostError, match=r"rank 1") as caught:
         rw.spawn(dies_on_rank_1, 3, deed)
     assert caught.value.rank == 1
     assert how in str(caught.value)
@@ -124,7 +124,7 @@ def raises_what_cannot_travel() -> None:
 
 
 def test_a_result_that_cannot_travel() -> None:
-    with pytest.raises(TypeError, match="the result of fn, lock, cannot travel back"):
+    with pytest.raises(TypeError, match=r"the result of fn, lock, cannot travel back"):
         rw.spawn(gives_a_lock, 2)
 
 
@@ -150,18 +150,18 @@ def test_bad_arguments(fn: object, n: object, error: type[Exception], told: str)
 
 
 def test_bad_timeout() -> None:
-    with pytest.raises(ValueError, match="timeout=0: expected a number of seconds above 0"):
+    with pytest.raises(ValueError, match=r"timeout=0: expected a number of seconds above 0"):
         rw.spawn(my_rank, 2, timeout=0)
 
 
 def test_arguments_that_cannot_travel() -> None:
-    with pytest.raises(TypeError, match="must travel"):
+    with pytest.raises(TypeError, match=r"must travel"):
         rw.spawn(my_rank, 2, threading.Lock())
 
 
 def test_without_cloudpickle_local_functions_are_refused_and_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(TypeError, match="pip install cloudpickle"):
+    with pytest.raises(TypeError, match=r"pip install cloudpickle"):
         rw.spawn(lambda: 1, 2)
     assert rw.spawn(my_rank, 2) == [0, 1]
 

@@ -51,9 +51,9 @@ def test_tensors_that_need_gradients() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(UnsupportedError, match="device memory .torch.Tensor on meta"):
+    with pytest.raises(UnsupportedError, match=r"device memory .torch.Tensor on meta"):
         source(torch.empty(2, device="meta"))
-    with pytest.raises(TypeError, match="^x: expected a dense tensor, got layout torch.sparse_coo$"):
+    with pytest.raises(TypeError, match=r"^x: expected a dense tensor, got layout torch.sparse_coo$"):
         source(torch.eye(2).to_sparse())
     with pytest.raises(TypeError, match=r"^x: tensors of dtype torch.float8_e4m3fnuz do not travel"):
         source(torch.zeros(2, dtype=torch.float8_e4m3fnuz))

@@ -1,0 +1,146 @@
+"""The engine's communicator: life and death. What its operations compute is the conformance suite's."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+
+import numpy as np
+import pytest
+
+from rankwise.api.group import Group
+from rankwise.backends.engine import EngineCommunicator
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, PeerLostError
+from rankwise.contract.job import Job
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.testing import run_ranks
+
+
+def alone() -> EngineCommunicator:
+    from rankwise.backends import solo
+
+    return solo.open(Job(), 5.0)
+
+
+def test_after_close_every_operation_says_so() -> None:
+    comm = alone()
+    comm.close()
+    comm.close()
+    x = np.ones(2)
+    p, f64, total = x.ctypes.data, DType.F64, ReduceOp.SUM
+    for call in (
+        comm.barrier,
+        comm.sync,
+        lambda: comm.all_reduce(p, 2, f64, total),
+        lambda: comm.broadcast(p, 2, f64, 0),
+        lambda: comm.reduce(p, 2, f64, total, 0),
+        lambda: comm.all_gather(p, p + 8, 1, f64),
+        lambda: comm.gather(p, p + 8, 1, f64, 0),
+        lambda: comm.scatter(p, p + 8, 1, f64, 0),
+        lambda: comm.reduce_scatter(p, p + 8, 1, f64, total),
+        lambda: comm.all_to_all(p, p + 8, 1, f64),
+        lambda: comm.all_gather_v(p, p + 8, [1], f64),
+        lambda: comm.gather_v(p, p + 8, [1], f64, 0),
+        lambda: comm.scatter_v(p, p + 8, [1], f64, 0),
+        lambda: comm.reduce_scatter_v(p, p + 8, [1], f64, total),
+        lambda: comm.all_to_all_v(p, p + 8, [1], [1], f64),
+        lambda: comm.send(p, 1, f64, 0),
+        lambda: comm.recv(p, 1, f64, 0),
+        lambda: comm.split(0),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_it_keeps_its_rank_and_size_when_closed() -> None:
+    comm = alone()
+    comm.close()
+    assert (comm.rank, comm.world_size) == (0, 1)
+
+
+def test_a_message_to_oneself_by_the_contract() -> None:
+    with alone() as comm:
+        x, y = np.arange(3.0), np.zeros(3)
+        receiving = comm.recv(y.ctypes.data, 3, DType.F64, 0, 4)
+        assert not receiving.done()
+        with pytest.raises(CollectiveTimeout):
+            receiving.wait(0.05)
+        sending = comm.send(x.ctypes.data, 3, DType.F64, 0, 4)
+        assert receiving.wait() is None
+        comm.sync()
+        assert sending.done()
+        assert (y == x).all()
+
+
+def test_closing_with_work_pending_is_bounded_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    y = np.zeros(3)
+    comm = alone()
+    work = comm.recv(y.ctypes.data, 3, DType.F64, 0)
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING, "rankwise"):
+        comm.close(0.2)
+    assert time.monotonic() - start < 1.0
+    assert [record.name for record in caplog.records] == ["rankwise"]
+    assert caplog.records[0].message.startswith("closing rank 0 of 1 (solo): ")
+    with pytest.raises(ClosedError):
+        work.wait(1.0)
+
+
+def test_a_dropped_communicator_is_closed() -> None:
+    def blocks_in_use(comm: Communicator) -> int:
+        for turn in range(50):
+            part = comm.split(turn)
+            assert part is not None
+            part.barrier()
+            del part
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    with alone() as comm:
+        assert blocks_in_use(comm) == blocks_in_use(comm)
+
+
+def test_parts_outlive_the_whole() -> None:
+    def ranks(group: Group) -> None:
+        part = group.comm.split(group.rank % 2, -group.rank)
+        assert part is not None
+        assert part.world_size == 2
+        assert group.comm.split(-1) is None
+        x = np.full(3, group.rank, np.int32)
+        part.all_reduce(x.ctypes.data, 3, DType.I32, ReduceOp.SUM)
+        assert x.tolist() == [[2] * 3, [4] * 3][group.rank % 2]
+        part.close()
+
+    run_ranks(4, ranks)
+
+
+def test_abort_fails_every_rank() -> None:
+    def ranks(group: Group) -> None:
+        comm = group.comm
+        assert isinstance(comm, EngineCommunicator)
+        if comm.rank == 1:
+            comm.abort("gave up")
+        with pytest.raises(PeerLostError, match=r"rank 1 .*gave up"):
+            comm.barrier()
+
+    run_ranks(3, ranks)
+
+
+def test_timeout_holds_for_operations() -> None:
+    def ranks(group: Group) -> None:
+        if group.rank == 0:
+            group.comm.timeout = 0.3
+            start = time.monotonic()
+            with pytest.raises(CollectiveTimeout) as caught:
+                group.comm.barrier()
+            assert 0.2 < time.monotonic() - start < 5
+            assert caught.value.missing == (1,)
+        else:
+            time.sleep(1.0)
+            with pytest.raises((CollectiveTimeout, PeerLostError)):
+                group.comm.barrier()
+
+    run_ranks(2, ranks)

@@ -1,0 +1,249 @@
+"""Ranks that nobody handed a segment meet by a socket, whoever else may knock there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from rankwise._native import Segment
+from rankwise.backends import rendezvous
+from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, UnsupportedError
+from rankwise.contract.job import Job
+
+
+def jobs(world_size: int, **other: Any) -> list[Job]:
+    name = f"test {uuid.uuid4()}"
+    return [Job(rank, world_size, None, None, "test", **{"id": name, **other}) for rank in range(world_size)]
+
+
+def meet_all(ranks: list[Job], timeout: float = 20.0) -> list[Segment | Exception]:
+    """Each job's meeting in a thread of its own; what each got, or what it raised."""
+    results: list[Segment | Exception] = [RuntimeError("did not end")] * len(ranks)
+
+    def body(place: int) -> None:
+        try:
+            results[place] = rendezvous.meet(ranks[place], timeout)
+        except (RankwiseError, OSError, AssertionError) as error:
+            results[place] = error
+
+    threads = [threading.Thread(target=body, args=(place,)) for place in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout + 10)
+    return results
+
+
+def same_segment(results: list[Any]) -> bool:
+    assert all(isinstance(result, Segment) for result in results), results
+    return len({os.fstat(segment.fd).st_ino for segment in results}) == 1
+
+
+@contextmanager
+def in_background(call: Callable[[], object]) -> Iterator[None]:
+    thread = threading.Thread(target=call)
+    thread.start()
+    yield
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def connection(job: Job) -> socket.socket:
+    """Someone who knows where rank 0 listens, and comes as soon as it does."""
+    end = time.monotonic() + 10
+    while True:
+        someone = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        someone.settimeout(10)
+        try:
+            someone.connect(rendezvous._address(job))
+            return someone
+        except ConnectionRefusedError:
+            someone.close()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("secret", [b"", b"only we know"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 12])
+def test_all_get_one_segment(world_size: int, secret: bytes) -> None:
+    results = meet_all(jobs(world_size, secret=secret))
+    assert same_segment(results)
+    assert isinstance(results[0], Segment)
+    assert results[0].world_size == world_size
+
+
+def test_two_jobs_at_once_do_not_mix() -> None:
+    first, second = jobs(3), jobs(3)
+    results = meet_all([*first, *second])
+    assert same_segment(results[:3])
+    assert same_segment(results[3:])
+    assert not same_segment(results)
+
+
+def test_nothing_is_left() -> None:
+    meet_all(jobs(3))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        results = meet_all(jobs(3))
+        assert same_segment(results)
+        del results
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_garbage_is_dropped_and_the_meeting_goes_on() -> None:
+    ranks = jobs(2)
+
+    def disturb() -> None:
+        strangers = [connection(ranks[0]) for _ in range(12)]
+        for number, stranger in enumerate(strangers):
+            with suppress(BrokenPipeError, ConnectionResetError):
+                if number % 4 == 0:
+                    stranger.send(os.urandom(1 + 97 * number))
+                elif number % 4 == 1:
+                    stranger.send(b"\0" * 4096)
+                elif number % 4 == 2:
+                    stranger.close()
+                # and some say nothing at all
+        for stranger in strangers:
+            stranger.close()
+
+    results: list[Segment] = []
+    with in_background(lambda: results.append(rendezvous.meet(ranks[0], 20.0))):
+        disturb()
+        results.append(rendezvous.meet(ranks[1], 20.0))
+    assert same_segment(results)
+
+
+def test_without_the_secret_one_gets_nothing() -> None:
+    ranks = jobs(2, secret=b"right")
+    stranger = Job(1, 2, None, None, "test", ranks[1].id, b"wrong")
+    results: list[Segment] = []
+    with in_background(lambda: results.append(rendezvous.meet(ranks[0], 20.0))):
+        with pytest.raises(CollectiveTimeout, match=r"rank 0 was not to be found within 0.5 s .*of another job"):
+            rendezvous.meet(stranger, 0.5)
+        results.append(rendezvous.meet(ranks[1], 20.0))
+    assert same_segment(results)
+
+
+def test_a_replayed_greeting_gets_nothing() -> None:
+    """What a rank once said does not open the door again: rank 0's nonce is another each time."""
+    ranks = jobs(3)
+    with in_background(lambda: meet_all([ranks[0], ranks[2]])):
+        with connection(ranks[0]) as once, connection(ranks[0]) as again:
+            theirs, mine = once.recv(16), os.urandom(16)
+            card = b"{}"
+            greeting = mine + rendezvous._sign(ranks[1], b"r", theirs + mine, card) + card
+            assert again.recv(16) != theirs
+            again.send(greeting)
+            assert again.recv(4096) == b""
+        assert isinstance(rendezvous.meet(ranks[1], 20.0), Segment)
+
+
+def test_who_does_not_come_is_named() -> None:
+    ranks = jobs(4)
+    results = meet_all([ranks[0], ranks[2]], timeout=0.5)
+    for error in results:
+        assert isinstance(error, CollectiveTimeout)
+        assert error.missing == (1, 3)
+        assert str(error).startswith("init: ranks [1, 3] did not come within 0.5 s")
+    (error,) = meet_all([ranks[3]], timeout=0.3)
+    assert isinstance(error, CollectiveTimeout)
+    assert error.missing == (0,)
+    assert "nobody listens" in str(error)
+
+
+def test_a_rank_that_ends_while_the_others_wait() -> None:
+    ranks = jobs(3)
+
+    def ends() -> None:
+        with connection(ranks[0]) as dying:
+            theirs, mine = dying.recv(16), os.urandom(16)
+            card = rendezvous.json.dumps(rendezvous._card(ranks[1])).encode()
+            dying.send(mine + rendezvous._sign(ranks[1], b"r", theirs + mine, card) + card)
+            time.sleep(0.2)
+
+    with in_background(ends):
+        results = meet_all([ranks[0]])
+    assert isinstance(results[0], PeerLostError)
+    assert results[0].rank == 1
+    assert "rank 1 ended before all ranks had come" in str(results[0])
+
+
+def test_ranks_that_disagree() -> None:
+    ranks = jobs(3)
+    other = Job(1, 4, None, None, "test", ranks[0].id)
+    for error in meet_all([ranks[0], other]):
+        assert isinstance(error, MismatchError)
+        assert str(error) == "init: rank 1 was told of 4 ranks, rank 0 of 3"
+    for error in meet_all([ranks[0], ranks[1], ranks[1]]):
+        assert isinstance(error, MismatchError)
+        assert str(error) == "init: two processes are rank 1 of this job"
+
+
+@pytest.mark.parametrize("part", ["host", "container (pid namespace)", "container (network namespace)"])
+def test_ranks_elsewhere_are_no_neighbours(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = jobs(2)
+    real = rendezvous._card
+
+    def card(job: Job) -> dict[str, Any]:
+        told = real(job)
+        if job.rank == 1:
+            told["place"][part] = "another"
+        return told
+
+    monkeypatch.setattr(rendezvous, "_card", card)
+    for error in meet_all(ranks):
+        assert isinstance(error, UnsupportedError)
+        assert f"rank 1 is on another {part} than rank 0; start all ranks on one host" in str(error)
+
+
+def test_another_users_socket_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = jobs(2)
+    monkeypatch.setattr(rendezvous, "_same_user", lambda connection: False)
+    for error in meet_all(ranks, timeout=0.5):
+        assert isinstance(error, CollectiveTimeout)
+
+
+def test_a_job_without_a_name_cannot_meet() -> None:
+    with pytest.raises(UnsupportedError, match=r"test gives the job no name to meet by"):
+        rendezvous.meet(jobs(2, id="")[0], 1.0)
+
+
+PROGRAM = "import rankwise as rw; g = rw.init(); print(g.rank, g.world_size, g.backend, g.all_reduce(1))"
+
+
+def test_processes_under_a_foreign_launcher() -> None:
+    """As under torchrun: the environment says who is who, and nothing is inherited."""
+    name = str(uuid.uuid4())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "3",
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": "3",
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": "29500",
+                "TORCHELASTIC_RUN_ID": name,
+                "RANKWISE_TIMEOUT": "30",
+            },
+        )
+        for rank in range(3)
+    ]
+    told = [rank.communicate(timeout=60)[0].strip() for rank in ranks]
+    assert told == [f"{rank} 3 shm 3" for rank in range(3)]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0]
