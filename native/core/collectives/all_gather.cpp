@@ -4,10 +4,11 @@
 namespace rankwise::collectives {
 
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    const size_t mine = blocks.size(s.rank);
-    if (recv + blocks.offset(s.rank) != send && mine) std::memcpy(recv + blocks.offset(s.rank), send, mine);
-    const size_t largest = blocks.largest();
-    if (largest <= kInline) {
+    const size_t mine = blocks.size(s.rank), largest = blocks.largest();
+    uint8_t* own = recv + blocks.offset(s.rank);
+    if (largest <= kInline || s.n == 1) {
+        if (own != send && mine) std::memcpy(own, send, mine);
+        if (s.n == 1) return;  // a group of one has no staging
         const uint64_t step = s.post(send, mine);
         for (int p = 0; p < s.n; ++p) {
             if (p == s.rank) continue;
@@ -17,18 +18,20 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         return;
     }
     const size_t piece = s.slot_bytes();
+    const Copy copy_out = copy_for(blocks.total());
     pipeline(
         s, rounds_of(largest, piece), true,
         [&](uint64_t g, uint64_t k) {
             const Piece p(k, piece, mine);
             std::memcpy(s.slot(s.rank, g), send + p.offset, p.bytes);
+            if (own != send) copy_out(own + p.offset, send + p.offset, p.bytes);  // while it is in the cache
         },
         [&](uint64_t g, uint64_t k, uint64_t step) {
             for (int i = 1; i < s.n; ++i) {  // start with the neighbour: not all at one rank's slot
                 const int from = (s.rank + i) % s.n;
                 const Piece p(k, piece, blocks.size(from));
                 s.await(from, step);
-                std::memcpy(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
+                copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
             }
         });
 }

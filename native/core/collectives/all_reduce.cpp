@@ -28,6 +28,7 @@ void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduce
     const uint64_t rounds = rounds_of(bytes, piece);
     const uint64_t first = s.take_pieces(rounds);
     const bool receives = root < 0 || s.rank == root;
+    const Copy to_result = copy_for(bytes);
     uint64_t filled[kSlots], reduced[kSlots];  // steps of the pieces in flight
 
     auto fill = [&](uint64_t k) {
@@ -62,7 +63,7 @@ void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduce
             const int from = (s.rank + i) % s.n;
             s.await(from, reduced[k % kSlots]);
             const size_t b = shares.begin(from), e = shares.end(from);
-            std::memcpy(data + p.offset + b, s.slot(from, first + k) + b, e - b);
+            to_result(data + p.offset + b, s.slot(from, first + k) + b, e - b);
         }
         s.release(first + k);
     };

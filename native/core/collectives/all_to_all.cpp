@@ -5,7 +5,8 @@
 namespace rankwise::collectives {
 
 void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
-    if (out.size(s.rank)) std::memcpy(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
+    const Copy copy_out = copy_for(in.total());
+    copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
     const size_t piece = share_of_slot(s);
     auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
     pipeline(
@@ -22,7 +23,7 @@ void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out,
                 const int from = (s.rank + i) % s.n;
                 const Piece p(k, piece, in.size(from));
                 s.await(from, step);
-                std::memcpy(recv + in.offset(from) + p.offset, s.slot(from, g) + place(from, s.rank), p.bytes);
+                copy_out(recv + in.offset(from) + p.offset, s.slot(from, g) + place(from, s.rank), p.bytes);
             }
         });
 }

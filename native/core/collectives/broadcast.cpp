@@ -5,6 +5,7 @@
 namespace rankwise::collectives {
 
 void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
+    if (s.n == 1) return;  // a group of one has no staging
     const bool from_me = s.rank == root;
     if (bytes <= kInline) {
         const uint64_t step = s.post(data, from_me ? bytes : 0);
@@ -14,6 +15,7 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
         return;
     }
     const size_t piece = s.slot_bytes();
+    const Copy copy_out = copy_for(bytes);
     pipeline(
         s, rounds_of(bytes, piece), from_me,
         [&](uint64_t g, uint64_t k) {
@@ -24,7 +26,7 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
             if (from_me) return;
             const Piece p(k, piece, bytes);
             s.await(root, step);
-            std::memcpy(data + p.offset, s.slot(root, g), p.bytes);
+            copy_out(data + p.offset, s.slot(root, g), p.bytes);
         });
 }
 

@@ -6,7 +6,8 @@ namespace rankwise::collectives {
 void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
-    if (to_me && recv + blocks.offset(root) != send && mine) std::memcpy(recv + blocks.offset(root), send, mine);
+    const Copy copy_out = copy_for(blocks.total());
+    if (to_me && recv + blocks.offset(root) != send) copy_out(recv + blocks.offset(root), send, mine);
     const size_t largest = blocks.largest();
     if (largest <= kInline) {
         const uint64_t step = s.post(send, to_me ? 0 : mine);
@@ -29,7 +30,7 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
                 if (from == root) continue;
                 const Piece p(k, piece, blocks.size(from));
                 s.await(from, step);
-                std::memcpy(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
+                copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
             }
         });
 }

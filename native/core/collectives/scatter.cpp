@@ -6,7 +6,8 @@ namespace rankwise::collectives {
 void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
-    if (from_me && send + blocks.offset(root) != recv && mine) std::memcpy(recv, send + blocks.offset(root), mine);
+    const Copy copy_out = copy_for(mine);
+    if (from_me && send + blocks.offset(root) != recv) copy_out(recv, send + blocks.offset(root), mine);
     const size_t piece = share_of_slot(s);
     auto place = [&](int j) { return size_t(j < root ? j : j - 1) * piece; };  // root keeps its own block
     pipeline(
@@ -22,7 +23,7 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
             if (from_me) return;
             const Piece p(k, piece, mine);
             s.await(root, step);
-            std::memcpy(recv + p.offset, s.slot(root, g) + place(s.rank), p.bytes);
+            copy_out(recv + p.offset, s.slot(root, g) + place(s.rank), p.bytes);
         });
 }
 

@@ -1,0 +1,18 @@
+// Copies that leave the cache alone.
+#pragma once
+#include <cstddef>
+
+namespace rankwise {
+
+// As memcpy, but with stores that go past the cache: for results too large to stay in it, whose
+// lines need then not be read before they are overwritten. Ordered before any later release.
+void stream_copy(void* dst, const void* src, size_t bytes);
+
+// From this many bytes on a result is written with stream_copy: it would not fit in a core's own cache.
+size_t stream_from();
+
+// The copy for results of an operation that writes `total` bytes on this rank.
+using Copy = void (*)(void* dst, const void* src, size_t bytes);
+Copy copy_for(size_t total);
+
+}  // namespace rankwise
