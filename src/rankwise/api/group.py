@@ -145,12 +145,12 @@ class Group:
     def all_gather_v(self, x: Any, *, out: Any = None) -> Any:
         """Every rank's `x`, concatenated by rank along axis 0, on every rank. The lengths of axis 0 may differ."""
         given = source(x)
-        length, row = _axis_0(given)
+        _check_axis_0(given)
         if out is not None:
             arrays.check_rows(out, given)
-        lengths: list[int] = self.all_gather(np.array(length, np.int64)).tolist()
-        shape = (sum(lengths), *given.shape[1:])
-        result, refused = self._late_result(out, shape, given)
+        lengths: list[int] = self.all_gather(np.array(given.shape[0], np.int64)).tolist()
+        row = prod(given.shape[1:])
+        result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
         self.comm.all_gather_v(given.ptr, result.ptr, [n * row for n in lengths], given.dtype)
         return self._finish(result, refused)
 
@@ -164,13 +164,10 @@ class Group:
         header = np.zeros(_HEADER_SIZE, np.int64)
         if src == self.rank:
             given = source(x)
-            _axis_0(given)
+            _check_axis_0(given)
             header[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
-            part = _part_shape(given.shape, self.world_size, self.rank)
-            result = arrays.result(out, part, given)
+            result, refused = arrays.result(out, self._part(given.shape), given), None
             self.broadcast(header, src)
-            refused = None
-            shape = given.shape
         else:
             kind = arrays.NUMPY if x is None else source(x).kind
             if out is not None:
@@ -178,12 +175,11 @@ class Group:
             self.broadcast(header, src)
             dtype, shape = DTYPES[header[0]], tuple(header[2 : 2 + header[1]].tolist())
             given = Buffer(0, 0, dtype, shape, None, kind, None)
-            part = _part_shape(shape, self.world_size, self.rank)
-            result, refused = self._late_result(out, part, given)
-        counts = _split_counts(shape, self.world_size)
-        if counts[0] == counts[-1]:
-            self.comm.scatter(given.ptr, result.ptr, counts[0], given.dtype, src)
+            result, refused = self._late_result(out, self._part(shape), given)
+        if given.shape[0] % self.world_size == 0:
+            self.comm.scatter(given.ptr, result.ptr, result.count, given.dtype, src)
         else:
+            counts = _split_counts(given.shape, self.world_size)
             self.comm.scatter_v(given.ptr, result.ptr, counts, given.dtype, src)
         return self._finish(result, refused)
 
@@ -191,12 +187,12 @@ class Group:
         """Reduce `x` over the ranks; returns this rank's part, axis 0 split as numpy.array_split does."""
         given = source(x)
         reduce_op = ops.resolve(op, given.dtype)
-        _axis_0(given)
-        result = arrays.result(out, _part_shape(given.shape, self.world_size, self.rank), given)
-        counts = _split_counts(given.shape, self.world_size)
-        if counts[0] == counts[-1]:
-            self.comm.reduce_scatter(given.ptr, result.ptr, counts[0], given.dtype, reduce_op)
+        _check_axis_0(given)
+        result = arrays.result(out, self._part(given.shape), given)
+        if given.shape[0] % self.world_size == 0:
+            self.comm.reduce_scatter(given.ptr, result.ptr, result.count, given.dtype, reduce_op)
         else:
+            counts = _split_counts(given.shape, self.world_size)
             self.comm.reduce_scatter_v(given.ptr, result.ptr, counts, given.dtype, reduce_op)
         return self._finish(result)
 
@@ -207,14 +203,14 @@ class Group:
         parts received are as long as this rank's own; other lengths raise MismatchError.
         """
         given = source(x)
-        _axis_0(given)
+        _check_axis_0(given)
         world = self.world_size
-        own = _part_shape(given.shape, world, self.rank)
+        own = self._part(given.shape)
         result = arrays.result(out, (own[0] * world, *own[1:]), given)
-        counts = _split_counts(given.shape, world)
-        if counts[0] == counts[-1]:
-            self.comm.all_to_all(given.ptr, result.ptr, counts[0], given.dtype)
+        if given.shape[0] % world == 0:
+            self.comm.all_to_all(given.ptr, result.ptr, given.count // world, given.dtype)
         else:
+            counts = _split_counts(given.shape, world)
             self.comm.all_to_all_v(given.ptr, result.ptr, counts, [counts[self.rank]] * world, given.dtype)
         return self._finish(result)
 
@@ -311,6 +307,11 @@ class Group:
             return number
         raise ValueError(f"{name}={number}: expected a rank of the group, 0 to {self.world_size - 1}")
 
+    def _part(self, shape: Shape) -> Shape:
+        """The shape of this rank's part when axis 0 is split as numpy.array_split does."""
+        rows, longer = divmod(shape[0], self.world_size)
+        return (rows + (self.rank < longer), *shape[1:])
+
     def _late_result(self, out: Any, shape: Shape, like: Buffer) -> tuple[Buffer, Exception | None]:
         """As arrays.result, where the shape came from other ranks, which by now count on this one.
 
@@ -348,20 +349,13 @@ def _tag(value: int) -> int:
 MAX_TAG = 2**31 - 1
 
 
-def _axis_0(given: Buffer) -> tuple[int, int]:
-    """Length of axis 0, and the elements of one row along it; ValueError for what has no axis."""
+def _check_axis_0(given: Buffer) -> None:
     if not given.shape:
         raise ValueError("x: expected an array with an axis 0, got a number or a 0-d array")
-    return given.shape[0], prod(given.shape[1:])
 
 
 def _split_counts(shape: Shape, parts: int) -> list[int]:
-    """The elements of each part when axis 0 is split as numpy.array_split does: the first parts one row longer."""
+    """The elements of each part of the same split: the first parts are one row longer."""
     rows, longer = divmod(shape[0], parts)
     row = prod(shape[1:])
     return [(rows + 1) * row] * longer + [rows * row] * (parts - longer)
-
-
-def _part_shape(shape: Shape, parts: int, part: int) -> Shape:
-    rows, longer = divmod(shape[0], parts)
-    return (rows + (part < longer), *shape[1:])

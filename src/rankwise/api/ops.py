@@ -33,6 +33,8 @@ def resolve(op: Op, dtype: DType) -> ReduceOp:
     TypeError where it is neither name nor ReduceOp, or means nothing for `dtype`; ValueError where
     no operation has that name.
     """
+    if type(op) is str and (pair := PAIRS.get((op, dtype))) is not None:
+        return pair[1]
     if isinstance(op, ReduceOp):
         found: ReduceOp | None = op
     elif isinstance(op, str):

@@ -66,23 +66,24 @@ def convert(tensor: torch.Tensor, name: str) -> Buffer:
     """
     import torch
 
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise device_memory(name, f"torch.Tensor on {tensor.device}")
     dtype = _from_torch().get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"{name}: tensors of dtype {tensor.dtype} do not travel; expected {EXPECTED}")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
+    shape = tuple(tensor.shape)
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return Buffer(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, TORCH, tensor)
     data = tensor.detach()
-    plain = data.is_contiguous() and not data.is_conj() and not data.is_neg()
-    memory = data if plain else torch.empty(data.shape, dtype=data.dtype).copy_(data)
+    packed = data.new_empty(shape).copy_(data)
 
     def put_back(packed: Any) -> torch.Tensor:
         data.copy_(packed)
         return tensor
 
-    shape = tuple(data.shape)
-    return Buffer(memory.data_ptr(), memory.numel(), dtype, shape, memory, TORCH, tensor, None if plain else put_back)
+    return Buffer(packed.data_ptr(), packed.numel(), dtype, shape, packed, TORCH, tensor, put_back)
 
 
 def dtype_of(given: torch.dtype) -> DType:
