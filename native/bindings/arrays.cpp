@@ -74,6 +74,21 @@ nb::object describe(nb::handle array) {
                           (flags & NPY_ARRAY_WRITEABLE) != 0);
 }
 
+// The common names of operations, known by the identity of the interned string: a look-up of a few ns.
+struct OpName {
+    PyObject* text;
+    ReduceOp op;
+};
+std::vector<OpName>& op_names() {
+    static std::vector<OpName> names = [] {
+        std::vector<OpName> result;
+        for (auto op : {ReduceOp::SUM, ReduceOp::MEAN, ReduceOp::MAX, ReduceOp::MIN, ReduceOp::PROD})
+            result.push_back({PyUnicode_InternFromString(name(op)), op});
+        return result;
+    }();
+    return names;
+}
+
 void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t count, int dtype, int op, int divisor) {
     ReduceKernel kernel = reduce_kernel(checked_dtype(dtype), checked_op(op));
     if (!kernel) throw BadArgument(std::string("op: ") + name(checked_op(op)) + " means nothing for " + name(checked_dtype(dtype)));
@@ -85,6 +100,29 @@ void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t cou
 }
 
 }  // namespace
+
+// all_reduce of a plain NumPy array by a common operation, in the one call from Python that this
+// takes; False, and nothing done, for anything that needs a closer look.
+bool all_reduce_array(Comm& comm, nb::handle array, nb::handle op) {
+    PyTypeObject* type = ndarray_type();
+    if (!type || Py_TYPE(array.ptr()) != type) return false;
+    auto* a = reinterpret_cast<PyArrayObject*>(array.ptr());
+    constexpr int wanted = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE;
+    if ((PyArray_FLAGS(a) & wanted) != wanted) return false;
+    const int dtype = dtype_of(PyArray_DESCR(a));
+    if (dtype < 0) return false;
+    for (const OpName& known : op_names()) {
+        if (known.text != op.ptr()) continue;
+        if (!reduce_kernel(DType(dtype), known.op)) return false;
+        uint64_t count = 1;
+        for (int i = 0; i < PyArray_NDIM(a); ++i) count *= uint64_t(PyArray_DIMS(a)[i]);
+        void* data = PyArray_DATA(a);
+        nb::gil_scoped_release released;
+        comm.all_reduce(data, count, DType(dtype), known.op);
+        return true;
+    }
+    return false;
+}
 
 void bind_arrays(nb::module_& m) {
     m.def("describe", &describe, nb::arg("array").none(),
