@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 from rankwise import _native
 from rankwise.backends import rendezvous
 from rankwise.backends.engine import EngineCommunicator
 from rankwise.contract.job import Job
 
+_taken: set[int] = set()  # inodes of the inherited segments that this process has joined
+
 
 def open(job: Job, timeout: float) -> EngineCommunicator:
-    """Join the job's segment: the inherited one, or one that the ranks hand over among themselves."""
-    inherited = job.segment_fd
-    segment = rendezvous.meet(job, timeout) if inherited is None else _native.Segment.attach(inherited)
+    """Join the job's segment: the inherited one, or one that the ranks hand over among themselves.
+
+    A segment is joined once. Ranks that close their communicator and come back get a new segment.
+    """
+    if job.segment_fd is None:
+        segment = rendezvous.meet(job, timeout)
+    elif (inode := _inode(job.segment_fd)) not in _taken:
+        segment = _native.Segment.attach(job.segment_fd)
+        _taken.add(inode)
+    else:
+        segment = rendezvous.meet(replace(job, id=f"{job.launcher}, segment {inode}"), timeout)
     return EngineCommunicator(segment.join(job.rank, timeout, True), "shm")
+
+
+def _inode(fd: int) -> int:
+    try:
+        return os.fstat(fd).st_ino
+    except OSError:
+        raise ValueError(
+            f"RANKWISE_SEGMENT_FD={fd}: expected the descriptor of the job's segment, which this process did not "
+            "inherit; a rank's own child processes are no ranks"
+        ) from None
