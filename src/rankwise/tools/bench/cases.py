@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-DTYPES = {
-    **{f"{kind}int{bits}": bits // 8 for kind in ("", "u") for bits in (8, 16, 32, 64)},
-    **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
+DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2} | {
+    f"{kind}int{bits}": bits // 8 for kind in ("", "u") for bits in (8, 16, 32, 64)
 }
 """Names and bytes of an element."""
 
@@ -32,6 +31,7 @@ class Operation:
     bus: Callable[[int], float]
     gathers: bool = False
     splits: bool = False
+    reduces: bool = False
 
     @property
     def has_bytes(self) -> bool:
@@ -76,13 +76,13 @@ OPERATIONS = {
     operation.name: operation
     for operation in (
         Operation("barrier", _one),
-        Operation("all_reduce", _twice),
+        Operation("all_reduce", _twice, reduces=True),
         Operation("broadcast", _one),
-        Operation("reduce", _one),
+        Operation("reduce", _one, reduces=True),
         Operation("all_gather", _share, gathers=True),
         Operation("gather", _share, gathers=True),
         Operation("scatter", _share, splits=True),
-        Operation("reduce_scatter", _share, splits=True),
+        Operation("reduce_scatter", _share, splits=True, reduces=True),
         Operation("all_to_all", _share, splits=True),
         Operation("send_recv", _one),
     )

@@ -107,13 +107,14 @@ class Arrays(Contender):
         self.barrier = group.barrier
 
     def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
-        group = self.group
+        group, n = self.group, self.world_size
+        rows = out.reshape(n, x.size) if out is not None and out.size == n * x.size else None
         return {
             "all_reduce": partial(group.all_reduce, x, op),
             "broadcast": partial(group.broadcast, x, ROOT),
             "reduce": partial(group.reduce, x, ROOT, op),
-            "all_gather": partial(group.all_gather, x, out=out),
-            "gather": partial(group.gather, x, ROOT, out=out),
+            "all_gather": partial(group.all_gather, x, out=rows),
+            "gather": partial(group.gather, x, ROOT, out=rows),
             "scatter": partial(group.scatter, x if self.rank == ROOT else None, ROOT, out=out),
             "reduce_scatter": partial(group.reduce_scatter, x, op, out=out),
             "all_to_all": partial(group.all_to_all, x, out=out),
@@ -279,12 +280,10 @@ def address(array: np.ndarray | None) -> int:
 
 
 def dtype_code(array: np.ndarray) -> Any:
-    from rankwise._native import describe
     from rankwise.contract.types import DType
 
-    found = describe(array)
-    assert found is not None
-    return DType(found[2])
+    kind = "BF" if array.dtype.name == "bfloat16" else array.dtype.kind.upper()
+    return DType[f"{kind}{8 * array.itemsize}"]
 
 
 def op_code(op: str) -> Any:
@@ -297,11 +296,12 @@ def op_code(op: str) -> Any:
 
 
 def dtype_of(name: str) -> np.dtype:
-    if name == "bfloat16":
-        import ml_dtypes
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
+    extension: np.dtype = np.dtype(ml_dtypes.bfloat16)
+    return extension
 
 
 def out_count(operation: str, count: int, n: int, rank: int) -> int | None:
@@ -323,7 +323,7 @@ def patterns(op: str, n: int) -> np.ndarray:
     """
     random = np.random.default_rng(n)
     if op == "product":  # one rank at most has a 2
-        return 1 + (random.integers(0, 2 * n, PERIOD) == np.arange(n)[:, None]).astype(np.int64)
+        return np.where(random.integers(0, 2 * n, PERIOD) == np.arange(n)[:, None], 2, 1)
     if op == "mean":  # of all ranks' second terms it is (n - 1) / 2
         return random.integers(0, 4, PERIOD) + (np.arange(n)[:, None] + np.arange(PERIOD)) % n
     return random.integers(0, 4 if op == "sum" else 64, (n, PERIOD))
@@ -332,8 +332,8 @@ def patterns(op: str, n: int) -> np.ndarray:
 def reduced(op: str, values: np.ndarray) -> np.ndarray:
     """`values`, a row a rank, reduced over the ranks: integers, or halves for mean."""
     if op == "mean":
-        return values.sum(0) / len(values)
-    ufuncs = {
+        return np.asarray(values.mean(axis=0))
+    ufuncs: dict[str, np.ufunc] = {
         "sum": np.add,
         "product": np.multiply,
         "min": np.minimum,

