@@ -15,6 +15,7 @@ void bind_errors(nb::module_& m);
 void bind_segment(nb::module_& m);
 void bind_comm(nb::module_& m);
 void bind_arrays(nb::module_& m);
+void bind_bench(nb::module_& m);
 
 bool all_reduce_array(rankwise::Comm& comm, nb::handle array, nb::handle op);
 

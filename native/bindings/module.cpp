@@ -6,4 +6,5 @@ NB_MODULE(_native, m) {
     bind_segment(m);
     bind_comm(m);
     bind_arrays(m);
+    bind_bench(m);
 }

@@ -120,3 +120,11 @@ def reduce_local(dst: int, sources: Sequence[int], count: int, dtype: int, op: i
 
 def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
+
+def time_batches(
+    comm: Comm, operation: str, x: int, out: int, count: int, dtype: int, op: int, iterations: int, batches: int
+) -> list[float]:
+    """Seconds that each of `batches` batches of `iterations` calls took on this rank; each begins with a barrier.
+
+    x, out: addresses as the operation takes them (send_recv: sent and received; the roots are rank 0).
+    """

@@ -124,6 +124,12 @@ class EngineCommunicator(Communicator):
         part = self._comm.split(color, key)
         return None if part is None else EngineCommunicator(part, self.backend)
 
+    def time_batches(
+        self, operation: str, x: int, out: int, count: int, dtype: DType, op: ReduceOp, iterations: int, batches: int
+    ) -> list[float]:
+        """Seconds that batches of calls take on this rank with no Python in between, as `rankwise bench` counts them."""
+        return _native.time_batches(self._comm, operation, x, out, count, dtype, op, iterations, batches)
+
     def abort(self, why: str) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError with `why`."""
         self._comm.abort(why)

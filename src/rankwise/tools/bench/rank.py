@@ -183,7 +183,7 @@ class Native(Pointers):
     def seconds(
         self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str, iterations: int, batches: int
     ) -> list[float]:
-        timed: Any = getattr(self.comm, "bench", None)
+        timed: Any = getattr(self.comm, "time_batches", None)
         if timed is None:
             raise RuntimeError(f"--native: the backend {type(self.comm).__name__} has no native engine")
         split = operation in ("scatter", "reduce_scatter", "all_to_all")
