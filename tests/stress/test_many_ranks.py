@@ -8,7 +8,7 @@ import pytest
 
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.testing import run_ranks
-from rankwise.testing.cases import OPERATIONS, REDUCTIONS, ROOTED, Case
+from rankwise.testing.cases import OPERATIONS, REDUCTIONS, ROOTED, WHOLE, Case
 from rankwise.testing.scenarios import SCENARIOS
 from rankwise.testing.suite import Result, Verdict, merged, run_cases
 
@@ -19,7 +19,7 @@ def once(operation: str, n: int) -> list[Case]:
     """One small case and one of several pieces of staging, from the last rank."""
     op = ReduceOp.SUM if operation in REDUCTIONS else None
     root = n - 1 if operation in ROOTED else None
-    large = 300_000 // n
+    large = 60_000 if operation in WHOLE else 60_000 // n
     return [Case(operation, DType.F32, (count,), op, root, seed=count) for count in (13, large)]
 
 
@@ -32,6 +32,6 @@ def test_every_operation_once(backend: str, n: int, level: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "n"), MANY_RANKS)
-@pytest.mark.parametrize("name", ["every_pair", "nested_splits", "same_bits_everywhere", "beside_collectives"])
+@pytest.mark.parametrize("name", ["every_pair", "nested_splits", "random_reals", "beside_collectives"])
 def test_scenario(backend: str, n: int, name: str) -> None:
     run_ranks(n, SCENARIOS[name], backend=backend)

@@ -14,7 +14,7 @@ from rankwise.testing import run_ranks
 from rankwise.testing.stress import run_schedule
 
 SEED = int(os.environ.get("RANKWISE_STRESS_SEED", "20240229"))
-SLACK = 4 << 20  # bytes that the allocator may take more or less
+SLACK = 4 << 20  # bytes: random sizes leave gaps in the heap; a leak of 500 bytes an operation shows
 
 
 @pytest.mark.timeout(240)
@@ -25,7 +25,7 @@ def test_ten_thousand_operations_on_four_processes() -> None:
         first, last = uses[0], uses[-1]
         assert (first.operations, last.operations) == (1_000, 10_000)
         assert last.descriptors == first.descriptors, f"rank {rank} leaks descriptors: {uses}"
-        assert last.resident - first.resident < SLACK, f"rank {rank} leaks memory: {uses}"
+        assert last.private - first.private < SLACK, f"rank {rank} leaks memory: {uses}"
 
 
 @pytest.mark.parametrize("n", [2, 7])

@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.types import ReduceOp
 from rankwise.testing.cases import Case, numpy_dtypes
-from rankwise.testing.oracle import Array, contents, difference, reduced, uneven
+from rankwise.testing.oracle import Array, block, contents, difference, reduced, uneven
 
 GUARD = 64  # bytes before and after every buffer that no operation may touch
 GUARD_BYTE = 0xA5
@@ -72,7 +72,7 @@ def reduce(comm: Communicator, case: Case) -> Array | None:
 
 def all_gather(comm: Communicator, case: Case) -> Array:
     inputs = _inputs(comm, case)
-    send, recv = _buffers(comm, case, inputs[comm.rank], inputs[0].size * comm.world_size)
+    send, recv = _buffers(case, inputs[comm.rank], inputs[0].size * comm.world_size)
     comm.all_gather(send.ptr, recv.ptr, send.count, case.dtype)
     comm.sync()
     send.check(inputs[comm.rank])
@@ -82,7 +82,7 @@ def all_gather(comm: Communicator, case: Case) -> Array:
 def gather(comm: Communicator, case: Case) -> Array | None:
     root = _root(case)
     inputs = _inputs(comm, case)
-    send, recv = _buffers(comm, case, inputs[comm.rank], inputs[0].size * comm.world_size)
+    send, recv = _buffers(case, inputs[comm.rank], inputs[0].size * comm.world_size)
     comm.gather(send.ptr, recv.ptr if comm.rank == root else 0, send.count, case.dtype, root)
     comm.sync()
     send.check(inputs[comm.rank])
@@ -92,38 +92,37 @@ def gather(comm: Communicator, case: Case) -> Array | None:
 def scatter(comm: Communicator, case: Case) -> Array:
     root, count = _root(case), case.shape[0]
     whole = contents(case, root, comm.world_size, (count * comm.world_size,))
-    send, recv = _buffers(comm, case, whole, count)
+    send, recv = _buffers(case, whole, count)
     comm.scatter(send.ptr if comm.rank == root else 0, recv.ptr, count, case.dtype, root)
     comm.sync()
     send.check(whole)
-    return recv.check(_block(whole, [count] * comm.world_size, comm.rank))
+    return recv.check(block(case, root, comm.world_size, [count] * comm.world_size, comm.rank))
 
 
 def reduce_scatter(comm: Communicator, case: Case) -> Array:
-    count = case.shape[0]
-    inputs = _inputs(comm, case, count * comm.world_size)
-    send, recv = _buffers(comm, case, inputs[comm.rank], count)
+    count, n = case.shape[0], comm.world_size
+    mine = contents(case, comm.rank, n, (count * n,))
+    send, recv = _buffers(case, mine, count)
     comm.reduce_scatter(send.ptr, recv.ptr, count, case.dtype, _op(case))
     comm.sync()
-    send.check(inputs[comm.rank])
-    whole = reduced(inputs, case.dtype, _op(case))
-    return recv.check(_block(whole, [count] * comm.world_size, comm.rank), exact=False)
+    send.check(mine)
+    return recv.check(_reduced_block(comm, case, [count] * n), exact=False)
 
 
 def all_to_all(comm: Communicator, case: Case) -> Array:
-    count, n = case.shape[0], comm.world_size
-    inputs = _inputs(comm, case, count * n)
-    send, recv = _buffers(comm, case, inputs[comm.rank], count * n)
+    count, n, me = case.shape[0], comm.world_size, comm.rank
+    mine = contents(case, me, n, (count * n,))
+    send, recv = _buffers(case, mine, count * n)
     comm.all_to_all(send.ptr, recv.ptr, count, case.dtype)
     comm.sync()
-    send.check(inputs[comm.rank])
-    return recv.check(np.concatenate([_block(x, [count] * n, comm.rank) for x in inputs]))
+    send.check(mine)
+    return recv.check(np.concatenate([block(case, rank, n, [count] * n, me) for rank in range(n)]))
 
 
 def all_gather_v(comm: Communicator, case: Case) -> Array:
     counts = uneven(case, comm.world_size)
     inputs = [contents(case, rank, comm.world_size, (count,)) for rank, count in enumerate(counts)]
-    send, recv = _buffers(comm, case, inputs[comm.rank], sum(counts))
+    send, recv = _buffers(case, inputs[comm.rank], sum(counts))
     comm.all_gather_v(send.ptr, recv.ptr, counts, case.dtype)
     comm.sync()
     send.check(inputs[comm.rank])
@@ -133,7 +132,7 @@ def all_gather_v(comm: Communicator, case: Case) -> Array:
 def gather_v(comm: Communicator, case: Case) -> Array | None:
     root, counts = _root(case), uneven(case, comm.world_size)
     inputs = [contents(case, rank, comm.world_size, (count,)) for rank, count in enumerate(counts)]
-    send, recv = _buffers(comm, case, inputs[comm.rank], sum(counts))
+    send, recv = _buffers(case, inputs[comm.rank], sum(counts))
     comm.gather_v(send.ptr, recv.ptr if comm.rank == root else 0, counts, case.dtype, root)
     comm.sync()
     send.check(inputs[comm.rank])
@@ -143,33 +142,33 @@ def gather_v(comm: Communicator, case: Case) -> Array | None:
 def scatter_v(comm: Communicator, case: Case) -> Array:
     root, counts = _root(case), uneven(case, comm.world_size)
     whole = contents(case, root, comm.world_size, (sum(counts),))
-    send, recv = _buffers(comm, case, whole, counts[comm.rank])
+    send, recv = _buffers(case, whole, counts[comm.rank])
     comm.scatter_v(send.ptr if comm.rank == root else 0, recv.ptr, counts, case.dtype, root)
     comm.sync()
     send.check(whole)
-    return recv.check(_block(whole, counts, comm.rank))
+    return recv.check(block(case, root, comm.world_size, counts, comm.rank))
 
 
 def reduce_scatter_v(comm: Communicator, case: Case) -> Array:
     counts = uneven(case, comm.world_size)
-    inputs = _inputs(comm, case, sum(counts))
-    send, recv = _buffers(comm, case, inputs[comm.rank], counts[comm.rank])
+    mine = contents(case, comm.rank, comm.world_size, (sum(counts),))
+    send, recv = _buffers(case, mine, counts[comm.rank])
     comm.reduce_scatter_v(send.ptr, recv.ptr, counts, case.dtype, _op(case))
     comm.sync()
-    send.check(inputs[comm.rank])
-    return recv.check(_block(reduced(inputs, case.dtype, _op(case)), counts, comm.rank), exact=False)
+    send.check(mine)
+    return recv.check(_reduced_block(comm, case, counts), exact=False)
 
 
 def all_to_all_v(comm: Communicator, case: Case) -> Array:
     n, me = comm.world_size, comm.rank
     counts = [uneven(case, n, salt=rank) for rank in range(n)]  # counts[i][j]: from rank i to rank j
-    inputs = [contents(case, rank, n, (sum(counts[rank]),)) for rank in range(n)]
+    mine = contents(case, me, n, (sum(counts[me]),))
     received = [row[me] for row in counts]
-    send, recv = _buffers(comm, case, inputs[me], sum(received))
+    send, recv = _buffers(case, mine, sum(received))
     comm.all_to_all_v(send.ptr, recv.ptr, counts[me], received, case.dtype)
     comm.sync()
-    send.check(inputs[me])
-    return recv.check(np.concatenate([_block(x, row, me) for x, row in zip(inputs, counts, strict=True)]))
+    send.check(mine)
+    return recv.check(np.concatenate([block(case, rank, n, row, me) for rank, row in enumerate(counts)]))
 
 
 def send_recv(comm: Communicator, case: Case) -> Array:
@@ -177,7 +176,7 @@ def send_recv(comm: Communicator, case: Case) -> Array:
     n, me = comm.world_size, comm.rank
     before = (me - 1) % n
     mine = contents(case, me, n)
-    send, recv = _buffers(comm, case, mine, mine.size)
+    send, recv = _buffers(case, mine, mine.size)
     comm.send(send.ptr, send.count, case.dtype, (me + 1) % n, case.seed % 5)
     comm.recv(recv.ptr, recv.count, case.dtype, before, case.seed % 5)
     comm.sync()
@@ -203,21 +202,21 @@ BODIES: dict[str, Callable[[Communicator, Case], Array | None]] = {
 }
 
 
-def _inputs(comm: Communicator, case: Case, count: int | None = None) -> list[Array]:
-    shape = case.shape if count is None else (count,)
-    return [contents(case, rank, comm.world_size, shape) for rank in range(comm.world_size)]
+def _inputs(comm: Communicator, case: Case) -> list[Array]:
+    return [contents(case, rank, comm.world_size) for rank in range(comm.world_size)]
 
 
-def _buffers(comm: Communicator, case: Case, values: Array, receive: int) -> tuple[Memory, Memory]:
+def _reduced_block(comm: Communicator, case: Case, counts: list[int]) -> Array:
+    """This rank's block of the reduction of inputs of sum(counts) elements."""
+    blocks = [block(case, rank, comm.world_size, counts, comm.rank) for rank in range(comm.world_size)]
+    return reduced(blocks, case.dtype, _op(case))
+
+
+def _buffers(case: Case, values: Array, receive: int) -> tuple[Memory, Memory]:
     """A send buffer with `values` and a receive buffer of `receive` elements that hold no result yet."""
     stale = np.frombuffer(b"\x5a" * (receive * case.dtype.itemsize), np.uint8)
     kind = numpy_dtypes()[case.dtype]
     return Memory("send buffer", values, case), Memory("recv buffer", stale.view(kind), case)
-
-
-def _block(whole: Array, counts: list[int], rank: int) -> Array:
-    start = sum(counts[:rank])
-    return whole[start : start + counts[rank]]
 
 
 def _root(case: Case) -> int:

@@ -7,6 +7,7 @@ the rank are read on the way: they must not grow.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import random
@@ -41,10 +42,13 @@ BURST = 8  # messages a rank sends to ranks drawn at random in one step
 
 @dataclass(frozen=True)
 class Use:
-    """What a rank's process holds after a number of operations."""
+    """What a rank's process holds after a number of operations.
+
+    private: resident memory in bytes, without the shared segment, which never grows.
+    """
 
     operations: int
-    resident: int  # bytes
+    private: int
     descriptors: int
 
 
@@ -115,8 +119,12 @@ def _messages(group: Group, seed: int) -> None:
 
 def _use(operations: int) -> Use:
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return Use(operations, pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")))
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)  # gives back what is free, so that what is left is in use
+    status = Path("/proc/self/status").read_text()
+    private = int(status.split("RssAnon:")[1].split()[0]) * 1024
+    return Use(operations, private, len(os.listdir("/proc/self/fd")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         close_pools()
     print(f"{options.operations} operations on {options.n} ranks in {time.monotonic() - begin:.1f} s")
     for rank, uses in enumerate(by_rank):
-        shown = ", ".join(f"{use.resident / 1e6:.1f} MB {use.descriptors} fd" for use in uses)
+        shown = ", ".join(f"{use.private / 1e6:.1f} MB {use.descriptors} fd" for use in uses)
         print(f"rank {rank}: {shown}")
     return 0
 
