@@ -15,7 +15,7 @@ from rankwise._native import describe
 from rankwise.api import arrays, ops
 from rankwise.api.arrays import Buffer, Shape, source, target
 from rankwise.api.dtypes import DTYPES
-from rankwise.api.ops import PAIRS, Op
+from rankwise.api.ops import Op
 from rankwise.api.work import ArrayWork, Pending
 from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator
 from rankwise.contract.errors import MismatchError
@@ -56,6 +56,7 @@ class Group:
         self.backend = backend
         self._pending = Pending()
         self._syncs = not comm.blocking
+        self._all_reduce_array = comm.all_reduce_array
         self._closed = False
 
     def __repr__(self) -> str:
@@ -83,14 +84,9 @@ class Group:
 
     def all_reduce(self, x: T, op: Op = "sum") -> T:
         """Reduce `x` over the ranks, in place, the result on every rank. Returns x."""
-        found = describe(x)
-        # The common case, a plain NumPy array, by the shortest way; here and in broadcast and all_gather.
-        if found is not None and found[4] and found[5] and type(op) is str:
-            pair = PAIRS.get((op, found[2]))
-            if pair is not None:
-                self.comm.all_reduce(found[0], found[1], pair[0], pair[1])
-                self._sync()
-                return x
+        shortcut = self._all_reduce_array
+        if shortcut is not None and shortcut(x, op):
+            return x
         buffer = target(x)
         self.comm.all_reduce(buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
         result: T = self._finish(buffer)
@@ -100,6 +96,7 @@ class Group:
         """Copy `x` of rank `src` into x of every rank. Returns x."""
         src = self._rank(src, "src")
         found = describe(x)
+        # The common case, a plain NumPy array, by the shortest way; here and in all_gather.
         if found is not None and found[4] and found[5]:
             self.comm.broadcast(found[0], found[1], DTYPES[found[2]], src)
             self._sync()

@@ -41,6 +41,7 @@ class EngineCommunicator(Communicator):
     def __init__(self, comm: _native.Comm, backend: str) -> None:
         self.backend = backend
         self._comm = comm
+        self.all_reduce_array = comm.all_reduce_array
         self._rank = comm.rank
         self._world_size = comm.world_size
         self._pid = os.getpid()

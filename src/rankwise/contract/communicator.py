@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rankwise.contract.stream_sync import StreamSyncOps
@@ -44,6 +44,12 @@ class Communicator(ABC):
 
     stream_sync: StreamSyncOps | None = None
     """Events for overlap, or None where the backend has no streams."""
+
+    all_reduce_array: Callable[[object, object], bool] | None = None
+    """A shortcut, where a backend has one: (array, op name) -> whether it was done, and done completely.
+
+    For a plain array in host memory and a common op; False, with nothing done, for anything else.
+    """
 
     @property
     @abstractmethod

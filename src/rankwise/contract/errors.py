@@ -86,6 +86,9 @@ class UnsupportedError(RankwiseError):
         self.why = why
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[type, tuple[str, str, str, str]]:
+        return type(self), (self.operation, self.backend, self.why, self.remedy)
+
 
 class BackendUnavailable(RankwiseError, ImportError):
     """A backend's library or device is missing; `remedy` is the command that brings it."""
@@ -98,6 +101,9 @@ class BackendUnavailable(RankwiseError, ImportError):
         self.backend = backend
         self.missing = missing
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.backend, self.missing, self.remedy)
 
 
 class ClosedError(RankwiseError):
