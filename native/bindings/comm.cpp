@@ -90,7 +90,7 @@ void bind_comm(nb::module_& m) {
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)
         .def("send", &start_send, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"))
         .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
-        .def("all_reduce_array", &all_reduce_array, nb::arg("array"), nb::arg("op"))
+        .def("all_reduce_array", &all_reduce_array, nb::arg("array").none(), nb::arg("op").none())
         .def("sync", &Comm::sync, Release())
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
