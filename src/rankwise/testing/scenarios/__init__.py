@@ -9,10 +9,11 @@ from collections.abc import Callable
 from rankwise.api.group import Group
 from rankwise.testing.scenarios.arguments import ARGUMENTS
 from rankwise.testing.scenarios.groups import GROUPS
+from rankwise.testing.scenarios.memory import MEMORY
 from rankwise.testing.scenarios.messages import MESSAGES
 from rankwise.testing.scenarios.numerics import NUMERICS
 from rankwise.testing.scenarios.pointers import POINTERS
 
 SCENARIOS: dict[str, Callable[[Group], None]] = {
-    scenario.__name__: scenario for scenario in (*ARGUMENTS, *GROUPS, *MESSAGES, *NUMERICS, *POINTERS)
+    scenario.__name__: scenario for scenario in (*ARGUMENTS, *GROUPS, *MEMORY, *MESSAGES, *NUMERICS, *POINTERS)
 }

@@ -1,0 +1,102 @@
+"""Ranks that call different things: every rank gets MismatchError with both sides, outputs stay as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise import Group, MismatchError
+from rankwise.testing import run_ranks
+
+Call = Callable[[Group, Any], object]
+
+# What most ranks call, what the last rank calls, words of each in the message.
+DIFFERENCES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
+    "operation": (lambda g, x: g.all_reduce(x), lambda g, x: g.broadcast(x), ("all_reduce", "broadcast")),
+    "barrier": (lambda g, x: g.all_reduce(x), lambda g, x: g.barrier(), ("all_reduce", "barrier")),
+    "count": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x[:-1]), ("count", "count")),
+    "dtype": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x.view(np.int32)), ("float32", "int32")),
+    "op": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x, "max"), ("sum", "max")),
+    "root of broadcast": (
+        lambda g, x: g.broadcast(x),
+        lambda g, x: g.broadcast(x, 1),
+        ("", ""),
+    ),  # a root may be past it
+    "root of reduce": (lambda g, x: g.reduce(x), lambda g, x: g.reduce(x, 1), ("root", "root")),
+    "gather and all_gather": (lambda g, x: g.gather(x), lambda g, x: g.all_gather(x), ("gather", "all_gather")),
+    "count of gather": (lambda g, x: g.gather(x), lambda g, x: g.gather(x[1:]), ("count", "count")),
+    "count of all_to_all": (lambda g, x: g.all_to_all(x), lambda g, x: g.all_to_all(x[6:]), ("count", "count")),
+    "split": (lambda g, x: g.split(0), lambda g, x: g.barrier(), ("split", "barrier")),
+}
+
+
+@pytest.mark.parametrize(("backend", "n", "size"), [("threads", 2, 12), ("threads", 3, 120_000), ("shm", 3, 12)])
+@pytest.mark.parametrize("name", list(DIFFERENCES))
+def test_every_rank_is_told(backend: str, n: int, size: int, name: str) -> None:
+    most, last, words = DIFFERENCES[name]
+
+    def body(group: Group) -> str:
+        x = np.full(size, group.rank + 1, np.float32)
+        try:
+            (last if group.rank == n - 1 else most)(group, x)
+        except MismatchError as error:
+            assert (x == group.rank + 1).all(), "its array was changed by a refused call"
+            return str(error)
+        try:  # its part may have been complete, as that of a broadcast's root is at once
+            group.barrier()
+        except MismatchError as error:
+            return str(error)
+        raise AssertionError("it was told nothing")
+
+    for message in run_ranks(n, body, backend=backend, timeout=20):
+        assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_another_order_of_calls(backend: str) -> None:
+    def body(group: Group) -> str:
+        x = np.ones(5)
+        calls: list[Callable[[], object]] = [lambda: group.all_reduce(x), lambda: group.all_gather(x)]
+        try:
+            for call in calls if group.rank else calls[::-1]:
+                call()
+        except MismatchError as error:
+            return str(error)
+        return ""
+
+    for message in run_ranks(3, body, backend=backend, timeout=20):
+        assert "all_reduce" in message
+        assert "all_gather" in message
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_a_message_of_another_size_or_type(backend: str) -> None:
+    def body(group: Group, odd: Any) -> None:
+        if group.rank == 0:
+            group.isend(np.ones(5), 1)
+        else:
+            with pytest.raises(MismatchError, match=f"(?s){odd.size}.*{odd.dtype}"):
+                group.recv(odd, 0)
+            assert (odd == 0).all(), "its array was changed by a refused message"
+
+    for odd in (np.zeros(4), np.zeros(6), np.zeros(5, int)):
+        run_ranks(2, partial(body, odd=odd), backend=backend, timeout=20)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_a_group_that_failed_stays_failed(backend: str) -> None:
+    def body(group: Group) -> list[str]:
+        told = []
+        for _ in range(3):
+            try:
+                group.all_reduce(np.ones(2 + group.rank))
+            except MismatchError as error:
+                told.append(str(error))
+        return told
+
+    for told in run_ranks(2, body, backend=backend, timeout=20):
+        assert len(told) == 3
