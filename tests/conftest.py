@@ -25,6 +25,17 @@ def shared_memory_files() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
+def in_use(file: str) -> bool:
+    """Whether a living process maps this shared-memory file; then it is that program's, and not left over."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if f"/dev/shm/{file}" in maps.read_text():
+                return True
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # ended meanwhile, or somebody else's
+    return False
+
+
 def started_processes() -> dict[int, str]:
     """The living processes that this test session started, {pid: command line}."""
     parents: dict[int, int] = {}
@@ -53,14 +64,14 @@ def started_processes() -> dict[int, str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """After a test file there are no processes and no shared-memory files that it did not find."""
+    """After a test file there are no processes and no unused shared-memory files that it did not find."""
     files, processes = shared_memory_files(), started_processes()
     yield
     if "rankwise.testing" in sys.modules:
         sys.modules["rankwise.testing"].close_pools()  # run_ranks keeps its rank processes for the next call
     end = time.monotonic() + GRACE
     while True:
-        new_files = shared_memory_files() - files
+        new_files = {file for file in shared_memory_files() - files if not in_use(file)}
         new_processes = {pid: command for pid, command in started_processes().items() if pid not in processes}
         if not new_files and not new_processes:
             return
