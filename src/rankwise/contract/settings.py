@@ -17,6 +17,8 @@ class Settings:
     RANKWISE_SECRET         a text known to this job's ranks alone; ranks that meet by a socket prove it to each other
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
+    RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
+    RANKWISE_PYTHON         the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """
 
     rank: int | None = None
@@ -26,6 +28,7 @@ class Settings:
     secret: bytes = field(default=b"", repr=False)
     backend: str | None = None
     timeout: float = 300.0
+    tcl_simulate: bool = False
 
     @classmethod
     def read(cls) -> Settings:
@@ -38,6 +41,7 @@ class Settings:
             secret=os.environb.get(b"RANKWISE_SECRET", b""),
             backend=os.environ.get("RANKWISE_BACKEND") or None,
             timeout=_seconds("RANKWISE_TIMEOUT", 300.0),
+            tcl_simulate=bool(_integer("RANKWISE_TCL_SIMULATE")),
         )
 
 

@@ -28,8 +28,8 @@ that of the command, and the last line says which rank it was and what it was do
 """
 
 EPILOG = """\
-PROGRAM is a Python file (train.py), a module (-m package.module) or a command found on PATH
-(after -- or as it is); python and python3 mean the Python that rankwise is installed in.
+PROGRAM is a Python file (train.py), a Tcl script (train.tcl, run by rankwise tclsh), a module
+(-m package.module) or a command found on PATH (after -- or as it is); python and python3 mean the Python that rankwise is installed in.
 Everything after it is the program's own.
 
 examples:
@@ -76,10 +76,11 @@ def find_program(words: Sequence[str]) -> list[str]:
         if not _module_exists(words[1]):
             raise FileNotFoundError(f"module not found: {words[1]}")
         return [sys.executable, *words]
-    if words and words[0].endswith(".py"):
+    if words and words[0].endswith((".py", ".tcl")):
         if not Path(words[0]).is_file():
             raise FileNotFoundError(f"program not found: {words[0]} (no such file, seen from {os.getcwd()})")
-        return [sys.executable, *words]
+        shell = ["-m", "rankwise", "tclsh"] if words[0].endswith(".tcl") else []
+        return [sys.executable, *shell, *words]
     return _find_command(words)
 
 
@@ -96,7 +97,7 @@ def _find_command(words: Sequence[str]) -> list[str]:
         where = f"no such file, seen from {os.getcwd()}" if "/" in name else "no such command on PATH"
         raise FileNotFoundError(f"program not found: {name} ({where})")
     if "/" in name or not os.access(name, os.X_OK):
-        raise PermissionError(f"cannot run {name}: expected a file ending in .py or an executable one")
+        raise PermissionError(f"cannot run {name}: expected a file ending in .py or .tcl, or an executable one")
     raise FileNotFoundError(f"program not found: {name} (no such command on PATH; ./{name} is the file here)")
 
 

@@ -1,0 +1,1 @@
+"""Other languages' and libraries' ways to the array level."""

@@ -1,0 +1,105 @@
+"""Texts about the commands, all made from the table: help, the list, the reference in docs/tcl.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.frontends.tcl.parameters import REQUIRED, Command, Parameter, camel
+
+if TYPE_CHECKING:
+    from rankwise.frontends.tcl.session import Session
+
+
+def find(name: str) -> Command:
+    """The command of this name or alias, with or without torch::. ValueError where there is none."""
+    from rankwise.frontends.tcl.commands import COMMANDS  # which needs command_help
+
+    plain = name.removeprefix("::").removeprefix("torch::")
+    for command in COMMANDS.values():
+        if plain in (command.name, command.alias):
+            return command
+    raise ValueError(f'Invalid -command parameter: "{name}". torch::help lists the commands.')
+
+
+def command_help(session: Session, command: str) -> str:
+    """What torch::help prints."""
+    return help_of(find(command)) if command else f"{listing()}\ntorch::help COMMAND tells more about one of them."
+
+
+def listing() -> str:
+    """Every command in its positional syntax, a line each, and under it what differs in the named one."""
+    from rankwise.frontends.tcl.commands import COMMANDS
+
+    return "\n".join(line for command in COMMANDS.values() for line in [*usage(command), f"    {command.what}"])
+
+
+def usage(command: Command) -> list[str]:
+    """The ways to write a call: each positional form, the named one, the alias."""
+    forms = [
+        " ".join([f"torch::{command.name}", *(_positional(command.parameter(name)) for name in form)])
+        for form in command.positional
+    ]
+    if command.parameters:
+        forms.append(" ".join([f"torch::{command.name}", *(_named(parameter) for parameter in command.parameters)]))
+    if command.alias != command.name:
+        forms.append(f"torch::{command.alias}" + (" ..." if command.parameters else ""))
+    return forms
+
+
+def _positional(parameter: Parameter) -> str:
+    return parameter.name if parameter.default is REQUIRED else f"?{parameter.name}?"
+
+
+def _named(parameter: Parameter) -> str:
+    word = f"-{parameter.option} {parameter.name}"
+    return word if parameter.default is REQUIRED else f"?{word}?"
+
+
+def help_of(command: Command) -> str:
+    """Usage, parameters, result and an example, as text."""
+    lines = [command.what, "", "usage:", *(f"  {line}" for line in usage(command))]
+    if command.parameters:
+        lines += ["", "parameters:"]
+        lines += [f"  -{camel(p.name):<12} {p.kind.name}{_default(p)}: {p.help}" for p in command.parameters]
+    lines += ["", f"returns: {command.returns}"]
+    if command.modes:
+        lines.append(f"modes:   {command.modes}")
+    return "\n".join([*lines, "", "example:", *(f"  {line}" for line in command.example.splitlines())])
+
+
+def _default(parameter: Parameter) -> str:
+    return "" if parameter.default is REQUIRED else f" (default {_default_text(parameter.default)})"
+
+
+def _default_text(default: Any) -> str:
+    if default is None:
+        return "none"
+    if isinstance(default, np.dtype):
+        return str(default.name)
+    return f'"{default}"' if isinstance(default, str) else str(int(default))
+
+
+def reference() -> str:
+    """The commands as Markdown: the part of docs/tcl.md that is made from the table."""
+    from rankwise.frontends.tcl.commands import COMMANDS
+
+    return "\n".join(line for command in COMMANDS.values() for line in _section(command))
+
+
+def _section(command: Command) -> Iterator[str]:
+    yield from (f"### torch::{command.name}", "", command.what, "", "```text", *usage(command), "```", "")
+    if command.parameters:
+        yield from ("| parameter | type | default | |", "|---|---|---|---|")
+        for parameter in command.parameters:
+            default = "required" if parameter.default is REQUIRED else f"`{_default_text(parameter.default)}`"
+            yield f"| `-{parameter.option}` | {parameter.kind.name} | {default} | {parameter.help} |"
+        yield ""
+    yield from (f"Returns {command.returns}.", "")
+    if command.modes:
+        yield from (command.modes, "")
+    if command.errors:
+        yield from ("Errors: " + "; ".join(f"`{error}`" for error in command.errors) + ".", "")
+    yield from ("```tcl", command.example, "```", "")

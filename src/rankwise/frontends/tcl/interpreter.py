@@ -1,0 +1,128 @@
+"""The host in Python: Tcl 8.6 as tkinter brings it, without Tk and without a screen."""
+
+from __future__ import annotations
+
+import os
+
+from rankwise.api.init import default_group
+from rankwise.contract.errors import BackendUnavailable, ClosedError
+from rankwise.frontends.tcl.script import VERSION, definitions
+from rankwise.frontends.tcl.session import Answer, Session
+
+# Scripts written for the stock tclsh load the library, or require the package; both are here already.
+# tkinter takes `exit` away.
+_ADAPTED = f"""
+package provide torchtcl {VERSION}
+rename ::load ::torch::Load
+proc ::load {{file args}} {{
+    if {{[file tail $file] ne "libtorchtcl.so"}} {{tailcall ::torch::Load $file {{*}}$args}}
+}}
+proc ::exit {{{{code 0}}}} {{
+    if {{![string is integer -strict $code]}} {{error "expected integer but got \\"$code\\""}}
+    ::torch::Flush
+    ::torch::Exit $code
+}}
+proc ::torch::Flush {{}} {{
+    foreach channel [chan names] {{catch {{flush $channel}}}}
+}}
+fconfigure stdout -buffering line
+"""
+
+
+class TclError(Exception):
+    """A script failed. The text is Tcl's message; info is its errorInfo, which says where."""
+
+    def __init__(self, message: str, info: str) -> None:
+        super().__init__(message)
+        self.info = info
+
+
+class Interpreter:
+    """A Tcl interpreter with the torch:: commands, for the thread that made it.
+
+    Raises BackendUnavailable where this Python has no Tcl.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import tkinter
+        except ImportError as error:
+            raise BackendUnavailable(
+                "tcl",
+                f"this Python has no Tcl ({error})",
+                "apt install python3-tk brings it on Debian and Ubuntu, dnf install python3-tkinter on Fedora; "
+                "a Python built from source needs tk-dev installed, and building again",
+            ) from error
+        self._error = tkinter.TclError
+        self._tcl = tkinter.Tcl()
+        self.session = Session()
+        self._tcl.createcommand("::torch::Request", self._request)
+        self._tcl.createcommand("::torch::Exit", _exit)
+        self.eval(definitions())
+        self.eval(_ADAPTED)
+
+    def eval(self, script: str) -> str:
+        """Run a script; its result. TclError where it fails."""
+        try:
+            return str(self._tcl.eval(script))
+        except self._error as error:
+            raise self._failure(error) from None
+
+    def set(self, name: str, value: str) -> None:
+        """Set a global variable."""
+        self._call("set", f"::{name}", value)
+
+    def source(self, path: str, arguments: list[str]) -> None:
+        """Run a script file as tclsh does, with argv0, argv and argc. TclError where it fails."""
+        self.set("argv0", path)
+        self.set("argv", self._call("list", *arguments))
+        self.set("argc", str(len(arguments)))
+        try:
+            self._call("source", "-encoding", "utf-8", path)
+        except TclError as error:
+            # Of how the file was run, only (file "..." line ...) is of interest.
+            error.info = error.info.rpartition('\n    invoked from within\n"source -encoding utf-8 ')[0] or error.info
+            raise
+
+    def is_complete(self, script: str) -> bool:
+        """False where a brace, bracket or quote is still open."""
+        return self._call("info", "complete", script) == "1"
+
+    def names(self, pattern: str) -> list[str]:
+        """The commands whose names match, and the namespaces, which end in ::."""
+        commands = self._tcl.splitlist(self._call("info", "commands", pattern))
+        spaces = self._tcl.splitlist(self.eval("namespace children ::"))
+        return [str(name) for name in commands] + [f"{str(name).removeprefix('::')}::" for name in spaces]
+
+    def flush(self) -> None:
+        """Write out what `puts` still holds, as far as anybody reads it."""
+        self._call("::torch::Flush")
+
+    def close(self) -> None:
+        self.session.close()
+
+    def _call(self, *words: str) -> str:
+        try:
+            return str(self._tcl.call(*words))
+        except self._error as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> TclError:
+        return TclError(str(error), str(self._tcl.getvar("errorInfo")))
+
+    def _request(self, name: str, *words: str) -> Answer:
+        return self.session.answer(name, words)
+
+
+def leave() -> None:
+    """Close the group of all ranks, if there is one, before the process ends."""
+    try:
+        default_group().close()
+    except ClosedError:
+        return
+
+
+def _exit(code: str) -> None:
+    """End the process inside Tcl: an exception would not pass through it."""
+    leave()
+    os._exit(int(code) & 0xFF)

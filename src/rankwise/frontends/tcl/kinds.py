@@ -1,0 +1,154 @@
+"""The kinds of parameters: what a word of a Tcl call may be, and the value that it means."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwise.api import dtypes
+from rankwise.contract.types import DType
+from rankwise.frontends.tcl.parameters import Kind
+
+if TYPE_CHECKING:
+    from rankwise.frontends.tcl.session import Session
+
+Tensor = NDArray[Any]
+Number = int | float
+
+OPERATIONS = ("sum", "mean", "max", "min", "product")
+BACKENDS = ("gloo", "nccl", "mpi", "shm", "hierarchical")
+MAX_TAG = 2**31 - 1
+
+# Complex and 8-bit floats travel between ranks too, but Tcl has no numbers for the first, and
+# NumPy no arithmetic for the second.
+DTYPES = {
+    dtypes.name(dtype): dtype for dtype in DType if not dtype.is_complex and dtype not in (DType.FP8E4M3, DType.FP8E5M2)
+}
+_SHORT = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
+
+
+def dtype_of(word: str) -> np.dtype[Any]:
+    """The NumPy dtype that `word` names, in any case; ValueError where it names none."""
+    name = word.lower()
+    found = DTYPES.get(_SHORT.get(name, name))
+    if found is None:
+        raise ValueError(word)
+    return _numpy_dtype(found)
+
+
+@cache
+def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    return dtypes.to_numpy(dtype)
+
+
+def number_of(word: str) -> Number:
+    """The number that `word` is, an int where it is written as one; ValueError where it is none."""
+    if "_" in word:  # Python's, not Tcl's
+        raise ValueError(word)
+    try:
+        return int(word)
+    except ValueError:
+        return float(word)
+
+
+def nested(text: str) -> list[Any]:
+    """A Tcl list of numbers, or of lists of them: '{1 2} {3 4}' -> [[1, 2], [3, 4]]; ValueError where it is none."""
+    if "{" not in text and "}" not in text:
+        return [number_of(word) for word in text.split()]
+    stack: list[list[Any]] = [[]]
+    for word in re.findall(r"[{}]|[^\s{}]+", text):
+        if word == "{":
+            stack.append([])
+        elif word == "}":
+            inner = stack.pop()
+            if not stack:
+                raise ValueError(text)
+            stack[-1].append(inner)
+        else:
+            stack[-1].append(number_of(word))
+    if len(stack) > 1:
+        raise ValueError(text)
+    return stack[0]
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(_integer(word) for word in text.split())
+
+
+def _integer(word: str) -> int:
+    number = number_of(word)
+    if not isinstance(number, int):
+        raise ValueError(word)
+    return number
+
+
+def _natural(word: str) -> int:
+    number = _integer(word)
+    if not 0 <= number <= MAX_TAG:
+        raise ValueError(word)
+    return number
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = _integers(text)
+    if min(sizes, default=0) < 0:
+        raise ValueError(text)
+    return sizes
+
+
+def _boolean(word: str) -> bool:
+    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if word.lower() not in values:
+        raise ValueError(word)
+    return values[word.lower()]
+
+
+def _one_of(*names: str) -> Any:
+    def parse(session: Session, word: str) -> str:
+        if word not in names:
+            raise ValueError(word)
+        return word
+
+    return parse
+
+
+def _tensor_or_number(session: Session, word: str) -> Tensor | Number:
+    return session.tensors[word] if word in session.tensors else number_of(word)
+
+
+def _handle_of_tensor(session: Session, word: str) -> str:
+    session.tensor(word)
+    return word
+
+
+def _handle_of_work(session: Session, word: str) -> str:
+    session.work(word)
+    return word
+
+
+def _some_text(session: Session, word: str) -> str:
+    if not word:
+        raise ValueError(word)
+    return word
+
+
+TENSOR = Kind("tensor", "Must be a tensor handle.", lambda session, word: session.tensor(word))
+OTHER = Kind("tensor or number", "Must be a tensor handle or a number.", _tensor_or_number)
+TENSOR_HANDLE = Kind("tensor", TENSOR.must, _handle_of_tensor)
+WORK_HANDLE = Kind("work", "Must be a handle from distributed_isend or distributed_irecv.", _handle_of_work)
+INTEGER = Kind("integer", "Must be an integer.", lambda session, word: _integer(word))
+NUMBER = Kind("number", "Must be a number.", lambda session, word: number_of(word))
+TAG = Kind("integer", f"Must be an integer from 0 to {MAX_TAG}.", lambda session, word: _natural(word))
+BOOLEAN = Kind("boolean", "Must be 0 or 1.", lambda session, word: _boolean(word))
+SHAPE = Kind("list of sizes", "Must be a list of integers of at least 0.", lambda session, word: _sizes(word))
+INTEGERS = Kind("list of integers", "Must be a list of integers.", lambda session, word: _integers(word))
+DATA = Kind("list of numbers", "Must be a list of numbers, or of lists of them.", lambda session, word: nested(word))
+DTYPE = Kind("dtype", f"Must be one of {', '.join(DTYPES)}.", lambda session, word: dtype_of(word))
+OP = Kind("operation", f"Valid operations: {', '.join(OPERATIONS)}", _one_of(*OPERATIONS))
+BACKEND = Kind("backend", f"Must be one of {', '.join(BACKENDS)}.", _one_of("", *BACKENDS))
+TEXT = Kind("string", "Must not be empty.", _some_text)
+STRING = Kind("string", "", lambda session, word: word)

@@ -1,0 +1,97 @@
+"""`rankwise tclsh`: a Tcl shell with the torch:: commands."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+USAGE = """\
+usage: rankwise tclsh [SCRIPT [arguments]]
+       rankwise tclsh --commands | --package-path | --help
+
+Run a Tcl script with the torch:: commands, or without one a shell. Standard input, where it is no
+terminal, is taken as a script.
+
+options:
+  --commands      list the commands
+  --package-path  print the folder of the Tcl package torchtcl and of libtorchtcl.so, for a stock tclsh
+  -h, --help      print this
+
+examples:
+  rankwise tclsh examples/patterns.tcl
+  rankwise run -n 4 examples/digits.tcl
+  TCLLIBPATH=$(rankwise tclsh --package-path) tclsh script.tcl     after: package require torchtcl
+  ln -s $(rankwise tclsh --package-path)/libtorchtcl.so .          then: load ./libtorchtcl.so
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `rankwise tclsh` with these words; the exit code."""
+    words = list(argv)
+    if not words or not words[0].startswith("-"):
+        return _run(words)
+    option = words[0]
+    if len(words) > 1 or option not in ("-h", "--help", "--commands", "--package-path"):
+        return _refuse(f"unknown words {' '.join(words)!r} (rankwise tclsh --help tells more)", 2)
+    if option == "--commands":
+        from rankwise.frontends.tcl.helptext import listing
+
+        print(listing())
+    elif option == "--package-path":
+        folder = package_path()
+        if folder is None:
+            return _refuse("the Tcl package torchtcl is not installed with this rankwise; pip install it again", 1)
+        print(folder)
+    else:
+        print(USAGE, end="")
+    return 0
+
+
+def package_path() -> Path | None:
+    """The folder of the Tcl package and its library, which the build installs; None where it is not there."""
+    import rankwise
+
+    # An editable installation has two folders, and what was built is in only one of them.
+    folders = [Path(folder) / "frontends" / "tcl" / "package" for folder in rankwise.__path__]
+    return next((folder for folder in folders if (folder / "pkgIndex.tcl").is_file()), None)
+
+
+def _refuse(why: str, code: int) -> int:
+    print(f"rankwise tclsh: error: {why}", file=sys.stderr)
+    return code
+
+
+def _run(words: list[str]) -> int:
+    if words and not Path(words[0]).is_file():
+        return _refuse(f"script not found: {words[0]}", 1)
+    from rankwise.frontends.tcl.interpreter import Interpreter, TclError, leave
+
+    try:
+        interpreter = Interpreter()
+    except (ImportError, ValueError) as error:
+        return _refuse(str(error), 1)
+    if not words and sys.stdin.isatty():
+        from rankwise.frontends.tcl.shell import Shell
+
+        Shell(interpreter).run()
+        interpreter.close()
+        leave()
+        return 0
+    # As in a stock tclsh, Ctrl-C ends a script, whether it computes or waits for other ranks.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    code = 0
+    try:
+        if words:
+            interpreter.source(words[0], words[1:])
+        else:
+            interpreter.eval(sys.stdin.read())
+    except TclError as error:
+        interpreter.flush()
+        print(error.info, file=sys.stderr)
+        code = 1
+    interpreter.flush()
+    interpreter.close()
+    leave()
+    return code

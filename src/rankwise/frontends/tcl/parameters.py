@@ -1,0 +1,140 @@
+"""Commands and their parameters, and how the words of a Tcl call become the arguments of a function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rankwise.frontends.tcl.session import Session
+
+REQUIRED: Final = object()
+"""The default of a parameter that has none."""
+
+
+def camel(name: str) -> str:
+    """'distributed_all_reduce' -> 'distributedAllReduce'."""
+    return re.sub(r"_(\w)", lambda found: found[1].upper(), name)
+
+
+def invalid(option: str, given: object, must: str) -> ValueError:
+    """The error of a parameter whose value cannot be. option: as in the call, without its dash."""
+    return ValueError(f'Invalid -{option} parameter: "{given}". {must}')
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a word may be. parse: gives its value, or raises ValueError where it is none; must: what was expected."""
+
+    name: str
+    must: str
+    parse: Callable[[Session, str], Any]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a command.
+
+    name: that of the function's argument; in a call it is -name, in camelCase. default: REQUIRED, or
+    a value. complaint: what the error says for a word that is not of this kind, where it shall not
+    be the usual sentence.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    default: Any = REQUIRED
+    complaint: str = ""
+
+    @property
+    def option(self) -> str:
+        return camel(self.name)
+
+    def value(self, session: Session, word: str) -> Any:
+        try:
+            return self.kind.parse(session, word)
+        except ValueError:
+            raise (
+                ValueError(self.complaint) if self.complaint else invalid(self.option, word, self.kind.must)
+            ) from None
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: torch::NAME, and its camelCase alias.
+
+    function: takes the session and the parameters by name; what it returns becomes the result: a
+    NumPy array becomes a handle, None the empty string. what, returns, modes: a sentence or two each.
+    example: Tcl, with what it prints in comments `# Output: ...`. errors: messages that it alone gives.
+    forms: the names of the positional parameters; where there are several forms, the first that the
+    words fit is meant. prints: the host writes the result to standard output.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    what: str
+    parameters: tuple[Parameter, ...]
+    returns: str
+    example: str
+    modes: str = ""
+    errors: tuple[str, ...] = ()
+    forms: tuple[tuple[str, ...], ...] = ()
+    prints: bool = False
+
+    @property
+    def alias(self) -> str:
+        return camel(self.name)
+
+    @property
+    def positional(self) -> tuple[tuple[str, ...], ...]:
+        return self.forms or (tuple(parameter.name for parameter in self.parameters),)
+
+    def parameter(self, name: str) -> Parameter:
+        return next(parameter for parameter in self.parameters if parameter.name == name)
+
+    def arguments(self, session: Session, words: Sequence[str]) -> dict[str, Any]:
+        """The values of all parameters, by name; ValueError says which word is wrong, and how."""
+        if words and not self.parameters:
+            raise ValueError(f"Wrong number of arguments. Expected: torch::{self.name}")
+        if words and _is_option(words[0]):
+            return self._values(session, self._named(words))
+        first: ValueError | None = None
+        for form in self.positional:
+            if len(words) <= len(form):
+                try:
+                    return self._values(session, dict(zip(form, words, strict=False)))
+                except ValueError as error:
+                    first = first or error
+        raise first or ValueError("Wrong number of arguments for positional syntax")
+
+    def _named(self, words: Sequence[str]) -> dict[str, str]:
+        """The words by parameter name. As in Tcl's own commands, the last holds where one is given twice."""
+        names = {f"-{parameter.option}": parameter.name for parameter in self.parameters}
+        given: dict[str, str] = {}
+        for i in range(0, len(words), 2):
+            if words[i] not in names:
+                raise ValueError(f"Unknown parameter: {words[i]}")
+            if i + 1 == len(words):
+                raise ValueError("Missing value for parameter")
+            given[names[words[i]]] = words[i + 1]
+        return given
+
+    def _values(self, session: Session, given: Mapping[str, str]) -> dict[str, Any]:
+        values = {}
+        for parameter in self.parameters:
+            if parameter.name in given:
+                continue
+            if parameter.default is REQUIRED:
+                raise ValueError(f"Required parameter missing: -{parameter.option}")
+            values[parameter.name] = parameter.default
+        for parameter in self.parameters:
+            if parameter.name in given:
+                values[parameter.name] = parameter.value(session, given[parameter.name])
+        return values
+
+
+def _is_option(word: str) -> bool:
+    """Whether a first word begins the named syntax; -5 and -inf are numbers."""
+    return re.fullmatch(r"-(?!(inf|infinity|nan)$)[a-z_]\w*", word, re.IGNORECASE) is not None

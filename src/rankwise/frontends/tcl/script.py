@@ -1,0 +1,41 @@
+"""The Tcl side of the commands, the same in every host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from rankwise.frontends.tcl.commands import COMMANDS
+from rankwise.frontends.tcl.parameters import Command
+
+VERSION = "1.0"
+"""The version of the Tcl package torchtcl; native/tcl/pkgIndex.tcl has it too."""
+
+
+def definitions() -> str:
+    """A script that makes every command and alias a procedure.
+
+    It asks the host's ::torch::Request, which takes a command's name and its words and gives a list:
+    ok or error, result or message, errorCode. Being a procedure, a command that fails looks in
+    errorInfo like any command of Tcl's own. ::torch::python is the Python that does the work.
+    """
+    return "\n".join(["namespace eval ::torch {}", f"set ::torch::python {quoted(sys.executable)}", *_procedures()])
+
+
+def _procedures() -> Iterator[str]:
+    for command in COMMANDS.values():
+        for name in dict.fromkeys((command.name, command.alias)):
+            yield f"proc ::torch::{name} args {{\n{_body(command)}\n}}"
+
+
+def _body(command: Command) -> str:
+    ask = f"lassign [::torch::Request {command.name} {{*}}$args] code text why"
+    prints = 'if {$code eq "ok"} {puts $text; set text ""}' if command.prints else ""
+    return "\n".join(line for line in (ask, prints, "return -code $code -errorcode $why $text") if line)
+
+
+def quoted(text: str) -> str:
+    """`text` as one word of a Tcl script."""
+    for character in '\\"$[]{}':
+        text = text.replace(character, f"\\{character}")
+    return f'"{text}"'

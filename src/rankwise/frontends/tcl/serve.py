@@ -1,0 +1,74 @@
+"""The Python side of a stock tclsh: a child that runs commands for it, asked through a pipe.
+
+    tclsh -> child   LENGTHS\\n WORDS    the lengths in bytes of the UTF-8 words that follow: a command and
+                                        its arguments; no word at all asks for the definitions
+    child -> tclsh   CODE LENGTH ERRORCODE\\n TEXT    ok or error, the length in bytes of the text
+
+The child ends with its tclsh, however that ends: the pipe closes then.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import BinaryIO
+
+from rankwise.frontends.tcl.interpreter import leave
+from rankwise.frontends.tcl.script import definitions
+from rankwise.frontends.tcl.session import Session
+
+GRACE = 1.0  # seconds that a command may go on once tclsh has ended
+
+
+def main() -> int:
+    """Serve standard input and output until the first ends; the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for tclsh, and this process ends with it
+    requests, answers = _private_pipes()
+    threading.Thread(target=_end_with_tclsh, args=(requests.fileno(),), daemon=True).start()
+    session = Session()
+    try:
+        serve(session, requests, answers)
+    except BrokenPipeError:  # tclsh ended while a command ran
+        return 1
+    finally:
+        session.close()
+        leave()
+    return 0
+
+
+def serve(session: Session, requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until they end."""
+    while header := requests.readline():
+        words = [requests.read(int(length)).decode() for length in header.split()]
+        code, text, why = session.answer(words[0], words[1:]) if words else ("ok", definitions(), "NONE")
+        data = text.encode()
+        answers.write(b"%s %d %s\n%s" % (code.encode(), len(data), why.encode(), data))
+        answers.flush()
+
+
+def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Standard input and output under other numbers, so that nothing else reads or writes them."""
+    requests, answers = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return os.fdopen(requests, "rb"), os.fdopen(answers, "wb")
+
+
+def _end_with_tclsh(requests: int) -> None:
+    """End a command that waits for other ranks when nobody waits for its answer any more."""
+    watch = select.poll()
+    watch.register(requests, 0)  # its end is told even so
+    while not watch.poll():
+        pass
+    time.sleep(GRACE)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

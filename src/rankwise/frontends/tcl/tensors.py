@@ -1,0 +1,235 @@
+"""What the tensor commands do. A tensor is a NumPy array; no command changes one in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.api import dtypes
+from rankwise.frontends.tcl.kinds import DTYPES, Number, Tensor
+from rankwise.frontends.tcl.parameters import invalid
+
+if TYPE_CHECKING:
+    from rankwise.frontends.tcl.session import Session
+
+Shape = tuple[int, ...]
+DTypeLike = np.dtype[Any]
+
+
+def words_of(tensor: Tensor) -> list[str]:
+    """The elements, row by row, as Tcl writes numbers; the shortest text that means the same number."""
+    flat = tensor.reshape(-1)
+    if flat.dtype.kind == "b":
+        flat = flat.astype(np.int8)
+    elif dtypes.from_numpy(flat.dtype) == DTYPES["bfloat16"]:
+        flat = flat.astype(np.float32)
+    if flat.dtype.kind == "f" and flat.dtype.itemsize < 8:
+        found: list[str] = flat.astype(str).tolist()
+        return found
+    return [repr(value) for value in flat.tolist()]
+
+
+def shape_text(shape: Shape) -> str:
+    return " ".join(map(str, shape))
+
+
+def create(session: Session, data: list[Any], shape: Shape | None, dtype: DTypeLike) -> Tensor:
+    try:
+        exact = np.array(data)
+    except ValueError:
+        raise ValueError("Invalid -data parameter. Its lists must be of one length.") from None
+    if exact.dtype == object:
+        raise ValueError("Invalid -data parameter. Its numbers must have at most 64 bits.")
+    tensor = _converted(exact, dtype)
+    if shape is None:
+        return tensor
+    if tensor.size != prod(shape):
+        must = f"-data has {tensor.size} numbers, and this shape needs {prod(shape)}."
+        raise invalid("shape", shape_text(shape), must)
+    return tensor.reshape(shape)
+
+
+def _converted(exact: Tensor, dtype: DTypeLike) -> Tensor:
+    with np.errstate(all="ignore"):
+        tensor = exact.astype(dtype)
+        lost = dtype.kind in "iub" and not np.array_equal(tensor, exact)
+    if lost:
+        where = np.flatnonzero(np.asarray(tensor != exact).reshape(-1))[0]
+        raise invalid("data", exact.reshape(-1)[where], f"Must be numbers that {dtype.name} can hold.")
+    return tensor
+
+
+def zeros(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
+    return np.zeros(shape, dtype)
+
+
+def ones(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
+    return np.ones(shape, dtype)
+
+
+def full(session: Session, shape: Shape, value: Number, dtype: DTypeLike) -> Tensor:
+    tensor = np.empty(shape, dtype)
+    tensor[...] = _as_element(value, "value", dtype)
+    return tensor
+
+
+def _as_element(value: Number, option: str, dtype: DTypeLike) -> Tensor:
+    try:
+        return _converted(np.array(value), dtype)
+    except (ValueError, OverflowError):
+        raise invalid(option, value, f"Must be a number that {dtype.name} can hold.") from None
+
+
+def empty(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
+    return np.empty(shape, dtype)
+
+
+def arange(session: Session, end: Number, start: Number, step: Number, dtype: DTypeLike) -> Tensor:
+    if step == 0:
+        raise invalid("step", step, "Must not be 0.")
+    return np.arange(start, end, step).astype(dtype)
+
+
+def rand(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
+    return session.random.random(shape).astype(_floating(dtype))
+
+
+def randn(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
+    return session.random.standard_normal(shape).astype(_floating(dtype))
+
+
+def _floating(dtype: DTypeLike) -> DTypeLike:
+    if dtype.kind in "iub":
+        raise invalid("dtype", dtype.name, "Must be a floating-point type.")
+    return dtype
+
+
+def shape(session: Session, tensor: Tensor) -> Shape:
+    return tensor.shape
+
+
+def dtype(session: Session, tensor: Tensor) -> str:
+    """Float32, Int64, UInt8, BFloat16, Bool: the name's words with capitals."""
+    name: str = tensor.dtype.name
+    for word in ("float", "int"):
+        name = name.replace(word, word.capitalize())
+    return name[0].upper() + name[1:]
+
+
+def numel(session: Session, tensor: Tensor) -> int:
+    return tensor.size
+
+
+def to_list(session: Session, tensor: Tensor) -> str:
+    return " ".join(words_of(tensor))
+
+
+def item(session: Session, tensor: Tensor) -> str:
+    if tensor.size != 1:
+        raise ValueError(f"A tensor of {tensor.size} elements has no single item: shape {{{shape_text(tensor.shape)}}}")
+    return words_of(tensor)[0]
+
+
+def print_text(session: Session, tensor: Tensor) -> str:
+    text = np.array2string(tensor, separator=" ", threshold=1000)
+    return f"{text}\n{dtype(session, tensor)} {{{shape_text(tensor.shape)}}}"
+
+
+def reshape(session: Session, tensor: Tensor, shape: Shape) -> Tensor:
+    try:
+        return np.array(tensor.reshape(shape))
+    except ValueError:
+        must = f"The tensor has {tensor.size} elements, shape {{{shape_text(tensor.shape)}}}."
+        raise invalid("shape", shape_text(shape), must) from None
+
+
+def cut(session: Session, tensor: Tensor, dim: int, start: int, end: int | None, step: int) -> Tensor:
+    if step < 1:
+        raise invalid("step", step, "Must be at least 1.")
+    places: list[slice] = [slice(None)] * tensor.ndim
+    places[_dim(tensor, dim)] = slice(start, end, step)
+    return np.array(tensor[tuple(places)])
+
+
+def transpose(session: Session, tensor: Tensor, dim0: int, dim1: int) -> Tensor:
+    return np.array(np.swapaxes(tensor, _dim(tensor, dim0, "dim0"), _dim(tensor, dim1, "dim1")), order="C")
+
+
+def _dim(tensor: Tensor, dim: int, option: str = "dim") -> int:
+    if -tensor.ndim <= dim < tensor.ndim:
+        return dim
+    raise invalid(option, dim, f"The tensor has {tensor.ndim} dimensions, shape {{{shape_text(tensor.shape)}}}.")
+
+
+def element_wise(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A command that takes a tensor, and as `other` a tensor of a fitting shape or a number."""
+
+    def command(session: Session, tensor: Tensor, other: Tensor | Number) -> Tensor:
+        return _together(function, tensor, other)
+
+    return command
+
+
+def matmul(session: Session, tensor: Tensor, other: Tensor) -> Tensor:
+    return _together(np.matmul, tensor, other)
+
+
+def _together(function: Callable[..., Any], tensor: Tensor, other: Tensor | Number) -> Tensor:
+    try:
+        with np.errstate(all="ignore"):  # infinities and NaN tell it themselves
+            return np.asarray(function(tensor, other))
+    except ValueError:
+        shapes = f"{{{shape_text(tensor.shape)}}} and {{{shape_text(np.shape(other))}}}"
+        raise ValueError(f"Shapes do not fit together: {shapes}") from None
+
+
+def of_each(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A command that does something to every element."""
+
+    def command(session: Session, tensor: Tensor) -> Tensor:
+        with np.errstate(all="ignore"):
+            return np.asarray(function(tensor))
+
+    return command
+
+
+def along(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A command that takes one dimension, or all elements, together."""
+
+    def command(session: Session, tensor: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+        axis = None if dim is None else _dim(tensor, dim)
+        size = tensor.size if axis is None else tensor.shape[axis]
+        if size == 0 and function is not np.sum:
+            raise ValueError(f"Nothing to choose from: shape {{{shape_text(tensor.shape)}}}")
+        return np.asarray(function(tensor, axis=axis, keepdims=keepdim))
+
+    return command
+
+
+def save(session: Session, tensor: Tensor, file: str) -> None:
+    try:
+        with open(file, "wb") as out:
+            np.save(out, tensor, allow_pickle=False)
+    except OSError as error:
+        raise invalid("file", file, f"{error.strerror}.") from None
+
+
+def load(session: Session, file: str) -> Tensor:
+    try:
+        with open(file, "rb") as stream:
+            tensor = np.load(stream, allow_pickle=False)
+    except OSError as error:
+        raise invalid("file", file, f"{error.strerror}.") from None
+    except (ValueError, EOFError):
+        raise invalid("file", file, "Must be a file that tensor_save or numpy.save wrote.") from None
+    if not isinstance(tensor, np.ndarray) or dtypes.from_numpy(tensor.dtype) not in DTYPES.values():
+        found = tensor.dtype if isinstance(tensor, np.ndarray) else "several arrays"
+        raise invalid("file", file, f"It holds {found}, and a tensor is one array of {', '.join(DTYPES)}.")
+    return tensor.astype(tensor.dtype.newbyteorder("="))
+
+
+def delete(session: Session, tensor: str) -> None:
+    del session.tensors[tensor]

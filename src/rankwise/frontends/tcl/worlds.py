@@ -1,0 +1,231 @@
+"""The modes: whom the collectives of a session reach, and how distributed_init chooses that."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import rankwise as rw
+from rankwise.api import dtypes
+from rankwise.api.ops import resolve
+from rankwise.api.ranks import find_job
+from rankwise.contract.job import Job
+from rankwise.contract.settings import Settings
+from rankwise.frontends.tcl.kinds import Tensor
+from rankwise.frontends.tcl.parameters import invalid
+
+PORT = 29500
+"""The port of distributed_init where none is given, as torch has it."""
+
+
+class Alone:
+    """This process as a group of its own, with the operations of a Group, whatever ranks are named.
+
+    A message to any rank comes to this process, which receives it as from that rank.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+
+    def barrier(self) -> None:
+        pass
+
+    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        return x
+
+    def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
+        resolve(op, dtypes.parse(x.dtype))
+        return x
+
+    def reduce(self, x: Tensor, dst: int = 0, op: str = "sum") -> Tensor:
+        return self.all_reduce(x, op)
+
+    def gather(self, x: Tensor, dst: int = 0) -> Tensor:
+        return np.array(x[None])
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return np.array(x[None])
+
+    def scatter(self, x: Tensor, src: int = 0) -> Tensor:
+        return np.array(x)
+
+    def reduce_scatter(self, x: Tensor, op: str = "sum") -> Tensor:
+        return self.all_reduce(np.array(x), op)
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return np.array(x)
+
+    def isend(self, x: Tensor, dst: int, tag: int = 0) -> rw.Work[None]:
+        self._messages[dst, tag].append(x)
+        return _Sent()
+
+    def irecv(self, x: tuple[int, ...], src: int, tag: int = 0, *, dtype: Any = None) -> rw.Work[Tensor]:
+        return _Received(self._messages[src, tag], x, np.dtype(dtype), src, tag)
+
+
+class _Sent(rw.Work[None]):
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+    def done(self) -> bool:
+        return True
+
+
+class _Received(rw.Work[Tensor]):
+    """The next message of a queue, once it is there."""
+
+    def __init__(self, queue: deque[Tensor], shape: tuple[int, ...], dtype: np.dtype[Any], src: int, tag: int) -> None:
+        self._queue, self._shape, self._dtype, self._src, self._tag = queue, shape, dtype, src, tag
+
+    def wait(self, timeout: float | None = None) -> Tensor:
+        if not self._queue:
+            raise ValueError(f"Nothing was sent with tag {self._tag} for rank {self._src}, and this process is alone")
+        sent = self._queue[0]
+        if sent.dtype != self._dtype or sent.size != np.prod(self._shape, dtype=int):
+            message = f"{sent.dtype.name} {{{' '.join(map(str, sent.shape))}}}"
+            raise ValueError(f"The message is {message}, not {self._dtype.name} {{{' '.join(map(str, self._shape))}}}")
+        return np.array(self._queue.popleft().reshape(self._shape))
+
+    def done(self) -> bool:
+        return bool(self._queue)
+
+
+Ranks = rw.Group | Alone
+
+
+@dataclass
+class World:
+    """What a session was initialised to.
+
+    barrier: the result of a barrier. ranks: the group of all. groups: those that distributed_new_group
+    made: their ranks, and the group, or None where this rank is not in it.
+    """
+
+    rank: int
+    world_size: int
+    barrier: str
+    ranks: Ranks = field(default_factory=Alone)
+    groups: dict[str, tuple[tuple[int, ...], rw.Group | None]] = field(default_factory=dict)
+    initialized: bool = True
+
+    def group(self, name: str) -> Ranks:
+        """The group called `name`, "" being that of all ranks. Alone, any name is taken."""
+        if not name or isinstance(self.ranks, Alone):
+            return self.ranks
+        if name not in self.groups:
+            made = ", ".join(f'"{other}"' for other in self.groups) or "none"
+            raise invalid("group", name, f"Groups made by distributed_new_group: {made}.")
+        ranks, group = self.groups[name]
+        if group is None:
+            raise invalid("group", name, f"Its ranks are {' '.join(map(str, ranks))}, and this is rank {self.rank}.")
+        return group
+
+    def new_group(self, name: str, ranks: tuple[int, ...]) -> None:
+        if name in self.groups:
+            raise invalid("name", name, "A group of this name exists.")
+        given = " ".join(map(str, ranks))
+        if not ranks or len(set(ranks)) < len(ranks):
+            raise invalid("ranks", given, "Must be at least one rank, and each once.")
+        most = self.world_size - 1 if self.initialized else max(ranks)
+        if not 0 <= min(ranks) <= max(ranks) <= most:
+            raise invalid("ranks", given, f"Must be ranks from 0 to {most}." if self.initialized else "Must be ranks.")
+        alone = isinstance(self.ranks, Alone)
+        self.groups[name] = (ranks, None if alone else self.ranks.subgroup(ranks, name))  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Close the groups made here, but not that of all ranks: a process joins the others once."""
+        for _, group in self.groups.values():
+            if group is not None:
+                group.close()
+        self.groups.clear()
+
+
+def not_initialized() -> World:
+    """The world of a session at its start: alone, though it knows of its launcher's ranks."""
+    job = find_job(os.environ, Settings.read())
+    return World(job.rank, job.world_size, "Distributed not initialized", initialized=False)
+
+
+def initialize(rank: int, world_size: int, address: str, port: int, backend: str) -> tuple[World, str]:
+    """The world that distributed_init asks for, and what it answers."""
+    if world_size < 1:
+        raise invalid("worldSize", world_size, "Must be at least 1.")
+    if not 0 <= rank < world_size:
+        raise invalid("rank", rank, f"Must be from 0 to {world_size - 1}.")
+    settings = Settings.read()
+    job = find_job(os.environ, settings)
+    asked = settings.backend or backend
+    if world_size == 1:
+        world = World(0, 1, "Barrier synchronized (single GPU)")
+        others = f" (Note: this process alone, one of {job.world_size} of {job.launcher})" if job.world_size > 1 else ""
+        return world, _answer("single GPU", world, backend or "gloo") + others
+    if settings.tcl_simulate or not (job.launcher or address):
+        world = World(rank, world_size, "Barrier synchronized (simulated multi-GPU)")
+        note = f" (Note: this process stands for all ranks; rankwise run -n {world_size} starts real ones)"
+        return world, _answer("emulated multi-GPU", world, f"emulated_{backend or 'gloo'}") + note
+    if job.launcher:
+        group = _of_launcher(job, rank, world_size, asked)
+    else:
+        group = _at_address(address, port, rank, world_size, asked)
+    world = World(group.rank, group.world_size, f"Barrier synchronized ({group.world_size} processes)", group)
+    note = f" (Note: {asked} is not available here, {group.backend} is)" if asked not in ("", group.backend) else ""
+    return world, _answer(f"{world_size} processes", world, group.backend) + note
+
+
+def _answer(mode: str, world: World, backend: str) -> str:
+    where = f"rank={world.rank}, world_size={world.world_size}, backend={backend}"
+    return f"Distributed training initialized ({mode}): {where}"
+
+
+def _of_launcher(job: Job, rank: int, world_size: int, backend: str) -> rw.Group:
+    if world_size != job.world_size:
+        ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+        raise invalid("worldSize", world_size, f"{job.launcher} started {ranks}.")
+    if rank not in (0, job.rank):  # scripts say 0 on every rank
+        raise invalid("rank", rank, f"{job.launcher} made this process rank {job.rank}.")
+    return _opened(backend)
+
+
+def _at_address(address: str, port: int, rank: int, world_size: int, backend: str) -> rw.Group:
+    try:
+        socket.getaddrinfo(address, port)
+    except OSError as error:
+        raise invalid("masterAddr", address, f"No such host: {error.strerror}.") from None
+    with _environment(RANK=rank, WORLD_SIZE=world_size, MASTER_ADDR=address, MASTER_PORT=port):
+        group = _opened(backend)
+        if (group.rank, group.world_size) != (rank, world_size):  # met before as another rank or elsewhere
+            group.close()
+            group = _opened(backend)
+        return group
+
+
+@contextmanager
+def _environment(**variables: object) -> Iterator[None]:
+    """The variables that torchrun sets, for as long as rankwise.init looks for them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _opened(backend: str) -> rw.Group:
+    """The group of all ranks, over `backend` where this host has it and it moves host memory, else what suits."""
+    if backend in ("", "nccl"):
+        return rw.init()
+    try:
+        return rw.init(backend)
+    except (ValueError, ImportError):
+        return rw.init()
