@@ -48,6 +48,16 @@ std::shared_ptr<Request> start_recv(Comm& c, Address ptr, uint64_t count, int dt
     return c.recv(pointer(ptr), count, type, src, tag);
 }
 
+std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int tag) {
+    std::optional<Arrival> there;
+    {
+        nb::gil_scoped_release released;
+        there = c.probe(src, tag);
+    }
+    if (!there) return std::nullopt;
+    return std::make_tuple(there->source, there->tag, there->count, int(there->dtype));
+}
+
 std::shared_ptr<Comm> split_comm(Comm& c, int64_t color, int64_t key) {
     nb::gil_scoped_release released;
     return c.split(color, key);
@@ -79,7 +89,9 @@ void wait_task(Task& t, std::optional<double> timeout) {
 void bind_comm(nb::module_& m) {
     nb::class_<Request>(m, "Request", "A send or receive under way.")
         .def("wait", &wait_request, nb::arg("timeout").none() = nb::none())
-        .def("done", &Request::done, Release());
+        .def("done", &Request::done, Release())
+        .def_prop_ro("source", &Request::source)
+        .def_prop_ro("tag", &Request::tag);
     nb::class_<Task>(m, "Task", "A collective on a communicator's stream.")
         .def("wait", &wait_task, nb::arg("timeout").none() = nb::none())
         .def("done", &Task::done);
@@ -90,6 +102,7 @@ void bind_comm(nb::module_& m) {
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)
         .def("send", &start_send, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"))
         .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
+        .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
         .def("all_reduce_array", &all_reduce_array, nb::arg("array").none(), nb::arg("op").none())
         .def("sync", &Comm::sync, Release())
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))

@@ -270,9 +270,15 @@ std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtyp
 }
 
 std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag) {
-    check_root(from, "src");
+    if (from != kAny) check_root(from, "src");
     check_open();
     return mail_->recv(data, count, dtype, from, tag);
+}
+
+std::optional<Arrival> Comm::probe(int from, int tag) {
+    if (from != kAny) check_root(from, "src");
+    check_open();
+    return mail_->probe(from, tag);
 }
 
 std::shared_ptr<Task> Comm::start(std::function<void()> operation) {

@@ -44,6 +44,8 @@ public:
 
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag);
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
+    // A message that waits for its receive; `from` and `tag` may be kAny, here and in recv.
+    std::optional<Arrival> probe(int from, int tag);
     // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
     // order started, before any later blocking call. What it throws comes out of the Task's wait.
     std::shared_ptr<Task> start(std::function<void()> operation);

@@ -101,33 +101,57 @@ std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int
     r->count_ = count;
     r->data_ = static_cast<uint8_t*>(data);
     std::lock_guard lock(mutex_);
-    auto& kept = arrived_[from];
-    auto found = std::find_if(kept.begin(), kept.end(), [&](auto& m) { return m->header.tag == tag; });
-    if (found == kept.end()) {
+    if (auto m = first_arrived(from, tag); !m) {
         receives_.push_back(r);
-        if (from != rank_) pull(from);
-    } else if (Message& m = **found; fits(*r, m.header)) {
-        const uint64_t here = m.header.bytes - m.left;
-        if (here) std::memcpy(data, m.kept.data(), here);
-        m.at = r->data_ + here;
-        m.kept = {};
-        m.receive = r;
-        r->matched_ = true;
+        pull_from(from);
+    } else if (fits(*r, m->from, m->header)) {
+        const uint64_t here = m->header.bytes - m->left;
+        if (here) std::memcpy(data, m->kept.data(), here);
+        m->at = r->data_ + here;
+        m->kept = {};
+        m->receive = r;
         receives_.push_back(r);
-        auto message = *found;  // where bytes are still to come, incoming_ holds it too
-        kept.erase(found);
-        if (!message->left) finish(*message);
-        else pull(from);
+        arrived_[m->from].remove(m);  // where bytes are still to come, incoming_ holds it too
+        if (!m->left) finish(*m);
+        else pull(m->from);
     }
     if (!r->complete_) ensure_thread();
     return r;
 }
 
+void Mail::pull_from(int from) {
+    for (int p = 0; p < n_; ++p)
+        if (p != rank_ && (from == kAny || p == from)) pull(p);
+}
+
+std::shared_ptr<Mail::Message> Mail::first_arrived(int from, int tag) {
+    std::shared_ptr<Message> first;
+    for (int p = 0; p < n_; ++p) {
+        if (from != kAny && p != from) continue;
+        auto& kept = arrived_[p];
+        auto found = std::find_if(kept.begin(), kept.end(), [&](auto& m) { return tag == kAny || m->header.tag == tag; });
+        if (found != kept.end() && (!first || (*found)->number < first->number)) first = *found;
+    }
+    return first;
+}
+
+std::optional<Arrival> Mail::probe(int from, int tag) {
+    if (region_.failed()) steps_.throw_failure("probe");
+    std::lock_guard lock(mutex_);
+    pull_from(from);
+    auto m = first_arrived(from, tag);
+    if (!m) return std::nullopt;
+    return Arrival{m->from, m->header.tag, m->header.count, DType(m->header.dtype)};
+}
+
 // Whether the message is what the receive expects. If not the receive has failed, and the message
 // stays for another.
-bool Mail::fits(Request& r, const Header& h) {
+bool Mail::fits(Request& r, int from, const Header& h) {
+    r.peer_ = from;
+    r.tag_ = h.tag;
+    r.matched_ = true;
     if (r.count_ == h.count && r.dtype_ == DType(h.dtype)) return true;
-    r.failure_ = "recv from rank " + std::to_string(r.peer_) + ": the message is " + describe(h.count, DType(h.dtype), h.tag) +
+    r.failure_ = "recv from rank " + std::to_string(from) + ": the message is " + describe(h.count, DType(h.dtype), h.tag) +
                  ", the receive expects " + describe(r.count_, r.dtype_, r.tag_);
     r.complete_ = true;
     return false;
@@ -135,13 +159,13 @@ bool Mail::fits(Request& r, const Header& h) {
 
 // A header was read: bind the message to the receive that waits for it, or keep it.
 std::shared_ptr<Mail::Message> Mail::arrive(int from, const Header& h) {
-    auto m = std::make_shared<Message>(Message{h, h.bytes, nullptr, {}, nullptr});
-    auto asked = std::find_if(receives_.begin(), receives_.end(),
-                              [&](auto& r) { return r->peer_ == from && r->tag_ == h.tag && !r->matched_; });
+    auto m = std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_++, {}, nullptr});
+    auto asked = std::find_if(receives_.begin(), receives_.end(), [&](auto& r) {
+        return !r->matched_ && (r->peer_ == from || r->peer_ == kAny) && (r->tag_ == h.tag || r->tag_ == kAny);
+    });
     if (asked != receives_.end()) {
-        if (fits(**asked, h)) {
+        if (fits(**asked, from, h)) {
             m->receive = *asked;
-            m->receive->matched_ = true;
             m->at = m->receive->data_;
             return m;
         }
@@ -251,6 +275,13 @@ bool Mail::progress() {
     return moved;
 }
 
+// Whether nothing more can come from this source: for kAny, from nobody else.
+bool Mail::has_left(int from) const {
+    for (int p = 0; p < n_; ++p)
+        if (p != rank_ && (p == from || from == kAny) && !region_.seats[p].left.load()) return false;
+    return n_ > 1;
+}
+
 bool Mail::pending() const {
     if (!receives_.empty()) return true;
     return std::any_of(sends_.begin(), sends_.end(), [](auto& q) { return !q.empty(); });
@@ -261,12 +292,13 @@ void Mail::check_peers(const Request* request) {
     const char* operation = name(!request ? Op::Sync : request->sends_ ? Op::Send : Op::Recv);
     if (region_.failed()) steps_.throw_failure(operation);
     auto gone = [&](const Request& r) {
-        if (r.complete_ || r.peer_ == rank_ || !region_.seats[r.peer_].left.load()) return;
         std::unique_lock lock(mutex_);
+        if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return;
         while (progress()) {}  // what it left in the ring still counts
         if (r.complete_) return;
+        const int peer = r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
         lock.unlock();
-        steps_.lost(r.peer_, operation);
+        steps_.lost(peer, operation);
     };
     if (request) return gone(*request);
     std::vector<std::shared_ptr<Request>> all;
@@ -307,10 +339,10 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, const R
         if (left.count() <= 0) {
             std::string what = "pending messages";
             std::vector<int> missing;
-            if (request) {
-                what = std::string(request->sends_ ? "send to" : "recv from") + " rank " + std::to_string(request->peer_) + " (" +
+            if (std::lock_guard lock(mutex_); request) {
+                what = std::string(request->sends_ ? "send to" : "recv from") + (request->peer_ == kAny ? " any rank" : " rank " + std::to_string(request->peer_)) + " (" +
                        describe(request->count_, request->dtype_, request->tag_) + ")";
-                missing.push_back(request->peer_);
+                if (request->peer_ != kAny) missing.push_back(request->peer_);
             }
             Calls where = steps_.states();
             std::string text = what + ": not complete within " + seconds(timeout);

@@ -25,6 +25,15 @@ namespace rankwise {
 
 class Mail;
 
+inline constexpr int kAny = -1;  // as a receive's source or tag: whichever comes first
+
+// A message that is there and has not been received.
+struct Arrival {
+    int source, tag;
+    uint64_t count;
+    DType dtype;
+};
+
 // One send or receive.
 class Request {
 public:
@@ -32,6 +41,9 @@ public:
     // request under way.
     void wait(std::optional<double> timeout);
     bool done();
+    // Of a complete receive: where the message came from, and its tag.
+    int source() const { return peer_; }
+    int tag() const { return tag_; }
 
 private:
     friend class Mail;
@@ -55,6 +67,8 @@ public:
 
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag);
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
+    // The first message that a receive from `from` with `tag` (either may be kAny) would match.
+    std::optional<Arrival> probe(int from, int tag);
     // Until every request of this rank is complete.
     void sync(double timeout);
     // Sends that did not get out within `timeout`, in words; then no thread runs any more.
@@ -70,8 +84,10 @@ private:
     };
     struct Message {  // one that has begun to arrive
         Header header;
+        int from;
         uint64_t left;                     // bytes still to come
         uint8_t* at;                       // where the next one goes
+        uint64_t number;                   // in the order of arrival at this rank
         std::vector<uint8_t> kept;         // the bytes, while no receive has asked for them
         std::shared_ptr<Request> receive;  // who asked for them
     };
@@ -85,9 +101,12 @@ private:
     bool progress();  // with mutex_ held; true when a byte moved
     bool push(int to);
     bool pull(int from);
+    void pull_from(int from);  // which may be kAny
+    bool has_left(int from) const;
     std::shared_ptr<Message> arrive(int from, const Header& header);
+    std::shared_ptr<Message> first_arrived(int from, int tag);
     void finish(Message& message);
-    static bool fits(Request& receive, const Header& header);
+    static bool fits(Request& receive, int from, const Header& header);
     bool pending() const;
     void ring(int whom);
     template <class Done> void wait_until(double timeout, Done&& done, const Request* request);
@@ -105,6 +124,7 @@ private:
     std::vector<std::list<std::shared_ptr<Message>>> arrived_;    // by source: without a receive yet
     std::list<std::shared_ptr<Request>> receives_;                // posted, in order
     std::vector<Incoming> incoming_;                              // by source
+    uint64_t arrivals_ = 0;
     std::condition_variable work_;
     bool closing_ = false;
     std::thread thread_;

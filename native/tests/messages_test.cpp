@@ -65,6 +65,29 @@ void timeout_keeps_the_request(Comm& c) {
     CHECK_EQ(in, 42);
 }
 
+void from_anyone(Comm& c) {
+    const int n = c.world_size();
+    if (c.rank() > 0) {
+        const auto out = message(c.rank(), 4, 50);
+        c.send(out.data(), 50, DType::I64, 0, 4 + c.rank())->wait(std::nullopt);
+        return;
+    }
+    std::vector<bool> heard(n);
+    for (int k = 1; k < n; ++k) {
+        std::optional<Arrival> there;
+        while (k % 2 && !(there = c.probe(kAny, kAny))) {}
+        std::vector<int64_t> in(50);
+        auto r = c.recv(in.data(), 50, DType::I64, kAny, kAny);
+        r->wait(std::nullopt);
+        CHECK_EQ(r->tag(), 4 + r->source());
+        CHECK(in == message(r->source(), 4, 50), "from anyone");
+        CHECK(!heard[r->source()]);
+        CHECK(!there || (there->source == r->source() && there->count == 50));
+        heard[r->source()] = true;
+    }
+    CHECK(!c.probe(kAny, kAny));
+}
+
 }  // namespace
 
 int main() {
@@ -75,6 +98,8 @@ int main() {
             if (c.world_size() > 1) large_both_ways(c);
             wrong_size_loses_nothing(c);
             timeout_keeps_the_request(c);
+            c.barrier();
+            from_anyone(c);
             c.barrier();
         });
     }

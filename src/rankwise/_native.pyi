@@ -5,6 +5,14 @@ from collections.abc import Sequence
 class Request:
     """A send or receive under way."""
 
+    @property
+    def source(self) -> int:
+        """Of a complete receive: the rank that sent the message."""
+
+    @property
+    def tag(self) -> int:
+        """Of a complete receive: the message's tag."""
+
     def wait(self, timeout: float | None = None) -> None: ...
     def done(self) -> bool: ...
 
@@ -62,7 +70,11 @@ class Comm:
     def all_reduce_array(self, array: object, op: object) -> bool:
         """all_reduce of a plain NumPy array by an operation's name; False, and nothing done, where that takes more."""
     def send(self, ptr: int, count: int, dtype: int, dest: int, tag: int) -> Request: ...
-    def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int) -> Request: ...
+    def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int) -> Request:
+        """src and tag may be -1: whichever message comes first."""
+
+    def probe(self, src: int, tag: int) -> tuple[int, int, int, int] | None:
+        """(source, tag, elements, dtype) of the message that such a receive would match, where one is there."""
     def sync(self) -> None: ...
     def split(self, color: int, key: int) -> Comm | None: ...
     def abort(self, why: str) -> None:
