@@ -93,8 +93,9 @@ size       bytes of the array that each rank gives (scatter: that the root gives
            message), rounded up to whole elements, and for scatter, reduce_scatter and all_to_all to
            as many elements for each rank
 time       calls are timed in batches after a barrier; of a batch the slowest rank counts. Median,
-           minimum and 99th percentile are over batches, per call. Where a call takes less than
-           0.1 ms a batch has many calls in a row. send_recv: half a round trip, all pairs at once
+           minimum and 99th percentile are over batches, per call. A batch of short calls has many
+           of them in a row, about 0.2 ms in all, 2 ms where there are more ranks than cores.
+           send_recv: half a round trip, all pairs at once
 alg GB/s   total / median time, in 10^9 bytes a second. total = size; all_gather, gather: size * n
 bus GB/s   alg * factor, the factors of nccl-tests: all_reduce 2(n-1)/n; all_gather, gather, scatter,
            reduce_scatter, all_to_all (n-1)/n; broadcast, reduce, send_recv 1
@@ -121,12 +122,11 @@ def parse_sizes(text: str, factor: int) -> list[int]:
     low, high = (parse_size(part) for part in text.split(":", 1))
     if low > high:
         raise ValueError(f"{text!r}: expected the smaller size first")
-    sizes = [high]
-    while sizes[-1] >= low * factor:
-        sizes.append(sizes[-1] // factor)
-    if low not in sizes:
-        sizes.append(low)
-    return sorted(sizes)
+    sizes = []
+    while high >= low * factor:
+        sizes.append(high)
+        high //= factor
+    return sorted({low, *sizes, *([] if sizes else [high])})
 
 
 def size_name(size: int) -> str:

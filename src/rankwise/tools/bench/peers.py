@@ -79,4 +79,4 @@ def make(name: str, folder: Path, say: Callable[[str], None]) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True, stdout=sys.stderr)
     python = str(home / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "numpy", "ml_dtypes", "mpi4py", name], check=True, stdout=sys.stderr)
+    subprocess.run([*pip, "numpy", "mpi4py", name], check=True, stdout=sys.stderr)

@@ -20,8 +20,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     """Draw what the JSON of a benchmark holds.
 
     A row is an operation with one number of ranks: time on the left, bus bandwidth on the right,
-    both over size, both logarithmic; operations without bytes have one row, time over ranks.
-    ImportError where matplotlib is missing.
+    over size; of barrier, time over the number of ranks. Axes are logarithmic but that of bandwidth.
     """
     import matplotlib
 
@@ -38,7 +37,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
             _lines(axes, results, "size" if sized else "ranks", key)
             axes.set_title(title)
             axes.set_ylabel(label)
-            axes.set_yscale("log")
+            if axes is left:
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(bottom=0)
             axes.grid(True, which="major", alpha=0.3)
             axes.legend(fontsize="small")
             if sized:

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from itertools import repeat
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class Contender(ABC):
             return self.barrier
         if operation == "send_recv":
             return self.ping_pong(x, out)
-        return self.calls(x, out, op)[operation]
+        return self.calls(x, out, op if "reduce" in operation else "sum")[operation]
 
     @abstractmethod
     def send(self, x: np.ndarray, dest: int) -> Call: ...
@@ -210,8 +210,9 @@ class Mpi(Contender):
 
     def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
         comm, at_root, in_place = self.comm, self.rank == ROOT, self.MPI.IN_PLACE
-        named = {"product": "PROD", "min": "MIN", "max": "MAX", "sum": "SUM", "band": "BAND", "bor": "BOR"}
-        reduce_op = getattr(self.MPI, {**named, "bxor": "BXOR"}[op])
+        if op == "mean":
+            raise ValueError("MPI has no mean")
+        reduce_op = getattr(self.MPI, "PROD" if op == "product" else op.upper())
         return {
             "all_reduce": partial(comm.Allreduce, in_place, x, op=reduce_op),
             "broadcast": partial(comm.Bcast, x, ROOT),
@@ -437,7 +438,7 @@ class Rank:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """do: time -> seconds of each batch; check -> wrong bytes; drop -> {}, the arrays freed;
-        memory -> bytes; late -> CPU seconds of this rank, which waited for rank 0."""
+        memory -> bytes; late -> CPU seconds that this rank burnt while rank 0 was late."""
         do = request["do"]
         if do == "drop":
             self.point = None
@@ -453,8 +454,9 @@ class Rank:
         return {"seconds": point.seconds(contender, request["iterations"], request["batches"])}
 
 
-def memory() -> dict[str, Any]:
-    """Resident and proportional bytes of this process; the latter counts a shared page by its share."""
+def memory() -> dict[str, int]:
+    """Bytes of this process: rss, resident; pss, the same with each shared page counted by its share;
+    pss_shmem, the part of pss that is memory shared between ranks."""
     sizes = {}
     with open("/proc/self/smaps_rollup") as lines:
         for line in lines:
@@ -467,12 +469,11 @@ def memory() -> dict[str, Any]:
 def late(contender: Contender, seconds: float) -> dict[str, Any]:
     """All ranks meet in a barrier to which rank 0 comes `seconds` late: the CPU time that this rank burnt."""
     contender.barrier()
-    before = os.times()
+    before = process_time()
     if contender.rank == ROOT:
         sleep(seconds)
     contender.barrier()
-    after = os.times()
-    return {"cpu": after.user - before.user + after.system - before.system}
+    return {"cpu": process_time() - before}
 
 
 def contenders_of(name: str, store: str) -> dict[str, Contender]:
@@ -493,9 +494,10 @@ def main(name: str, path: str) -> None:
             lines.flush()
 
         try:
+            before = memory()
             contenders = contenders_of(name, path + ".store")
             first = contenders["array"]
-            say({"rank": first.rank, "world_size": first.world_size, "pid": os.getpid(), "about": first.about})
+            say({"rank": first.rank, "pid": os.getpid(), "about": first.about, "memory": before})
             rank = Rank(contenders)
             for line in lines:
                 say(rank.answer(json.loads(line)))

@@ -1,0 +1,132 @@
+"""What is measured besides the operations: how fast a job starts, a rank's memory, the CPU time of waiting."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rankwise.tools.bench.crew import Crew, CrewError, Launch
+
+MEASURES = {
+    "startup": "seconds from the launcher's start to its end, for programs that do next to nothing",
+    "memory": "memory of a rank after some all_reduces, and what the library added to it",
+    "idle": "CPU time that a rank burns while it waits a second for another in a barrier",
+}
+RANKS = {"startup": [2], "memory": [2, 4, 8, 16, 32, 64], "idle": [2]}
+"""World sizes where none are given."""
+STARTS = 5  # of each launcher and program; the median counts
+LATE = 1.0  # seconds that rank 0 is late
+START_TIMEOUT = 120.0  # seconds for such a job
+MIB = 1 << 20
+
+# What a rank does to meet the others, by rank.py's names.
+MEETS = {
+    "rankwise": "import rankwise; rankwise.init()",
+    "mpi": "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()",
+    "gloo": "import torch.distributed as dist; dist.init_process_group('gloo'); dist.destroy_process_group()",
+}
+
+PROGRAMS = ("true", "empty Python", "ranks meet")
+
+Row = dict[str, Any]
+Progress = Callable[[str], None]  # called with what is being done
+Failed = Callable[[str, str], None]  # called with who is left out, and why
+
+
+def startup(launches: Mapping[str, Launch], n: int, folder: Path, failed: Failed, progress: Progress) -> list[Row]:
+    """Start jobs that do nothing, with each launcher in turn. gloo's is torchrun. A row: program, launcher, seconds."""
+    empty = folder / "empty.py"
+    empty.write_text("")
+    commands: dict[tuple[str, str], list[str]] = {}
+    for name, launch in launches.items():
+        meets = folder / f"meets_{launch.name}.py"
+        meets.write_text(MEETS[launch.name] + "\n")
+        if launch.name == "gloo":
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+            commands["true", name] = [*torchrun, "--no-python", "true"]
+            commands["empty Python", name] = [*torchrun, str(empty)]
+            commands["ranks meet", name] = [*torchrun, str(meets)]
+        else:
+            commands["true", name] = launch.bare(n, ["true"])
+            commands["empty Python", name] = launch.command(n, [str(empty)])
+            commands["ranks meet", name] = launch.command(n, [str(meets)])
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in commands}
+    quiet: Any = {"capture_output": True, "text": True, "timeout": START_TIMEOUT, "check": True}
+    for turn in range(STARTS):
+        for key, command in list(commands.items()):
+            progress(f"start {turn + 1} of {STARTS}: {key[1]}, {key[0]}")
+            start = time.perf_counter()
+            try:
+                subprocess.run(command, **quiet, env=launches[key[1]].full_environment())
+            except subprocess.TimeoutExpired:
+                failed(key[1], f"{' '.join(command)} did not end in {START_TIMEOUT:g} s")
+                del commands[key]
+            except subprocess.CalledProcessError as error:
+                failed(key[1], f"{' '.join(command)} ended with status {error.returncode}: {error.stderr[-200:]}")
+                del commands[key]
+            seconds[key].append(time.perf_counter() - start)
+    return [
+        {"measure": "startup", "ranks": n, "program": program, "contender": name, "ms": 1e3 * median(seconds[key])}
+        for key in sorted(commands, key=lambda key: PROGRAMS.index(key[0]))
+        for program, name in [key]
+    ]
+
+
+def memory(crews: Mapping[str, Crew], n: int, failed: Failed) -> list[Row]:
+    """Memory of a rank, the mean over ranks, in MiB.
+
+    rss: resident; pss: the same with each shared page counted by its share; shared: the part of pss
+    that is memory between the ranks; added: what pss was more than before the library was loaded.
+    """
+    rows = []
+    for name, crew in crews.items():
+        try:
+            for count in (2, 1 << 10, 1 << 20):  # the small and the large ways of an all_reduce
+                request = {"operation": "all_reduce", "count": count, "dtype": "float32", "op": "sum"}
+                crew.ask(**request, do="time", level="array", iterations=3, batches=1)
+            crew.ask(do="drop")
+            now = crew.ask(do="memory")
+        except CrewError as error:
+            failed(name, str(error))
+            continue
+        sums = {key: sum(rank[key] for rank in now) for key in ("rss", "pss", "pss_shmem")}
+        added = sums["pss"] - sum(rank["pss"] for rank in crew.memory_before)
+        totals = {"rss": sums["rss"], "pss": sums["pss"], "shared": sums["pss_shmem"], "added": added}
+        means = {key: value / n / MIB for key, value in totals.items()}
+        rows.append({"measure": "memory", "ranks": n, "contender": name, **means})
+    return rows
+
+
+def idle(crews: Mapping[str, Crew], n: int, failed: Failed) -> list[Row]:
+    """CPU milliseconds of the waiting rank that burns most, while rank 0 comes LATE seconds late to a barrier."""
+    rows = []
+    for name, crew in crews.items():
+        try:
+            waiting = crew.ask(do="late", level="array", seconds=LATE)[1:]
+        except CrewError as error:
+            failed(name, str(error))
+            continue
+        worst = max((rank["cpu"] for rank in waiting), default=0.0)
+        rows.append({"measure": "idle", "ranks": n, "contender": name, "ms": 1e3 * worst})
+    return rows
+
+
+UNITS = {"ms": "ms", "rss": "MiB", "pss": "MiB", "added": "MiB", "shared": "MiB"}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows of one measure as text."""
+    names = [name for name in rows[0] if name != "measure"]
+    lines = [[f"{name}, {UNITS[name]}" if name in UNITS else name for name in names]]
+    lines += [[f"{row[name]:.1f}" if name in UNITS else str(row[name]) for name in names] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) if name in UNITS else cell.ljust(width) for cell, width, name in parts).rstrip()
+        for line in lines
+        for parts in [zip(line, widths, names, strict=True)]
+    )
