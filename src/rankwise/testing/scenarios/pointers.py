@@ -90,7 +90,7 @@ def refused_arguments(group: Group) -> None:
         refuses(ValueError, comm.gather, p, q, 4, f64, root, says=("root", str(root)))
         refuses(ValueError, comm.scatter, p, q, 4, f64, root, says=("root", str(root)))
         refuses(ValueError, comm.send, p, 4, f64, root, says=("dest", str(root)))
-        refuses(ValueError, comm.recv, q, 4, f64, root, says=("src", str(root)))
+    refuses(ValueError, comm.recv, q, 4, f64, n, says=("src", str(n)))
     refuses(ValueError, comm.all_gather_v, p, q, [1] * (n + 1), f64, says=("counts", str(n + 1)))
     refuses(ValueError, comm.all_to_all_v, p, q, [1] * n, [], f64, says=("recv_counts", "0"))
     refuses((TypeError, ValueError), comm.all_reduce, p, -1, f64, ReduceOp.SUM)
