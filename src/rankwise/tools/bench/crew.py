@@ -170,14 +170,16 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(0.0 if kind else GRACE)
 
-    def close(self) -> None:
-        """End the ranks: they go when their sockets close; what does not is killed."""
+    def close(self, grace: float = GRACE) -> None:
+        """End the ranks: they go when their sockets close; what has not within `grace` seconds is killed."""
         self.alive = False
         self._resources.close()
-        for signum in (None, signal.SIGTERM, signal.SIGKILL):
-            if signum is not None and self._process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace)
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
                 os.killpg(self._process.pid, signum)
             try:
                 self._process.wait(GRACE)
