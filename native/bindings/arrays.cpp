@@ -74,7 +74,7 @@ nb::object describe(nb::handle array) {
                           (flags & NPY_ARRAY_WRITEABLE) != 0);
 }
 
-// The common names of operations, known by the identity of the interned string: a look-up of a few ns.
+// The common names of operations, mostly known by the identity of the interned string.
 struct OpName {
     PyObject* text;
     ReduceOp op;
@@ -111,8 +111,9 @@ bool all_reduce_array(Comm& comm, nb::handle array, nb::handle op) {
     if ((PyArray_FLAGS(a) & wanted) != wanted) return false;
     const int dtype = dtype_of(PyArray_DESCR(a));
     if (dtype < 0) return false;
+    if (!PyUnicode_CheckExact(op.ptr())) return false;
     for (const OpName& known : op_names()) {
-        if (known.text != op.ptr()) continue;
+        if (known.text != op.ptr() && PyUnicode_Compare(known.text, op.ptr()) != 0) continue;
         if (!reduce_kernel(DType(dtype), known.op)) return false;
         uint64_t count = 1;
         for (int i = 0; i < PyArray_NDIM(a); ++i) count *= uint64_t(PyArray_DIMS(a)[i]);

@@ -36,6 +36,22 @@ template <class... A> auto started(void (Comm::*operation)(A...)) {
     };
 }
 
+// A Python function on the communicator's stream, in its turn. It must not raise: nobody would see it.
+std::shared_ptr<Task> start_call(Comm& c, nb::callable function) {
+    std::shared_ptr<nb::callable> held(new nb::callable(std::move(function)), [](nb::callable* f) {
+        nb::gil_scoped_acquire gil;  // whichever thread lets go of it last
+        delete f;
+    });
+    return c.start([held] {
+        nb::gil_scoped_acquire gil;
+        try {
+            (*held)();
+        } catch (nb::python_error& error) {
+            error.discard_as_unraisable("a function on a communicator's stream");
+        }
+    });
+}
+
 std::shared_ptr<Request> start_send(Comm& c, Address ptr, uint64_t count, int dtype, int dest, int tag) {
     const DType type = checked_dtype(dtype);
     nb::gil_scoped_release released;
@@ -104,6 +120,7 @@ void bind_comm(nb::module_& m) {
         .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
         .def("all_reduce_array", &all_reduce_array, nb::arg("array").none(), nb::arg("op").none())
+        .def("start_call", &start_call, nb::arg("function"))
         .def("sync", &Comm::sync, Release())
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())

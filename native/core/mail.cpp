@@ -316,13 +316,14 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, const R
         progress();
         return done();
     };
-    for (int i = policy_.spins / 8; i >= 0; --i) {
+    for (int i = policy_.first_looks; i >= 0; --i) {
         if (try_once()) return;
         cpu_relax();
     }
     const auto since = Clock::now();
-    while (Clock::now() - since < policy_.yielding) {
-        sched_yield();
+    while (Clock::now() - since < policy_.spinning + policy_.yielding) {
+        if (policy_.first_looks) cpu_relax();
+        else sched_yield();
         if (try_once()) return;
     }
     Seat& seat = region_.seats[rank_];

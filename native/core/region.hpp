@@ -55,6 +55,7 @@ struct alignas(kCacheLine) Seat {
     Line lines[kLines];
     alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex: rung for a sleeper waiting in a collective
     std::atomic<uint32_t> waits_for;                 // rank + 1 that the sleeper waits for
+    std::atomic<int32_t> core;                       // + 1: where the rank was when it last had to wait
     alignas(kCacheLine) std::atomic<uint32_t> mail;  // futex: rung when a channel moved
     std::atomic<uint32_t> mail_sleepers;
     alignas(kCacheLine) std::atomic<uint32_t> left;  // closed its end of the group

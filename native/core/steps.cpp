@@ -41,14 +41,31 @@ void Steps::wake_sleepers() {
     }
 }
 
+// Two ranks on one core, where there is one for each: the one that waits leaves it.
+void Steps::take_own_core(int peer) {
+    const int core = sched_getcpu();
+    const bool shared = region_.seats[peer].core.load(std::memory_order_relaxed) == core + 1;
+    if (shared) leave_core(core);
+    region_.seats[rank].core.store((shared ? sched_getcpu() : core) + 1, std::memory_order_relaxed);
+}
+
 void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     const auto since = Clock::now();
+    if (policy_.first_looks) {
+        take_own_core(peer);
+        do {
+            for (int i = 0; i < 16; ++i) {
+                cpu_relax();
+                if (seq.load(std::memory_order_acquire) >= value) return;
+            }
+        } while (Clock::now() - since < policy_.spinning);
+    }
     do {
         for (int i = 0; i < 8; ++i) {
             sched_yield();
             if (seq.load(std::memory_order_acquire) >= value) return;
         }
-    } while (Clock::now() - since < policy_.yielding);
+    } while (Clock::now() - since < policy_.spinning + policy_.yielding);
 
     Seat& seat = region_.seats[rank];
     struct Registered {  // also withdrawn when a wait ends in an exception

@@ -87,7 +87,7 @@ private:
     void await_value(int peer, uint64_t value) {
         std::atomic<uint64_t>& seq = region_.seats[peer].lines[(value - 1) % kLines].seq;
         if (seq.load(std::memory_order_acquire) >= value) return;
-        for (int i = policy_.spins; i > 0; --i) {
+        for (int i = policy_.first_looks; i > 0; --i) {
             cpu_relax();
             if (seq.load(std::memory_order_acquire) >= value) return;
         }
@@ -99,6 +99,7 @@ private:
             if (p != rank) await_value(p, value);
         seen_ = value;
     }
+    void take_own_core(int peer);
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void look_for_trouble(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since);
     void wake_sleepers();

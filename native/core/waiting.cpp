@@ -47,8 +47,17 @@ int usable_cores() {
 }
 
 WaitPolicy WaitPolicy::for_ranks(int ranks_on_host) {
-    if (ranks_on_host <= usable_cores()) return {2000, std::chrono::microseconds(100)};
-    return {0, std::chrono::microseconds(300)};
+    using std::chrono::microseconds;
+    if (ranks_on_host <= usable_cores()) return {50, microseconds(50), microseconds(150)};
+    return {0, microseconds(0), microseconds(300)};
+}
+
+void leave_core(int core) {
+    cpu_set_t allowed, others;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+    others = allowed;
+    CPU_CLR(core, &others);
+    if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit) {

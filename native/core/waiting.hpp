@@ -24,10 +24,16 @@ int usable_cores();
 // What a rank does before it sleeps. Spinning pays only where every rank has a core of its own:
 // otherwise it keeps the rank that is waited for from running.
 struct WaitPolicy {
-    int spins;                            // looks at the flag with a pause between
+    int first_looks;                      // at the flag, with a pause between, before anything else
+    std::chrono::microseconds spinning;   // then this long in the same way
     std::chrono::microseconds yielding;   // then this long, giving the core away between looks
     static WaitPolicy for_ranks(int ranks_on_host);
 };
+
+// Moves the calling thread off its core, to one of its others where it has any. The scheduler tends
+// to put a thread beside the one that woke it, and two ranks that spin on one core wait for each
+// other's time slice.
+void leave_core(int core);
 
 // Sleep while *word == seen, at most `limit`. Returns false when a signal interrupted the sleep.
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit);
