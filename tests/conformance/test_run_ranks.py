@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -100,6 +102,28 @@ def test_a_dead_process_is_named_and_the_others_are_told() -> None:
 def test_a_result_that_cannot_travel_is_an_error_of_its_rank() -> None:
     with pytest.raises(RanksFailed, match="pickle"):
         run_ranks(2, lambda group: threading.Lock() if group.rank else 0, backend="shm")
+
+
+def test_functions_of_a_program_without_a_file() -> None:
+    """As in a notebook: the main module has no file."""
+    call = "print(run_ranks(2, lambda g: g.all_reduce(1), backend='shm'), rw.spawn(lambda: rw.init().rank, 2))"
+    program = f"import rankwise as rw; from rankwise.testing import run_ranks; {call}"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == ("[2, 2] [0, 1]\n", "")
+
+
+def test_ranks_end_when_their_caller_is_killed() -> None:
+    call = "print(*run_ranks(2, lambda g: os.getpid(), backend='shm'), flush=True); time.sleep(60)"
+    program = f"import os, time; from rankwise.testing import run_ranks; {call}"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        pids = [int(pid) for pid in caller.stdout.readline().split()]
+        caller.kill()
+    assert len(pids) == 2
+    end = time.monotonic() + 5
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < end, "ranks outlive the process that started them"
+        time.sleep(0.02)
 
 
 def test_closed_pools_leave_no_process() -> None:

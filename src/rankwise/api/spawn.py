@@ -83,7 +83,10 @@ def module_path(fn: Callable[..., object]) -> list[str]:
     """
     path = [os.path.abspath(entry) for entry in sys.path]
     name = getattr(fn, "__module__", None) or ""
-    file = Path(getattr(sys.modules.get(name), "__file__", None) or "").with_suffix("")
+    origin = getattr(sys.modules.get(name), "__file__", None)
+    if origin is None:  # a notebook, `python -c`
+        return path
+    file = Path(origin).with_suffix("")
     if file.name == "__init__":
         file = file.parent
     names = name.split(".")
