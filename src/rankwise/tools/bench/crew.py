@@ -20,6 +20,7 @@ from typing import Any
 START_TIMEOUT = 120.0  # seconds for all ranks to have said who they are
 ANSWER_TIMEOUT = 300.0  # seconds for an answer
 GRACE = 3.0  # seconds to end by themselves, and again after SIGTERM
+GRACE_STOPPED = 1.0  # the first of them after Ctrl-C; longer than most turns: a killed MPI leaves files behind
 RANK_FILE = Path(__file__).with_name("rank.py")
 
 
@@ -170,7 +171,7 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(0.0 if kind else GRACE)
+        self.close(GRACE_STOPPED if kind else GRACE)
 
     def close(self, grace: float = GRACE) -> None:
         """End the ranks: they go when their sockets close; what has not within `grace` seconds is killed."""
