@@ -29,7 +29,8 @@ that of the command, and the last line says which rank it was and what it was do
 
 EPILOG = """\
 PROGRAM is a Python file (train.py), a Tcl script (train.tcl, run by rankwise tclsh), a module
-(-m package.module) or a command found on PATH (after -- or as it is); python and python3 mean the Python that rankwise is installed in.
+(-m package.module) or a command found on PATH (after -- or as it is); python and python3 mean the
+Python that rankwise is installed in.
 Everything after it is the program's own.
 
 examples:

@@ -70,6 +70,15 @@ def help_of(command: Command) -> str:
     return "\n".join([*lines, "", "example:", *(f"  {line}" for line in command.example.splitlines())])
 
 
+def _errors(command: Command) -> list[str]:
+    """What a wrong call of this command says, but for the mistakes that all commands have in common."""
+    required = [f"Required parameter missing: -{p.option}" for p in command.parameters if p.default is REQUIRED]
+    invalid = [
+        p.complaint or f'Invalid -{p.option} parameter: "...". {p.kind.must}' for p in command.parameters if p.kind.must
+    ]
+    return [*required, *invalid, *command.errors]
+
+
 def _default(parameter: Parameter) -> str:
     return "" if parameter.default is REQUIRED else f" (default {_default_text(parameter.default)})"
 
@@ -100,6 +109,10 @@ def _section(command: Command) -> Iterator[str]:
     yield from (f"Returns {command.returns}.", "")
     if command.modes:
         yield from (command.modes, "")
-    if command.errors:
-        yield from ("Errors: " + "; ".join(f"`{error}`" for error in command.errors) + ".", "")
+    if errors := _errors(command):
+        yield from ("Errors: " + ", ".join(f"`{error}`" for error in errors) + ".", "")
     yield from ("```tcl", command.example, "```", "")
+
+
+if __name__ == "__main__":
+    print(reference())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from rankwise.api.init import default_group
 from rankwise.contract.errors import BackendUnavailable, ClosedError
@@ -75,7 +76,7 @@ class Interpreter:
     def source(self, path: str, arguments: list[str]) -> None:
         """Run a script file as tclsh does, with argv0, argv and argc. TclError where it fails."""
         self.set("argv0", path)
-        self.set("argv", self._call("list", *arguments))
+        self._call("set", "::argv", tuple(arguments))
         self.set("argc", str(len(arguments)))
         try:
             self._call("source", "-encoding", "utf-8", path)
@@ -86,13 +87,13 @@ class Interpreter:
 
     def is_complete(self, script: str) -> bool:
         """False where a brace, bracket or quote is still open."""
-        return self._call("info", "complete", script) == "1"
+        return bool(self._call("info", "complete", script))
 
     def names(self, pattern: str) -> list[str]:
-        """The commands whose names match, and the namespaces, which end in ::."""
+        """The commands whose names match, and all namespaces, which end in ::."""
         commands = self._tcl.splitlist(self._call("info", "commands", pattern))
-        spaces = self._tcl.splitlist(self.eval("namespace children ::"))
-        return [str(name) for name in commands] + [f"{str(name).removeprefix('::')}::" for name in spaces]
+        spaces = self._tcl.splitlist(self._call("namespace", "children", "::"))
+        return [*map(str, commands), *(f"{str(name).removeprefix('::')}::" for name in spaces)]
 
     def flush(self) -> None:
         """Write out what `puts` still holds, as far as anybody reads it."""
@@ -101,9 +102,9 @@ class Interpreter:
     def close(self) -> None:
         self.session.close()
 
-    def _call(self, *words: str) -> str:
+    def _call(self, *words: object) -> Any:
         try:
-            return str(self._tcl.call(*words))
+            return self._tcl.call(*words)
         except self._error as error:
             raise self._failure(error) from None
 

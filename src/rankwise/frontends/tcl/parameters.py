@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 REQUIRED: Final = object()
 """The default of a parameter that has none."""
 
+LONGEST: Final = 60
+"""How much of a wrong value its error repeats, in characters."""
+
 
 def camel(name: str) -> str:
     """'distributed_all_reduce' -> 'distributedAllReduce'."""
@@ -21,7 +24,10 @@ def camel(name: str) -> str:
 
 def invalid(option: str, given: object, must: str) -> ValueError:
     """The error of a parameter whose value cannot be. option: as in the call, without its dash."""
-    return ValueError(f'Invalid -{option} parameter: "{given}". {must}')
+    text = " ".join(str(given).split())
+    if len(text) > LONGEST:
+        text = text[: LONGEST - 3] + "..."
+    return ValueError(f'Invalid -{option} parameter: "{text}". {must}')
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,9 @@ class Command:
 
     function: takes the session and the parameters by name; what it returns becomes the result: a
     NumPy array becomes a handle, None the empty string. what, returns, modes: a sentence or two each.
-    example: Tcl, with what it prints in comments `# Output: ...`. errors: messages that it alone gives.
-    forms: the names of the positional parameters; where there are several forms, the first that the
-    words fit is meant. prints: the host writes the result to standard output.
+    example: Tcl, with what it prints in comments `# Output: ...`. errors: messages that do not follow
+    from the parameters. forms: the names of the positional parameters; where there are several
+    forms, the first that the words fit is meant. prints: the host writes the result to standard output.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ class Shell:
 
     def run(self) -> None:
         print("torch::help lists the commands, Tab completes them, exit or Ctrl-D ends.")
+        # tkinter's hook would wake up 50 times a second at the prompt and keep Ctrl-C until the next key.
+        ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyOS_InputHook").value = None
         readline = _readline()
         history = Path(os.path.expanduser(HISTORY))
         if readline is not None:

@@ -41,6 +41,10 @@ def create(session: Session, data: list[Any], shape: Shape | None, dtype: DTypeL
         exact = np.array(data)
     except ValueError:
         raise ValueError("Invalid -data parameter. Its lists must be of one length.") from None
+    if dtype == np.uint64 and exact.dtype.kind == "f":  # what NumPy makes of small and very large integers together
+        whole = np.array(data, object)
+        if all(isinstance(number, int) and 0 <= number < 2**64 for number in whole.flat):
+            exact = whole.astype(np.uint64)
     if exact.dtype == object:
         raise ValueError("Invalid -data parameter. Its numbers must have at most 64 bits.")
     tensor = _converted(exact, dtype)
@@ -210,6 +214,8 @@ def along(function: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def save(session: Session, tensor: Tensor, file: str) -> None:
+    if tensor.dtype.kind == "V":  # bfloat16; numpy.load would give raw bytes
+        raise ValueError(f"Invalid -tensor parameter. A .npy file cannot hold {tensor.dtype.name}.")
     try:
         with open(file, "wb") as out:
             np.save(out, tensor, allow_pickle=False)

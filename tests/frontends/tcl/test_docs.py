@@ -1,0 +1,74 @@
+"""docs/tcl.md: its reference is that of the table, its examples print what they say, its commands run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwise.frontends.tcl.commands import COMMANDS
+from rankwise.frontends.tcl.helptext import reference
+
+pytest.importorskip("_tkinter", reason="this Python has no Tcl; apt install python3-tk")
+
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "tcl.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(tcl|bash)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+TCL = [text for language, text in BLOCKS if language == "tcl"]
+
+
+def outputs(text: str) -> list[str]:
+    return [line.removeprefix("# Output: ") for line in text.splitlines() if line.startswith("# Output: ")]
+
+
+def test_the_reference_is_that_of_the_table() -> None:
+    written = TEXT.partition("\n### ")[2]
+    assert "### " + written.rstrip() == reference().rstrip(), "python -m rankwise.frontends.tcl.helptext prints it anew"
+
+
+def test_every_command_has_an_example_that_says_what_it_prints() -> None:
+    for command in COMMANDS.values():
+        assert command.example
+        assert f"torch::{command.name}" in command.example
+        assert outputs(command.example) or command.name in ("help", "tensor_delete")
+
+
+@pytest.mark.parametrize("text", TCL, ids=lambda text: text.splitlines()[0][:60])
+def test_example(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    from rankwise.frontends.tcl.interpreter import Interpreter
+
+    monkeypatch.chdir(tmp_path)
+    interpreter = Interpreter()
+    interpreter.eval(text)
+    interpreter.close()
+    printed = capfd.readouterr().out.splitlines()
+    if "torch::help" not in text:
+        assert printed == outputs(text)
+    else:
+        assert printed[0] == COMMANDS["distributed_gather"].what
+
+
+@pytest.mark.skipif(shutil.which("tclsh") is None, reason="there is no tclsh")
+def test_the_shell_commands(tmp_path: Path) -> None:
+    hello = next(text for text in TCL if text.startswith("# hello.tcl\n"))
+    (tmp_path / "hello.tcl").write_text(hello)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    commands = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
+    assert len(commands) == 5
+    for command in commands:
+        bash = ["bash", "-euo", "pipefail", "-c", command]
+        environment = {**os.environ, "PATH": path}
+        done = subprocess.run(bash, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, ""), command
+        found = re.search(r"run -n (\d)", command)
+        n = int(found[1]) if found else 1
+        total = float(n * (n - 1) // 2)
+        if "libtorchtcl" in command:
+            assert done.stdout == "0\n"
+        else:
+            lines = [f"rank {rank} of {n}: {total} {total}" for rank in range(n)]
+            assert sorted(done.stdout.splitlines()) == lines
