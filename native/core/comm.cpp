@@ -105,9 +105,35 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
             if (interrupted()) throw Interrupted();
         }
     }
-    me.operation = uint32_t(Op::None);
     if (process) watch_peers(segment, rank);
+    comm->agree_on_direct();
+    me.operation = uint32_t(Op::None);
     return comm;
+}
+
+// Every rank tries to read a word of its neighbour's; they go direct if all can.
+void Comm::agree_on_direct() {
+    Call_ call(*this, make_call(Op::Join));
+    static const uint64_t word = 0x72616e6b77697365;
+    const uint64_t address = reinterpret_cast<uint64_t>(&word);
+    const uint64_t there = steps_.post(&address, sizeof address);
+    uint32_t can = 1;
+    if (const int next = (rank() + 1) % steps_.n; next != rank()) {
+        uint64_t theirs;
+        steps_.await(next, there);
+        std::memcpy(&theirs, steps_.payload(next, there), sizeof theirs);
+        can = steps_.can_read(next, theirs, word);
+    }
+    const uint64_t said = steps_.post(&can, sizeof can);
+    for (int p = 0; p < steps_.n; ++p) {
+        uint32_t theirs = 1;
+        if (p == rank()) continue;
+        steps_.await(p, said);
+        std::memcpy(&theirs, steps_.payload(p, said), sizeof theirs);
+        can &= theirs;
+    }
+    steps_.await_all(steps_.post());  // the words were read
+    steps_.set_direct(can && steps_.n > 1);
 }
 
 Comm::Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout)
@@ -325,7 +351,9 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     const uint64_t offset = regions[ranks[0]];
     if (offset == 1) throw OutOfMemory(trouble.empty() ? "split: no shared memory for the new group" : "split: " + trouble);
     const int place = int(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
-    return std::make_shared<Comm>(segment_, offset, place, timeout());
+    auto part = std::make_shared<Comm>(segment_, offset, place, timeout());
+    part->steps_.set_direct(steps_.direct() && part->steps_.n > 1);
+    return part;
 }
 
 void Comm::abort(const std::string& why) { fail_region(region_, Cause::PeerLost, rank(), region_.seats[rank()].calls.load(), why); }

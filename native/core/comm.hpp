@@ -61,6 +61,7 @@ public:
 private:
     class Call_;
     friend class Call_;
+    void agree_on_direct();
     void check_open() const;
     void check_root(int root, const char* argument = "root") const;
     void check_counts(const Counts& counts, const char* argument) const;

@@ -12,7 +12,7 @@ constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit 
 // Slots small enough that the slots in use by all ranks stay in the cache; large enough that
 // synchronising costs little beside the copying.
 size_t slot_bytes_for(int nranks) {
-    if (nranks <= 4) return 256 << 10;
+    if (nranks <= 4) return 128 << 10;
     if (nranks <= 16) return 128 << 10;
     return 64 << 10;
 }

@@ -59,6 +59,7 @@ struct alignas(kCacheLine) Seat {
     alignas(kCacheLine) std::atomic<uint32_t> mail;  // futex: rung when a channel moved
     std::atomic<uint32_t> mail_sleepers;
     alignas(kCacheLine) std::atomic<uint32_t> left;  // closed its end of the group
+    std::atomic<uint32_t> writing;                   // into a peer's memory
     std::atomic<uint64_t> calls;                     // how many operations it has begun
 };
 

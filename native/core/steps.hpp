@@ -11,12 +11,19 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 
 #include "errors.hpp"
 #include "region.hpp"
 #include "waiting.hpp"
 
 namespace rankwise {
+
+inline constexpr size_t kScratch = 256 << 10;
+struct FreeAligned {
+    void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t(64)); }
+};
 
 class Steps {
 public:
@@ -76,6 +83,19 @@ public:
     // This rank has read what it had to of `piece`; its next post says so.
     void release(uint64_t piece) { free_at_[piece % kSlots] = next_ + 1; }
 
+    // Whether ranks may read each other's memory (direct.hpp); agreed when the ranks meet.
+    bool direct() const { return direct_; }
+    void set_direct(bool possible) { direct_ = possible; }
+    // Copy from or to the memory of a peer that is in the same operation.
+    void read_memory(int peer, void* dst, uint64_t address, size_t bytes);
+    void write_memory(int peer, const void* src, uint64_t address, size_t bytes);
+    // Return when no peer writes into this rank's memory any more.
+    void await_no_writers();
+    // Whether a peer's memory can be read at all.
+    bool can_read(int peer, uint64_t address, uint64_t expected);
+    // Memory of this rank's own for what is read from peers, kScratch bytes.
+    uint8_t* scratch();
+
     // Throws why the group failed. `operation` is what the caller was doing; `sequence` its number
     // where it has one.
     [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1);
@@ -99,6 +119,7 @@ private:
             if (p != rank) await_value(p, value);
         seen_ = value;
     }
+    template <class Transfer> void move_memory(int peer, uint8_t* here, uint64_t address, size_t bytes, Transfer&& transfer);
     void take_own_core(int peer);
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void look_for_trouble(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since);
@@ -117,6 +138,8 @@ private:
     uint64_t next_ = 0;            // the step that the next post announces
     uint64_t seen_ = 0;            // every peer has posted at least this many steps
     uint64_t pieces_ = 0;
+    bool direct_ = false;
+    std::unique_ptr<uint8_t[], FreeAligned> scratch_;
     uint64_t free_at_[kSlots] = {};  // steps each peer must have posted before the slot is free
 };
 

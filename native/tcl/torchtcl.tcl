@@ -19,8 +19,8 @@ namespace eval ::torch {
 # among, or the one on the PATH.
 proc ::torch::FindPython {} {
     variable folder
-    if {[info exists ::env(RANKWISE_PYTHON)]} {
-        return $::env(RANKWISE_PYTHON)
+    if {[info exists ::env(RANKWISE_TCL_PYTHON)]} {
+        return $::env(RANKWISE_TCL_PYTHON)
     }
     set name python3
     if {[regexp {^(.*)/lib/(python3[.]\d+)/[^/]*-packages/rankwise/} $folder -> prefix name]} {
@@ -36,7 +36,7 @@ proc ::torch::Start {} {
     variable channel
     variable lost
     set python [FindPython]
-    set lost "$python cannot run rankwise; RANKWISE_PYTHON may name the Python that rankwise is installed in"
+    set lost "$python cannot run rankwise; RANKWISE_TCL_PYTHON may name the Python that rankwise is installed in"
     if {[catch {open |[list $python -m rankwise.frontends.tcl.serve 2>@stderr] r+} channel]} {
         return -code error "torchtcl: $lost ($channel)"
     }

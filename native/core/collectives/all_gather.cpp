@@ -1,4 +1,4 @@
-// Every rank writes its block, piece by piece, and copies out the others'.
+// Every rank writes its block, piece by piece, and copies out the others', or reads them in place.
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
@@ -16,6 +16,16 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
             std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
         }
         return;
+    }
+    if (goes_direct(s, largest)) {
+        Loan loan(s, send);
+        if (own != send) std::memcpy(own, send, mine);
+        for (int i = 1; i < s.n; ++i) {
+            const int from = (s.rank + i) % s.n;
+            loan.await(from);
+            loan.read(from, recv + blocks.offset(from), 0, blocks.size(from));
+        }
+        return loan.finish_all();
     }
     const size_t piece = s.slot_bytes();
     const Copy copy_out = copy_for(blocks.total());

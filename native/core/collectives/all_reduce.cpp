@@ -50,9 +50,11 @@ void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduce
             const void* sources[kMaxRanks];
             for (int r = 0; r < s.n; ++r)
                 sources[r] = (r == s.rank ? data + p.offset : s.slot(r, first + k)) + at;
-            uint8_t* result = s.slot(s.rank, first + k) + at;
+            // Into this rank's own memory, and from there in one go: memcpy need not fetch the slot's
+            // lines from the peers that read them last, as the kernel's stores would.
+            uint8_t* result = receives ? data + p.offset + at : s.scratch();
             kernel(result, sources, s.n, length / item, s.n);
-            if (receives) std::memcpy(data + p.offset + at, result, length);
+            std::memcpy(s.slot(s.rank, first + k) + at, result, length);
         }
         reduced[k % kSlots] = s.post();
     };

@@ -18,6 +18,7 @@ public:
     int n() const { return n_; }
     size_t offset(int j) const { return bounds_.empty() ? each_ * size_t(j) : bounds_[j]; }
     size_t size(int j) const { return bounds_.empty() ? each_ : bounds_[j + 1] - bounds_[j]; }
+    bool equal() const { return bounds_.empty(); }
     size_t total() const { return bounds_.empty() ? each_ * size_t(n_) : bounds_[n_]; }
     size_t largest() const {
         size_t most = bounds_.empty() ? each_ : 0;

@@ -1,8 +1,26 @@
 // Root writes each piece into its slot, the others copy it out. What fits beside the flag travels
-// there.
+// there; what is worth it is read in place.
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
+
+// The others read root's memory; of two ranks root writes half of it, so that both copy.
+static void broadcast_direct(Steps& s, uint8_t* data, size_t bytes, int root) {
+    const size_t read = s.n == 2 ? bytes / 2 : bytes;
+    if (s.rank == root) {
+        Loan loan(s, data);
+        if (s.n == 2) {
+            loan.await(1 - root);
+            loan.write(1 - root, data + read, read, bytes - read);
+        }
+        loan.finish_all();
+    } else {
+        Loan loan(s, nullptr, data);
+        loan.await(root);
+        loan.read(root, data, 0, read);
+        loan.finish_with(root);
+    }
+}
 
 void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
     if (s.n == 1) return;  // a group of one has no staging
@@ -14,6 +32,7 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
         std::memcpy(data, s.payload(root, step), bytes);
         return;
     }
+    if (goes_direct(s, bytes)) return broadcast_direct(s, data, bytes, root);
     const size_t piece = s.slot_bytes();
     const Copy copy_out = copy_for(bytes);
     pipeline(

@@ -1,6 +1,7 @@
 // The collectives, one file each, over the step protocol. Callers have checked the arguments.
 #pragma once
 #include "blocks.hpp"
+#include "direct.hpp"
 #include "kernels/copy.hpp"
 #include "kernels/kernels.hpp"
 #include "steps.hpp"

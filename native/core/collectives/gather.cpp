@@ -1,14 +1,36 @@
-// Every rank but root writes its block, piece by piece; root copies them out.
+// Every rank but root writes its block, piece by piece; root copies them out; or it writes it in place.
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
+
+// Every rank writes its block into root's memory; of two ranks root reads half of it, so that both copy.
+static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    const auto written = [&](int from) { return s.n == 2 ? blocks.size(from) / 2 : blocks.size(from); };
+    if (s.rank != root) {
+        Loan loan(s, send);
+        loan.await(root);
+        loan.write(root, send, blocks.offset(s.rank), written(s.rank));
+        return loan.finish_with(root);
+    }
+    Loan loan(s, nullptr, recv);
+    uint8_t* own = recv + blocks.offset(root);
+    if (own != send && blocks.size(root)) std::memcpy(own, send, blocks.size(root));
+    if (s.n == 2) {
+        const int from = 1 - root;
+        const size_t rest = written(from);
+        loan.await(from);
+        loan.read(from, recv + blocks.offset(from) + rest, rest, blocks.size(from) - rest);
+    }
+    loan.finish_all();
+}
 
 void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Copy copy_out = copy_for(blocks.total());
-    if (to_me && recv + blocks.offset(root) != send) copy_out(recv + blocks.offset(root), send, mine);
     const size_t largest = blocks.largest();
+    if (goes_direct(s, largest)) return gather_direct(s, send, recv, blocks, root);
+    if (to_me && recv + blocks.offset(root) != send) copy_out(recv + blocks.offset(root), send, mine);
     if (largest <= kInline) {
         const uint64_t step = s.post(send, to_me ? 0 : mine);
         for (int p = 0; to_me && p < s.n; ++p) {

@@ -5,9 +5,9 @@
 namespace rankwise::collectives {
 
 void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
-    const size_t piece = share_of_slot(s);
     const uint8_t* own = send + blocks.offset(s.rank);
     const size_t mine = blocks.size(s.rank);
+    const size_t piece = share_of_slot(s);
     auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
     pipeline(
         s, rounds_of(blocks.largest(), piece), true,

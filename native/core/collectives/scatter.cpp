@@ -1,11 +1,33 @@
-// Root's slot holds a piece for every other rank, side by side; each copies out its own.
+// Root's slot holds a piece for every other rank, side by side; each copies out its own, or
+// reads it in place.
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
 
+// The others read their blocks in root's memory; of two ranks root writes half of it, so that both copy.
+static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    const auto read = [&](int to) { return s.n == 2 ? blocks.size(to) / 2 : blocks.size(to); };
+    if (s.rank != root) {
+        Loan loan(s, nullptr, recv);
+        loan.await(root);
+        loan.read(root, recv, blocks.offset(s.rank), read(s.rank));
+        return loan.finish_with(root);
+    }
+    Loan loan(s, send);
+    const uint8_t* own = send + blocks.offset(root);
+    if (own != recv && blocks.size(root)) std::memcpy(recv, own, blocks.size(root));
+    if (s.n == 2) {
+        const int to = 1 - root;
+        loan.await(to);
+        loan.write(to, send + blocks.offset(to) + read(to), read(to), blocks.size(to) - read(to));
+    }
+    loan.finish_all();
+}
+
 void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
+    if (goes_direct(s, blocks.largest())) return scatter_direct(s, send, recv, blocks, root);
     const Copy copy_out = copy_for(mine);
     if (from_me && send + blocks.offset(root) != recv) copy_out(recv, send + blocks.offset(root), mine);
     const size_t piece = share_of_slot(s);

@@ -1,0 +1,65 @@
+// Reading a peer's memory in place: one copy instead of two, and no piece by piece.
+//
+// Ranks that are threads of one process share all memory; processes read each other's with
+// process_vm_readv, where the system allows it (same user, and no ptrace restriction: it is tried
+// once, when the ranks meet). A rank that lends its memory stays in the operation until everyone has
+// said to be done with it, so only in a failing operation can a reader find memory that its owner
+// has reused, and what it reads then nobody will see. A rank that lends memory for writing
+// waits, before it leaves a failing operation, until nobody writes there any more.
+#pragma once
+#include "steps.hpp"
+
+namespace rankwise {
+
+// The addresses that every rank lends to its peers in one operation. Posts a step when it is made
+// and one in finish().
+class Loan {
+public:
+    // Lends memory for reading, and `written` for writing too.
+    Loan(Steps& s, const void* readable, void* written = nullptr) : s_(s) {
+        const uint64_t both[2] = {reinterpret_cast<uint64_t>(readable), reinterpret_cast<uint64_t>(written)};
+        lends_ = written != nullptr;
+        step_ = s.post(both, sizeof both);
+    }
+    // An operation that ends in an exception must not leave while a peer still writes here.
+    ~Loan() {
+        if (lends_ && !finished_) s_.await_no_writers();
+    }
+    Loan(const Loan&) = delete;
+
+    // Wait until `peer` is in the operation too; then the other calls may name it.
+    void await(int peer) { s_.await(peer, step_); }
+    void await_all() { s_.await_all(step_); }
+    // Copy from what the peer lends, or to it.
+    void read(int peer, void* dst, size_t offset, size_t bytes) { s_.read_memory(peer, dst, address(peer, 0) + offset, bytes); }
+    void write(int peer, const void* src, size_t offset, size_t bytes) { s_.write_memory(peer, src, address(peer, 1) + offset, bytes); }
+
+    // Say that this rank has done its part, and wait until all, or one, have done theirs.
+    void finish_all() {
+        s_.await_all(s_.post());
+        finished_ = true;
+    }
+    void finish_with(int peer) {
+        s_.await(peer, s_.post());
+        finished_ = true;
+    }
+
+private:
+    uint64_t address(int peer, int which) const {
+        uint64_t both[2];
+        std::memcpy(both, s_.payload(peer, step_), sizeof both);
+        return both[which];
+    }
+    Steps& s_;
+    uint64_t step_;
+    bool lends_ = false, finished_ = false;
+};
+
+// Block sizes from which reading in place wins, and up to which: beyond the caches the kernel's copy,
+// which stores through the cache, loses against slots and stores past it. Reductions do not gain: what
+// they save in copies they lose in reading what another core has just written.
+inline constexpr size_t kDirectFrom = 24 << 10;
+inline constexpr size_t kDirectTo = 24 << 20;
+inline bool goes_direct(const Steps& s, size_t bytes) { return s.direct() && bytes >= kDirectFrom && bytes <= kDirectTo; }
+
+}  // namespace rankwise
