@@ -18,7 +18,7 @@ class Settings:
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
     RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
-    RANKWISE_PYTHON         the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
+    RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """
 
     rank: int | None = None

@@ -35,7 +35,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert FOLDER is not None
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TCLLIBPATH", str(FOLDER))
-    monkeypatch.delenv("RANKWISE_PYTHON", raising=False)
+    monkeypatch.delenv("RANKWISE_TCL_PYTHON", raising=False)
     Path("libtorchtcl.so").symlink_to(FOLDER / "libtorchtcl.so")
 
 
@@ -79,7 +79,7 @@ def test_a_copy_of_the_library_finds_python_on_the_path_or_where_told() -> None:
     Path("libtorchtcl.so").unlink()
     shutil.copy(FOLDER / "libtorchtcl.so", "libtorchtcl.so")
     for environment in (
-        {"RANKWISE_PYTHON": sys.executable},
+        {"RANKWISE_TCL_PYTHON": sys.executable},
         {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
     ):
         done = tclsh(LOAD + "puts [torch::tensor_numel [torch::ones {3}]]", **environment)
@@ -95,9 +95,9 @@ def test_the_library_is_small_and_has_no_python_in_it() -> None:
 
 
 def test_a_python_without_rankwise_is_named() -> None:
-    done = tclsh("catch {package require torchtcl} error; puts $error", RANKWISE_PYTHON="/nowhere/python3")
-    assert done.stdout.startswith("torchtcl: /nowhere/python3 cannot run rankwise; RANKWISE_PYTHON may name the Python")
-    done = tclsh("catch {package require torchtcl} error; puts $error", RANKWISE_PYTHON="false")
+    done = tclsh("catch {package require torchtcl} error; puts $error", RANKWISE_TCL_PYTHON="/nowhere/python3")
+    assert done.stdout.startswith("torchtcl: /nowhere/python3 cannot run rankwise; RANKWISE_TCL_PYTHON may name the Python")
+    done = tclsh("catch {package require torchtcl} error; puts $error", RANKWISE_TCL_PYTHON="false")
     assert done.stdout.startswith("torchtcl: false cannot run rankwise; ")
 
 
