@@ -160,14 +160,14 @@ def errors() -> None:
 
 def barrier() -> None:
     """The last rank comes late; nobody leaves before it has come."""
-    late = 0.3
+    late = 0.4
     call("distributed_barrier")
     start = time.monotonic()
     if RANK == N - 1:
         time.sleep(late)
     assert call("distributed_barrier") == f"Barrier synchronized ({N} processes)"
     waited = time.monotonic() - start
-    assert waited > 0.9 * late, f"the barrier let rank {RANK} through after {waited:.3f} s"
+    assert waited > 0.5 * late, f"the barrier let rank {RANK} through after {waited:.3f} s"
 
 
 def initialize() -> None:

@@ -48,5 +48,5 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> No
     numbers = [tuple(map(int, found.groups())) for found in waits if found is not None]
     assert [rank for rank, _, _ in numbers] == list(range(n))
     if n > 1:
-        assert numbers[0][2] >= 40  # the slowest works 60 ms longer than rank 0
+        assert numbers[0][1] + numbers[0][2] >= 40  # rank 0 works 20 ms and waits for those that work up to 80
     assert list(tmp_path.iterdir()) == []
