@@ -96,7 +96,9 @@ def test_the_library_is_small_and_has_no_python_in_it() -> None:
 
 def test_a_python_without_rankwise_is_named() -> None:
     done = tclsh("catch {package require torchtcl} error; puts $error", RANKWISE_TCL_PYTHON="/nowhere/python3")
-    assert done.stdout.startswith("torchtcl: /nowhere/python3 cannot run rankwise; RANKWISE_TCL_PYTHON may name the Python")
+    assert done.stdout.startswith(
+        "torchtcl: /nowhere/python3 cannot run rankwise; RANKWISE_TCL_PYTHON may name the Python"
+    )
     done = tclsh("catch {package require torchtcl} error; puts $error", RANKWISE_TCL_PYTHON="false")
     assert done.stdout.startswith("torchtcl: false cannot run rankwise; ")
 
