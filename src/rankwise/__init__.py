@@ -15,27 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankwise.api.group import Group
+    from rankwise.api.init import default_group as _default
     from rankwise.api.init import init
-    from rankwise.api.module import (
-        all_gather,
-        all_gather_v,
-        all_reduce,
-        all_to_all,
-        barrier,
-        broadcast,
-        close,
-        gather,
-        irecv,
-        isend,
-        recv,
-        reduce,
-        reduce_scatter,
-        scatter,
-        send,
-        split,
-        subgroup,
-    )
     from rankwise.api.spawn import spawn
+    from rankwise.api.work import wait_all, wait_any
+    from rankwise.contract.communicator import Message
     from rankwise.contract.errors import (
         BackendUnavailable,
         ClosedError,
@@ -50,12 +34,39 @@ if TYPE_CHECKING:
 
     __version__: str
 
+    # A function of the module has the type of the default group's bound method.
+    all_gather = _default().all_gather
+    all_gather_v = _default().all_gather_v
+    all_reduce = _default().all_reduce
+    all_to_all = _default().all_to_all
+    all_to_all_v = _default().all_to_all_v
+    barrier = _default().barrier
+    batch = _default().batch
+    broadcast = _default().broadcast
+    close = _default().close
+    dup = _default().dup
+    gather = _default().gather
+    gather_v = _default().gather_v
+    irecv = _default().irecv
+    isend = _default().isend
+    probe = _default().probe
+    recv = _default().recv
+    reduce = _default().reduce
+    reduce_scatter = _default().reduce_scatter
+    reduce_scatter_v = _default().reduce_scatter_v
+    scatter = _default().scatter
+    scatter_v = _default().scatter_v
+    send = _default().send
+    split = _default().split
+    subgroup = _default().subgroup
+
 __all__ = [
     "BackendUnavailable",
     "ClosedError",
     "CollectiveTimeout",
     "DType",
     "Group",
+    "Message",
     "MismatchError",
     "PeerLostError",
     "RankwiseError",
@@ -67,26 +78,37 @@ __all__ = [
     "all_gather_v",
     "all_reduce",
     "all_to_all",
+    "all_to_all_v",
     "barrier",
+    "batch",
     "broadcast",
     "close",
+    "dup",
     "gather",
+    "gather_v",
     "init",
     "irecv",
     "isend",
+    "probe",
     "recv",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_v",
     "scatter",
+    "scatter_v",
     "send",
     "spawn",
     "split",
     "subgroup",
+    "wait_all",
+    "wait_any",
 ]
 
 _MODULES = {
     "rankwise.api.group": ("Group",),
     "rankwise.api.init": ("init",),
+    "rankwise.api.work": ("wait_all", "wait_any"),
+    "rankwise.contract.communicator": ("Message",),
     "rankwise.api.spawn": ("spawn",),
     "rankwise.contract.types": ("DType", "ReduceOp"),
     "rankwise.contract.work": ("Work",),
@@ -109,7 +131,8 @@ def __getattr__(name: str) -> Any:
 
         value: Any = version("rankwise")
     elif name in __all__:
-        value = getattr(import_module(_HOME.get(name, "rankwise.api.module")), name)
+        home = _HOME.get(name)
+        value = getattr(import_module(home), name) if home else import_module("rankwise.api.module").function_of(name)
     else:
         raise AttributeError(f"module 'rankwise' has no attribute {name!r}")
     globals()[name] = value

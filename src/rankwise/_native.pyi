@@ -1,6 +1,6 @@
 """The native engine: shared-memory segments and the communicators in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 class Request:
     """A send or receive under way."""
@@ -67,6 +67,12 @@ class Comm:
     def start_all_to_all_v(
         self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: int
     ) -> Task: ...
+    def start_call(self, function: Callable[[], None]) -> Task:
+        """Run a Python function on the stream, in its turn; its own calls of this communicator run at once.
+
+        It must not raise.
+        """
+
     def all_reduce_array(self, array: object, op: object) -> bool:
         """all_reduce of a plain NumPy array by an operation's name; False, and nothing done, where that takes more."""
     def send(self, ptr: int, count: int, dtype: int, dest: int, tag: int) -> Request: ...

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rankwise import _native
 from rankwise.api.group import Group
+from rankwise.backends import threads
 from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError
 from rankwise.contract.types import ReduceOp
 from rankwise.testing import run_ranks
@@ -288,6 +293,116 @@ def test_names() -> None:
             assert "closed" in repr(part)
 
     run_ranks(2, ranks)
+
+
+def test_ranks_and_translation() -> None:
+    def ranks(group: Group) -> None:
+        assert group.ranks == (0, 1, 2, 3)
+        turned = group.split(0, -group.rank, "turned")
+        assert turned is not None
+        assert turned.ranks == (3, 2, 1, 0)
+        nested = turned.subgroup([1, 3])  # of the world: 2 and 0
+        if nested is None:
+            assert group.rank in (1, 3)
+        else:
+            assert nested.ranks == (2, 0)
+            assert [group.translate_rank(rank, nested) for rank in range(4)] == [1, None, 0, None]
+            assert [nested.translate_rank(rank, turned) for rank in range(2)] == [1, 3]
+            copy = nested.dup("copy")
+            assert (copy.ranks, copy.rank, copy.name) == (nested.ranks, nested.rank, "copy")
+            assert copy.all_reduce(1) == 2
+            refused(lambda: nested.translate_rank(2, group), ValueError, "rank=2: expected a rank of the group, 0 to 1")
+        solo = Group(threads.connect(_native.Segment.create(1), 0, 10.0))
+        refused(lambda: group.translate_rank(0, solo), ValueError, "other: expected a group made from the same world")
+        solo.close()
+
+    run_ranks(4, ranks)
+
+
+def test_the_messages_of_a_duplicate_do_not_meet_the_groups() -> None:
+    def ranks(group: Group) -> None:
+        copy = group.dup()
+        other = 1 - group.rank
+        works = [group.isend(1, other), copy.isend(2, other)]
+        assert copy.recv((), other, dtype=int) == 2
+        assert group.recv((), other, dtype=int) == 1
+        for work in works:
+            work.wait()
+
+    run_ranks(2, ranks)
+
+
+def test_a_group_does_not_travel() -> None:
+    def ranks(group: Group) -> None:
+        refused(
+            lambda: pickle.dumps(group), TypeError, "group 'world' belongs to this rank and cannot be sent; make it"
+        )
+
+    run_ranks(1, ranks)
+
+
+def test_a_thousand_groups_leave_nothing() -> None:
+    segment = _native.Segment.create(2)
+    before: list[int] = []
+    after: list[int] = []
+
+    def ranks(rank: int) -> None:
+        with Group(threads.connect(segment, rank, 60.0)) as group:
+            group.send(1, rank)  # what the first message makes is kept
+            group.recv((), rank, dtype=int)
+            group.barrier()
+            if rank == 0:
+                before.append(segment.allocated_blocks)
+            group.barrier()
+            for i in range(1000):
+                part = group.dup()
+                if i % 100 == 0:
+                    part.all_reduce(np.ones(10), async_op=True)
+                    part.isend(1, 1 - rank)
+                    part.recv((), 1 - rank, dtype=int)
+                part.close()
+            kept = [group.dup() for _ in range(100)]
+            assert [part.all_reduce(1) for part in kept] == [2] * 100
+            for part in kept:
+                part.close()
+            group.barrier()
+            if rank == 0:
+                after.append(segment.allocated_blocks)
+            group.barrier()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(ranks, range(2)))
+    assert before == after
+
+
+def test_overlapping_groups_on_several_threads() -> None:
+    """Each thread of a rank has a group of its own; the groups' ranks overlap."""
+
+    def ranks(group: Group) -> None:
+        n, me = group.world_size, group.rank
+        parts = [
+            group.dup(),
+            group.split(me // 2),
+            group.subgroup([me, (me + 1) % n] if me % 2 else [(me - 1) % n, me]),
+        ]
+        trouble: list[BaseException] = []
+
+        def use(part: Group, salt: int) -> None:
+            try:
+                for i in range(100):
+                    want = sum(range(part.world_size)) + part.world_size * (i + salt)
+                    assert part.all_reduce(np.full(i, part.rank + i + salt)).tolist() == [want] * i
+            except BaseException as error:  # noqa: BLE001 - told to the test below
+                trouble.append(error)
+
+        running = [threading.Thread(target=use, args=(part, salt)) for salt, part in enumerate(parts)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        assert not trouble, trouble
+
+    run_ranks(4, ranks)
 
 
 def test_after_close() -> None:

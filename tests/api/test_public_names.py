@@ -16,16 +16,23 @@ OPERATIONS = [
     "all_gather_v",
     "all_reduce",
     "all_to_all",
+    "all_to_all_v",
     "barrier",
+    "batch",
     "broadcast",
     "close",
+    "dup",
     "gather",
+    "gather_v",
     "irecv",
     "isend",
+    "probe",
     "recv",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_v",
     "scatter",
+    "scatter_v",
     "send",
     "split",
     "subgroup",
@@ -39,7 +46,7 @@ ERRORS = [
     "RankwiseError",
     "UnsupportedError",
 ]
-OTHERS = ["DType", "Group", "ReduceOp", "Work", "__version__", "init", "spawn"]
+OTHERS = ["DType", "Group", "Message", "ReduceOp", "Work", "__version__", "init", "spawn", "wait_all", "wait_any"]
 
 
 def test_the_list() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rankwise.api.arrays import target
+from rankwise.api.base import nothing
 from rankwise.api.work import ArrayWork, Pending
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.work import Work
@@ -33,7 +34,7 @@ def test_a_receive_gives_its_array_once_it_is_complete() -> None:
     inner, pending = Told(), Pending()
     x = np.zeros((2, 2)).T[::-1]
     buffer = target(x)
-    work = ArrayWork(inner, buffer, True, pending)
+    work = ArrayWork(inner, buffer.finish, pending)
     assert not work.done()
     with pytest.raises(CollectiveTimeout):
         work.wait(0.1)
@@ -52,13 +53,13 @@ def test_a_receive_gives_its_array_once_it_is_complete() -> None:
 def test_a_send_has_no_result() -> None:
     inner = Told()
     inner.complete = True
-    assert ArrayWork(inner, target(np.ones(2)), False, Pending()).wait() is None
+    assert ArrayWork(inner, nothing, Pending(), target(np.ones(2))).wait() is None
 
 
 @pytest.mark.parametrize("ask_done_first", [True, False])
 def test_an_error_is_raised_each_time(ask_done_first: bool) -> None:
     inner, pending = Told(), Pending()
-    work = ArrayWork(inner, target(np.ones(2)), True, pending)
+    work = ArrayWork(inner, target(np.ones(2)).finish, pending)
     inner.error = PeerLostError("rank 1 was killed by SIGKILL", rank=1)
     if ask_done_first:
         assert work.done()
@@ -73,7 +74,7 @@ def test_memory_lives_as_long_as_the_engine_may_use_it() -> None:
     inner, pending = Told(), Pending()
     x = np.ones(3)
     alive = weakref.ref(x)
-    ArrayWork(inner, target(x), False, pending)
+    ArrayWork(inner, nothing, pending, target(x))
     del x
     gc.collect()
     assert alive() is not None
@@ -88,5 +89,5 @@ def test_dropped_works_do_not_pile_up() -> None:
     done = Told()
     done.complete = True
     for _ in range(1000):
-        ArrayWork(done, target(np.ones(1)), False, pending)
+        ArrayWork(done, nothing, pending, target(np.ones(1)))
         assert len(pending.works) <= 16

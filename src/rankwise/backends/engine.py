@@ -7,11 +7,12 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 from rankwise import _native
-from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator
+from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator, Message
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 
@@ -19,24 +20,65 @@ _log = logging.getLogger("rankwise")
 
 
 class EngineWork(Work[None]):
-    """A send or receive of the engine. It does not keep the message's memory alive; the caller must."""
+    """An operation of the engine under way. It does not keep the operation's memory alive; the caller must."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: _native.Request | _native.Task) -> None:
+        self._task = task
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._task.wait(timeout)
+
+    def done(self) -> bool:
+        return self._task.done()
+
+
+class ReceiveWork(EngineWork):
+    """A receive. Once it is complete, source and tag are the message's."""
 
     __slots__ = ("_request",)
 
     def __init__(self, request: _native.Request) -> None:
+        super().__init__(request)
         self._request = request
 
-    def wait(self, timeout: float | None = None) -> None:
-        self._request.wait(timeout)
+    @property
+    def source(self) -> int:
+        return self._request.source
 
-    def done(self) -> bool:
-        return self._request.done()
+    @property
+    def tag(self) -> int:
+        return self._request.tag
+
+
+class EngineCall(EngineWork):
+    """A Python function that runs on the communicator's stream; `wait` raises what it raised."""
+
+    __slots__ = ("_error", "_function")
+
+    def __init__(self, comm: _native.Comm, function: Callable[[], None]) -> None:
+        self._function = function
+        self._error: Exception | None = None
+        super().__init__(comm.start_call(self._run))
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except Exception as error:  # noqa: BLE001 - whatever it is, `wait` raises it
+            self._error = error
+
+    def wait(self, timeout: float | None = None) -> None:
+        super().wait(timeout)
+        if self._error is not None:
+            raise self._error
 
 
 class EngineCommunicator(Communicator):
     """One rank's end of one group in a segment. `backend` is the name it was opened by."""
 
     blocking = True
+    any_source = True
 
     def __init__(self, comm: _native.Comm, backend: str) -> None:
         self.backend = backend
@@ -112,11 +154,21 @@ class EngineCommunicator(Communicator):
     ) -> None:
         self._comm.all_to_all_v(send_ptr, recv_ptr, send_counts, recv_counts, dtype)
 
+    def start(self, operation: str, *args: Any) -> Work[None]:
+        return EngineWork(getattr(self._comm, f"start_{operation}")(*args))
+
+    def start_call(self, function: Callable[[], None]) -> Work[None]:
+        return EngineCall(self._comm, function)
+
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
         return EngineWork(self._comm.send(ptr, count, dtype, dest, tag))
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
-        return EngineWork(self._comm.recv(ptr, count, dtype, src, tag))
+        return ReceiveWork(self._comm.recv(ptr, count, dtype, src, tag))
+
+    def probe(self, src: int, tag: int) -> Message | None:
+        found = self._comm.probe(src, tag)
+        return None if found is None else Message(*found[:3], DType(found[3]))
 
     def sync(self) -> None:
         self._comm.sync()
@@ -128,7 +180,7 @@ class EngineCommunicator(Communicator):
     def time_batches(
         self, operation: str, x: int, out: int, count: int, dtype: DType, op: ReduceOp, iterations: int, batches: int
     ) -> list[float]:
-        """Seconds that batches of calls take on this rank with no Python in between, as `rankwise bench` counts them."""
+        """Seconds that batches of calls take on this rank with no Python in between, as rankwise bench counts."""
         return _native.time_batches(self._comm, operation, x, out, count, dtype, op, iterations, batches)
 
     def abort(self, why: str) -> None:

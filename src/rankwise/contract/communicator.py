@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
+from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
-from rankwise.contract.work import Work
+from rankwise.contract.work import Completed, Work
 
 CLOSE_TIMEOUT = 1.0  # seconds that close() gives to pending work unless told otherwise
+ANY = -1  # as src or tag of a receive: whichever message comes first
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message that can be received: who sent it, with which tag, how many elements of what.
+
+    >>> sending = group.isend(np.zeros(4, np.float32), dst=group.rank)
+    >>> group.probe(timeout=10) == rw.Message(group.rank, 0, 4, rw.DType.F32)
+    True
+    >>> group.recv((4,), group.rank, dtype="float32").tolist()
+    [0.0, 0.0, 0.0, 0.0]
+    """
+
+    source: int
+    tag: int
+    count: int
+    dtype: DType
 
 
 class Communicator(ABC):
@@ -41,6 +62,9 @@ class Communicator(ABC):
 
     blocking: bool = False
     """True where a collective is complete when it returns, so that reading its result needs no `sync`."""
+
+    any_source: bool = False
+    """True where recv takes ANY, its Work then has `source` and `tag`, and `probe` works."""
 
     stream_sync: StreamSyncOps | None = None
     """Events for overlap, or None where the backend has no streams."""
@@ -131,13 +155,39 @@ class Communicator(ABC):
         rank i's send_counts[j] equals rank j's recv_counts[i], or both raise MismatchError.
         """
 
+    def start(self, operation: str, *args: Any) -> Work[None]:
+        """Begin a collective of this name, with its arguments; `start("broadcast", ptr, count, dtype, root)`.
+
+        What was started runs in that order, before any later blocking call. Memory stays the
+        caller's to keep until the Work is done. A backend without a stream of its own runs it at once.
+        """
+        return self.start_call(lambda: getattr(self, operation)(*args))
+
+    def start_call(self, function: Callable[[], None]) -> Work[None]:
+        """Begin `function`, which calls several collectives, as `start` begins one."""
+        try:
+            function()
+            if not self.blocking:
+                self.sync()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the Work delivers it
+            return Completed(error)
+        return Completed()
+
     @abstractmethod
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
         """Send to `dest`; returns at once. Messages match by (source, tag) in the order sent."""
 
     @abstractmethod
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
-        """Receive from `src`; returns at once. The message must have `count` elements of `dtype`."""
+        """Receive from `src`; returns at once. The message must have `count` elements of `dtype`.
+
+        Where `any_source` is true, src and tag may be ANY: whichever message comes first. The Work,
+        once complete, then has its `source` and `tag`.
+        """
+
+    def probe(self, src: int, tag: int) -> Message | None:
+        """The message that a recv from `src` (or ANY) with `tag` (or ANY) would take now, or None; never blocks."""
+        raise UnsupportedError("probe", type(self).__name__)
 
     @abstractmethod
     def sync(self) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T", covariant=True)
 
@@ -12,7 +16,14 @@ class Work(ABC, Generic[T]):
     """One asynchronous operation.
 
     Its buffers belong to it until `wait` has returned or `done` has said True. Safe to use from
-    any thread.
+    any thread; in asyncio, `await work` is `wait` while other tasks run.
+
+    >>> x = np.ones(3)
+    >>> work = group.all_reduce(x, async_op=True)
+    >>> work.wait() is x
+    True
+    >>> work.done()
+    True
     """
 
     @abstractmethod
@@ -30,3 +41,52 @@ class Work(ABC, Generic[T]):
     def result(self) -> T:
         """What the operation gives; blocks as `wait` does."""
         return self.wait()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self.done():
+            return self.wait()
+        result: T = yield from _in_a_thread(self).__await__()
+        return result
+
+
+class Completed(Work[None]):
+    """An operation that ran when it was started. `wait` raises what it raised."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def wait(self, timeout: float | None = None) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        return True
+
+
+def _in_a_thread(work: Work[Any]) -> asyncio.Future[Any]:
+    """The outcome of `work`, waited for in a thread of its own: in a pool, waits could wait for each other."""
+    import asyncio
+    import threading
+
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def deliver(value: Any, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+    def wait() -> None:
+        value, failure = None, None
+        try:
+            value = work.wait()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the task that awaits gets it
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, value, failure)
+
+    threading.Thread(target=wait, name="rankwise await", daemon=True).start()
+    return future

@@ -7,6 +7,7 @@ returns what this rank received, None where that is nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -180,14 +181,14 @@ def _filled(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     return array
 
 
-def _out(case: Case, want: Array) -> dict[str, Array]:
+def _out(case: Case, want: Array) -> dict[str, Any]:
     """The keyword out= of a case, as a dict to pass on; empty where the case takes none."""
     if not case.out:
         return {}
     return {"out": Layout(_filled(want.shape, want.dtype), case.strided).array}
 
 
-def _result(got: object, out: dict[str, Array], want: Array, exact: bool = True) -> Array:
+def _result(got: object, out: dict[str, Any], want: Array, exact: bool = True) -> Array:
     """Check what an operation returned: the very `out` where one was given, and the right values."""
     assert isinstance(got, np.ndarray), f"got a {type(got).__name__}, expected an array"
     assert not out or got is out["out"], "the result is not the array given as out="

@@ -88,7 +88,7 @@ def wrong_out(group: Group) -> None:
     """gather takes out= on dst alone, and scatter cannot know the shape elsewhere than on src."""
     n = group.world_size
     x = np.ones((2 * n, 3), np.float32)
-    wanted = {
+    wanted: dict[str, tuple[tuple[int, ...], Callable[..., object]]] = {
         "all_gather": ((n, 2 * n, 3), group.all_gather),
         "reduce_scatter": ((2, 3), group.reduce_scatter),
         "all_to_all": ((2 * n, 3), group.all_to_all),

@@ -1,0 +1,115 @@
+"""What all operations of a group build on."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from math import prod
+from typing import Any, TypeVar
+
+from rankwise.api import arrays
+from rankwise.api.arrays import Buffer, Shape
+from rankwise.api.work import ArrayWork, Pending
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.work import Work
+
+T = TypeVar("T")
+
+
+class GroupBase:
+    """One rank's end of a group: its communicator, what is under way, and the checks of common arguments.
+
+    An operation checks its arguments, calls the communicator and completes the result; `_call` does
+    the latter two. With async_op it starts the same calls on the communicator's stream: `_start` for
+    a single call, `_run` for a function that makes several.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.rank = comm.rank
+        self.world_size = comm.world_size
+        self._pending = Pending()
+        self._syncs = not comm.blocking
+        self._all_reduce_array = comm.all_reduce_array or _no_shortcut
+
+    def _call(self, operation: str, args: tuple[Any, ...], result: Buffer, keep: Buffer, async_op: bool) -> Any:
+        """One call of the communicator that reads `keep` and writes `result`."""
+        if async_op:
+            return self._start(operation, args, result.finish, keep)
+        getattr(self.comm, operation)(*args)
+        return self._complete(result)
+
+    def _start(
+        self, operation: str, args: tuple[Any, ...], finish: Callable[[], T], keep: object = None
+    ) -> ArrayWork[T]:
+        """Begin one call of the communicator. keep: what must stay alive meanwhile, besides what finish holds."""
+        return ArrayWork(self.comm.start(operation, *args), finish, self._pending, (self, keep))
+
+    def _run(self, body: Callable[[], T], async_op: bool) -> T | Work[T]:
+        """Run a body that makes several calls: now, or on the communicator's stream."""
+        if not async_op:
+            return body()
+        results: list[T] = []
+        return ArrayWork(self.comm.start_call(lambda: results.append(body())), results.pop, self._pending)
+
+    def _sync(self) -> None:
+        """Complete what was called, where the backend has not."""
+        if self._syncs:
+            self.comm.sync()
+
+    def _complete(self, buffer: Buffer, refused: Exception | None = None) -> Any:
+        """The operation's result, complete."""
+        if self._syncs:
+            self.comm.sync()
+        if refused is not None:
+            raise refused
+        return buffer.finish()
+
+    def _rank(self, value: int, name: str) -> int:
+        number = integer(value, name)
+        if 0 <= number < self.world_size:
+            return number
+        raise ValueError(f"{name}={number}: expected a rank of the group, 0 to {self.world_size - 1}")
+
+    def _part(self, shape: Shape) -> Shape:
+        """The shape of this rank's part when axis 0 is split as numpy.array_split does."""
+        rows, longer = divmod(shape[0], self.world_size)
+        return (rows + (self.rank < longer), *shape[1:])
+
+    def _late_result(self, out: Any, shape: Shape, like: Buffer) -> tuple[Buffer, Exception | None]:
+        """As arrays.result, where the shape came from other ranks, which by now count on this one.
+
+        A bad `out` is therefore not raised but returned, to be raised after the operation.
+        """
+        try:
+            return arrays.result(out, shape, like), None
+        except (TypeError, ValueError, ImportError) as error:
+            return arrays.scratch(shape, like.dtype), error
+
+
+def _no_shortcut(array: object, op: object) -> bool:
+    return False
+
+
+def nothing() -> None:
+    """What an operation without a result gives."""
+
+
+def integer(value: int, name: str) -> int:
+    """An int argument; TypeError names it where it is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: expected an int, got {type(value).__name__}") from None
+
+
+def check_axis_0(given: Buffer) -> None:
+    if not given.shape:
+        raise ValueError("x: expected an array with an axis 0, got a number or a 0-d array")
+
+
+def split_counts(shape: Shape, parts: int) -> list[int]:
+    """The elements of each part where axis 0 is split as numpy.array_split does: the first are a row longer."""
+    rows, longer = divmod(shape[0], parts)
+    row = prod(shape[1:])
+    return [(rows + 1) * row] * longer + [rows * row] * (parts - longer)

@@ -1,0 +1,314 @@
+"""The collectives in which all ranks have the same share: parts of axis 0 are those of numpy.array_split."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+
+from rankwise._native import describe
+from rankwise.api import arrays, ops
+from rankwise.api.arrays import Buffer, source, target
+from rankwise.api.base import GroupBase, check_axis_0, nothing, split_counts
+from rankwise.api.dtypes import DTYPES
+from rankwise.api.ops import Op
+from rankwise.contract.work import Work
+
+T = TypeVar("T")
+D = TypeVar("D", bound=np.dtype[Any])
+
+# What scatter's src tells the others: dtype, ndim, shape. NumPy arrays have at most 64 dimensions.
+HEADER_SIZE = 2 + 64
+
+
+class Collectives(GroupBase):
+    """barrier to all_to_all."""
+
+    # In the quickest ones async_op may be passed by place: Python calls functions without keyword-only
+    # parameters faster.
+
+    @overload
+    def barrier(self, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def barrier(self, *, async_op: Literal[True]) -> Work[None]: ...
+    def barrier(self, async_op: bool = False) -> Work[None] | None:
+        """Return when every rank has called it.
+
+        >>> group.barrier()
+        """
+        if async_op:
+            return self._start("barrier", (), nothing)
+        self.comm.barrier()
+        if self._pending.works:
+            self._pending.release_done()
+        return None
+
+    @overload
+    def all_reduce(self, x: T, op: Op = "sum", async_op: Literal[False] = False) -> T: ...
+    @overload
+    def all_reduce(self, x: T, op: Op = "sum", *, async_op: Literal[True]) -> Work[T]: ...
+    @overload
+    def all_reduce(self, x: T, op: Op = "sum", *, async_op: bool) -> T | Work[T]: ...
+    def all_reduce(self, x: T, op: Op = "sum", async_op: bool = False) -> T | Work[T]:
+        """Reduce `x` over the ranks, in place, the result on every rank. Returns x.
+
+        >>> group.all_reduce(np.array([1.0, group.rank])).tolist()
+        [2.0, 1.0]
+        >>> group.all_reduce(group.rank, "max")
+        1
+        """
+        shortcut = self._all_reduce_array
+        if not async_op and shortcut(x, op):
+            return x
+        buffer = target(x)
+        args = (buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
+        if async_op:
+            return self._start("all_reduce", args, buffer.finish)
+        self.comm.all_reduce(*args)
+        result: T = self._complete(buffer)
+        return result
+
+    @overload
+    def broadcast(self, x: T, src: int = 0, async_op: Literal[False] = False) -> T: ...
+    @overload
+    def broadcast(self, x: T, src: int = 0, *, async_op: Literal[True]) -> Work[T]: ...
+    @overload
+    def broadcast(self, x: T, src: int = 0, *, async_op: bool) -> T | Work[T]: ...
+    def broadcast(self, x: T, src: int = 0, async_op: bool = False) -> T | Work[T]:
+        """Copy `x` of rank `src` into x of every rank. Returns x.
+
+        >>> group.broadcast(np.full(3, group.rank), src=1).tolist()
+        [1, 1, 1]
+        """
+        src = self._rank(src, "src")
+        found = describe(x)
+        # The common case, a plain NumPy array, by the shortest way; here and in all_gather.
+        if found is not None and found[4] and found[5] and not async_op:
+            self.comm.broadcast(found[0], found[1], DTYPES[found[2]], src)
+            self._sync()
+            return x
+        buffer = source(x) if src == self.rank else target(x)
+        args = (buffer.ptr, buffer.count, buffer.dtype, src)
+        if async_op:
+            return self._start("broadcast", args, buffer.finish if src != self.rank else lambda: x, buffer)
+        self.comm.broadcast(*args)
+        result: T = self._complete(buffer)
+        return x if src == self.rank else result
+
+    @overload
+    def reduce(self, x: T, dst: int = 0, op: Op = "sum", async_op: Literal[False] = False) -> T | None: ...
+    @overload
+    def reduce(self, x: T, dst: int = 0, op: Op = "sum", *, async_op: Literal[True]) -> Work[T | None]: ...
+    def reduce(self, x: T, dst: int = 0, op: Op = "sum", async_op: bool = False) -> T | Work[T | None] | None:
+        """Reduce `x` over the ranks, in place on rank `dst`. Returns x there and None elsewhere, where x is kept.
+
+        >>> total = group.reduce(np.ones(2), dst=1)
+        >>> total.tolist() if group.rank == 1 else [2.0, 2.0]
+        [2.0, 2.0]
+        """
+        dst = self._rank(dst, "dst")
+        buffer = target(x) if dst == self.rank else source(x)
+        reduce_op = ops.resolve(op, buffer.dtype)
+        if async_op:
+            args = (buffer.ptr, buffer.count, buffer.dtype, reduce_op, dst)
+            return self._start("reduce", args, buffer.finish if dst == self.rank else nothing, buffer)
+        self.comm.reduce(buffer.ptr, buffer.count, buffer.dtype, reduce_op, dst)
+        result: T = self._complete(buffer)
+        return result if dst == self.rank else None
+
+    @overload
+    def gather(
+        self, x: np.ndarray[Any, D], dst: int = 0, *, out: Any = None, async_op: Literal[False] = False
+    ) -> np.ndarray[Any, D] | None: ...
+    @overload
+    def gather(
+        self, x: np.ndarray[Any, D], dst: int = 0, *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D] | None]: ...
+    @overload
+    def gather(self, x: Any, dst: int = 0, *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def gather(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any: ...
+    def gather(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
+        """Every rank's `x`, by rank: shape (world_size, *x.shape) on rank `dst`, None elsewhere (`out` is unused).
+
+        >>> found = group.gather(np.full(2, group.rank), dst=0)
+        >>> found.tolist() if group.rank == 0 else [[0, 0], [1, 1]]
+        [[0, 0], [1, 1]]
+        """
+        dst = self._rank(dst, "dst")
+        given = source(x)
+        if dst == self.rank:
+            result = arrays.result(out, (self.world_size, *given.shape), given)
+            ptr, finish = result.ptr, result.finish
+        else:
+            ptr, finish = 0, nothing
+        if async_op:
+            return self._start("gather", (given.ptr, ptr, given.count, given.dtype, dst), finish, given)
+        self.comm.gather(given.ptr, ptr, given.count, given.dtype, dst)
+        self._sync()
+        return finish()
+
+    @overload
+    def all_gather(
+        self, x: np.ndarray[Any, D], *, out: Any = None, async_op: Literal[False] = False
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def all_gather(
+        self, x: np.ndarray[Any, D], *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D]]: ...
+    @overload
+    def all_gather(self, x: Any, *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any: ...
+    def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+        """Every rank's `x`, by rank, on every rank: shape (world_size, *x.shape).
+
+        >>> group.all_gather(np.full(2, group.rank)).tolist()
+        [[0, 0], [1, 1]]
+        """
+        found = describe(x)
+        if found is not None and found[4] and out is None and not async_op:
+            array = np.empty((self.world_size, *found[3]), x.dtype)
+            self.comm.all_gather(found[0], describe(array)[0], found[1], DTYPES[found[2]])  # type: ignore[index]
+            self._sync()
+            return array
+        given = source(x)
+        result = arrays.result(out, (self.world_size, *given.shape), given)
+        args = (given.ptr, result.ptr, given.count, given.dtype)
+        if async_op:
+            return self._start("all_gather", args, result.finish, given)
+        self.comm.all_gather(*args)
+        return self._complete(result)
+
+    @overload
+    def scatter(
+        self, x: np.ndarray[Any, D], src: int = 0, *, out: Any = None, async_op: Literal[False] = False
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def scatter(
+        self, x: np.ndarray[Any, D], src: int = 0, *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D]]: ...
+    @overload
+    def scatter(self, x: Any = None, src: int = 0, *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def scatter(self, x: Any = None, src: int = 0, *, out: Any = None, async_op: bool = False) -> Any: ...
+    def scatter(self, x: Any = None, src: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
+        """This rank's part of `x` of rank `src`: axis 0 split as numpy.array_split does.
+
+        x: read on rank `src` alone. Elsewhere it may be None, and the part is then a NumPy array;
+        an array given there says only of what kind the part shall be.
+
+        >>> part = group.scatter(np.arange(5) if group.rank == 0 else None)
+        >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
+        True
+        """
+        src = self._rank(src, "src")
+        if src == self.rank:
+            given = source(x)
+            check_axis_0(given)
+            result = arrays.result(out, self._part(given.shape), given)
+
+            def body() -> Any:
+                self.broadcast(header_of(given), src)
+                return self._scatter(given, result, src)
+        else:
+            kind = arrays.NUMPY if x is None else source(x).kind
+            if out is not None:
+                arrays.writable(out)
+
+            def body() -> Any:
+                header = self.broadcast(np.zeros(HEADER_SIZE, np.int64), src)
+                like = told(header, kind)
+                result, refused = self._late_result(out, self._part(like.shape), like)
+                return self._scatter(like, result, src, refused)
+
+        return self._run(body, async_op)
+
+    def _scatter(self, given: Buffer, result: Buffer, src: int, refused: Exception | None = None) -> Any:
+        if given.shape[0] % self.world_size == 0:
+            self.comm.scatter(given.ptr, result.ptr, result.count, given.dtype, src)
+        else:
+            counts = split_counts(given.shape, self.world_size)
+            self.comm.scatter_v(given.ptr, result.ptr, counts, given.dtype, src)
+        return self._complete(result, refused)
+
+    @overload
+    def reduce_scatter(
+        self, x: np.ndarray[Any, D], op: Op = "sum", *, out: Any = None, async_op: Literal[False] = False
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def reduce_scatter(
+        self, x: np.ndarray[Any, D], op: Op = "sum", *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D]]: ...
+    @overload
+    def reduce_scatter(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def reduce_scatter(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any: ...
+    def reduce_scatter(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any:
+        """Reduce `x` over the ranks; returns this rank's part, axis 0 split as numpy.array_split does.
+
+        >>> part = group.reduce_scatter(np.arange(4))
+        >>> part.tolist() == [[0, 2], [4, 6]][group.rank]
+        True
+        """
+        given = source(x)
+        reduce_op = ops.resolve(op, given.dtype)
+        check_axis_0(given)
+        result = arrays.result(out, self._part(given.shape), given)
+        if given.shape[0] % self.world_size == 0:
+            if async_op:
+                args = (given.ptr, result.ptr, result.count, given.dtype, reduce_op)
+                return self._start("reduce_scatter", args, result.finish, given)
+            self.comm.reduce_scatter(given.ptr, result.ptr, result.count, given.dtype, reduce_op)
+            return self._complete(result)
+        counts = split_counts(given.shape, self.world_size)
+        uneven = (given.ptr, result.ptr, counts, given.dtype, reduce_op)
+        return self._call("reduce_scatter_v", uneven, result, given, async_op)
+
+    @overload
+    def all_to_all(
+        self, x: np.ndarray[Any, D], *, out: Any = None, async_op: Literal[False] = False
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def all_to_all(
+        self, x: np.ndarray[Any, D], *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D]]: ...
+    @overload
+    def all_to_all(self, x: Any, *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def all_to_all(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any: ...
+    def all_to_all(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+        """Part j of `x` goes to rank j, axis 0 split as numpy.array_split does; returns the parts received.
+
+        They are concatenated by rank along axis 0. x has the same shape on every rank, so that all
+        parts received are as long as this rank's own; other lengths raise MismatchError.
+
+        >>> group.all_to_all(np.array([10, 11]) + 10 * group.rank).tolist() == [10 + group.rank, 20 + group.rank]
+        True
+        """
+        given = source(x)
+        check_axis_0(given)
+        world = self.world_size
+        own = self._part(given.shape)
+        result = arrays.result(out, (own[0] * world, *own[1:]), given)
+        if given.shape[0] % world == 0:
+            if async_op:
+                args = (given.ptr, result.ptr, given.count // world, given.dtype)
+                return self._start("all_to_all", args, result.finish, given)
+            self.comm.all_to_all(given.ptr, result.ptr, given.count // world, given.dtype)
+            return self._complete(result)
+        counts = split_counts(given.shape, world)
+        uneven = (given.ptr, result.ptr, counts, [counts[self.rank]] * world, given.dtype)
+        return self._call("all_to_all_v", uneven, result, given, async_op)
+
+
+def header_of(given: Buffer) -> np.ndarray[Any, Any]:
+    """What the others must know of an array: see HEADER_SIZE."""
+    header = np.zeros(HEADER_SIZE, np.int64)
+    header[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
+    return header
+
+
+def told(header: np.ndarray[Any, Any], kind: arrays.Kind) -> Buffer:
+    """The array that a header speaks of, without memory."""
+    return Buffer(0, 0, DTYPES[header[0]], tuple(header[2 : 2 + header[1]].tolist()), None, kind, None)

@@ -1,0 +1,277 @@
+"""The collectives in which the ranks' shares differ in length: the lengths are along axis 0."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+
+from rankwise.api import arrays, ops
+from rankwise.api.arrays import Buffer, source
+from rankwise.api.base import check_axis_0
+from rankwise.api.collectives import HEADER_SIZE, Collectives, header_of, told
+from rankwise.api.ops import Op
+from rankwise.contract.work import Work
+
+D = TypeVar("D", bound=np.dtype[Any])
+
+
+class PerRankCounts(Collectives):
+    """The operations whose names end in _v. `counts` are rows of axis 0, one count per rank."""
+
+    @overload
+    def all_gather_v(
+        self, x: np.ndarray[Any, D], *, out: Any = None, async_op: Literal[False] = False
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def all_gather_v(
+        self, x: np.ndarray[Any, D], *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D]]: ...
+    @overload
+    def all_gather_v(self, x: Any, *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def all_gather_v(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any: ...
+    def all_gather_v(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+        """Every rank's `x`, concatenated by rank along axis 0, on every rank. The lengths of axis 0 may differ.
+
+        >>> group.all_gather_v(np.full(1 + group.rank, group.rank)).tolist()
+        [0, 1, 1]
+        """
+        given = source(x)
+        check_axis_0(given)
+        if out is not None:
+            arrays.check_rows(out, given)
+
+        def body() -> Any:
+            lengths = self._lengths(given)
+            result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
+            self.comm.all_gather_v(given.ptr, result.ptr, _elements(lengths, given), given.dtype)
+            return self._complete(result, refused)
+
+        return self._run(body, async_op)
+
+    @overload
+    def gather_v(
+        self, x: np.ndarray[Any, D], dst: int = 0, *, out: Any = None, async_op: Literal[False] = False
+    ) -> np.ndarray[Any, D] | None: ...
+    @overload
+    def gather_v(
+        self, x: np.ndarray[Any, D], dst: int = 0, *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D] | None]: ...
+    @overload
+    def gather_v(self, x: Any, dst: int = 0, *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def gather_v(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any: ...
+    def gather_v(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
+        """all_gather_v for rank `dst` alone: the concatenation there, None elsewhere (`out` is unused).
+
+        >>> rows = group.gather_v(np.full(2 - group.rank, group.rank), dst=1)
+        >>> rows.tolist() if group.rank == 1 else [0, 0, 1]
+        [0, 0, 1]
+        """
+        dst = self._rank(dst, "dst")
+        given = source(x)
+        check_axis_0(given)
+        if out is not None and dst == self.rank:
+            arrays.check_rows(out, given)
+
+        def body() -> Any:
+            lengths = self._lengths(given)
+            counts = _elements(lengths, given)
+            if dst != self.rank:
+                self.comm.gather_v(given.ptr, 0, counts, given.dtype, dst)
+                return self._sync()
+            result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
+            self.comm.gather_v(given.ptr, result.ptr, counts, given.dtype, dst)
+            return self._complete(result, refused)
+
+        return self._run(body, async_op)
+
+    @overload
+    def scatter_v(
+        self,
+        x: np.ndarray[Any, D],
+        counts: Sequence[int] | None = None,
+        src: int = 0,
+        *,
+        out: Any = None,
+        async_op: Literal[False] = False,
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def scatter_v(
+        self,
+        x: np.ndarray[Any, D],
+        counts: Sequence[int] | None = None,
+        src: int = 0,
+        *,
+        out: Any = None,
+        async_op: Literal[True],
+    ) -> Work[np.ndarray[Any, D]]: ...
+    @overload
+    def scatter_v(
+        self,
+        x: Any = None,
+        counts: Sequence[int] | None = None,
+        src: int = 0,
+        *,
+        out: Any = None,
+        async_op: Literal[True],
+    ) -> Work[Any]: ...
+    @overload
+    def scatter_v(
+        self,
+        x: Any = None,
+        counts: Sequence[int] | None = None,
+        src: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any: ...
+    def scatter_v(
+        self,
+        x: Any = None,
+        counts: Sequence[int] | None = None,
+        src: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """This rank's rows of `x` of rank `src`, which gives counts[i] of them to rank i, in order.
+
+        x, counts: read on rank `src` alone; the counts add up to the length of axis 0. Elsewhere x is
+        as in scatter.
+
+        >>> x, counts = (np.arange(4), [1, 3]) if group.rank == 0 else (None, None)
+        >>> part = group.scatter_v(x, counts)
+        >>> part.tolist() == [[0], [1, 2, 3]][group.rank]
+        True
+        """
+        src = self._rank(src, "src")
+        if src == self.rank:
+            given = source(x)
+            check_axis_0(given)
+            rows = self._counts(counts, given)
+            result = arrays.result(out, (rows[self.rank], *given.shape[1:]), given)
+
+            def body() -> Any:
+                self.broadcast(np.concatenate([header_of(given), rows]), src)
+                self.comm.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
+                return self._complete(result)
+        else:
+            kind = arrays.NUMPY if x is None else source(x).kind
+            if out is not None:
+                arrays.writable(out)
+
+            def body() -> Any:
+                header = self.broadcast(np.zeros(HEADER_SIZE + self.world_size, np.int64), src)
+                like, lengths = told(header, kind), header[HEADER_SIZE:].tolist()
+                part, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
+                self.comm.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
+                return self._complete(part, refused)
+
+        return self._run(body, async_op)
+
+    @overload
+    def reduce_scatter_v(
+        self,
+        x: np.ndarray[Any, D],
+        counts: Sequence[int],
+        op: Op = "sum",
+        *,
+        out: Any = None,
+        async_op: Literal[False] = False,
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def reduce_scatter_v(
+        self, x: np.ndarray[Any, D], counts: Sequence[int], op: Op = "sum", *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D]]: ...
+    @overload
+    def reduce_scatter_v(
+        self, x: Any, counts: Sequence[int], op: Op = "sum", *, out: Any = None, async_op: Literal[True]
+    ) -> Work[Any]: ...
+    @overload
+    def reduce_scatter_v(
+        self, x: Any, counts: Sequence[int], op: Op = "sum", *, out: Any = None, async_op: bool = False
+    ) -> Any: ...
+    def reduce_scatter_v(
+        self, x: Any, counts: Sequence[int], op: Op = "sum", *, out: Any = None, async_op: bool = False
+    ) -> Any:
+        """Reduce `x` over the ranks; rank i receives the next counts[i] rows. The ranks give the same counts.
+
+        >>> part = group.reduce_scatter_v(np.arange(4), [3, 1])
+        >>> part.tolist() == [[0, 2, 4], [6]][group.rank]
+        True
+        """
+        given = source(x)
+        reduce_op = ops.resolve(op, given.dtype)
+        check_axis_0(given)
+        rows = self._counts(counts, given)
+        result = arrays.result(out, (rows[self.rank], *given.shape[1:]), given)
+        args = (given.ptr, result.ptr, _elements(rows, given), given.dtype, reduce_op)
+        return self._call("reduce_scatter_v", args, result, given, async_op)
+
+    @overload
+    def all_to_all_v(
+        self, x: np.ndarray[Any, D], counts: Sequence[int], *, out: Any = None, async_op: Literal[False] = False
+    ) -> tuple[np.ndarray[Any, D], list[int]]: ...
+    @overload
+    def all_to_all_v(
+        self, x: np.ndarray[Any, D], counts: Sequence[int], *, out: Any = None, async_op: Literal[True]
+    ) -> Work[tuple[np.ndarray[Any, D], list[int]]]: ...
+    @overload
+    def all_to_all_v(
+        self, x: Any, counts: Sequence[int], *, out: Any = None, async_op: Literal[True]
+    ) -> Work[tuple[Any, list[int]]]: ...
+    @overload
+    def all_to_all_v(
+        self, x: Any, counts: Sequence[int], *, out: Any = None, async_op: bool = False
+    ) -> tuple[Any, list[int]]: ...
+    def all_to_all_v(self, x: Any, counts: Sequence[int], *, out: Any = None, async_op: bool = False) -> Any:
+        """The next counts[j] rows of `x` go to rank j. Returns the rows received, and how many from each rank.
+
+        The rows are concatenated by rank along axis 0. Each rank has counts of its own.
+
+        >>> x = np.full(3, group.rank)
+        >>> group.all_to_all_v(x, [1, 2])[0].tolist() == ([0, 1] if group.rank == 0 else [0, 0, 1, 1])
+        True
+        """
+        given = source(x)
+        check_axis_0(given)
+        rows = self._counts(counts, given)
+        if out is not None:
+            arrays.check_rows(out, given)
+
+        def body() -> tuple[Any, list[int]]:
+            received = self.all_to_all(np.array(rows, np.int64)).tolist()
+            result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
+            sends, receives = _elements(rows, given), _elements(received, given)
+            self.comm.all_to_all_v(given.ptr, result.ptr, sends, receives, given.dtype)
+            return self._complete(result, refused), received
+
+        return self._run(body, async_op)
+
+    def _lengths(self, given: Buffer) -> list[int]:
+        """The length of axis 0 on every rank."""
+        lengths: list[int] = self.all_gather(np.array(given.shape[0], np.int64)).tolist()
+        return lengths
+
+    def _counts(self, counts: Sequence[int] | None, given: Buffer) -> list[int]:
+        """`counts`, checked: one int >= 0 for each rank, together the length of axis 0."""
+        try:
+            rows = [operator.index(count) for count in (() if counts is None else counts)]
+        except TypeError:
+            raise TypeError(f"counts={counts!r}: expected a sequence of ints") from None
+        if len(rows) != self.world_size or min(rows) < 0 or sum(rows) != given.shape[0]:
+            raise ValueError(
+                f"counts={counts!r}: expected {self.world_size} counts, one per rank, that add up to {given.shape[0]}, "
+                "the length of x's axis 0"
+            )
+        return rows
+
+
+def _elements(rows: Sequence[int], given: Buffer) -> list[int]:
+    row = prod(given.shape[1:])
+    return [count * row for count in rows]

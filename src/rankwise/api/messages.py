@@ -1,0 +1,168 @@
+"""Messages from one rank to another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from rankwise.api import arrays
+from rankwise.api.arrays import Buffer, source
+from rankwise.api.base import GroupBase, integer, nothing
+from rankwise.api.work import ArrayWork, Several
+from rankwise.contract.communicator import ANY, Message
+from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.work import Work
+
+T = TypeVar("T")
+D = TypeVar("D", bound=np.dtype[Any])
+
+MAX_TAG = 2**31 - 1
+
+
+class ReceiveWork(ArrayWork[T]):
+    """irecv's Work. Once it is complete, `source` and `tag` are the message's; before that they are None."""
+
+    source: int | None = None
+    tag: int | None = None
+
+
+class Messages(GroupBase):
+    """send, recv and what goes with them. Messages match by (sender, tag), in the order sent."""
+
+    def send(self, x: Any, dst: int, tag: int = 0) -> None:
+        """Send `x` to rank `dst`; returns when x may change again. A rank may send to itself.
+
+        >>> if group.rank == 0:
+        ...     group.send(np.arange(3), dst=1)
+        ... else:
+        ...     assert group.recv((3,), src=0, dtype=int).tolist() == [0, 1, 2]
+        """
+        self.isend(x, dst, tag).wait()
+
+    @overload
+    def recv(
+        self, x: np.ndarray[Any, D], src: int | None, tag: int | None = 0, *, dtype: Any = None
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def recv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> Any: ...
+    def recv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> Any:
+        """Receive from rank `src` into the array `x` and return it.
+
+        x may also be a shape, a tuple of ints, for a new array of `dtype` (float64 where None;
+        a torch dtype gives a tensor). The message must have that many elements of that dtype.
+        src or tag None: the first message that comes, from any rank or with any tag; `irecv` tells
+        which it was, and `probe` beforehand.
+
+        >>> sending = group.isend(np.full(2, group.rank), dst=1 - group.rank)
+        >>> group.recv(np.empty(2, int), src=1 - group.rank).tolist() == [1 - group.rank] * 2
+        True
+        >>> sending.wait()
+        """
+        return self.irecv(x, src, tag, dtype=dtype).wait()
+
+    def isend(self, x: Any, dst: int, tag: int = 0) -> Work[None]:
+        """Begin to send `x` to rank `dst`. x must not change before the Work is done.
+
+        >>> sending = group.isend(np.ones(3), dst=group.rank, tag=5)  # to oneself
+        >>> group.recv((3,), src=group.rank, tag=5).tolist()
+        [1.0, 1.0, 1.0]
+        >>> sending.wait()
+        """
+        buffer = source(x)
+        dst, tag = self._rank(dst, "dst"), _tag(tag)
+        inner = self.comm.send(buffer.ptr, buffer.count, buffer.dtype, dst, tag)
+        return ArrayWork(inner, nothing, self._pending, (self, buffer))
+
+    @overload
+    def irecv(
+        self, x: np.ndarray[Any, D], src: int | None, tag: int | None = 0, *, dtype: Any = None
+    ) -> ReceiveWork[np.ndarray[Any, D]]: ...
+    @overload
+    def irecv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> ReceiveWork[Any]: ...
+    def irecv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> ReceiveWork[Any]:
+        """Begin to receive, as `recv` does. The Work's result is the array; `source` and `tag` say what came.
+
+        >>> sending = group.isend(np.full(2, 7.0), dst=group.rank, tag=3)
+        >>> work = group.irecv((2,), src=None, tag=None)
+        >>> work.wait().tolist(), work.source == group.rank, work.tag
+        ([7.0, 7.0], True, 3)
+        """
+        buffer = arrays.receiver(x, dtype)
+        wanted, tag = self._source(src), ANY if tag is None else _tag(tag)
+        self._check_any(wanted, tag)
+        inner = self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, wanted, tag)
+
+        def finish() -> Any:
+            work.source = inner.source if wanted == ANY else wanted  # type: ignore[attr-defined]  # see recv
+            work.tag = inner.tag if tag == ANY else tag  # type: ignore[attr-defined]
+            return buffer.finish()
+
+        work: ReceiveWork[Any] = ReceiveWork(inner, finish, self._pending, self)
+        return work
+
+    def probe(self, src: int | None = None, tag: int | None = None, *, timeout: float = 0.0) -> Message | None:
+        """The first message that has come from `src` with `tag` (None: any) and was not received yet.
+
+        Message(source, tag, count, dtype), or None where there is none within `timeout` seconds.
+
+        >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
+        >>> message = group.probe(src=group.rank, timeout=10)
+        >>> message.tag, message.count, message.dtype.name
+        (9, 5, 'I64')
+        >>> group.recv((message.count,), message.source, message.tag, dtype=message.dtype).tolist()
+        [0, 1, 2, 3, 4]
+        """
+        wanted, label = self._source(src), ANY if tag is None else _tag(tag)
+        end = time.monotonic() + timeout
+        nap = 20e-6
+        while (found := self.comm.probe(wanted, label)) is None and time.monotonic() < end:
+            time.sleep(nap)
+            nap = min(2 * nap, 1e-3)
+        return found
+
+    def batch(
+        self, sends: Sequence[Sequence[Any]] = (), recvs: Sequence[Sequence[Any]] = (), *, async_op: bool = False
+    ) -> Any:
+        """Send and receive several messages at once; returns the list of what `recvs` received.
+
+        sends: the arguments of `send` for each, (x, dst) or (x, dst, tag). recvs: those of `recv`,
+        (x, src), (x, src, tag) or (x, src, tag, dtype). All are checked before the first begins, and
+        all are under way before any is waited for, so that no order of them can deadlock.
+
+        >>> other = 1 - group.rank
+        >>> group.batch([(np.ones(2), other), (np.zeros(3), other)], [((2,), other), ((3,), other)])
+        [array([1., 1.]), array([0., 0., 0.])]
+        """
+        outgoing = [self._outgoing(*each) for each in sends]
+        incoming = [self._incoming(*each) for each in recvs]
+        works = [self.comm.recv(b.ptr, b.count, b.dtype, src, tag) for b, src, tag in incoming]
+        works += [self.comm.send(b.ptr, b.count, b.dtype, dst, tag) for b, dst, tag in outgoing]
+        work: Work[list[Any]] = ArrayWork(
+            Several(works), lambda: [buffer.finish() for buffer, _, _ in incoming], self._pending, (self, outgoing)
+        )
+        return work if async_op else work.wait()
+
+    def _outgoing(self, x: Any, dst: int, tag: int = 0) -> tuple[Buffer, int, int]:
+        return source(x), self._rank(dst, "dst"), _tag(tag)
+
+    def _incoming(self, x: Any, src: int | None, tag: int | None = 0, dtype: Any = None) -> tuple[Buffer, int, int]:
+        buffer, wanted, label = arrays.receiver(x, dtype), self._source(src), ANY if tag is None else _tag(tag)
+        self._check_any(wanted, label)
+        return buffer, wanted, label
+
+    def _source(self, src: int | None) -> int:
+        return ANY if src is None else self._rank(src, "src")
+
+    def _check_any(self, src: int, tag: int) -> None:
+        if ANY in (src, tag) and not self.comm.any_source:
+            raise UnsupportedError("recv from any rank or with any tag", type(self.comm).__name__)
+
+
+def _tag(value: int) -> int:
+    tag = integer(value, "tag")
+    if not 0 <= tag <= MAX_TAG:
+        raise ValueError(f"tag={tag}: expected 0 to {MAX_TAG}")
+    return tag
