@@ -17,8 +17,6 @@ void bind_comm(nb::module_& m);
 void bind_arrays(nb::module_& m);
 void bind_bench(nb::module_& m);
 
-bool all_reduce_array(rankwise::Comm& comm, nb::handle array, nb::handle op);
-
 using Address = uint64_t;
 inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 

@@ -1,4 +1,4 @@
-#include "bindings.hpp"
+#include "shortcuts.hpp"
 
 using namespace rankwise;
 
@@ -119,12 +119,13 @@ void bind_comm(nb::module_& m) {
         .def("send", &start_send, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"))
         .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
-        .def("all_reduce_array", &all_reduce_array, nb::arg("array").none(), nb::arg("op").none())
         .def("start_call", &start_call, nb::arg("function"))
         .def("sync", &Comm::sync, Release())
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("close", &close_comm, nb::arg("timeout"));
+
+    bind_shortcuts(comm);
 
     // Every collective as a blocking call, and as start_<name>, which returns a Task.
     const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"), op("op"), root("root");

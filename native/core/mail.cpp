@@ -321,9 +321,12 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, const R
         cpu_relax();
     }
     const auto since = Clock::now();
-    while (Clock::now() - since < policy_.spinning + policy_.yielding) {
-        if (policy_.first_looks) cpu_relax();
-        else sched_yield();
+    while (Clock::now() - since < policy_.spinning) {
+        cpu_relax();
+        if (try_once()) return;
+    }
+    for (int i = 0; i < policy_.yields; ++i) {
+        sched_yield();
         if (try_once()) return;
     }
     Seat& seat = region_.seats[rank_];

@@ -60,12 +60,10 @@ void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
             }
         } while (Clock::now() - since < policy_.spinning);
     }
-    do {
-        for (int i = 0; i < 8; ++i) {
-            sched_yield();
-            if (seq.load(std::memory_order_acquire) >= value) return;
-        }
-    } while (Clock::now() - since < policy_.spinning + policy_.yielding);
+    for (int i = 0; i < policy_.yields; ++i) {
+        sched_yield();
+        if (seq.load(std::memory_order_acquire) >= value) return;
+    }
 
     Seat& seat = region_.seats[rank];
     struct Registered {  // also withdrawn when a wait ends in an exception

@@ -26,7 +26,8 @@ int usable_cores();
 struct WaitPolicy {
     int first_looks;                      // at the flag, with a pause between, before anything else
     std::chrono::microseconds spinning;   // then this long in the same way
-    std::chrono::microseconds yielding;   // then this long, giving the core away between looks
+    int yields;                           // then so often, giving the core away between looks: counted
+                                          // and not timed, since others may keep it for long
     static WaitPolicy for_ranks(int ranks_on_host);
 };
 

@@ -7,6 +7,14 @@ namespace rankwise::collectives {
 void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
     const uint8_t* own = send + blocks.offset(s.rank);
     const size_t mine = blocks.size(s.rank);
+    if (blocks.total() <= kInline) {  // beside the flag: all of it to all
+        const uint64_t step = s.post(send, blocks.total());
+        const void* sources[kMaxRanks];
+        for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? own : s.payload(r, step) + blocks.offset(s.rank);
+        s.await_all(step);
+        if (mine) kernel(recv, sources, s.n, mine / item, s.n);
+        return;
+    }
     const size_t piece = share_of_slot(s);
     auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
     pipeline(

@@ -27,6 +27,12 @@ static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const B
 void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
+    if (blocks.total() <= kInline) {  // beside the flag: all of it to all
+        const uint64_t step = s.post(send, from_me ? blocks.total() : 0);
+        if (!from_me) s.await(root, step);
+        if (mine) std::memcpy(recv, (from_me ? send : s.payload(root, step)) + blocks.offset(s.rank), mine);
+        return;
+    }
     if (goes_direct(s, blocks.largest())) return scatter_direct(s, send, recv, blocks, root);
     const Copy copy_out = copy_for(mine);
     if (from_me && send + blocks.offset(root) != recv) copy_out(recv, send + blocks.offset(root), mine);

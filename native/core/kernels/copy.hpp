@@ -8,7 +8,7 @@ namespace rankwise {
 // lines need then not be read before they are overwritten. Ordered before any later release.
 void stream_copy(void* dst, const void* src, size_t bytes);
 
-// From this many bytes on a result is written with stream_copy: it would not fit in a core's own cache.
+// From this many bytes on a result is written with stream_copy: it would not stay in the caches.
 size_t stream_from();
 
 // The copy for results of an operation that writes `total` bytes on this rank.

@@ -1,0 +1,4 @@
+#pragma once
+#include "bindings.hpp"
+
+void bind_shortcuts(nb::class_<rankwise::Comm>& comm);
