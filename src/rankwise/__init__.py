@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rankwise.api.group import Group
     from rankwise.api.init import default_group as _default
     from rankwise.api.init import init
+    from rankwise.api.ops import premul_sum
     from rankwise.api.spawn import spawn
     from rankwise.api.work import wait_all, wait_any
     from rankwise.contract.communicator import Message
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     broadcast = _default().broadcast
     close = _default().close
     dup = _default().dup
+    exscan = _default().exscan
     gather = _default().gather
     gather_v = _default().gather_v
     irecv = _default().irecv
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     reduce = _default().reduce
     reduce_scatter = _default().reduce_scatter
     reduce_scatter_v = _default().reduce_scatter_v
+    scan = _default().scan
     scatter = _default().scatter
     scatter_v = _default().scatter_v
     send = _default().send
@@ -84,16 +87,19 @@ __all__ = [
     "broadcast",
     "close",
     "dup",
+    "exscan",
     "gather",
     "gather_v",
     "init",
     "irecv",
     "isend",
+    "premul_sum",
     "probe",
     "recv",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_v",
+    "scan",
     "scatter",
     "scatter_v",
     "send",
@@ -107,6 +113,7 @@ __all__ = [
 _MODULES = {
     "rankwise.api.group": ("Group",),
     "rankwise.api.init": ("init",),
+    "rankwise.api.ops": ("premul_sum",),
     "rankwise.api.work": ("wait_all", "wait_any"),
     "rankwise.contract.communicator": ("Message",),
     "rankwise.api.spawn": ("spawn",),

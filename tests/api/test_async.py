@@ -48,6 +48,11 @@ def calls(group: Group) -> dict[str, Call]:
         "scatter_v": lambda **k: group.scatter_v(*((x(n), [1] * n) if me == 0 else ()), **k),
         "reduce_scatter_v": lambda **k: group.reduce_scatter_v(x(n + 1), [n + 1] + [0] * (n - 1), **k),
         "all_to_all_v": lambda **k: group.all_to_all_v(x(n * (me + 1)), [me + 1] * n, **k),
+        "all_reduce by a function": lambda **k: group.all_reduce(x(), np.maximum, **k),
+        "all_reduce maxloc": lambda **k: group.all_reduce(x(), "maxloc", **k),
+        "reduce_scatter premul_sum": lambda **k: group.reduce_scatter(x(), rw.premul_sum(2), **k),
+        "scan": lambda **k: group.scan(x(), **k),
+        "exscan by a function": lambda **k: group.exscan(x(), np.add, **k),
         "batch": lambda **k: group.batch([(x(2), (me + 1) % n)], [(x(2) * 0, (me - 1) % n)], **k),
     }
 

@@ -22,6 +22,7 @@ OPERATIONS = [
     "broadcast",
     "close",
     "dup",
+    "exscan",
     "gather",
     "gather_v",
     "irecv",
@@ -31,6 +32,7 @@ OPERATIONS = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_v",
+    "scan",
     "scatter",
     "scatter_v",
     "send",
@@ -46,7 +48,19 @@ ERRORS = [
     "RankwiseError",
     "UnsupportedError",
 ]
-OTHERS = ["DType", "Group", "Message", "ReduceOp", "Work", "__version__", "init", "spawn", "wait_all", "wait_any"]
+OTHERS = [
+    "DType",
+    "Group",
+    "Message",
+    "ReduceOp",
+    "Work",
+    "__version__",
+    "init",
+    "premul_sum",
+    "spawn",
+    "wait_all",
+    "wait_any",
+]
 
 
 def test_the_list() -> None:

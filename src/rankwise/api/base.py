@@ -30,7 +30,13 @@ class GroupBase:
         self.world_size = comm.world_size
         self._pending = Pending()
         self._syncs = not comm.blocking
-        self._all_reduce_array = comm.all_reduce_array or _no_shortcut
+        shortcuts = comm.shortcuts
+        self._all_reduce_array = shortcuts.all_reduce_array
+        self._broadcast_array = shortcuts.broadcast_array
+        self._all_gather_array = shortcuts.all_gather_array
+        self._gather_array = shortcuts.gather_array
+        self._reduce_scatter_array = shortcuts.reduce_scatter_array
+        self._all_to_all_array = shortcuts.all_to_all_array
 
     def _call(self, operation: str, args: tuple[Any, ...], result: Buffer, keep: Buffer, async_op: bool) -> Any:
         """One call of the communicator that reads `keep` and writes `result`."""
@@ -87,10 +93,6 @@ class GroupBase:
             return arrays.scratch(shape, like.dtype), error
 
 
-def _no_shortcut(array: object, op: object) -> bool:
-    return False
-
-
 def nothing() -> None:
     """What an operation without a result gives."""
 
@@ -108,8 +110,13 @@ def check_axis_0(given: Buffer) -> None:
         raise ValueError("x: expected an array with an axis 0, got a number or a 0-d array")
 
 
-def split_counts(shape: Shape, parts: int) -> list[int]:
-    """The elements of each part where axis 0 is split as numpy.array_split does: the first are a row longer."""
+def split_rows(shape: Shape, parts: int) -> list[int]:
+    """The rows of each part where axis 0 is split as numpy.array_split does: the first are a row longer."""
     rows, longer = divmod(shape[0], parts)
+    return [rows + 1] * longer + [rows] * (parts - longer)
+
+
+def split_counts(shape: Shape, parts: int) -> list[int]:
+    """The elements of each of these parts."""
     row = prod(shape[1:])
-    return [(rows + 1) * row] * longer + [rows * row] * (parts - longer)
+    return [rows * row for rows in split_rows(shape, parts)]

@@ -6,16 +6,17 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from rankwise._native import describe
-from rankwise.api import arrays, ops
+from rankwise.api import arrays, composed, ops
 from rankwise.api.arrays import Buffer, source, target
-from rankwise.api.base import GroupBase, check_axis_0, nothing, split_counts
+from rankwise.api.base import GroupBase, check_axis_0, nothing, split_counts, split_rows
 from rankwise.api.dtypes import DTYPES
 from rankwise.api.ops import Op
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
+
+Located = Literal["minloc", "maxloc"]
 
 # What scatter's src tells the others: dtype, ndim, shape. NumPy arrays have at most 64 dimensions.
 HEADER_SIZE = 2 + 64
@@ -44,29 +45,48 @@ class Collectives(GroupBase):
         return None
 
     @overload
+    def all_reduce(self, x: T, op: Located, async_op: Literal[False] = False) -> tuple[T, Any]: ...
+    @overload
+    def all_reduce(self, x: T, op: Located, *, async_op: Literal[True]) -> Work[tuple[T, Any]]: ...
+    @overload
     def all_reduce(self, x: T, op: Op = "sum", async_op: Literal[False] = False) -> T: ...
     @overload
     def all_reduce(self, x: T, op: Op = "sum", *, async_op: Literal[True]) -> Work[T]: ...
     @overload
     def all_reduce(self, x: T, op: Op = "sum", *, async_op: bool) -> T | Work[T]: ...
-    def all_reduce(self, x: T, op: Op = "sum", async_op: bool = False) -> T | Work[T]:
+    def all_reduce(self, x: T, op: Op = "sum", async_op: bool = False) -> Any:
         """Reduce `x` over the ranks, in place, the result on every rank. Returns x.
+
+        op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", or a
+        ReduceOp; `rw.premul_sum(factor)`; "minloc" or "maxloc", which return (x, ranks), x holding
+        the extremes and ranks, int64 of x's shape, the lowest rank that has each (for a number,
+        numbers).
+
+        op may also be a function of two arrays that gives a third of their shape and dtype, any
+        associative one, which is called in the order of the ranks: function(function(x0, x1), x2).
+        It may overwrite its first argument. One rank collects the arrays, calls it, and sends out
+        the result: the same bits everywhere, but slow. What it raises is raised there; the other
+        ranks raise RankwiseError.
 
         >>> group.all_reduce(np.array([1.0, group.rank])).tolist()
         [2.0, 1.0]
         >>> group.all_reduce(group.rank, "max")
         1
+        >>> group.all_reduce(np.array([5, 3 + group.rank]), "maxloc")
+        (array([5, 4]), array([0, 1]))
+        >>> group.all_reduce(np.array([3.0, 4.0]), np.hypot).round(2).tolist()
+        [4.24, 5.66]
         """
-        shortcut = self._all_reduce_array
-        if not async_op and shortcut(x, op):
+        if not async_op and self._all_reduce_array(x, op):
             return x
+        if ops.is_composed(op):
+            return self._run(composed.all_reduce(self, x, op), async_op)
         buffer = target(x)
         args = (buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
         if async_op:
             return self._start("all_reduce", args, buffer.finish)
         self.comm.all_reduce(*args)
-        result: T = self._complete(buffer)
-        return result
+        return self._complete(buffer)
 
     @overload
     def broadcast(self, x: T, src: int = 0, async_op: Literal[False] = False) -> T: ...
@@ -81,11 +101,7 @@ class Collectives(GroupBase):
         [1, 1, 1]
         """
         src = self._rank(src, "src")
-        found = describe(x)
-        # The common case, a plain NumPy array, by the shortest way; here and in all_gather.
-        if found is not None and found[4] and found[5] and not async_op:
-            self.comm.broadcast(found[0], found[1], DTYPES[found[2]], src)
-            self._sync()
+        if not async_op and self._broadcast_array(x, src):
             return x
         buffer = source(x) if src == self.rank else target(x)
         args = (buffer.ptr, buffer.count, buffer.dtype, src)
@@ -96,17 +112,25 @@ class Collectives(GroupBase):
         return x if src == self.rank else result
 
     @overload
+    def reduce(self, x: T, dst: int, op: Located, async_op: Literal[False] = False) -> tuple[T, Any] | None: ...
+    @overload
+    def reduce(self, x: T, dst: int, op: Located, *, async_op: Literal[True]) -> Work[tuple[T, Any] | None]: ...
+    @overload
     def reduce(self, x: T, dst: int = 0, op: Op = "sum", async_op: Literal[False] = False) -> T | None: ...
     @overload
     def reduce(self, x: T, dst: int = 0, op: Op = "sum", *, async_op: Literal[True]) -> Work[T | None]: ...
-    def reduce(self, x: T, dst: int = 0, op: Op = "sum", async_op: bool = False) -> T | Work[T | None] | None:
+    def reduce(self, x: T, dst: int = 0, op: Op = "sum", async_op: bool = False) -> Any:
         """Reduce `x` over the ranks, in place on rank `dst`. Returns x there and None elsewhere, where x is kept.
+
+        op: as for all_reduce.
 
         >>> total = group.reduce(np.ones(2), dst=1)
         >>> total.tolist() if group.rank == 1 else [2.0, 2.0]
         [2.0, 2.0]
         """
         dst = self._rank(dst, "dst")
+        if ops.is_composed(op):
+            return self._run(composed.reduce(self, x, dst, op), async_op)
         buffer = target(x) if dst == self.rank else source(x)
         reduce_op = ops.resolve(op, buffer.dtype)
         if async_op:
@@ -136,6 +160,8 @@ class Collectives(GroupBase):
         [[0, 0], [1, 1]]
         """
         dst = self._rank(dst, "dst")
+        if not async_op and self._gather_array(x, dst, out):
+            return out if dst == self.rank else None
         given = source(x)
         if dst == self.rank:
             result = arrays.result(out, (self.world_size, *given.shape), given)
@@ -166,12 +192,12 @@ class Collectives(GroupBase):
         >>> group.all_gather(np.full(2, group.rank)).tolist()
         [[0, 0], [1, 1]]
         """
-        found = describe(x)
-        if found is not None and found[4] and out is None and not async_op:
-            array = np.empty((self.world_size, *found[3]), x.dtype)
-            self.comm.all_gather(found[0], describe(array)[0], found[1], DTYPES[found[2]])  # type: ignore[index]
-            self._sync()
-            return array
+        if not async_op:
+            into = out
+            if out is None and type(x) is np.ndarray:
+                into = np.empty((self.world_size, *x.shape), x.dtype)
+            if self._all_gather_array(x, into):
+                return into
         given = source(x)
         result = arrays.result(out, (self.world_size, *given.shape), given)
         args = (given.ptr, result.ptr, given.count, given.dtype)
@@ -247,11 +273,19 @@ class Collectives(GroupBase):
     def reduce_scatter(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any:
         """Reduce `x` over the ranks; returns this rank's part, axis 0 split as numpy.array_split does.
 
+        op: as for all_reduce, but not "minloc" and "maxloc".
+
         >>> part = group.reduce_scatter(np.arange(4))
         >>> part.tolist() == [[0, 2], [4, 6]][group.rank]
         True
         """
+        if not async_op and self._reduce_scatter_array(x, op, out):
+            return out
         given = source(x)
+        if ops.is_composed(op):
+            check_axis_0(given)
+            rows = split_rows(given.shape, self.world_size)
+            return self._composed_reduce_scatter(given, op, rows, out, async_op)
         reduce_op = ops.resolve(op, given.dtype)
         check_axis_0(given)
         result = arrays.result(out, self._part(given.shape), given)
@@ -264,6 +298,10 @@ class Collectives(GroupBase):
         counts = split_counts(given.shape, self.world_size)
         uneven = (given.ptr, result.ptr, counts, given.dtype, reduce_op)
         return self._call("reduce_scatter_v", uneven, result, given, async_op)
+
+    def _composed_reduce_scatter(self, given: Buffer, op: Op, rows: list[int], out: Any, async_op: bool) -> Any:
+        result = arrays.result(out, (rows[self.rank], *given.shape[1:]), given)
+        return self._run(composed.reduce_scatter(self, given, op, rows, result), async_op)
 
     @overload
     def all_to_all(
@@ -286,6 +324,8 @@ class Collectives(GroupBase):
         >>> group.all_to_all(np.array([10, 11]) + 10 * group.rank).tolist() == [10 + group.rank, 20 + group.rank]
         True
         """
+        if not async_op and self._all_to_all_array(x, out):
+            return out
         given = source(x)
         check_axis_0(given)
         world = self.world_size

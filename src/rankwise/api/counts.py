@@ -206,9 +206,11 @@ class PerRankCounts(Collectives):
         True
         """
         given = source(x)
-        reduce_op = ops.resolve(op, given.dtype)
         check_axis_0(given)
         rows = self._counts(counts, given)
+        if ops.is_composed(op):
+            return self._composed_reduce_scatter(given, op, rows, out, async_op)
+        reduce_op = ops.resolve(op, given.dtype)
         result = arrays.result(out, (rows[self.rank], *given.shape[1:]), given)
         args = (given.ptr, result.ptr, _elements(rows, given), given.dtype, reduce_op)
         return self._call("reduce_scatter_v", args, result, given, async_op)

@@ -1,12 +1,48 @@
-"""The names of the reduction operations, and what each means for each type."""
+"""What callers may pass as `op`: names, ReduceOps, and the operations composed of these."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from rankwise.api import dtypes
 from rankwise.contract.types import DType, ReduceOp
 
-Op = str | ReduceOp
-"""What callers may pass as `op`: a name or a ReduceOp."""
+
+@dataclass(frozen=True)
+class PremulSum:
+    """The operation that `premul_sum` gives."""
+
+    factor: float | complex
+
+
+def premul_sum(factor: float | complex) -> PremulSum:
+    """An `op` for reductions: the sum of `factor` * x over the ranks, each with its own factor.
+
+    The products are rounded to x's type before they are added. Integers take an int.
+
+    >>> group.all_reduce(np.array([1.0, 2.0]), rw.premul_sum(0.5)).tolist()
+    [1.0, 2.0]
+    """
+    if isinstance(factor, bool) or not isinstance(factor, (int, float, complex)):
+        raise TypeError(f"factor={factor!r}: expected a number, got {type(factor).__name__}")
+    return PremulSum(factor)
+
+
+Op = str | ReduceOp | PremulSum | Callable[[Any, Any], Any]
+"""What callers may pass as `op`: a name, a ReduceOp, premul_sum(factor), or a function of two arrays."""
+
+LOCATING = {"minloc": ReduceOp.MIN, "maxloc": ReduceOp.MAX}
+"""The names that also say which rank holds the result."""
+
+
+def is_composed(op: Op) -> bool:
+    """Whether `op` is none of the engine's own, but is made of several calls."""
+    if type(op) is str:
+        return op in LOCATING
+    return isinstance(op, PremulSum) or (callable(op) and not isinstance(op, ReduceOp))
+
 
 NAMES = {
     "sum": ReduceOp.SUM,
@@ -21,7 +57,7 @@ NAMES = {
     "bxor": ReduceOp.BXOR,
 }
 
-PAIRS: dict[tuple[Op, int], tuple[DType, ReduceOp]] = {
+PAIRS: dict[tuple[str, int], tuple[DType, ReduceOp]] = {
     (name, int(dtype)): (dtype, op) for name, op in NAMES.items() for dtype in DType if op.refused_for(dtype) is None
 }
 """(name, dtype number) -> (DType, ReduceOp), for what has a meaning: the one look-up of the fast path."""
@@ -40,8 +76,13 @@ def resolve(op: Op, dtype: DType) -> ReduceOp:
     elif isinstance(op, str):
         found = NAMES.get(op)
     else:
-        raise TypeError(f"op={op!r}: expected a name such as 'sum' or a ReduceOp, got {type(op).__name__}")
+        expected = "a name such as 'sum' or a ReduceOp"
+        if is_composed(op):
+            raise TypeError(f"op={op!r}: expected {expected}; this operation takes no other")
+        raise TypeError(f"op={op!r}: expected {expected}, got {type(op).__name__}")
     if found is None:
+        if op in LOCATING:
+            raise ValueError(f"op={op!r}: it is for all_reduce and reduce")
         raise ValueError(f"op={op!r}: expected one of {', '.join(NAMES)}")
     why = found.refused_for(dtype)
     if why is not None:

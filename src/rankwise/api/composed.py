@@ -1,0 +1,237 @@
+"""Reductions that no engine has, made of its operations: functions of two arrays, scaled sums, places of extremes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rankwise.api import dtypes, ops
+from rankwise.api.arrays import Buffer, scratch, source, target
+from rankwise.api.base import GroupBase, nothing
+from rankwise.api.ops import LOCATING, Op, PremulSum
+from rankwise.contract.errors import RankwiseError
+from rankwise.contract.types import DType, ReduceOp
+
+T = TypeVar("T")
+
+
+def all_reduce(group: GroupBase, x: Any, op: Op) -> Callable[[], Any]:
+    """Check the arguments of an all_reduce with a composed op; what it gives back does the work."""
+    buffer = target(x)
+    if isinstance(op, str):
+        return _locating(group, x, buffer, LOCATING[op], None)
+    reduce = reduction(group, buffer, op, None)
+
+    def body() -> Any:
+        copy(buffer, reduce())
+        return buffer.finish()
+
+    return body
+
+
+def reduce(group: GroupBase, x: Any, dst: int, op: Op) -> Callable[[], Any]:
+    """The same for a reduce to rank `dst`."""
+    buffer = target(x) if dst == group.rank else source(x)
+    if isinstance(op, str):
+        return _locating(group, x, buffer, LOCATING[op], dst)
+    reduce = reduction(group, buffer, op, dst)
+
+    def body() -> Any:
+        result = reduce()
+        if dst != group.rank:
+            return None
+        copy(buffer, result)
+        return buffer.finish()
+
+    return body
+
+
+def reduce_scatter(group: GroupBase, given: Buffer, op: Op, rows: list[int], result: Buffer) -> Callable[[], Any]:
+    """The same for a reduce_scatter that gives rank i the next rows[i] rows, this rank's into `result`."""
+    reduce = reduction(group, given, op, None)
+    row_bytes = given.nbytes // max(1, given.shape[0])
+
+    def body() -> Any:
+        whole = reduce()
+        ctypes.memmove(result.ptr, whole.ptr + sum(rows[: group.rank]) * row_bytes, result.nbytes)
+        return result.finish()
+
+    return body
+
+
+def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Callable[[], Buffer]:
+    """Check `op`; what it gives back reduces `given` into new memory, for rank `dst` or, None, for all.
+
+    Off dst the memory's contents mean nothing.
+    """
+    if isinstance(op, PremulSum):
+        scaled = premultiplied(given, op)
+
+        def add() -> Buffer:
+            if dst is None:
+                group.comm.all_reduce(scaled.ptr, scaled.count, scaled.dtype, ReduceOp.SUM)
+            else:
+                group.comm.reduce(scaled.ptr, scaled.count, scaled.dtype, ReduceOp.SUM, dst)
+            group._sync()
+            return scaled
+
+        return add
+    function = _function(op, given.dtype)
+
+    def fold() -> Buffer:
+        result = scratch(given.shape, given.dtype)
+        root = 0 if dst is None else dst
+        rows = gathered(group, given, root)
+
+        def compute() -> None:
+            value = rows[0]
+            for row in rows[1:]:
+                value = function(value, row)
+            copy(result, _checked(value, given, function))
+
+        if dst is None:
+            on_root(group, root, compute)
+            group.comm.broadcast(result.ptr, result.count, result.dtype, root)
+            group._sync()
+        elif dst == group.rank:
+            compute()
+        return result
+
+    return fold
+
+
+def gathered(group: GroupBase, given: Buffer, root: int) -> list[Any]:
+    """Every rank's array, by rank, on `root`; elsewhere nothing."""
+    if group.rank != root:
+        group.comm.gather(given.ptr, 0, given.count, given.dtype, root)
+        group._sync()
+        return []
+    memory = given.kind.empty((group.world_size, *given.shape), given.dtype)
+    group.comm.gather(given.ptr, memory.ptr, given.count, given.dtype, root)
+    group._sync()
+    return list(memory.finish())
+
+
+def on_root(group: GroupBase, root: int, compute: Callable[[], None]) -> None:
+    """Run `compute` on rank `root`. Where it raises, it raises there, and RankwiseError on the others."""
+    failure: Exception | None = None
+    text = b""
+    if group.rank == root:
+        try:
+            compute()
+        except Exception as error:  # noqa: BLE001 - raised below, when the others know of it
+            failure = error
+            text = f"rank {root}: op raised {type(error).__name__}: {error}".encode(errors="replace")
+    length = np.array(len(text), np.int64)
+    group.comm.broadcast(length.ctypes.data, 1, DType.I64, root)
+    group._sync()
+    if not length:
+        return
+    words = np.frombuffer(bytearray(text or int(length)), np.uint8)
+    group.comm.broadcast(words.ctypes.data, words.size, DType.U8, root)
+    group._sync()
+    raise failure or RankwiseError(words.tobytes().decode(errors="replace"))
+
+
+def prefixes(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callable[[], Buffer | None]:
+    """Check `op`, a function; what it gives back is this rank's prefix, or None on rank 0 of an exclusive one."""
+    function = _function(op, given.dtype)
+
+    def scan() -> Buffer | None:
+        rows = gathered(group, given, 0)
+        whole = scratch((len(rows), *given.shape), given.dtype)
+
+        def compute() -> None:
+            value: Any = None
+            for rank, row in enumerate(rows):
+                value = row if rank == 0 else function(value, row)
+                at = rank + exclusive
+                if at < len(rows):
+                    ctypes.memmove(whole.ptr + at * given.nbytes, _checked(value, given, function).ptr, given.nbytes)
+
+        on_root(group, 0, compute)
+        result = scratch(given.shape, given.dtype)
+        group.comm.scatter(whole.ptr if group.rank == 0 else 0, result.ptr, given.count, given.dtype, 0)
+        group._sync()
+        return None if exclusive and group.rank == 0 else result
+
+    return scan
+
+
+def premultiplied(given: Buffer, op: PremulSum) -> Buffer:
+    """A copy of `given` times the factor. TypeError or ValueError where its type cannot hold the factor."""
+    factor = op.factor
+    dtype = given.dtype
+    ops.resolve("sum", dtype)
+    if dtype is DType.BOOL:
+        raise TypeError(f"op={op!r} on bool: expected an array of numbers")
+    if (isinstance(factor, complex) and not dtype.is_complex) or (isinstance(factor, float) and dtype.is_integer):
+        raise TypeError(f"op={op!r} on {dtypes.name(dtype)}: expected a factor of that type")
+    if not isinstance(given.array, np.ndarray):
+        return source(given.array * factor)
+    try:
+        scale = given.array.dtype.type(factor)
+    except OverflowError:
+        raise ValueError(f"op={op!r} on {dtypes.name(dtype)}: the factor is out of its range") from None
+    with np.errstate(over="ignore", invalid="ignore"):
+        return source(np.multiply(given.array, scale, out=np.empty_like(given.array)))
+
+
+def copy(to: Buffer, origin: Buffer) -> None:
+    """Copy memory of one type and shape."""
+    ctypes.memmove(to.ptr, origin.ptr, to.nbytes)
+
+
+def _function(op: Op, dtype: DType) -> Callable[[Any, Any], Any]:
+    if callable(op) and not isinstance(op, ReduceOp):
+        return op
+    ops.resolve(op, dtype)  # raises: it says what else this operation takes
+    raise AssertionError(f"op={op!r} is not composed")
+
+
+def _checked(value: Any, given: Buffer, function: Callable[..., Any]) -> Buffer:
+    """What a function returned, as memory; TypeError where it is not an array like its arguments."""
+    got = source(value, "op's result")
+    if got.dtype is not given.dtype or got.shape != given.shape:
+        name = getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"op={name}: expected it to return {dtypes.name(given.dtype)}{given.shape} as it takes, "
+            f"got {dtypes.name(got.dtype)}{got.shape}"
+        )
+    return got
+
+
+def _locating(group: GroupBase, x: Any, buffer: Buffer, op: ReduceOp, dst: int | None) -> Callable[[], Any]:
+    """The extreme and the lowest rank that holds it; of several NaNs, the first rank's."""
+    ops.resolve(op, buffer.dtype)
+    values = buffer.kind.empty(buffer.shape, buffer.dtype)
+    ranks = buffer.kind.empty(buffer.shape, DType.I64)
+
+    def body() -> Any:
+        copy(values, buffer)
+        group.comm.all_reduce(values.ptr, values.count, values.dtype, op)
+        group._sync()
+        mine, best = _comparable(buffer.array), _comparable(values.array)
+        ranks.array[...] = group.world_size
+        ranks.array[(mine == best) | ((mine != mine) & (best != best))] = group.rank
+        if dst is None:
+            group.comm.all_reduce(ranks.ptr, ranks.count, DType.I64, ReduceOp.MIN)
+        else:
+            group.comm.reduce(ranks.ptr, ranks.count, DType.I64, ReduceOp.MIN, dst)
+        group._sync()
+        if dst not in (None, group.rank):
+            return nothing()
+        copy(buffer, values)
+        number = isinstance(x, (bool, int, float, np.generic))
+        return buffer.finish(), int(ranks.array[()]) if number else ranks.finish()
+
+    return body
+
+
+def _comparable(array: Any) -> Any:
+    """torch does not compare its 8-bit floats; float32 holds them exactly."""
+    narrow = not isinstance(array, np.ndarray) and array.is_floating_point() and array.element_size() == 1
+    return array.float() if narrow else array

@@ -1,0 +1,145 @@
+"""scan and exscan: reductions over the ranks up to this one."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+
+from rankwise.api import arrays, composed, ops
+from rankwise.api.arrays import source
+from rankwise.api.base import GroupBase
+from rankwise.api.ops import Op, PremulSum
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.work import Work
+
+D = TypeVar("D", bound=np.dtype[Any])
+
+PIECE = 4 << 20  # bytes of the memory that a prefix uses besides its input and result
+
+
+class Prefixes(GroupBase):
+    """Reductions over ranks 0 to this rank, new arrays. Every op but mean and the locating ones."""
+
+    @overload
+    def scan(
+        self, x: np.ndarray[Any, D], op: Op = "sum", *, out: Any = None, async_op: Literal[False] = False
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def scan(
+        self, x: np.ndarray[Any, D], op: Op = "sum", *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D]]: ...
+    @overload
+    def scan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def scan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any: ...
+    def scan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any:
+        """Reduce `x` over the ranks up to this one, itself included. Returns a new array of x's shape.
+
+        op: as for all_reduce; not "mean", which is scan / (rank + 1).
+
+        >>> group.scan(np.array([1, 10])).tolist() == [[1, 10], [2, 20]][group.rank]
+        True
+        """
+        return self._prefix(x, op, out, async_op, exclusive=False)
+
+    @overload
+    def exscan(
+        self, x: np.ndarray[Any, D], op: Op = "sum", *, out: Any = None, async_op: Literal[False] = False
+    ) -> np.ndarray[Any, D]: ...
+    @overload
+    def exscan(
+        self, x: np.ndarray[Any, D], op: Op = "sum", *, out: Any = None, async_op: Literal[True]
+    ) -> Work[np.ndarray[Any, D]]: ...
+    @overload
+    def exscan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def exscan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any: ...
+    def exscan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any:
+        """Reduce `x` over the ranks before this one: where this rank's share begins, if x is its length.
+
+        Rank 0 has none before it and receives what changes nothing: 0 for "sum", "bor" and "bxor", 1
+        for "product", all bits set for "band", the largest value (infinity) for "min", the smallest
+        for "max", and None for a function.
+
+        >>> int(group.exscan(5)) == 5 * group.rank
+        True
+        """
+        return self._prefix(x, op, out, async_op, exclusive=True)
+
+    def _prefix(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:
+        given = source(x)
+        result = arrays.result(out, given.shape, given)
+        if callable(op) and not isinstance(op, ReduceOp):
+            scan = composed.prefixes(self, given, op, exclusive)
+
+            def fold() -> Any:
+                found = scan()
+                if found is None:
+                    return None
+                composed.copy(result, found)
+                return result.finish()
+
+            return self._run(fold, async_op)
+        if isinstance(op, PremulSum):
+            given, op = composed.premultiplied(given, op), ReduceOp.SUM
+        reduce_op = ops.resolve(op, given.dtype)
+        if reduce_op is ReduceOp.MEAN:
+            raise ValueError(f"op={op!r}: expected another; divide the prefix sum by the number of ranks it is over")
+        last = self.rank - exclusive  # whose x is the last in this rank's prefix
+
+        def body() -> Any:
+            # Rank k's block of every rank's send buffer is what that rank gives to rank k's prefix.
+            n, dtype = self.world_size, given.dtype
+            piece = max(1, min(given.count, PIECE // (n * dtype.itemsize)))
+            neutral = _neutral(dtype, reduce_op, piece)
+            for start in range(0, max(1, given.count), piece):
+                count = min(piece, given.count - start)
+                size = count * dtype.itemsize
+                send = arrays.scratch((n * count,), dtype)
+                offset = start * dtype.itemsize
+                for rank in range(n):
+                    mine = rank - exclusive >= self.rank
+                    ctypes.memmove(send.ptr + rank * size, given.ptr + offset if mine else neutral.ctypes.data, size)
+                self.comm.reduce_scatter(send.ptr, result.ptr + offset, count, dtype, reduce_op)
+                self._sync()
+            if last < 0 and reduce_op is ReduceOp.SUM:
+                ctypes.memset(result.ptr, 0, result.nbytes)  # 0 rather than the -0 that changes nothing
+            return result.finish()
+
+        return self._run(body, async_op)
+
+
+def _neutral(dtype: DType, op: ReduceOp, count: int) -> np.ndarray[Any, Any]:
+    """The bytes of `count` elements that change nothing, to the bit, in a reduction with others."""
+    bits = 8 * dtype.itemsize
+    if dtype.is_integer or dtype is DType.BOOL:
+        signed = DType.I64 <= dtype <= DType.I8
+        ones = 1 if dtype is DType.BOOL else (1 << bits) - 1
+        lowest, highest = ((1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, ones)
+        pattern = {
+            ReduceOp.PROD: 1, ReduceOp.MIN: highest, ReduceOp.MAX: lowest, ReduceOp.BAND: ones,
+        }.get(op, 0)  # fmt: skip
+    else:
+        part = bits // 2 if dtype.is_complex else bits
+        sign, one, highest = 1 << part - 1, _ONE[dtype], _HIGHEST[dtype]
+        pattern = {
+            ReduceOp.SUM: sign, ReduceOp.PROD: one, ReduceOp.MIN: highest, ReduceOp.MAX: highest | sign,
+        }[op]  # fmt: skip
+        if dtype.is_complex and op is ReduceOp.SUM:
+            pattern |= sign << part
+    element = np.frombuffer(pattern.to_bytes(dtype.itemsize, sys.byteorder), np.uint8)
+    return np.tile(element, count)
+
+
+# The bits of 1, and of the highest value: infinity, but 448 for FP8E4M3, which has none.
+_ONE = {
+    DType.F64: 0x3FF << 52, DType.F32: 0x7F << 23, DType.F16: 0x3C00, DType.BF16: 0x3F80, DType.FP8E4M3: 0x38,
+    DType.FP8E5M2: 0x3C, DType.C64: 0x7F << 23, DType.C128: 0x3FF << 52,
+}  # fmt: skip
+_HIGHEST = {
+    DType.F64: 0x7FF << 52, DType.F32: 0xFF << 23, DType.F16: 0x7C00, DType.BF16: 0x7F80, DType.FP8E4M3: 0x7E,
+    DType.FP8E5M2: 0x7C, DType.C64: 0, DType.C128: 0,
+}  # fmt: skip

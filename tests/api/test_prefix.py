@@ -1,0 +1,122 @@
+"""scan and exscan against reductions of the ranks before, for every type and operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.api import prefix
+from rankwise.api.group import Group
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.testing import run_ranks
+from rankwise.testing.cases import Case, numpy_dtypes
+from rankwise.testing.oracle import contents, reduced
+
+OPS = [op for op in ReduceOp if op is not ReduceOp.MEAN]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_type(op: ReduceOp) -> None:
+    def ranks(group: Group) -> None:
+        n, me = group.world_size, group.rank
+        for dtype in numpy_dtypes():
+            case = Case("scan", dtype, (3, 5), op, seed=int(dtype))
+            if op.refused_for(dtype) is not None:
+                with pytest.raises(TypeError, match=r"^op="):
+                    group.scan(contents(case, me, n), op)
+                continue
+            inputs = [contents(case, rank, n) for rank in range(n)]
+            np.testing.assert_array_equal(group.scan(inputs[me], op), reduced(inputs[: me + 1], dtype, op))
+            before = group.exscan(inputs[me], op)
+            if me:
+                np.testing.assert_array_equal(before, reduced(inputs[:me], dtype, op))
+                continue
+            assert before.dtype == inputs[0].dtype
+            with np.errstate(all="ignore"):
+                again = reduced([before, inputs[0]], dtype, op)
+            np.testing.assert_array_equal(again, inputs[0])
+
+    run_ranks(4, ranks)
+
+
+def test_what_rank_0_receives() -> None:
+    def ranks(group: Group) -> None:
+        def first(dtype: Any, op: str) -> Any:
+            return group.exscan(np.ones((), dtype), op)[()]
+
+        if group.rank == 0:
+            assert str(first("f4", "sum")) == "0.0"
+            assert first("i2", "prod") == first("c8", "prod") == 1
+            assert (first("f2", "min"), first("f8", "max")) == (np.inf, -np.inf)
+            assert (first("i1", "min"), first("i8", "max"), first("u1", "max")) == (127, -(2**63), 0)
+            assert (first("i4", "band"), first("u2", "band"), first("u2", "bor")) == (-1, 65535, 0)
+            assert (first("?", "min"), first("?", "max")) == (True, False)
+            assert group.exscan(np.ones(2), np.add) is None
+        else:
+            pairs = "f4 sum, i2 prod, c8 prod, f2 min, f8 max, i1 min, i8 max, u1 max, i4 band, u2 band, u2 bor, ? min, ? max"
+            for dtype, op in (pair.split() for pair in pairs.split(", ")):
+                assert first(dtype, op) == 1
+            assert group.exscan(np.ones(2), np.add).tolist() == [group.rank] * 2
+
+    run_ranks(2, ranks)
+
+
+def test_signs_of_zero_infinities_and_nans_come_through() -> None:
+    def ranks(group: Group) -> None:
+        x = np.array([-0.0, np.inf, np.nan, -np.inf])
+        got = group.scan(x)
+        assert got.tobytes() == x.tobytes() or np.isnan(got[2])
+        assert np.signbit(got[0])
+        assert (got[1], got[3]) == (np.inf, -np.inf)
+        assert np.isnan(group.scan(x, "min")[2])
+        assert np.isnan(group.scan(x, "max")[2])
+
+    run_ranks(3, ranks)
+
+
+def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "PIECE", 3 * 8 * 10)
+
+    def ranks(group: Group) -> None:
+        for size in (0, 1, 9, 10, 11, 35):
+            x = np.arange(size) + group.rank
+            want = sum(np.arange(size) + rank for rank in range(group.rank + 1))
+            np.testing.assert_array_equal(group.scan(x), want)
+
+    run_ranks(3, ranks)
+
+
+def test_kinds_out_and_functions() -> None:
+    torch = pytest.importorskip("torch")
+
+    def ranks(group: Group) -> None:
+        me = group.rank
+        t = group.scan(torch.ones(3, dtype=torch.bfloat16), "sum")
+        assert isinstance(t, torch.Tensor)
+        assert t.tolist() == [me + 1] * 3
+        out = np.zeros((4, 2))[:, 1]
+        view = np.arange(8.0)[::2]
+        assert group.scan(view, out=out) is out
+        assert out.tolist() == [(me + 1) * value for value in view]
+        assert group.exscan(2, async_op=True).wait() == 2 * me
+        # Order counts: strings of digits, as numbers.
+        digits = group.scan(np.array([me + 1]), lambda a, b: 10 * a + b)
+        assert digits.tolist() == [[1], [12], [123]][me]
+        before = group.exscan(np.array([me + 1]), lambda a, b: 10 * a + b)
+        assert before is None if me == 0 else before.tolist() == [[1], [12]][me - 1]
+        with pytest.raises(ValueError, match=r"^op='mean': expected another; divide the prefix sum"):
+            group.scan(np.ones(2), "mean")
+        with pytest.raises(ValueError, match=r"^out: expected shape \(2,\), got \(3,\)"):
+            group.exscan(np.ones(2), out=np.ones(3))
+        assert group.all_reduce(1) == 3
+
+    run_ranks(3, ranks)
+
+
+def test_the_neutral_elements_are_of_every_pair() -> None:
+    for dtype in DType:
+        for op in OPS:
+            if op.refused_for(dtype) is None:
+                assert prefix._neutral(dtype, op, 3).nbytes == 3 * dtype.itemsize
