@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rankwise.api.group import Group
     from rankwise.api.init import default_group as _default
     from rankwise.api.init import init
+    from rankwise.api.mesh import Mesh
     from rankwise.api.ops import premul_sum
     from rankwise.api.spawn import spawn
     from rankwise.api.work import wait_all, wait_any
@@ -69,6 +70,7 @@ __all__ = [
     "CollectiveTimeout",
     "DType",
     "Group",
+    "Mesh",
     "Message",
     "MismatchError",
     "PeerLostError",
@@ -111,6 +113,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "rankwise.api.mesh": ("Mesh",),
     "rankwise.api.group": ("Group",),
     "rankwise.api.init": ("init",),
     "rankwise.api.ops": ("premul_sum",),

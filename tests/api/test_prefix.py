@@ -55,7 +55,8 @@ def test_what_rank_0_receives() -> None:
             assert (first("?", "min"), first("?", "max")) == (True, False)
             assert group.exscan(np.ones(2), np.add) is None
         else:
-            pairs = "f4 sum, i2 prod, c8 prod, f2 min, f8 max, i1 min, i8 max, u1 max, i4 band, u2 band, u2 bor, ? min, ? max"
+            pairs = "f4 sum, i2 prod, c8 prod, f2 min, "
+            pairs += "f8 max, i1 min, i8 max, u1 max, i4 band, u2 band, u2 bor, ? min, ? max"
             for dtype, op in (pair.split() for pair in pairs.split(", ")):
                 assert first(dtype, op) == 1
             assert group.exscan(np.ones(2), np.add).tolist() == [group.rank] * 2

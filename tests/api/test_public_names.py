@@ -51,6 +51,7 @@ ERRORS = [
 OTHERS = [
     "DType",
     "Group",
+    "Mesh",
     "Message",
     "ReduceOp",
     "Work",
