@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from rankwise import _native
 from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator, Message
+from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 
@@ -83,7 +84,6 @@ class EngineCommunicator(Communicator):
     def __init__(self, comm: _native.Comm, backend: str) -> None:
         self.backend = backend
         self._comm = comm
-        self.all_reduce_array = comm.all_reduce_array
         self._rank = comm.rank
         self._world_size = comm.world_size
         self._pid = os.getpid()
@@ -93,6 +93,10 @@ class EngineCommunicator(Communicator):
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"<{self.backend} communicator, rank {self._rank} of {self._world_size}{state}>"
+
+    @property
+    def shortcuts(self) -> Shortcuts:
+        return self._comm  # type: ignore[return-value]  # has the same methods, in native code
 
     @property
     def rank(self) -> int:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Completed, Work
@@ -69,11 +70,10 @@ class Communicator(ABC):
     stream_sync: StreamSyncOps | None = None
     """Events for overlap, or None where the backend has no streams."""
 
-    all_reduce_array: Callable[[object, object], bool] | None = None
-    """A shortcut, where a backend has one: (array, op name) -> whether it was done, and done completely.
-
-    For a plain array in host memory and a common op; False, with nothing done, for anything else.
-    """
+    @property
+    def shortcuts(self) -> Shortcuts:
+        """Operations on whole arrays in one call, for the common case."""
+        return Shortcuts()
 
     @property
     @abstractmethod
