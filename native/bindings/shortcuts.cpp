@@ -125,6 +125,46 @@ bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
     return true;
 }
 
+// What scatter's src tells the others before the parts: dtype, ndim, shape. As rankwise/api/collectives.py
+// writes and reads it, since some ranks may come through there.
+constexpr uint64_t kHeader = 2 + 64;
+
+bool scatter_from_here(Comm& c, const Plain& x, const Plain& part, int src) {
+    int64_t header[kHeader] = {x.dtype, x.dims()};
+    for (int i = 0; i < x.dims(); ++i) header[2 + i] = x.dim(i);
+    nb::gil_scoped_release released;
+    c.broadcast(header, kHeader, DType::I64, src);
+    c.scatter(x.data, part.data, part.count, DType(x.dtype), src);
+    return true;
+}
+
+// False: the header was received, and the part is not what `part` can hold.
+bool scatter_to_here(Comm& c, const Plain& part, int src, int64_t* header) {
+    nb::gil_scoped_release released;
+    c.broadcast(header, kHeader, DType::I64, src);
+    const int n = c.world_size();
+    bool fits = header[0] == part.dtype && header[1] == part.dims() && header[2] % n == 0 && header[2] / n == part.dim(0);
+    for (int i = 1; fits && i < part.dims(); ++i) fits = header[2 + i] == part.dim(i);
+    if (fits) c.scatter(nullptr, part.data, part.count, DType(part.dtype), src);
+    return fits;
+}
+
+// After the header the others count on this rank: where `out` does not fit, `rest(header)` goes on.
+bool scatter(Comm& c, nb::handle array, int src, nb::handle out, nb::handle rest) {
+    const Plain part(out, true);
+    if (!part || part.dims() == 0 || src < 0 || src >= c.world_size()) return false;
+    if (src == c.rank()) {
+        const Plain x(array, false);
+        return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
+    }
+    int64_t header[kHeader] = {};
+    if (scatter_to_here(c, part, src, header)) return true;
+    nb::list told;
+    for (int64_t word : header) told.append(word);
+    rest(told);
+    return true;
+}
+
 }  // namespace
 
 void bind_shortcuts(nb::class_<Comm>& comm) {
@@ -134,5 +174,6 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("all_gather_array", &all_gather, x.none(), out.none())
         .def("gather_array", &gather, x.none(), nb::arg("dst"), out.none())
         .def("reduce_scatter_array", &reduce_scatter, x.none(), op.none(), out.none())
+        .def("scatter_array", &scatter, x.none(), nb::arg("src"), out.none(), nb::arg("rest"))
         .def("all_to_all_array", &all_to_all, x.none(), out.none());
 }

@@ -31,10 +31,12 @@ class GroupBase:
         self._pending = Pending()
         self._syncs = not comm.blocking
         shortcuts = comm.shortcuts
+        self._barrier = shortcuts.barrier or comm.barrier
         self._all_reduce_array = shortcuts.all_reduce_array
         self._broadcast_array = shortcuts.broadcast_array
         self._all_gather_array = shortcuts.all_gather_array
         self._gather_array = shortcuts.gather_array
+        self._scatter_array = shortcuts.scatter_array
         self._reduce_scatter_array = shortcuts.reduce_scatter_array
         self._all_to_all_array = shortcuts.all_to_all_array
 

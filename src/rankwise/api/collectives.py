@@ -39,7 +39,7 @@ class Collectives(GroupBase):
         """
         if async_op:
             return self._start("barrier", (), nothing)
-        self.comm.barrier()
+        self._barrier()
         if self._pending.works:
             self._pending.release_done()
         return None
@@ -229,6 +229,13 @@ class Collectives(GroupBase):
         True
         """
         src = self._rank(src, "src")
+        if out is not None and not async_op:
+
+            def rest(header: list[int]) -> None:
+                self._scatter_told(header, arrays.NUMPY, out, src)
+
+            if self._scatter_array(x, src, out, rest):
+                return out
         if src == self.rank:
             given = source(x)
             check_axis_0(given)
@@ -244,11 +251,14 @@ class Collectives(GroupBase):
 
             def body() -> Any:
                 header = self.broadcast(np.zeros(HEADER_SIZE, np.int64), src)
-                like = told(header, kind)
-                result, refused = self._late_result(out, self._part(like.shape), like)
-                return self._scatter(like, result, src, refused)
+                return self._scatter_told(header.tolist(), kind, out, src)
 
         return self._run(body, async_op)
+
+    def _scatter_told(self, header: list[int], kind: arrays.Kind, out: Any, src: int) -> Any:
+        like = told(header, kind)
+        result, refused = self._late_result(out, self._part(like.shape), like)
+        return self._scatter(like, result, src, refused)
 
     def _scatter(self, given: Buffer, result: Buffer, src: int, refused: Exception | None = None) -> Any:
         if given.shape[0] % self.world_size == 0:
@@ -349,6 +359,6 @@ def header_of(given: Buffer) -> np.ndarray[Any, Any]:
     return header
 
 
-def told(header: np.ndarray[Any, Any], kind: arrays.Kind) -> Buffer:
+def told(header: list[int], kind: arrays.Kind) -> Buffer:
     """The array that a header speaks of, without memory."""
-    return Buffer(0, 0, DTYPES[header[0]], tuple(header[2 : 2 + header[1]].tolist()), None, kind, None)
+    return Buffer(0, 0, DTYPES[header[0]], tuple(header[2 : 2 + header[1]]), None, kind, None)

@@ -167,7 +167,7 @@ class PerRankCounts(Collectives):
 
             def body() -> Any:
                 header = self.broadcast(np.zeros(HEADER_SIZE + self.world_size, np.int64), src)
-                like, lengths = told(header, kind), header[HEADER_SIZE:].tolist()
+                like, lengths = told(header.tolist(), kind), header[HEADER_SIZE:].tolist()
                 part, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
                 self.comm.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
                 return self._complete(part, refused)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class Shortcuts:
     """One operation on plain arrays each: contiguous, in host memory, of one dtype, with fitting shapes.
@@ -10,6 +12,9 @@ class Shortcuts:
     that needs a closer look; the caller then goes the general way, which also finds the words for
     what is wrong. These here do nothing; a backend may have better ones.
     """
+
+    barrier: Callable[[], None] | None = None
+    """The communicator's barrier by a shorter way, if there is one."""
 
     def all_reduce_array(self, x: object, op: object) -> bool:
         return False
@@ -21,6 +26,10 @@ class Shortcuts:
         return False
 
     def gather_array(self, x: object, dst: int, out: object) -> bool:
+        return False
+
+    def scatter_array(self, x: object, src: int, out: object, rest: Callable[[list[int]], object]) -> bool:
+        """Off src, `rest` is called with src's header where that says that `out` does not fit."""
         return False
 
     def reduce_scatter_array(self, x: object, op: object, out: object) -> bool:
