@@ -2,10 +2,13 @@
 
 #include <sched.h>
 
+#include <map>
+
 namespace rankwise {
 
 namespace {
 
+const char* const kNotYet = "nothing yet";
 constexpr uint32_t kInside = 0x100;  // RankRecord::operation: the rank is still in it
 
 uint64_t mix(uint64_t h, uint64_t word) {
@@ -136,6 +139,26 @@ Calls Steps::states() const {
     return result;
 }
 
+// The latest `most` calls of each rank, as far as its lines tell, the latest last.
+Calls Steps::recent_calls(size_t most) const {
+    Calls result;
+    for (int p = 0; p < n; ++p) {
+        std::map<uint64_t, const Line*> by_step;
+        for (const Line& line : region_.seats[p].lines)
+            if (const uint64_t seq = line.seq.load()) by_step[seq] = &line;
+        std::vector<std::string> calls;
+        const Line* before = nullptr;
+        for (const auto& [seq, line] : by_step) {
+            if (!before || before->history.load() != line->history.load()) calls.push_back(line->said().words());
+            before = line;
+        }
+        std::string text;
+        for (size_t i = calls.size() - std::min(most, calls.size()); i < calls.size(); ++i) text += (text.empty() ? "" : ", then ") + calls[i];
+        result.emplace_back(p, text.empty() ? kNotYet : text);
+    }
+    return result;
+}
+
 void Steps::throw_failure(const std::string& operation, int64_t sequence) {
     Failure& f = region_.failure;
     while (f.state.load() == 1) sched_yield();  // being written; the writer is a few stores away
@@ -159,14 +182,11 @@ void Steps::throw_failure(const std::string& operation, int64_t sequence) {
     }
     default: break;
     }
-    // A mismatch: show what each rank's latest line says.
-    Calls calls;
-    for (int p = 0; p < n; ++p) {
-        const Line* latest = nullptr;
-        for (const Line& line : region_.seats[p].lines)
-            if (line.seq.load() && (!latest || line.seq.load() > latest->seq.load())) latest = &line;
-        calls.emplace_back(p, latest ? latest->said().words() : "nothing yet");
-    }
+    // A mismatch: show what each rank called. Where all are in the same call now, an earlier one
+    // differed (a root that need not wait finds it only later): show what the lines still tell.
+    Calls calls = recent_calls(1);
+    const std::string& mine = calls[size_t(rank)].second;
+    if (std::all_of(calls.begin(), calls.end(), [&](auto& c) { return c.second == mine || c.second == kNotYet; })) calls = recent_calls(3);
     std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by " + who + " at its operation #" + std::to_string(f.sequence) + ")";
     for (const auto& [r, what] : calls) text += "\n  rank " + std::to_string(r) + ": " + what;
     throw Mismatch(text, calls, int64_t(f.sequence));

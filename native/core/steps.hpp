@@ -120,6 +120,7 @@ private:
         seen_ = value;
     }
     template <class Transfer> void move_memory(int peer, uint8_t* here, uint64_t address, size_t bytes, Transfer&& transfer);
+    Calls recent_calls(size_t most) const;
     void take_own_core(int peer);
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void look_for_trouble(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since);
