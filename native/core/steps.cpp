@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <map>
+#include <set>
 
 namespace rankwise {
 
@@ -185,8 +186,10 @@ void Steps::throw_failure(const std::string& operation, int64_t sequence) {
     // A mismatch: show what each rank called. Where all are in the same call now, an earlier one
     // differed (a root that need not wait finds it only later): show what the lines still tell.
     Calls calls = recent_calls(1);
-    const std::string& mine = calls[size_t(rank)].second;
-    if (std::all_of(calls.begin(), calls.end(), [&](auto& c) { return c.second == mine || c.second == kNotYet; })) calls = recent_calls(3);
+    std::set<std::string> different;
+    for (const auto& [r, call] : calls)
+        if (call != kNotYet) different.insert(call);
+    if (different.size() < 2) calls = recent_calls(3);
     std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by " + who + " at its operation #" + std::to_string(f.sequence) + ")";
     for (const auto& [r, what] : calls) text += "\n  rank " + std::to_string(r) + ": " + what;
     throw Mismatch(text, calls, int64_t(f.sequence));
