@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     # A function of the module has the type of the default group's bound method.
     all_gather = _default().all_gather
+    all_gather_object = _default().all_gather_object
     all_gather_v = _default().all_gather_v
     all_reduce = _default().all_reduce
     all_to_all = _default().all_to_all
@@ -45,10 +46,12 @@ if TYPE_CHECKING:
     barrier = _default().barrier
     batch = _default().batch
     broadcast = _default().broadcast
+    broadcast_object = _default().broadcast_object
     close = _default().close
     dup = _default().dup
     exscan = _default().exscan
     gather = _default().gather
+    gather_object = _default().gather_object
     gather_v = _default().gather_v
     irecv = _default().irecv
     isend = _default().isend
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     reduce_scatter_v = _default().reduce_scatter_v
     scan = _default().scan
     scatter = _default().scatter
+    scatter_object = _default().scatter_object
     scatter_v = _default().scatter_v
     send = _default().send
     split = _default().split
@@ -80,6 +84,7 @@ __all__ = [
     "Work",
     "__version__",
     "all_gather",
+    "all_gather_object",
     "all_gather_v",
     "all_reduce",
     "all_to_all",
@@ -87,10 +92,12 @@ __all__ = [
     "barrier",
     "batch",
     "broadcast",
+    "broadcast_object",
     "close",
     "dup",
     "exscan",
     "gather",
+    "gather_object",
     "gather_v",
     "init",
     "irecv",
@@ -103,6 +110,7 @@ __all__ = [
     "reduce_scatter_v",
     "scan",
     "scatter",
+    "scatter_object",
     "scatter_v",
     "send",
     "spawn",

@@ -13,6 +13,7 @@ from rankwise.api.group import Group
 
 OPERATIONS = [
     "all_gather",
+    "all_gather_object",
     "all_gather_v",
     "all_reduce",
     "all_to_all",
@@ -20,10 +21,12 @@ OPERATIONS = [
     "barrier",
     "batch",
     "broadcast",
+    "broadcast_object",
     "close",
     "dup",
     "exscan",
     "gather",
+    "gather_object",
     "gather_v",
     "irecv",
     "isend",
@@ -34,6 +37,7 @@ OPERATIONS = [
     "reduce_scatter_v",
     "scan",
     "scatter",
+    "scatter_object",
     "scatter_v",
     "send",
     "split",

@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rankwise.api.base import integer
-from rankwise.api.counts import PerRankCounts
 from rankwise.api.messages import Messages
+from rankwise.api.objects import Objects
 from rankwise.api.prefix import Prefixes
 from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator
 from rankwise.contract.errors import MismatchError
 
 
-class Group(PerRankCounts, Prefixes, Messages):
+class Group(Objects, Prefixes, Messages):
     """An ordered set of ranks that communicate, seen from one of them.
 
     rank, world_size: this rank's number in the group, and how many there are. ranks: the same ranks

@@ -1,0 +1,217 @@
+"""Python objects between ranks: plain data by a safe encoding, anything else by pickle where that is allowed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankwise.api import codec
+from rankwise.api.codec import Bytes
+from rankwise.api.counts import PerRankCounts
+from rankwise.contract.types import DType
+
+PLAIN, PICKLE = 0, 1
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An object ready to travel: how it was encoded, and its parts."""
+
+    kind: int
+    parts: list[Bytes]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [part.size for part in self.parts]
+
+
+class Objects(PerRankCounts):
+    """Operations on Python objects.
+
+    Plain data is None, bool, numbers, str, bytes, lists, tuples, dicts, sets and NumPy arrays, nested
+    as they may be. It is encoded in a way that only ever yields such data, whoever sent it. Any other
+    object needs allow_pickle=True, on all ranks: reading a pickle runs what its sender put in, so the
+    ranks must trust each other. An object that cannot be sent raises TypeError before anything is.
+    Large arrays are not copied into the encoding; they travel as they are.
+    """
+
+    def broadcast_object(
+        self, obj: Any = None, src: int = 0, *, allow_pickle: bool = False, async_op: bool = False
+    ) -> Any:
+        """Rank `src`'s `obj` on every rank. Returns it; on src, obj itself.
+
+        >>> settings = group.broadcast_object({"layers": [3, 4], "rate": 0.1} if group.rank == 0 else None)
+        >>> settings["layers"]
+        [3, 4]
+        """
+        src = self._rank(src, "src")
+        packed = pack(obj, allow_pickle) if src == self.rank else None
+
+        def body() -> Any:
+            if packed is not None:
+                sizes = np.array(packed.sizes, np.int64)
+                start = np.concatenate([sizes.view(np.uint8), packed.parts[0]])
+                self.broadcast(np.array([packed.kind, len(packed.parts), start.size], np.int64), src)
+                for part in (start, *packed.parts[1:]):
+                    self._broadcast_bytes(part, src)
+                return obj
+            kind, count, length = self.broadcast(np.empty(3, np.int64), src).tolist()
+            start = self._broadcast_bytes(np.empty(length, np.uint8), src)
+            sizes = start[: 8 * count].view(np.int64)
+            parts = [self._broadcast_bytes(np.empty(size, np.uint8), src) for size in sizes[1:]]
+            return unpack(Packed(kind, [start[8 * count :], *parts]), allow_pickle, src)
+
+        return self._run(body, async_op)
+
+    def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool = False, async_op: bool = False) -> Any:
+        """Every rank's `obj`, a list by rank, on rank `dst`; None elsewhere.
+
+        >>> found = group.gather_object(("rank", group.rank))
+        >>> found if group.rank == 0 else [("rank", 0), ("rank", 1)]
+        [('rank', 0), ('rank', 1)]
+        """
+        dst = self._rank(dst, "dst")
+        packed = pack(obj, allow_pickle)
+
+        def body() -> Any:
+            kinds, sizes = self._exchange_sizes(packed)
+            parts: list[list[Bytes]] = [[] for _ in kinds]
+            for number in range(max(map(len, sizes))):
+                counts = [each[number] if number < len(each) else 0 for each in sizes]
+                mine = packed.parts[number] if counts[self.rank] else _NOTHING
+                memory = np.empty(sum(counts) if dst == self.rank else 0, np.uint8)
+                ptr = memory.ctypes.data if dst == self.rank else 0
+                self.comm.gather_v(mine.ctypes.data, ptr, counts, DType.U8, dst)
+                self._sync()
+                if dst == self.rank:
+                    _share_out(memory, counts, sizes, number, parts)
+            return _unpack_all(kinds, parts, allow_pickle) if dst == self.rank else None
+
+        return self._run(body, async_op)
+
+    def all_gather_object(self, obj: Any, *, allow_pickle: bool = False, async_op: bool = False) -> Any:
+        """Every rank's `obj`, a list by rank, on every rank.
+
+        >>> group.all_gather_object({"rank": group.rank})
+        [{'rank': 0}, {'rank': 1}]
+        """
+        packed = pack(obj, allow_pickle)
+
+        def body() -> list[Any]:
+            kinds, sizes = self._exchange_sizes(packed)
+            parts: list[list[Bytes]] = [[] for _ in kinds]
+            for number in range(max(map(len, sizes))):
+                counts = [each[number] if number < len(each) else 0 for each in sizes]
+                mine = packed.parts[number] if counts[self.rank] else _NOTHING
+                memory = np.empty(sum(counts), np.uint8)
+                self.comm.all_gather_v(mine.ctypes.data, memory.ctypes.data, counts, DType.U8)
+                self._sync()
+                _share_out(memory, counts, sizes, number, parts)
+            return _unpack_all(kinds, parts, allow_pickle)
+
+        return self._run(body, async_op)
+
+    def scatter_object(
+        self, objs: Sequence[Any] | None = None, src: int = 0, *, allow_pickle: bool = False, async_op: bool = False
+    ) -> Any:
+        """objs[i] of rank `src` on rank i. objs, one for each rank, is read on src alone.
+
+        >>> group.scatter_object(["a", "b"] if group.rank == 0 else None) == "ab"[group.rank]
+        True
+        """
+        src = self._rank(src, "src")
+        packed: list[Packed] = []
+        if src == self.rank:
+            if objs is None or len(objs) != self.world_size:
+                given = "None" if objs is None else f"{len(objs)} objects"
+                raise ValueError(f"objs: expected {self.world_size} objects, one for each rank, got {given}")
+            packed = [pack(obj, allow_pickle) for obj in objs]
+
+        def body() -> Any:
+            table = np.array(
+                [[each.kind, len(each.parts)] for each in packed] or np.empty((self.world_size, 2)), np.int64
+            )
+            self.broadcast(table, src)
+            flat = np.array([size for each in packed for size in each.sizes] or np.empty(table[:, 1].sum()), np.int64)
+            self.broadcast(flat, src)
+            sizes = [part.tolist() for part in np.split(flat, np.cumsum(table[:, 1])[:-1])]
+            parts: list[Bytes] = []
+            for number in range(max(map(len, sizes))):
+                counts = [each[number] if number < len(each) else 0 for each in sizes]
+                blocks = [each.parts[number] for each in packed if number < len(each.parts)]
+                memory = np.concatenate(blocks) if blocks else _NOTHING
+                part = np.empty(counts[self.rank], np.uint8)
+                self.comm.scatter_v(memory.ctypes.data, part.ctypes.data, counts, DType.U8, src)
+                self._sync()
+                if number < len(sizes[self.rank]):
+                    parts.append(part)
+            return unpack(Packed(int(table[self.rank, 0]), parts), allow_pickle, src)
+
+        return self._run(body, async_op)
+
+    def _broadcast_bytes(self, part: Bytes, src: int) -> Bytes:
+        """As broadcast, but src's part may be read-only."""
+        self.comm.broadcast(part.ctypes.data, part.size, DType.U8, src)
+        self._sync()
+        return part
+
+    def _exchange_sizes(self, packed: Packed) -> tuple[list[int], list[list[int]]]:
+        """Every rank's kind, and the sizes of its parts."""
+        table = self.all_gather(np.array([packed.kind, len(packed.parts)], np.int64))
+        flat = self.all_gather_v(np.array(packed.sizes, np.int64))
+        return table[:, 0].tolist(), [part.tolist() for part in np.split(flat, np.cumsum(table[:, 1])[:-1])]
+
+
+_NOTHING: Bytes = np.empty(0, np.uint8)
+
+
+def pack(obj: Any, allow_pickle: bool) -> Packed:
+    """Encode an object; TypeError where it is no plain data and pickle is not allowed, or cannot be pickled."""
+    try:
+        return Packed(PLAIN, codec.encode(obj))
+    except (TypeError, ValueError):
+        if not allow_pickle:
+            raise
+    buffers: list[Bytes] = []
+
+    def keep_out(buffer: pickle.PickleBuffer) -> bool:
+        """Whether the pickle shall hold the buffer itself."""
+        memory = buffer.raw()
+        if memory.nbytes < codec.INLINE:
+            return True
+        buffers.append(np.frombuffer(memory, np.uint8))
+        return False
+
+    stream = pickle.dumps(obj, 5, buffer_callback=keep_out)
+    return Packed(PICKLE, [np.frombuffer(stream, np.uint8), *buffers])
+
+
+def unpack(packed: Packed, allow_pickle: bool, rank: int) -> Any:
+    """The object. TypeError where it is a pickle of `rank` and these are not allowed, ValueError where it is broken."""
+    if packed.kind == PLAIN:
+        return codec.decode(packed.parts)
+    if not allow_pickle:
+        raise TypeError(f"rank {rank} sent a pickle; pass allow_pickle=True here too if that rank may be trusted")
+    return pickle.loads(packed.parts[0].data, buffers=packed.parts[1:])
+
+
+def _share_out(memory: Bytes, counts: list[int], sizes: list[list[int]], number: int, parts: list[list[Bytes]]) -> None:
+    """Append each rank's piece of `memory` to its parts, where it has a part of this number."""
+    end = 0
+    for rank, count in enumerate(counts):
+        start, end = end, end + count
+        if number < len(sizes[rank]):
+            piece = memory[start:end]
+            parts[rank].append(piece if piece.ctypes.data % _ALIGNMENT == 0 else piece.copy())
+
+
+_ALIGNMENT = 16  # of any element
+
+
+def _unpack_all(kinds: list[int], parts: list[list[Bytes]], allow_pickle: bool) -> list[Any]:
+    packed = [Packed(kind, each) for kind, each in zip(kinds, parts, strict=True)]
+    return [unpack(each, allow_pickle, rank) for rank, each in enumerate(packed)]

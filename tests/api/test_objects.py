@@ -1,0 +1,133 @@
+"""Operations on Python objects."""
+
+from __future__ import annotations
+
+import decimal
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.api.group import Group
+from rankwise.testing import run_ranks
+
+
+def plain(rank: int) -> Any:
+    """Other sizes and other numbers of large arrays on every rank."""
+    return {
+        "rank": rank,
+        "text": "x" * rank,
+        "large": [np.full(700 + i, rank + i / 2) for i in range(rank)],
+        "odd": np.arange(4097 + rank, dtype=np.uint8),
+        "after": np.arange(1000.0),
+        ("tuple", 1): {1.5, None},
+    }
+
+
+def fancy(rank: int) -> Any:
+    return [decimal.Decimal(rank), np.arange(5000.0) + rank, np.arange(9) + rank, {1: {2: Exception(rank)}}]
+
+
+def same(got: Any, want: Any) -> None:
+    assert pickle.dumps(got) == pickle.dumps(want)
+
+
+@pytest.mark.parametrize("make", [plain, fancy])
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_every_operation(n: int, backend: str, make: Any) -> None:
+    def ranks(group: Group) -> None:
+        me, pickles = group.rank, {"allow_pickle": make is fancy}
+        mine = make(me)
+        for root in range(n):
+            got = group.broadcast_object(mine if me == root else None, root, **pickles)
+            same(got, make(root))
+            assert (got is mine) == (me == root)
+            gathered = group.gather_object(mine, root, **pickles)
+            if me == root:
+                for rank, value in enumerate(gathered):
+                    same(value, make(rank))
+            else:
+                assert gathered is None
+            part = group.scatter_object([make(rank) for rank in range(n)] if me == root else None, root, **pickles)
+            same(part, mine)
+        everybody = group.all_gather_object(mine, **pickles)
+        for rank, value in enumerate(everybody):
+            same(value, make(rank))
+        works = [
+            group.all_gather_object(mine, async_op=True, **pickles),
+            group.broadcast_object(mine if me == 0 else None, async_op=True, **pickles),
+            group.gather_object(mine, async_op=True, **pickles),
+            group.scatter_object([mine] * n if me == 0 else None, async_op=True, **pickles),
+        ]
+        same(works[1].wait(), make(0))
+        assert len(works[0].wait()) == n
+        same(works[3].wait(), make(0))
+        assert group.all_reduce(1) == n
+
+    run_ranks(n, ranks, backend=backend)
+
+
+def test_arrays_that_were_received_are_ones_own() -> None:
+    def ranks(group: Group) -> None:
+        arrays = [np.ones(3000, np.float32), np.ones(3), np.ones((3, 4), np.int8)]
+        for got in (
+            group.broadcast_object(arrays if group.rank == 0 else None),
+            group.broadcast_object([Exception(), arrays] if group.rank == 0 else None, allow_pickle=True)[1],
+            *group.all_gather_object(arrays),
+        ):
+            for x in got:
+                assert x.flags.writeable
+                assert x.flags.aligned
+                x += 1
+
+    run_ranks(2, ranks)
+
+
+def test_what_is_not_plain_is_refused_before_anything_is_sent() -> None:
+    def ranks(group: Group) -> None:
+        thing = decimal.Decimal(1)
+        text = r"^obj: decimal.Decimal is no plain data; pass allow_pickle=True if every rank"
+        if group.rank == 1:
+            for call in (
+                lambda: group.broadcast_object(thing, 1),
+                lambda: group.gather_object([thing]),
+                lambda: group.all_gather_object({"a": thing}),
+                lambda: group.scatter_object([1, thing], 1),
+            ):
+                with pytest.raises(TypeError, match=text):
+                    call()
+            with pytest.raises((pickle.PicklingError, AttributeError)):
+                group.all_gather_object(lambda: 1, allow_pickle=True)
+            with pytest.raises(TypeError, match=r"^group 'world' belongs to this rank"):
+                group.all_gather_object(group, allow_pickle=True)
+            for objs, given in ((None, "None"), ([1], "1 objects")):
+                with pytest.raises(ValueError, match=f"^objs: expected 2 objects, one for each rank, got {given}$"):
+                    group.scatter_object(objs, 1)
+        assert group.all_reduce(1) == 2
+
+    run_ranks(2, ranks)
+
+
+def test_a_pickle_is_not_read_where_it_is_not_allowed() -> None:
+    def ranks(group: Group) -> None:
+        thing = decimal.Decimal(1)
+        if group.rank == 0:
+            group.broadcast_object(thing, allow_pickle=True)
+        else:
+            with pytest.raises(TypeError, match=r"^rank 0 sent a pickle; pass allow_pickle=True here too if that rank"):
+                group.broadcast_object()
+        assert group.all_reduce(1) == 2
+
+    run_ranks(2, ranks)
+
+
+def test_plain_data_is_not_pickled_even_where_it_may_be() -> None:
+    def ranks(group: Group) -> None:
+        if group.rank == 0:
+            group.broadcast_object([1, "a"], allow_pickle=True)
+        else:
+            assert group.broadcast_object() == [1, "a"]
+
+    run_ranks(2, ranks)
