@@ -75,9 +75,11 @@ class Rank:
 
     @property
     def where(self) -> str:
-        """' in all_reduce #17', ' after barrier #3', or '' for a rank that never joined."""
+        """' in all_reduce #17', ' after barrier #3', ' before its first operation', or '' before it joined."""
         if not self.operation:
             return ""
+        if self.operation == "none":
+            return " before its first operation"
         return f" {'in' if self.inside else 'after'} {self.operation} #{self.sequence}"
 
     def note_end(self) -> None:
