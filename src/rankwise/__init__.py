@@ -41,12 +41,14 @@ if TYPE_CHECKING:
     all_gather_object = _default().all_gather_object
     all_gather_v = _default().all_gather_v
     all_reduce = _default().all_reduce
+    all_reduce_plan = _default().all_reduce_plan
     all_to_all = _default().all_to_all
     all_to_all_v = _default().all_to_all_v
     barrier = _default().barrier
     batch = _default().batch
     broadcast = _default().broadcast
     broadcast_object = _default().broadcast_object
+    broadcast_plan = _default().broadcast_plan
     close = _default().close
     dup = _default().dup
     exscan = _default().exscan
@@ -87,12 +89,14 @@ __all__ = [
     "all_gather_object",
     "all_gather_v",
     "all_reduce",
+    "all_reduce_plan",
     "all_to_all",
     "all_to_all_v",
     "barrier",
     "batch",
     "broadcast",
     "broadcast_object",
+    "broadcast_plan",
     "close",
     "dup",
     "exscan",

@@ -81,6 +81,11 @@ class Buffer:
         return self._given if self._restore is None else self._restore(self.array)
 
     @property
+    def in_place(self) -> bool:
+        """Whether the memory is the caller's own, not that of a copy."""
+        return self._restore is None
+
+    @property
     def nbytes(self) -> int:
         return self.count * self.dtype.itemsize
 

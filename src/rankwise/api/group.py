@@ -12,12 +12,13 @@ import numpy as np
 from rankwise.api.base import integer
 from rankwise.api.messages import Messages
 from rankwise.api.objects import Objects
+from rankwise.api.plans import Plans
 from rankwise.api.prefix import Prefixes
 from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator
 from rankwise.contract.errors import MismatchError
 
 
-class Group(Objects, Prefixes, Messages):
+class Group(Objects, Prefixes, Plans, Messages):
     """An ordered set of ranks that communicate, seen from one of them.
 
     rank, world_size: this rank's number in the group, and how many there are. ranks: the same ranks

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -163,6 +164,9 @@ class EngineCommunicator(Communicator):
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         return EngineCall(self._comm, function)
+
+    def plan(self, operation: str, *args: Any) -> partial[None]:
+        return partial(getattr(self._comm, operation), *map(int, args))
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
         return EngineWork(self._comm.send(ptr, count, dtype, dest, tag))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -172,6 +173,10 @@ class Communicator(ABC):
         except Exception as error:  # noqa: BLE001 - whatever it is, the Work delivers it
             return Completed(error)
         return Completed()
+
+    def plan(self, operation: str, *args: Any) -> partial[None]:
+        """A collective of this name with its arguments, to be called again and again by the shortest way."""
+        return partial(getattr(self, operation), *args)
 
     @abstractmethod
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:

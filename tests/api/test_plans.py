@@ -1,0 +1,92 @@
+"""Plans: checked once, called often."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import rankwise as rw
+from rankwise.api.group import Group
+from rankwise.contract.errors import ClosedError, MismatchError
+from rankwise.testing import run_ranks
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_a_plan_does_what_the_operation_does(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        me = group.rank
+        for x in (np.ones((3, 2)), np.ones((), np.int8), np.ones(0), bytearray(b"\1\1"), np.ones(50_000, np.float32)):
+            plan = group.all_reduce_plan(x, "max")
+            assert plan() is None
+            assert (np.asarray(x) == 1).all()
+        x, y = np.full(4, 1.0), np.full(2, me)
+        add, send = group.all_reduce_plan(x), group.broadcast_plan(y, 2)
+        for step in range(5):
+            y[...] = me + step
+            add()
+            work = group.all_reduce(1, async_op=True)
+            send()
+            assert work.done()
+            assert y.tolist() == [2 + step] * 2
+        assert x.tolist() == [3.0**5] * 4
+
+    run_ranks(3, ranks, backend=backend)
+
+
+def test_what_a_plan_cannot_keep_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+
+    def ranks(group: Group) -> None:
+        for x in (3.0, np.ones((3, 3)).T[1:], np.ones(2, ">f4"), np.float32(3)):
+            with pytest.raises(
+                ValueError, match=r"^x: expected a contiguous, writable array that a plan can keep, got"
+            ):
+                group.all_reduce_plan(x)
+        with pytest.raises(ValueError, match=r"^src=1: expected a rank"):
+            group.broadcast_plan(np.ones(2), 1)
+        with pytest.raises(TypeError, match=r"^op=.*: expected a name such as 'sum' or a ReduceOp; this operation"):
+            group.all_reduce_plan(np.ones(2), np.add)
+        with pytest.raises(TypeError, match=r"^op='mean' on int64"):
+            group.all_reduce_plan(np.ones(2, int), "mean")
+        tensor = torch.ones(3)
+        group.all_reduce_plan(tensor)()
+        assert tensor.tolist() == [1] * 3
+
+    run_ranks(1, ranks)
+
+
+def test_a_plan_keeps_its_array_and_group() -> None:
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        x = np.ones(5)
+        alive = weakref.ref(x)
+        plan = part.all_reduce_plan(x)
+        del x, part
+        gc.collect()
+        plan()
+        kept = alive()
+        assert kept is not None
+        assert kept.tolist() == [2] * 5
+        del plan, kept
+        gc.collect()
+        assert alive() is None
+
+    run_ranks(2, ranks)
+
+
+def test_errors_of_a_plan() -> None:
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        x = np.full(2, 7.0)
+        plan = part.all_reduce_plan(x, "sum" if group.rank else rw.ReduceOp.MAX)
+        with pytest.raises(MismatchError):
+            plan()
+        assert x.tolist() == [7, 7]
+        part.close()
+        with pytest.raises(ClosedError):
+            plan()
+
+    run_ranks(2, ranks)
