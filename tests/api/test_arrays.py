@@ -246,7 +246,6 @@ def test_numbers_come_back_as_numbers(x: Any, dtype: DType, doubled: Any) -> Non
     [
         np.array([1, "a"], object),
         np.array(["abc"]),
-        np.zeros(2, [("a", "f4"), ("b", "i4")]),
         np.zeros(2, "datetime64[s]"),
         np.zeros(2, np.longdouble),
         np.zeros(2, ml_dtypes.float8_e4m3b11fnuz),

@@ -295,6 +295,9 @@ def _same(array: Any) -> Any:
 
 
 def _check_dtype(array: np.ndarray[Any, Any], name: str) -> None:
+    if array.dtype.names:
+        field = f"{name}[{array.dtype.names[0]!r}]"
+        raise TypeError(f"{name}: structured arrays do not travel; pass each field, such as {field}, by itself")
     if dtypes.from_numpy(array.dtype) is None:
         raise TypeError(f"{name}: arrays of dtype {array.dtype} do not travel; expected {dtypes.EXPECTED}")
 

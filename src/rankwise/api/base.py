@@ -38,6 +38,8 @@ class GroupBase:
         self._gather_array = shortcuts.gather_array
         self._scatter_array = shortcuts.scatter_array
         self._reduce_scatter_array = shortcuts.reduce_scatter_array
+        self._send_array = shortcuts.send_array
+        self._recv_array = shortcuts.recv_array
         self._all_to_all_array = shortcuts.all_to_all_array
 
     def _call(self, operation: str, args: tuple[Any, ...], result: Buffer, keep: Buffer, async_op: bool) -> Any:

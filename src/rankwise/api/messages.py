@@ -40,7 +40,8 @@ class Messages(GroupBase):
         ... else:
         ...     assert group.recv((3,), src=0, dtype=int).tolist() == [0, 1, 2]
         """
-        self.isend(x, dst, tag).wait()
+        if not self._send_array(x, self._rank(dst, "dst"), _tag(tag)):
+            self.isend(x, dst, tag).wait()
 
     @overload
     def recv(
@@ -61,6 +62,8 @@ class Messages(GroupBase):
         True
         >>> sending.wait()
         """
+        if src is not None and tag is not None and self._recv_array(x, self._rank(src, "src"), _tag(tag)):
+            return x
         return self.irecv(x, src, tag, dtype=dtype).wait()
 
     def isend(self, x: Any, dst: int, tag: int = 0) -> Work[None]:
