@@ -165,6 +165,22 @@ bool scatter(Comm& c, nb::handle array, int src, nb::handle out, nb::handle rest
     return true;
 }
 
+bool send_array(Comm& c, nb::handle array, int dst, int tag) {
+    const Plain x(array, false);
+    if (!x || dst < 0 || dst >= c.world_size() || tag < 0) return false;
+    nb::gil_scoped_release released;
+    c.send_now(x.data, x.count, DType(x.dtype), dst, tag);
+    return true;
+}
+
+bool recv_array(Comm& c, nb::handle array, int src, int tag) {
+    const Plain x(array, true);
+    if (!x || src < 0 || src >= c.world_size() || tag < 0) return false;
+    nb::gil_scoped_release released;
+    c.recv_now(x.data, x.count, DType(x.dtype), src, tag);
+    return true;
+}
+
 }  // namespace
 
 void bind_shortcuts(nb::class_<Comm>& comm) {
@@ -175,5 +191,7 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("gather_array", &gather, x.none(), nb::arg("dst"), out.none())
         .def("reduce_scatter_array", &reduce_scatter, x.none(), op.none(), out.none())
         .def("scatter_array", &scatter, x.none(), nb::arg("src"), out.none(), nb::arg("rest"))
+        .def("send_array", &send_array, x.none(), nb::arg("dst"), nb::arg("tag"))
+        .def("recv_array", &recv_array, x.none(), nb::arg("src"), nb::arg("tag"))
         .def("all_to_all_array", &all_to_all, x.none(), out.none());
 }

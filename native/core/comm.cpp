@@ -301,6 +301,27 @@ std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int
     return mail_->recv(data, count, dtype, from, tag);
 }
 
+void Comm::complete(const std::shared_ptr<Request>& request) {
+    try {
+        request->wait(std::nullopt);
+    } catch (...) {
+        mail_->abandon(request);
+        throw;
+    }
+}
+
+void Comm::send_now(const void* data, uint64_t count, DType dtype, int to, int tag) {
+    check_root(to, "dest");
+    check_open();
+    complete(mail_->send(data, count, dtype, to, tag, true));
+}
+
+void Comm::recv_now(void* data, uint64_t count, DType dtype, int from, int tag) {
+    check_root(from, "src");
+    check_open();
+    complete(mail_->recv(data, count, dtype, from, tag, true));
+}
+
 std::optional<Arrival> Comm::probe(int from, int tag) {
     if (from != kAny) check_root(from, "src");
     check_open();

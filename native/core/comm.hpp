@@ -49,6 +49,9 @@ public:
     // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
     // order started, before any later blocking call. What it throws comes out of the Task's wait.
     std::shared_ptr<Task> start(std::function<void()> operation);
+    // The same, blocking.
+    void send_now(const void* data, uint64_t count, DType dtype, int to, int tag);
+    void recv_now(void* data, uint64_t count, DType dtype, int from, int tag);
     void sync();
     // Collective. color < 0: no part in any new group, nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
@@ -62,6 +65,7 @@ private:
     class Call_;
     friend class Call_;
     void agree_on_direct();
+    void complete(const std::shared_ptr<Request>& request);
     void check_open() const;
     void check_root(int root, const char* argument = "root") const;
     void check_counts(const Counts& counts, const char* argument) const;

@@ -66,7 +66,7 @@ void Mail::ring(int whom) {
     futex_wake_all(seat.mail);
 }
 
-std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtype, int to, int tag) {
+std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits) {
     if (region_.failed()) steps_.throw_failure(name(Op::Send));
     auto r = std::make_shared<Request>();
     r->mail_ = weak_from_this();
@@ -87,11 +87,11 @@ std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtyp
     }
     sends_[to].push_back(r);
     push(to);
-    if (!r->complete_) ensure_thread();
+    if (!r->complete_ && !waits) ensure_thread();
     return r;
 }
 
-std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int from, int tag) {
+std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits) {
     if (region_.failed()) steps_.throw_failure(name(Op::Recv));
     auto r = std::make_shared<Request>();
     r->mail_ = weak_from_this();
@@ -115,13 +115,39 @@ std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int
         if (!m->left) finish(*m);
         else pull(m->from);
     }
-    if (!r->complete_) ensure_thread();
+    if (!r->complete_ && !waits) ensure_thread();
     return r;
 }
 
 void Mail::pull_from(int from) {
     for (int p = 0; p < n_; ++p)
         if (p != rank_ && (from == kAny || p == from)) pull(p);
+}
+
+void Mail::abandon(const std::shared_ptr<Request>& r) {
+    std::lock_guard lock(mutex_);
+    if (r->complete_) return;
+    if (r->sends_) {
+        auto& queue = sends_[r->peer_];
+        if (!r->matched_) {
+            queue.erase(std::find(queue.begin(), queue.end(), r));
+            return;
+        }
+        r->copy_.assign(r->data_, r->data_ + r->count_ * itemsize(r->dtype_));
+        r->data_ = r->copy_.data();
+        return ensure_thread();
+    }
+    receives_.remove(r);
+    for (Incoming& in : incoming_) {
+        if (!in.message || in.message->receive != r) continue;
+        Message& m = *in.message;
+        m.kept.resize(m.header.bytes);
+        const uint64_t here = m.header.bytes - m.left;
+        if (here) std::memcpy(m.kept.data(), r->data_, here);
+        m.at = m.kept.data() + here;
+        m.receive = nullptr;
+        arrived_[m.from].push_back(in.message);
+    }
 }
 
 std::shared_ptr<Mail::Message> Mail::first_arrived(int from, int tag) {

@@ -54,6 +54,7 @@ private:
     DType dtype_ = DType::U8;
     uint64_t count_ = 0;
     uint8_t* data_ = nullptr;
+    std::vector<uint8_t> copy_;   // send: the rest of the data, once its owner has gone
     uint64_t sent_ = 0;           // send: bytes that are in the ring
     bool matched_ = false;        // send: its header is in the ring; receive: it has its message
     std::atomic<bool> complete_{false};
@@ -65,8 +66,12 @@ public:
     Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps);
     ~Mail();
 
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag);
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
+    // waits: the caller waits at once, so that no thread need be woken to move the message.
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false);
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false);
+    // The caller stops waiting, and its memory may go: a receive is taken back (what has come of its
+    // message is kept for another), a send goes on from a copy where it has begun, else not at all.
+    void abandon(const std::shared_ptr<Request>& request);
     // The first message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
     // Until every request of this rank is complete.

@@ -1,4 +1,6 @@
 // send and recv: order, tags, oneself, large messages both ways, receives posted early and late.
+#include <unistd.h>
+
 #include "ranks.hpp"
 
 using namespace rankwise;
@@ -65,6 +67,33 @@ void timeout_keeps_the_request(Comm& c) {
     CHECK_EQ(in, 42);
 }
 
+void given_up(Comm& c) {
+    const double limit = c.timeout();
+    c.set_timeout(0.05);
+    {
+        auto gone = std::make_unique<int64_t[]>(4);
+        CHECK_EQ(ranks::thrown([&] { c.recv_now(gone.get(), 4, DType::I64, c.rank(), 8); }), "TimedOut");
+    }
+    const uint64_t count = 1 << 18;  // more than the ring holds
+    if (c.world_size() > 1 && c.rank() == 0) {
+        auto out = std::make_unique<std::vector<int64_t>>(message(0, 8, count));
+        CHECK_EQ(ranks::thrown([&] { c.send_now(out->data(), count, DType::I64, 1, 8); }), "TimedOut");
+        std::fill(out->begin(), out->end(), -1);
+    } else if (c.rank() == 1) {
+        usleep(300'000);  // until the sender has given up
+        c.set_timeout(limit);
+        std::vector<int64_t> in(count);
+        c.recv_now(in.data(), count, DType::I64, 0, 8);
+        CHECK(in == message(0, 8, count), "a send given up in the middle");
+    }
+    c.set_timeout(limit);
+    const auto out = message(c.rank(), 8, 4);
+    std::vector<int64_t> in(4);
+    c.send_now(out.data(), 4, DType::I64, c.rank(), 8);
+    c.recv_now(in.data(), 4, DType::I64, c.rank(), 8);
+    CHECK(in == out, "after a receive given up");
+}
+
 void from_anyone(Comm& c) {
     const int n = c.world_size();
     if (c.rank() > 0) {
@@ -98,6 +127,8 @@ int main() {
             if (c.world_size() > 1) large_both_ways(c);
             wrong_size_loses_nothing(c);
             timeout_keeps_the_request(c);
+            c.barrier();
+            given_up(c);
             c.barrier();
             from_anyone(c);
             c.barrier();
