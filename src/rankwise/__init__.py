@@ -147,7 +147,7 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
@@ -159,6 +159,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'rankwise' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # which would take it that there is a name for everything
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

@@ -29,6 +29,10 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
 
     ValueError for an unknown backend, or another one than the default group already has;
     CollectiveTimeout and PeerLostError where ranks do not come.
+
+    >>> world = rw.init()
+    >>> world.world_size, rw.init() is world
+    (2, True)
     """
     global _default
     if timeout is not None:

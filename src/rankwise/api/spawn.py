@@ -50,6 +50,9 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     error that cannot travel comes as a RankwiseError with its text. A rank that ends without a
     result: PeerLostError. Nothing is left running in any case. TypeError where fn or its arguments
     cannot be sent; ValueError for n below 1.
+
+    >>> rw.spawn(divmod, 2, 7, 2)  # any function, here one that does not communicate
+    [(3, 1), (3, 1)]
     """
     if not callable(fn):
         raise TypeError(f"fn={fn!r}: expected a function")

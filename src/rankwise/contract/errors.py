@@ -17,7 +17,15 @@ from __future__ import annotations
 
 
 class RankwiseError(Exception):
-    """The base of all errors of rankwise."""
+    """The base of all errors of rankwise.
+
+    >>> with group.dup() as part:
+    ...     try:
+    ...         part.all_reduce(np.ones(2 + part.rank))
+    ...     except rw.RankwiseError as error:
+    ...         print(type(error).__name__)
+    MismatchError
+    """
 
 
 class PeerLostError(RankwiseError):
@@ -25,6 +33,10 @@ class PeerLostError(RankwiseError):
 
     rank: the lost rank, numbered within the group; how: in words, with signal or exit status;
     operation: what this rank was doing; sequence: the number of that operation in its group.
+
+    >>> error = rw.PeerLostError("rank 1 was killed by SIGKILL", rank=1, how="SIGKILL", operation="all_reduce")
+    >>> error.rank, error.how, error.operation
+    (1, 'SIGKILL', 'all_reduce')
     """
 
     def __init__(self, message: str, *, rank: int = -1, how: str = "", operation: str = "", sequence: int = -1) -> None:
@@ -39,6 +51,13 @@ class MismatchError(RankwiseError):
     """The ranks of a group called different operations, or one with different arguments.
 
     calls: what each rank called as far as this rank could see, {rank: description}.
+
+    >>> with group.dup() as part:
+    ...     try:
+    ...         part.all_reduce(np.ones(2 + part.rank))
+    ...     except rw.MismatchError as error:
+    ...         print(sorted(error.calls))
+    [0, 1]
     """
 
     def __init__(self, message: str, *, calls: dict[int, str] | None = None, sequence: int = -1) -> None:
@@ -51,6 +70,16 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
     """A rank did not come within the limit.
 
     limit: seconds; missing: the ranks waited for; states: where each rank is, {rank: description}.
+
+    >>> work = group.irecv((1,), src=group.rank)
+    >>> try:
+    ...     work.wait(timeout=0.01)
+    ... except rw.CollectiveTimeout as error:
+    ...     error.limit
+    0.01
+    >>> group.send(1.0, group.rank)
+    >>> work.wait().tolist()
+    [1.0]
     """
 
     def __init__(
@@ -72,7 +101,11 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
 
 
 class UnsupportedError(RankwiseError):
-    """This backend cannot do this; `remedy` says what to do instead."""
+    """This backend cannot do this; `remedy` says what to do instead.
+
+    >>> print(rw.UnsupportedError("all_reduce of fp8", "gloo", "it has no such type", "convert to float32"))
+    all_reduce of fp8 is not supported by the gloo backend: it has no such type; convert to float32
+    """
 
     def __init__(self, operation: str, backend: str, why: str = "", remedy: str = "") -> None:
         message = f"{operation} is not supported by the {backend} backend"
@@ -91,7 +124,11 @@ class UnsupportedError(RankwiseError):
 
 
 class BackendUnavailable(RankwiseError, ImportError):
-    """A backend's library or device is missing; `remedy` is the command that brings it."""
+    """A backend's library or device is missing; `remedy` is the command that brings it.
+
+    >>> print(rw.BackendUnavailable("mpi", "no module mpi4py", "pip install mpi4py"))
+    backend 'mpi' is not available here: no module mpi4py; pip install mpi4py
+    """
 
     def __init__(self, backend: str, missing: str, remedy: str = "") -> None:
         message = f"backend {backend!r} is not available here: {missing}"
@@ -107,4 +144,13 @@ class BackendUnavailable(RankwiseError, ImportError):
 
 
 class ClosedError(RankwiseError):
-    """The communicator (or the group over it) was closed, or belongs to the parent of a fork."""
+    """The communicator (or the group over it) was closed, or belongs to the parent of a fork.
+
+    >>> part = group.dup()
+    >>> part.close()
+    >>> try:
+    ...     part.barrier()
+    ... except rw.ClosedError:
+    ...     print("closed")
+    closed
+    """

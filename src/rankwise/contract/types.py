@@ -6,7 +6,11 @@ from enum import IntEnum
 
 
 class DType(IntEnum):
-    """The type of one element of a buffer."""
+    """The type of one element of a buffer.
+
+    >>> rw.DType.BF16.itemsize, rw.DType.I32.is_integer, rw.DType.C64.is_complex
+    (2, True, True)
+    """
 
     F64 = 0
     F32 = 1
@@ -48,6 +52,11 @@ class ReduceOp(IntEnum):
 
     f16, bf16 and fp8 are accumulated in f32 and rounded once. MIN and MAX propagate NaN. Integers
     wrap. MEAN divides the sum by the world size.
+
+    >>> group.all_reduce(3 + group.rank, rw.ReduceOp.MAX)
+    4
+    >>> rw.ReduceOp.BAND.refused_for(rw.DType.F32)
+    'bitwise operations are for integers and bool'
     """
 
     SUM = 0

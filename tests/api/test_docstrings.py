@@ -1,0 +1,51 @@
+"""Every public name is documented, with an example, and the examples are right: they run on two ranks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import rankwise as rw
+from rankwise.api.group import Group
+from rankwise.testing import run_ranks
+
+ATTRIBUTES = {"__version__"}  # no place for an example
+
+
+def documented() -> Iterator[tuple[str, Any]]:
+    """The public names and the methods of the public classes, each once."""
+    for name in rw.__all__:
+        if name not in ATTRIBUTES and not hasattr(Group, name):  # those are the group's own, with its docstrings
+            yield name, getattr(rw, name)
+    for kind in (Group, rw.Mesh):
+        for name, member in inspect.getmembers(kind):
+            if not name.startswith("_") and (callable(member) or isinstance(member, property)):
+                yield f"{kind.__name__}.{name}", member
+
+
+def run_examples(group: Group) -> list[str]:
+    import doctest
+
+    printed: list[str] = []
+    runner = doctest.DocTestRunner(verbose=False)
+    for name, thing in documented():
+        lines = inspect.getdoc(thing) or ""
+        with group.dup("world") as own:
+            names = {"np": np, "rw": rw, "group": own}
+            test = doctest.DocTestParser().get_doctest(lines, names, name, name, 0)
+            runner.run(test, out=printed.append)
+    return printed
+
+
+def test_every_public_name_has_an_example() -> None:
+    without = [name for name, thing in documented() if ">>>" not in (inspect.getdoc(thing) or "")]
+    # Work's own methods are shown in its docstring, close of a mesh in the mesh's.
+    assert set(without) <= {"Mesh.close"}
+
+
+def test_the_examples_are_right() -> None:
+    for printed in run_ranks(2, run_examples, backend="shm"):
+        assert not printed, "".join(printed)
