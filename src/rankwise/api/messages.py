@@ -62,8 +62,10 @@ class Messages(GroupBase):
         True
         >>> sending.wait()
         """
-        if src is not None and tag is not None and self._recv_array(x, self._rank(src, "src"), _tag(tag)):
-            return x
+        if dtype is None and src is not None and tag is not None:  # perhaps the common case, by the shortest way
+            src, tag = self._rank(src, "src"), _tag(tag)
+            if self._recv_array(x, src, tag):
+                return x
         return self.irecv(x, src, tag, dtype=dtype).wait()
 
     def isend(self, x: Any, dst: int, tag: int = 0) -> Work[None]:
