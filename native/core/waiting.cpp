@@ -49,7 +49,7 @@ int usable_cores() {
 WaitPolicy WaitPolicy::for_ranks(int ranks_on_host) {
     using std::chrono::microseconds;
     if (ranks_on_host <= usable_cores()) return {50, microseconds(50), 300};
-    return {0, microseconds(0), 500};
+    return {0, microseconds(0), 50};
 }
 
 void leave_core(int core) {
