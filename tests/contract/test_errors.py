@@ -9,7 +9,7 @@ from rankwise.contract import errors
 EXAMPLES = [
     errors.PeerLostError("lost", rank=2, how="was killed by SIGKILL", operation="barrier", sequence=7),
     errors.MismatchError("differ", calls={0: "barrier()", 1: "split()"}, sequence=3),
-    errors.CollectiveTimeout("late", limit=2.5, missing=(1, 3), states={1: "has not joined"}, operation="x", sequence=1),
+    errors.CollectiveTimeout("late", limit=2.5, missing=(1,), states={1: "has not joined"}, operation="x", sequence=1),
     errors.UnsupportedError("scan", "gloo", why="gloo has none", remedy="use shm"),
     errors.BackendUnavailable("mpi", "mpi4py is not installed", remedy="pip install rankwise[mpi]"),
     errors.ClosedError("closed"),

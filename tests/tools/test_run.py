@@ -105,7 +105,7 @@ def test_the_timeout_reaches_the_operations() -> None:
         (["-n", "2", "nowhere-to-be-found"], 127, "program not found: nowhere-to-be-found"),
         (["-n", "2", "--", "nowhere-to-be-found"], 127, "program not found: nowhere-to-be-found"),
         (["-n", "2", "-m", "nowhere.found"], 127, "module not found: nowhere.found"),
-        (["-n", "2", "here.txt"], 2, "cannot run here.txt: expected a file ending in .py or .tcl, or an executable one"),
+        (["-n", "2", "here.txt"], 2, "cannot run here.txt: expected a file ending in .py or .tcl"),
         (["-n", "2", "./here.txt"], 2, "cannot run ./here.txt"),
         (["-n", "2", "./noexec"], 2, "./noexec"),
         (["-n", "2", "there"], 127, "./there is the file here"),
