@@ -20,6 +20,7 @@ from rankwise import ClosedError, DType, ReduceOp, UnsupportedError, Work
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
 from rankwise.testing import check_backend, run_ranks
+from rankwise.testing.suite import Verdict, check_operation
 
 NUMPY = {DType.F64: "f8", DType.F32: "f4", DType.I64: "i8", DType.I32: "i4", DType.U8: "u1", DType.BOOL: "?"}
 REDUCE: dict[ReduceOp, Callable[..., Any]] = {
@@ -256,7 +257,7 @@ class MovesOneByte(TableCommunicator):
 
 
 class WritesTooFar(TableCommunicator):
-    """In an operation of the pointer level alone: at the array level there is no room for it."""
+    """To be tried at the pointer level alone: at the array level there is no room for it."""
 
     def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
         super().gather_v(send_ptr, recv_ptr, counts, dtype, root)
@@ -274,7 +275,6 @@ class MeanOfIntegers(TableCommunicator):
     ("kind", "operation", "words"),
     [
         (MovesOneByte, "broadcast", "1 of"),
-        (WritesTooFar, "gather_v", "outside the buffer"),
         (MeanOfIntegers, "all_reduce", "not refused"),
     ],
 )
@@ -286,6 +286,14 @@ def test_a_wrong_backend_is_found_out(kind: type[TableCommunicator], operation: 
     assert not report.ok
     assert "FAIL" in report.table()
     assert any(words in failure and operation in failure for failure in report.failures), report.failures
+
+
+def test_writing_too_far_is_found_out() -> None:
+    def open_wrong(job: Job, timeout: float) -> TableCommunicator:
+        return WritesTooFar(job.rank, job.world_size, job.id)
+
+    results = check_operation("gather_v", "pointer", 2, open_wrong)
+    assert any(result.verdict is Verdict.FAIL and "outside the buffer" in result.detail for result in results)
 
 
 def test_the_array_level_runs_on_it() -> None:

@@ -132,11 +132,13 @@ class Objects(PerRankCounts):
             packed = [pack(obj, allow_pickle) for obj in objs]
 
         def body() -> Any:
-            table = np.array(
-                [[each.kind, len(each.parts)] for each in packed] or np.empty((self.world_size, 2)), np.int64
-            )
+            table = np.zeros((self.world_size, 2), np.int64)
+            if packed:
+                table[...] = [[each.kind, len(each.parts)] for each in packed]
             self.broadcast(table, src)
-            flat = np.array([size for each in packed for size in each.sizes] or np.empty(table[:, 1].sum()), np.int64)
+            flat = np.zeros(table[:, 1].sum(), np.int64)
+            if packed:
+                flat[...] = [size for each in packed for size in each.sizes]
             self.broadcast(flat, src)
             sizes = [part.tolist() for part in np.split(flat, np.cumsum(table[:, 1])[:-1])]
             parts: list[Bytes] = []

@@ -1,7 +1,8 @@
 """The array-level test bodies, one per operation of the group object.
 
 As in `pointer`: a body makes the inputs of a case, calls the group, compares with the oracle, and
-returns what this rank received, None where that is nothing.
+returns what this rank received, None where that is nothing. One case in three is called with
+async_op=True and waited for.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class Layout:
 def all_reduce(group: Group, case: Case) -> Array:
     inputs = _inputs(group, case)
     x = Layout(inputs[group.rank], case.strided)
-    assert group.all_reduce(x.array, _op(case)) is x.array, "all_reduce did not return its input"
+    assert _call(case, group.all_reduce, x.array, _op(case)) is x.array, "all_reduce did not return its input"
     return x.check(reduced(inputs, case.dtype, _reduce_op(case)), exact=False)
 
 
 def broadcast(group: Group, case: Case) -> Array:
     root = _root(case)
     x = Layout(contents(case, group.rank, group.world_size), case.strided)
-    assert group.broadcast(x.array, src=root) is x.array, "broadcast did not return its input"
+    assert _call(case, group.broadcast, x.array, src=root) is x.array, "broadcast did not return its input"
     return x.check(contents(case, root, group.world_size))
 
 
@@ -61,7 +62,7 @@ def reduce(group: Group, case: Case) -> Array | None:
     root = _root(case)
     inputs = _inputs(group, case)
     x = Layout(inputs[group.rank], case.strided)
-    got = group.reduce(x.array, dst=root, op=_op(case))
+    got = _call(case, group.reduce, x.array, dst=root, op=_op(case))
     if group.rank == root:
         assert got is x.array, "reduce did not return its input on dst"
         return x.check(reduced(inputs, case.dtype, _reduce_op(case)), exact=False)
@@ -75,8 +76,87 @@ def all_gather(group: Group, case: Case) -> Array:
     x = Layout(inputs[group.rank], case.strided)
     want = np.stack(inputs)
     out = _out(case, want)
-    got = group.all_gather(x.array, **out)
+    got = _call(case, group.all_gather, x.array, **out)
     x.check(inputs[group.rank])
+    return _result(got, out, want)
+
+
+def scan(group: Group, case: Case) -> Array:
+    inputs = _inputs(group, case)
+    x = Layout(inputs[group.rank], case.strided)
+    want = reduced(inputs[: group.rank + 1], case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
+    out = _out(case, want)
+    got = _call(case, group.scan, x.array, _op(case), **out)
+    x.check(inputs[group.rank])
+    return _result(got, out, want, exact=False)
+
+
+def exscan(group: Group, case: Case) -> Array:
+    """What rank 0 receives must change nothing when it is reduced with its input."""
+    inputs = _inputs(group, case)
+    x = Layout(inputs[group.rank], case.strided)
+    out = _out(case, inputs[0])
+    got = _call(case, group.exscan, x.array, _op(case), **out)
+    x.check(inputs[group.rank])
+    if group.rank > 0:
+        return _result(got, out, reduced(inputs[: group.rank], case.dtype, _reduce_op(case)), exact=False)
+    assert not out or got is out["out"], "the result is not the array given as out="
+    with np.errstate(over="ignore"):
+        _result(reduced([got, inputs[0]], case.dtype, _reduce_op(case)), {}, inputs[0], exact=False)
+    return np.asarray(got)
+
+
+def gather_v(group: Group, case: Case) -> Array | None:
+    root = _root(case)
+    lengths = uneven(case, group.world_size)
+    inputs = [contents(case, rank, group.world_size, (n, *case.shape[1:])) for rank, n in enumerate(lengths)]
+    x = Layout(inputs[group.rank], case.strided)
+    want = np.concatenate(inputs)
+    out = _out(case, want) if group.rank == root else {}
+    got = _call(case, group.gather_v, x.array, dst=root, **out)
+    x.check(inputs[group.rank])
+    if group.rank == root:
+        return _result(got, out, want)
+    assert got is None, f"gather_v returned {got!r} off dst, expected None"
+    return None
+
+
+def scatter_v(group: Group, case: Case) -> Array:
+    root = _root(case)
+    counts = uneven(case, group.world_size)
+    whole = contents(case, root, group.world_size, (sum(counts), *case.shape[1:]))
+    x = Layout(whole, case.strided)
+    want = _parts(whole, counts)[group.rank]
+    out = _out(case, want)
+    given = (x.array, counts) if group.rank == root else (None, None)
+    got = _call(case, group.scatter_v, *given, src=root, **out)
+    x.check(whole)
+    return _result(got, out, want)
+
+
+def reduce_scatter_v(group: Group, case: Case) -> Array:
+    counts = uneven(case, group.world_size)
+    shape = (sum(counts), *case.shape[1:])
+    inputs = [contents(case, rank, group.world_size, shape) for rank in range(group.world_size)]
+    x = Layout(inputs[group.rank], case.strided)
+    whole = reduced(inputs, case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
+    want = _parts(whole, counts)[group.rank]
+    out = _out(case, want)
+    got = _call(case, group.reduce_scatter_v, x.array, counts, _op(case), **out)
+    x.check(inputs[group.rank])
+    return _result(got, out, want, exact=False)
+
+
+def all_to_all_v(group: Group, case: Case) -> Array:
+    n, me = group.world_size, group.rank
+    counts = [uneven(case, n, salt=rank) for rank in range(n)]  # counts[i][j]: from rank i to rank j
+    inputs = [contents(case, rank, n, (sum(row), *case.shape[1:])) for rank, row in enumerate(counts)]
+    x = Layout(inputs[me], case.strided)
+    want = np.concatenate([_parts(each, row)[me] for each, row in zip(inputs, counts, strict=True)])
+    out = _out(case, want)
+    got, received = _call(case, group.all_to_all_v, x.array, counts[me], **out)
+    x.check(inputs[me])
+    assert received == [row[me] for row in counts], f"got counts {received}"
     return _result(got, out, want)
 
 
@@ -87,7 +167,7 @@ def all_gather_v(group: Group, case: Case) -> Array:
     x = Layout(inputs[group.rank], case.strided)
     want = np.concatenate(inputs)
     out = _out(case, want)
-    got = group.all_gather_v(x.array, **out)
+    got = _call(case, group.all_gather_v, x.array, **out)
     x.check(inputs[group.rank])
     return _result(got, out, want)
 
@@ -98,7 +178,7 @@ def gather(group: Group, case: Case) -> Array | None:
     x = Layout(inputs[group.rank], case.strided)
     want = np.stack(inputs)
     out = _out(case, want) if group.rank == root else {}
-    got = group.gather(x.array, dst=root, **out)
+    got = _call(case, group.gather, x.array, dst=root, **out)
     x.check(inputs[group.rank])
     if group.rank == root:
         return _result(got, out, want)
@@ -112,7 +192,7 @@ def scatter(group: Group, case: Case) -> Array:
     x = Layout(whole, case.strided)
     want = np.array_split(whole, group.world_size)[group.rank]
     out = _out(case, want)
-    got = group.scatter(x.array if group.rank == root else None, src=root, **out)
+    got = _call(case, group.scatter, x.array if group.rank == root else None, src=root, **out)
     x.check(whole)
     return _result(got, out, want)
 
@@ -123,7 +203,7 @@ def reduce_scatter(group: Group, case: Case) -> Array:
     whole = reduced(inputs, case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
     want = np.array_split(whole, group.world_size)[group.rank]
     out = _out(case, want)
-    got = group.reduce_scatter(x.array, _op(case), **out)
+    got = _call(case, group.reduce_scatter, x.array, _op(case), **out)
     x.check(inputs[group.rank])
     return _result(got, out, want, exact=False)
 
@@ -133,7 +213,7 @@ def all_to_all(group: Group, case: Case) -> Array:
     x = Layout(inputs[group.rank], case.strided)
     want = np.concatenate([np.array_split(each, group.world_size)[group.rank] for each in inputs])
     out = _out(case, want)
-    got = group.all_to_all(x.array, **out)
+    got = _call(case, group.all_to_all, x.array, **out)
     x.check(inputs[group.rank])
     return _result(got, out, want)
 
@@ -161,13 +241,30 @@ BODIES: dict[str, Callable[[Group, Case], Array | None]] = {
     "broadcast": broadcast,
     "reduce": reduce,
     "all_gather": all_gather,
-    "all_gather_v": all_gather_v,
     "gather": gather,
     "scatter": scatter,
     "reduce_scatter": reduce_scatter,
     "all_to_all": all_to_all,
+    "all_gather_v": all_gather_v,
+    "gather_v": gather_v,
+    "scatter_v": scatter_v,
+    "reduce_scatter_v": reduce_scatter_v,
+    "all_to_all_v": all_to_all_v,
+    "scan": scan,
+    "exscan": exscan,
     "send_recv": send_recv,
 }
+
+
+def _call(case: Case, operation: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """The operation's result, by a blocking call or by a Work."""
+    if case.seed % 3 == 0:
+        return operation(*args, **keywords, async_op=True).wait()
+    return operation(*args, **keywords)
+
+
+def _parts(whole: Array, counts: list[int]) -> list[Array]:
+    return np.split(whole, np.cumsum(counts)[:-1])
 
 
 def _inputs(group: Group, case: Case) -> list[Array]:

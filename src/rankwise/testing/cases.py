@@ -24,7 +24,8 @@ from rankwise.contract.types import DType, ReduceOp
 
 T = TypeVar("T")
 
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v")
+PREFIXES = ("scan", "exscan")
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v", *PREFIXES)
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "gather_v", "scatter_v")
 
 POINTER_OPERATIONS = (
@@ -32,16 +33,17 @@ POINTER_OPERATIONS = (
     "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v", "send_recv",
 )  # fmt: skip
 ARRAY_OPERATIONS = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_v", "gather", "scatter", "reduce_scatter",
-    "all_to_all", "send_recv",
+    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all",
+    "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v", "scan", "exscan", "send_recv",
 )  # fmt: skip
 OPERATIONS = {"pointer": POINTER_OPERATIONS, "array": ARRAY_OPERATIONS}
 
 # Operations on one buffer of the case's size; the others hold world_size blocks of it somewhere.
 WHOLE = ("all_reduce", "broadcast", "reduce", "send_recv")
 # Array operations that give a new array take out=; those that split axis 0 need one.
-TAKES_OUT = ("all_gather", "all_gather_v", "gather", "scatter", "reduce_scatter", "all_to_all")
-SPLITS = ("all_gather_v", "scatter", "reduce_scatter", "all_to_all")
+WITH_COUNTS = ("all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v")
+TAKES_OUT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", *WITH_COUNTS, *PREFIXES)
+SPLITS = ("scatter", "reduce_scatter", "all_to_all", *WITH_COUNTS)
 
 SHAPES = ((), (0,), (1,), (2,), (13,), (1023,), (3, 5, 7), (4, 0), (0, 4), (6, 2))
 COUNTS = (0, 1, 2, 13, 105, 1023)
@@ -73,7 +75,7 @@ class Case:
     @property
     def meaningful(self) -> bool:
         """False where every backend must refuse the case."""
-        return self.op is None or self.op.refused_for(self.dtype) is None
+        return self.op is None or means(self.operation, self.dtype, self.op)
 
     def __str__(self) -> str:
         words = [self.operation, self.dtype.name.lower(), str(self.shape)]
@@ -83,6 +85,11 @@ class Case:
             words.append(f"root={self.root}")
         words += [word for word in ("out", "strided") if getattr(self, word)]
         return " ".join([*words, f"seed={self.seed}"])
+
+
+def means(operation: str, dtype: DType, op: ReduceOp) -> bool:
+    """Whether a reduction of this type by this op means something. There is no mean of a prefix."""
+    return op.refused_for(dtype) is None and not (operation in PREFIXES and op is ReduceOp.MEAN)
 
 
 @cache

@@ -31,6 +31,7 @@ from rankwise.testing.cases import (
     SPLITS,
     TAKES_OUT,
     Case,
+    means,
     numpy_dtypes,
 )
 from rankwise.testing.ranks import close_pools, run_ranks
@@ -74,7 +75,7 @@ def _draw(rng: random.Random, world_size: int, step: int) -> tuple[Case, str]:
     level = rng.choice(("pointer", "array"))
     operation = rng.choice(POINTER_OPERATIONS if level == "pointer" else ARRAY_OPERATIONS)
     dtype = rng.choice(sorted(numpy_dtypes()))
-    meaningful = [op for op in ReduceOp if op.refused_for(dtype) is None]
+    meaningful = [op for op in ReduceOp if means(operation, dtype, op)]
     # Mostly small, as many as large a power of two may be, and around.
     count = max(0, (1 << rng.randrange(13)) + rng.randint(-3, 3))
     if rng.random() < 0.02:

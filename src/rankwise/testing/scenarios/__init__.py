@@ -13,7 +13,8 @@ from rankwise.testing.scenarios.memory import MEMORY
 from rankwise.testing.scenarios.messages import MESSAGES
 from rankwise.testing.scenarios.numerics import NUMERICS
 from rankwise.testing.scenarios.pointers import POINTERS
+from rankwise.testing.scenarios.works import WORKS
 
 SCENARIOS: dict[str, Callable[[Group], None]] = {
-    scenario.__name__: scenario for scenario in (*ARGUMENTS, *GROUPS, *MEMORY, *MESSAGES, *NUMERICS, *POINTERS)
+    scenario.__name__: scenario for scenario in (*ARGUMENTS, *GROUPS, *MEMORY, *MESSAGES, *NUMERICS, *POINTERS, *WORKS)
 }

@@ -1,0 +1,163 @@
+"""Works, composed operations, objects, meshes and plans: what builds on the operations of the cases."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from rankwise.api.group import Group
+from rankwise.api.mesh import Mesh
+from rankwise.api.ops import premul_sum
+from rankwise.api.work import wait_all, wait_any
+from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.work import Work
+from rankwise.testing.checks import refuses
+
+
+def many_works_under_way(group: Group) -> None:
+    """They take effect in the order started, before a later blocking call, also where each is made of several."""
+    n, me = group.world_size, group.rank
+    x = np.full(1000, 1, np.int64)
+    works: list[Work[Any]] = []
+    for _ in range(5):
+        works.append(group.all_reduce(x, async_op=True))
+        works.append(group.all_gather_v(np.full(me, me), async_op=True))
+        works.append(group.broadcast(x, n - 1, async_op=True))
+    assert group.all_reduce(1) == n
+    assert (x == n**5).all()
+    results = wait_all(works)
+    assert results[0] is x
+    assert results[1].tolist() == [rank for rank in range(n) for _ in range(rank)]
+    assert wait_any(works) == 0
+    assert all(work.done() for work in works)
+
+
+def functions_reduce_in_order(group: Group) -> None:
+    """A function that is associative but not commutative: the digits of the ranks, one after the other."""
+
+    def append(a: Any, b: Any) -> Any:
+        return a * 10 + b
+
+    n, me = group.world_size, group.rank
+    digits = [int("".join(str(1 + rank % 9) for rank in range(count))) for count in range(1, n + 1)]
+    x = np.full(3, 1 + me % 9, np.float64)
+    if n > 15:
+        return  # more digits than a float64 holds
+    assert group.scan(x, append).tolist() == [digits[me]] * 3
+    before = group.exscan(x, append)
+    assert before is None if me == 0 else before.tolist() == [digits[me - 1]] * 3
+    assert group.all_reduce(x, append) is x
+    assert x.tolist() == [digits[-1]] * 3
+
+
+def sums_of_multiples(group: Group) -> None:
+    n, me = group.world_size, group.rank
+    assert group.all_reduce(np.full(2, 3.0), premul_sum(me)).tolist() == [3.0 * sum(range(n))] * 2
+    part = group.reduce_scatter(np.ones(n), premul_sum(2.0))
+    assert part.tolist() == [2.0 * n]
+
+
+def extremes_and_their_ranks(group: Group) -> None:
+    n, me = group.world_size, group.rank
+    x = np.array([me, -me, 7.0])
+    values, ranks = group.all_reduce(x, "maxloc")
+    assert values is x
+    assert (x.tolist(), ranks.tolist()) == ([n - 1, 0, 7], [n - 1, 0, 0])
+    found = group.reduce(np.array([me % 2]), n - 1, "minloc")
+    assert (found is None) == (me != n - 1)
+    assert found is None or (found[0].tolist(), found[1].tolist()) == ([0], [0])
+
+
+def objects_travel(group: Group) -> None:
+    n, me = group.world_size, group.rank
+    large = np.arange(2000.0)
+
+    def thing(rank: int) -> dict[str, Any]:
+        return {"rank": rank, "large": [large * rank] * (rank % 3), "text": ("é", b"\0", None)}
+
+    def check(got: Any, rank: int) -> None:
+        assert (got["rank"], got["text"], len(got["large"])) == (rank, ("é", b"\0", None), rank % 3)
+        assert all((x == large * rank).all() for x in got["large"])
+
+    root = n - 1
+    check(group.broadcast_object(thing(me) if me == root else None, root), root)
+    check(group.scatter_object([thing(rank) for rank in range(n)] if me == root else None, root), me)
+    for rank, got in enumerate(group.all_gather_object(thing(me))):
+        check(got, rank)
+    gathered = group.gather_object(thing(me), root)
+    assert (gathered is None) == (me != root)
+    for rank, got in enumerate(gathered or []):
+        check(got, rank)
+
+
+def pickles_where_they_are_allowed(group: Group) -> None:
+    refuses(TypeError, group.all_gather_object, Decimal(1), says=("decimal.Decimal", "allow_pickle=True"))
+    got = group.all_gather_object(Decimal(group.rank), allow_pickle=True)
+    assert got == [Decimal(rank) for rank in range(group.world_size)]
+
+
+def messages_from_anybody(group: Group) -> None:
+    n, me = group.world_size, group.rank
+    if not group.comm.any_source:
+        refuses(UnsupportedError, group.recv, (1,), None)
+        refuses(UnsupportedError, group.probe)
+        return
+    sending = group.isend(np.full(me, me), 0, 10 + me)
+    if me == 0:
+        seen = set()
+        for _ in range(n):
+            message = group.probe(timeout=30.0)
+            assert message is not None
+            assert message.tag == 10 + message.source
+            work = group.irecv((message.count,), None, message.tag, dtype=message.dtype)
+            assert work.wait().tolist() == [message.source] * message.source
+            assert (work.source, work.tag) == (message.source, message.tag)
+            seen.add(message.source)
+        assert seen == set(range(n))
+    sending.wait()
+    group.barrier()
+
+
+def batches_of_messages(group: Group) -> None:
+    n, me = group.world_size, group.rank
+    sends = [(np.full(20_000, n * me + to), to) for to in range(n)]
+    recvs = [((20_000,), source, 0, np.int64) for source in range(n)]
+    for source, got in enumerate(group.batch(sends, recvs)):
+        assert (got == n * source + me).all()
+
+
+def meshes(group: Group) -> None:
+    n, me = group.world_size, group.rank
+    rows = 2 if n % 2 == 0 else 1
+    with Mesh(group, row=rows, column=-1) as mesh:
+        assert mesh.coordinates == {"row": me // (n // rows), "column": me % (n // rows)}
+        assert mesh.row.all_reduce(1) == rows
+        assert mesh.column.all_gather(np.int64(me)).tolist() == [mesh.rank_at(column=c) for c in range(n // rows)]
+        assert mesh.along("row", "column").all_gather(np.int64(me)).tolist() == list(range(n))
+
+
+def plans(group: Group) -> None:
+    x = np.full(10, 1.0)
+    plan = group.all_reduce_plan(x)
+    for _ in range(4):
+        plan()
+    assert (x == float(group.world_size) ** 4).all()
+    y = np.full(3, group.rank)
+    group.broadcast_plan(y, group.world_size - 1)()
+    assert (y == group.world_size - 1).all()
+
+
+WORKS = (
+    many_works_under_way,
+    functions_reduce_in_order,
+    sums_of_multiples,
+    extremes_and_their_ranks,
+    objects_travel,
+    pickles_where_they_are_allowed,
+    messages_from_anybody,
+    batches_of_messages,
+    meshes,
+    plans,
+)
