@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from rankwise.testing.cases import OPERATIONS
@@ -14,8 +16,9 @@ WORLDS = [("solo", 1), *((backend, n) for backend in ("threads", "shm") for n in
     ("backend", "n", "level", "operation"),
     [(*world, level, name) for world in WORLDS for level, names in OPERATIONS.items() for name in names],
 )
-def test_operation(backend: str, n: int, level: str, operation: str) -> None:
+def test_operation(backend: str, n: int, level: str, operation: str, covers: Callable[..., None]) -> None:
     results = check_operation(operation, level, n, backend)
+    covers(backend, level, results)
     wrong = [
         f"{r.case}: {r.verdict.name} {r.detail}" for r in results if r.verdict not in (Verdict.PASS, Verdict.REFUSED)
     ]
