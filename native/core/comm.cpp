@@ -134,6 +134,7 @@ void Comm::agree_on_direct() {
     }
     steps_.await_all(steps_.post());  // the words were read
     steps_.set_direct(can && steps_.n > 1);
+    steps_.count_from_here();
 }
 
 Comm::Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout)
@@ -380,21 +381,27 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
 void Comm::abort(const std::string& why) { fail_region(region_, Cause::PeerLost, rank(), region_.seats[rank()].calls.load(), why); }
 
 std::optional<std::string> Comm::close(double timeout) noexcept {
-    if (closed_.exchange(true)) return std::nullopt;
-    if (forks_ != forks.load()) return std::nullopt;
+    if (closing_.exchange(true)) return std::nullopt;
+    if (forks_ != forks.load()) {
+        closed_ = true;
+        return std::nullopt;
+    }
     std::string trouble;
     try {
-        // A call of another thread is let finish; one that does not is ended.
+        // What was started, and a call of another thread, is let finish; what does not is ended.
         const auto until = Clock::now() + std::chrono::duration<double>(timeout);
         while (busy_.load() || !stream_.idle()) {
             if (region_.failed() && !busy_.load()) break;
-            if (Clock::now() > until && !region_.failed())
+            if (Clock::now() > until && !region_.failed()) {
+                trouble = "an operation was still under way and was given up";
                 fail_region(region_, Cause::PeerLost, rank(), steps_.calls(), "closed the group while a call of its own was under way");
+            }
             usleep(500);
         }
+        closed_ = true;
         stream_.close();
-        if (!region_.failed()) trouble = mail_->close(timeout);
-        else mail_->close(0);
+        if (region_.failed()) mail_->close(0);
+        else trouble = mail_->close(timeout);
         Seat& seat = region_.seats[rank()];
         seat.left.store(1);
         wake_all(region_);

@@ -77,6 +77,7 @@ private:
     std::shared_ptr<Mail> mail_;
     Stream stream_;
     std::atomic<uint32_t> busy_{0};  // futex: 0 free, 1 a call is under way, 2 and others wait
+    std::atomic<bool> closing_{false};  // close has begun: it still lets finish what was started
     std::atomic<bool> closed_{false};
     const unsigned forks_;           // how often this process had been forked off when it joined
 };

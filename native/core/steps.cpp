@@ -36,6 +36,12 @@ void Steps::begin(const Call& call) {
 
 void Steps::end() { record_.operation.store(uint32_t(call_.op()), std::memory_order_relaxed); }
 
+void Steps::count_from_here() {
+    calls_ = 0;
+    region_.seats[rank].calls.store(0, std::memory_order_relaxed);
+    record_.sequence.store(0, std::memory_order_relaxed);
+}
+
 void Steps::wake_sleepers() {
     for (int p = 0; p < n; ++p) {
         Seat& seat = region_.seats[p];

@@ -39,6 +39,8 @@ public:
     // A new operation of this rank. Throws where the group has failed.
     void begin(const Call& call);
     void end();
+    // What came before was the meeting of the ranks: the program's first operation is number 1.
+    void count_from_here();
 
     // Announce the next step, with up to kInline bytes beside the flag. Returns its number.
     uint64_t post(const void* payload = nullptr, size_t bytes = 0) {

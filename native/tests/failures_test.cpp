@@ -85,6 +85,27 @@ void bad_arguments_harm_nobody(Comm& c) {
     c.barrier();
 }
 
+void closing_lets_finish_what_was_started(Comm& c) {
+    auto g = c.split(0, 0);
+    std::vector<float> x(100'000, 1);
+    auto task = g->start([&] { g->all_reduce(x.data(), x.size(), DType::F32, ReduceOp::SUM); });
+    CHECK(!g->close(5), "closed in silence");
+    task->wait(1);
+    CHECK_EQ(x[0], float(c.world_size()));
+
+    g = c.split(0, 0);  // and gives up what does not
+    if (c.rank() > 0) {
+        usleep(300'000);
+        CHECK_EQ(thrown([&] { g->barrier(); }), "PeerLost");
+        return;
+    }
+    task = g->start([&] { g->barrier(); });
+    const auto since = Clock::now();
+    CHECK(g->close(0.1), "says that an operation was given up");
+    CHECK(Clock::now() - since < std::chrono::seconds(2));
+    CHECK_EQ(thrown([&] { task->wait(1); }), "PeerLost");
+}
+
 // Processes this time: one is killed while the others wait for it.
 void a_process_dies() {
     auto segment = Segment::create(3);
@@ -118,6 +139,7 @@ int main() {
             one_comes_late(c);
             one_leaves(c);
             one_gives_up(c);
+            closing_lets_finish_what_was_started(c);
             bad_arguments_harm_nobody(c);
         });
     CHECK_EQ(thrown([] { Segment::create(0); }), "BadArgument");
