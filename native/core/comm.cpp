@@ -390,14 +390,16 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     try {
         // What was started, and a call of another thread, is let finish; what does not is ended.
         const auto until = Clock::now() + std::chrono::duration<double>(timeout);
+        const bool pending = busy_.load() || !stream_.idle();
         while (busy_.load() || !stream_.idle()) {
             if (region_.failed() && !busy_.load()) break;
             if (Clock::now() > until && !region_.failed()) {
                 trouble = "an operation was still under way and was given up";
-                fail_region(region_, Cause::PeerLost, rank(), steps_.calls(), "closed the group while a call of its own was under way");
+                fail_region(region_, Cause::PeerLost, rank(), region_.seats[rank()].calls.load(), "closed the group while a call of its own was under way");
             }
             usleep(500);
         }
+        if (pending && trouble.empty() && region_.failed()) trouble = "an operation was still under way when the group failed";
         closed_ = true;
         stream_.close();
         if (region_.failed()) mail_->close(0);
