@@ -66,7 +66,7 @@ def test_other_names_of_integer_types(dtype: str) -> None:
     x = np.arange(3, dtype=dtype)
     for given in (x, x[::-1]):
         buffer = source(given)
-        assert buffer.dtype.is_integer
+        assert buffer.dtype.is_integral
         assert buffer.dtype.itemsize == x.itemsize
 
 

@@ -7,22 +7,25 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
     const size_t mine = blocks.size(s.rank), largest = blocks.largest();
     uint8_t* own = recv + blocks.offset(s.rank);
     if (largest <= kInline || s.n == 1) {
-        if (own != send && mine) std::memcpy(own, send, mine);
-        if (s.n == 1) return;  // a group of one has no staging
+        if (s.n == 1) {  // a group of one has no staging
+            if (own != send && mine) std::memcpy(own, send, mine);
+            return;
+        }
         const uint64_t step = s.post(send, mine);
+        s.await_all(step);
         for (int p = 0; p < s.n; ++p) {
             if (p == s.rank) continue;
-            s.await(p, step);
             std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
         }
+        if (own != send && mine) std::memcpy(own, send, mine);
         return;
     }
     if (goes_direct(s, largest)) {
         Loan loan(s, send);
-        if (own != send) std::memcpy(own, send, mine);
+        loan.await_all();  // from here on all agree: what others refuse must not change recv
+        if (own != send && mine) std::memcpy(own, send, mine);
         for (int i = 1; i < s.n; ++i) {
             const int from = (s.rank + i) % s.n;
-            loan.await(from);
             loan.read(from, recv + blocks.offset(from), 0, blocks.size(from));
         }
         return loan.finish_all();
@@ -34,13 +37,14 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         [&](uint64_t g, uint64_t k) {
             const Piece p(k, piece, mine);
             std::memcpy(s.slot(s.rank, g), send + p.offset, p.bytes);
-            if (own != send) copy_out(own + p.offset, send + p.offset, p.bytes);  // while it is in the cache
         },
         [&](uint64_t g, uint64_t k, uint64_t step) {
+            s.await_all(step);
+            const Piece here(k, piece, mine);
+            if (own != send) copy_out(own + here.offset, send + here.offset, here.bytes);  // while it is in the cache
             for (int i = 1; i < s.n; ++i) {  // start with the neighbour: not all at one rank's slot
                 const int from = (s.rank + i) % s.n;
                 const Piece p(k, piece, blocks.size(from));
-                s.await(from, step);
                 copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
             }
         });

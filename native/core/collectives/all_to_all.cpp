@@ -7,8 +7,8 @@ namespace rankwise::collectives {
 void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
     if (out.equal() && out.total() <= kInline) {  // beside the flag: all of it to all
         const uint64_t step = s.post(send, out.total());
+        s.await_all(step);
         for (int from = 0; from < s.n; ++from) {
-            if (from != s.rank) s.await(from, step);
             const uint8_t* there = from == s.rank ? send : s.payload(from, step);
             if (largest) std::memcpy(recv + in.offset(from), there + out.offset(s.rank), largest);
         }
@@ -16,16 +16,15 @@ void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out,
     }
     if (out.equal() && goes_direct(s, largest)) {  // else only the peer knows where my block begins
         Loan loan(s, send);
+        loan.await_all();  // from here on all agree: what others refuse must not change recv
         std::memcpy(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
         for (int i = 1; i < s.n; ++i) {
             const int from = (s.rank + i) % s.n;
-            loan.await(from);
             loan.read(from, recv + in.offset(from), out.offset(s.rank), in.size(from));
         }
         return loan.finish_all();
     }
     const Copy copy_out = copy_for(in.total());
-    copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
     const size_t piece = share_of_slot(s);
     auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
     pipeline(
@@ -38,13 +37,14 @@ void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out,
             }
         },
         [&](uint64_t g, uint64_t k, uint64_t step) {
+            s.await_all(step);
             for (int i = 1; i < s.n; ++i) {
                 const int from = (s.rank + i) % s.n;
                 const Piece p(k, piece, in.size(from));
-                s.await(from, step);
                 copy_out(recv + in.offset(from) + p.offset, s.slot(from, g) + place(from, s.rank), p.bytes);
             }
         });
+    copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
 }
 
 }  // namespace rankwise::collectives

@@ -16,7 +16,7 @@ static void broadcast_direct(Steps& s, uint8_t* data, size_t bytes, int root) {
         loan.finish_all();
     } else {
         Loan loan(s, nullptr, data);
-        loan.await(root);
+        loan.await_all();
         loan.read(root, data, 0, read);
         loan.finish_with(root);
     }
@@ -35,8 +35,9 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
     if (goes_direct(s, bytes)) return broadcast_direct(s, data, bytes, root);
     const size_t piece = s.slot_bytes();
     const Copy copy_out = copy_for(bytes);
+    const uint64_t rounds = rounds_of(bytes, piece);
     pipeline(
-        s, rounds_of(bytes, piece), from_me,
+        s, rounds, from_me,
         [&](uint64_t g, uint64_t k) {
             const Piece p(k, piece, bytes);
             std::memcpy(s.slot(root, g), data + p.offset, p.bytes);
@@ -44,7 +45,8 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
         [&](uint64_t g, uint64_t k, uint64_t step) {
             if (from_me) return;
             const Piece p(k, piece, bytes);
-            s.await(root, step);
+            if (k == 0 && rounds > 1) s.await_all(step);  // a call that others refuse must not change data
+            else s.await(root, step);
             copy_out(data + p.offset, s.slot(root, g), p.bytes);
         });
 }

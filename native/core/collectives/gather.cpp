@@ -8,17 +8,17 @@ static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Bl
     const auto written = [&](int from) { return s.n == 2 ? blocks.size(from) / 2 : blocks.size(from); };
     if (s.rank != root) {
         Loan loan(s, send);
-        loan.await(root);
+        loan.await_all();  // from here on all agree: what others refuse must not change recv
         loan.write(root, send, blocks.offset(s.rank), written(s.rank));
         return loan.finish_with(root);
     }
     Loan loan(s, nullptr, recv);
+    loan.await_all();
     uint8_t* own = recv + blocks.offset(root);
     if (own != send && blocks.size(root)) std::memcpy(own, send, blocks.size(root));
     if (s.n == 2) {
         const int from = 1 - root;
         const size_t rest = written(from);
-        loan.await(from);
         loan.read(from, recv + blocks.offset(from) + rest, rest, blocks.size(from) - rest);
     }
     loan.finish_all();
@@ -30,14 +30,16 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
     const Copy copy_out = copy_for(blocks.total());
     const size_t largest = blocks.largest();
     if (goes_direct(s, largest)) return gather_direct(s, send, recv, blocks, root);
-    if (to_me && recv + blocks.offset(root) != send) copy_out(recv + blocks.offset(root), send, mine);
+    const auto keep_own = [&] {
+        if (recv + blocks.offset(root) != send) copy_out(recv + blocks.offset(root), send, mine);
+    };
     if (largest <= kInline) {
         const uint64_t step = s.post(send, to_me ? 0 : mine);
-        for (int p = 0; to_me && p < s.n; ++p) {
-            if (p == root) continue;
-            s.await(p, step);
-            std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
-        }
+        if (!to_me) return;
+        s.await_all(step);
+        keep_own();
+        for (int p = 0; p < s.n; ++p)
+            if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
         return;
     }
     const size_t piece = s.slot_bytes();
@@ -48,10 +50,12 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
             std::memcpy(s.slot(s.rank, g), send + p.offset, p.bytes);
         },
         [&](uint64_t g, uint64_t k, uint64_t step) {
-            for (int from = 0; to_me && from < s.n; ++from) {
+            if (!to_me) return;
+            s.await_all(step);
+            if (k == 0) keep_own();
+            for (int from = 0; from < s.n; ++from) {
                 if (from == root) continue;
                 const Piece p(k, piece, blocks.size(from));
-                s.await(from, step);
                 copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
             }
         });

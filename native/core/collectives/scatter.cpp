@@ -9,16 +9,16 @@ static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const B
     const auto read = [&](int to) { return s.n == 2 ? blocks.size(to) / 2 : blocks.size(to); };
     if (s.rank != root) {
         Loan loan(s, nullptr, recv);
-        loan.await(root);
+        loan.await_all();  // from here on all agree: what others refuse must not change recv
         loan.read(root, recv, blocks.offset(s.rank), read(s.rank));
         return loan.finish_with(root);
     }
     Loan loan(s, send);
+    loan.await_all();
     const uint8_t* own = send + blocks.offset(root);
     if (own != recv && blocks.size(root)) std::memcpy(recv, own, blocks.size(root));
     if (s.n == 2) {
         const int to = 1 - root;
-        loan.await(to);
         loan.write(to, send + blocks.offset(to) + read(to), read(to), blocks.size(to) - read(to));
     }
     loan.finish_all();
@@ -35,11 +35,11 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
     }
     if (goes_direct(s, blocks.largest())) return scatter_direct(s, send, recv, blocks, root);
     const Copy copy_out = copy_for(mine);
-    if (from_me && send + blocks.offset(root) != recv) copy_out(recv, send + blocks.offset(root), mine);
     const size_t piece = share_of_slot(s);
     auto place = [&](int j) { return size_t(j < root ? j : j - 1) * piece; };  // root keeps its own block
+    const uint64_t rounds = rounds_of(blocks.largest(), piece);
     pipeline(
-        s, rounds_of(blocks.largest(), piece), from_me,
+        s, rounds, from_me,
         [&](uint64_t g, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == root) continue;
@@ -50,9 +50,11 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
         [&](uint64_t g, uint64_t k, uint64_t step) {
             if (from_me) return;
             const Piece p(k, piece, mine);
-            s.await(root, step);
+            if (k == 0 && rounds > 1) s.await_all(step);  // a call that others refuse must not change recv
+            else s.await(root, step);
             copy_out(recv + p.offset, s.slot(root, g) + place(s.rank), p.bytes);
         });
+    if (from_me && send + blocks.offset(root) != recv) copy_out(recv, send + blocks.offset(root), mine);
 }
 
 }  // namespace rankwise::collectives

@@ -168,7 +168,7 @@ def premultiplied(given: Buffer, op: PremulSum) -> Buffer:
     ops.resolve("sum", dtype)
     if dtype is DType.BOOL:
         raise TypeError(f"op={op!r} on bool: expected an array of numbers")
-    if (isinstance(factor, complex) and not dtype.is_complex) or (isinstance(factor, float) and dtype.is_integer):
+    if (isinstance(factor, complex) and not dtype.is_complex) or (isinstance(factor, float) and dtype.is_integral):
         raise TypeError(f"op={op!r} on {dtypes.name(dtype)}: expected a factor of that type")
     if not isinstance(given.array, np.ndarray):
         return source(given.array * factor)

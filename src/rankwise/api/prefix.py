@@ -115,7 +115,7 @@ class Prefixes(GroupBase):
 def _neutral(dtype: DType, op: ReduceOp, count: int) -> np.ndarray[Any, Any]:
     """The bytes of `count` elements that change nothing, to the bit, in a reduction with others."""
     bits = 8 * dtype.itemsize
-    if dtype.is_integer or dtype is DType.BOOL:
+    if dtype.is_integral or dtype is DType.BOOL:
         signed = DType.I64 <= dtype <= DType.I8
         ones = 1 if dtype is DType.BOOL else (1 << bits) - 1
         lowest, highest = ((1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, ones)

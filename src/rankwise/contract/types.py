@@ -8,7 +8,7 @@ from enum import IntEnum
 class DType(IntEnum):
     """The type of one element of a buffer.
 
-    >>> rw.DType.BF16.itemsize, rw.DType.I32.is_integer, rw.DType.C64.is_complex
+    >>> rw.DType.BF16.itemsize, rw.DType.I32.is_integral, rw.DType.C64.is_complex
     (2, True, True)
     """
 
@@ -36,7 +36,7 @@ class DType(IntEnum):
         return _ITEMSIZE[self]
 
     @property
-    def is_integer(self) -> bool:
+    def is_integral(self) -> bool:
         return DType.I64 <= self <= DType.U8
 
     @property
@@ -70,10 +70,10 @@ class ReduceOp(IntEnum):
 
     def refused_for(self, dtype: DType) -> str | None:
         """Why this operation means nothing for `dtype`, or None where it does mean something."""
-        if self is ReduceOp.MEAN and (dtype.is_integer or dtype is DType.BOOL):
+        if self is ReduceOp.MEAN and (dtype.is_integral or dtype is DType.BOOL):
             return "a mean of integers is not an integer; reduce with 'sum' and divide, or convert to float"
         if self in (ReduceOp.MIN, ReduceOp.MAX) and dtype.is_complex:
             return "complex numbers have no order"
-        if self >= ReduceOp.BAND and not (dtype.is_integer or dtype is DType.BOOL):
+        if self >= ReduceOp.BAND and not (dtype.is_integral or dtype is DType.BOOL):
             return "bitwise operations are for integers and bool"
         return None

@@ -50,7 +50,7 @@ def _pattern(rng: np.random.Generator, case: Case, world_size: int, count: int) 
     if case.dtype is DType.BOOL:
         return rng.integers(0, 2, count).astype(bool)
     values: Array
-    if case.op is None or case.dtype.is_integer:
+    if case.op is None or case.dtype.is_integral:
         anything: Array = np.frombuffer(rng.bytes(count * dtype.itemsize), dtype)
         return anything
     limit = 2 if dtype.itemsize == 1 else 8

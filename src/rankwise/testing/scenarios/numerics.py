@@ -84,7 +84,7 @@ def infinities(group: Group) -> None:
 
 
 def integers_wrap(group: Group) -> None:
-    for dtype in _supported(group, [dtype for dtype in DType if dtype.is_integer]):
+    for dtype in _supported(group, [dtype for dtype in DType if dtype.is_integral]):
         kind = numpy_dtypes()[dtype]
         top = int(np.iinfo(kind).max)
         want = top * group.world_size % (1 << 8 * kind.itemsize)
