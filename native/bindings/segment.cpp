@@ -49,5 +49,6 @@ void bind_segment(nb::module_& m) {
             if (f.state.load() != 2 || f.cause != rankwise::Cause::PeerLost) return std::nullopt;
             return f.rank;
         });
+    m.def("usable_cores", &rankwise::usable_cores, "Cores this process may use: its affinity, cut by its cgroup's quota.");
     m.def("end_with", &rankwise::end_with, nb::arg("pid"), "End this process when the process `pid` ends.");
 }

@@ -135,6 +135,9 @@ class Segment:
     def lost_rank(self) -> int | None:
         """The rank whose loss failed the group of all ranks; None while it stands, or failed otherwise."""
 
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, cut by its cgroup's quota."""
+
 def end_with(pid: int) -> None:
     """End this process (SIGTERM, then SIGKILL) when the process `pid` ends."""
 

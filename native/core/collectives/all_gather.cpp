@@ -6,24 +6,20 @@ namespace rankwise::collectives {
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(s.rank), largest = blocks.largest();
     uint8_t* own = recv + blocks.offset(s.rank);
-    if (largest <= kInline || s.n == 1) {
-        if (s.n == 1) {  // a group of one has no staging
-            if (own != send && mine) std::memcpy(own, send, mine);
-            return;
-        }
+    if (s.n == 1) return keep_own(own, send, mine, mine);  // a group of one has no staging
+    if (largest <= kInline) {
         const uint64_t step = s.post(send, mine);
         s.await_all(step);
         for (int p = 0; p < s.n; ++p) {
             if (p == s.rank) continue;
             std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
         }
-        if (own != send && mine) std::memcpy(own, send, mine);
-        return;
+        return keep_own(own, send, mine, 0);
     }
     if (goes_direct(s, largest)) {
         Loan loan(s, send);
         loan.await_all();  // from here on all agree: what others refuse must not change recv
-        if (own != send && mine) std::memcpy(own, send, mine);
+        keep_own(own, send, mine, 0);
         for (int i = 1; i < s.n; ++i) {
             const int from = (s.rank + i) % s.n;
             loan.read(from, recv + blocks.offset(from), 0, blocks.size(from));

@@ -18,6 +18,12 @@ void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduce
 // A slot divided among the other ranks, in whole cache lines.
 inline size_t share_of_slot(const Steps& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }
 
+// A rank's own block, from what it sends to what it receives; nothing where they are the same memory.
+// total: bytes of the whole result, which say how it is written.
+inline void keep_own(uint8_t* to, const uint8_t* from, size_t bytes, size_t total) {
+    if (to != from) copy_for(total)(to, from, bytes);
+}
+
 // Block j of `blocks` belongs to rank j.
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks);
 void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);

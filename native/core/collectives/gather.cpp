@@ -14,8 +14,7 @@ static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Bl
     }
     Loan loan(s, nullptr, recv);
     loan.await_all();
-    uint8_t* own = recv + blocks.offset(root);
-    if (own != send && blocks.size(root)) std::memcpy(own, send, blocks.size(root));
+    keep_own(recv + blocks.offset(root), send, blocks.size(root), 0);
     if (s.n == 2) {
         const int from = 1 - root;
         const size_t rest = written(from);
@@ -30,14 +29,11 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
     const Copy copy_out = copy_for(blocks.total());
     const size_t largest = blocks.largest();
     if (goes_direct(s, largest)) return gather_direct(s, send, recv, blocks, root);
-    const auto keep_own = [&] {
-        if (recv + blocks.offset(root) != send) copy_out(recv + blocks.offset(root), send, mine);
-    };
     if (largest <= kInline) {
         const uint64_t step = s.post(send, to_me ? 0 : mine);
         if (!to_me) return;
         s.await_all(step);
-        keep_own();
+        keep_own(recv + blocks.offset(root), send, mine, 0);
         for (int p = 0; p < s.n; ++p)
             if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
         return;
@@ -52,7 +48,7 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
         [&](uint64_t g, uint64_t k, uint64_t step) {
             if (!to_me) return;
             s.await_all(step);
-            if (k == 0) keep_own();
+            if (k == 0) keep_own(recv + blocks.offset(root), send, mine, blocks.total());
             for (int from = 0; from < s.n; ++from) {
                 if (from == root) continue;
                 const Piece p(k, piece, blocks.size(from));

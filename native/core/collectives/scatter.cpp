@@ -15,8 +15,7 @@ static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const B
     }
     Loan loan(s, send);
     loan.await_all();
-    const uint8_t* own = send + blocks.offset(root);
-    if (own != recv && blocks.size(root)) std::memcpy(recv, own, blocks.size(root));
+    keep_own(recv, send + blocks.offset(root), blocks.size(root), 0);
     if (s.n == 2) {
         const int to = 1 - root;
         loan.write(to, send + blocks.offset(to) + read(to), read(to), blocks.size(to) - read(to));
@@ -54,7 +53,7 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
             else s.await(root, step);
             copy_out(recv + p.offset, s.slot(root, g) + place(s.rank), p.bytes);
         });
-    if (from_me && send + blocks.offset(root) != recv) copy_out(recv, send + blocks.offset(root), mine);
+    if (from_me) keep_own(recv, send + blocks.offset(root), mine, mine);
 }
 
 }  // namespace rankwise::collectives

@@ -14,10 +14,10 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 from rankwise import _native
+from rankwise._native import usable_cores as usable_cores  # the tools take it from here
 from rankwise.api.relay import Relay, Stream
 
 GRACE = 1.0  # seconds that ranks have to end by themselves, and again between SIGTERM and SIGKILL
@@ -27,21 +27,6 @@ PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 
 # Reads process ids, a line each, until its input ends; that happens when the launcher is no more.
 _KEEPER = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
-
-
-def usable_cores() -> int:
-    """How many cores this process may use: its affinity, and the quota of its cgroup (v2 or v1), rounded down."""
-    cores = len(os.sched_getaffinity(0))
-    unified, controller = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu")
-    if unified.exists():
-        quota, period = unified.read_text().split()
-    elif (controller / "cpu.cfs_quota_us").exists():
-        quota, period = ((controller / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-    else:
-        quota, period = "max", "1"
-    if quota not in ("max", "-1"):
-        cores = min(cores, int(quota) // int(period))
-    return max(1, cores)
 
 
 @dataclass(eq=False)
