@@ -21,7 +21,7 @@ enum class Op : uint8_t {
 };
 const char* name(Op op);
 
-inline constexpr int kLines = 8;           // lines of a rank's ring
+inline constexpr int kLines = 64;          // lines of a rank's ring
 inline constexpr int kAhead = 3;           // steps that a schedule may post before it has awaited one
 inline constexpr int kSlots = 4;           // staging slots of a rank
 inline constexpr size_t kInline = 96;      // bytes that travel beside the flag
