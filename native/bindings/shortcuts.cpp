@@ -78,6 +78,16 @@ bool all_reduce(Comm& c, nb::handle array, nb::handle op) {
     return true;
 }
 
+bool reduce(Comm& c, nb::handle array, int dst, nb::handle op) {
+    if (dst < 0 || dst >= c.world_size()) return false;
+    const Plain x(array, dst == c.rank());
+    const OpName* named = op_named(op);
+    if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
+    nb::gil_scoped_release released;
+    c.reduce(x.data, x.count, DType(x.dtype), named->op, dst);
+    return true;
+}
+
 bool broadcast(Comm& c, nb::handle array, int src) {
     const Plain x(array, true);
     if (!x || src < 0 || src >= c.world_size()) return false;
@@ -127,9 +137,11 @@ bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
 
 // What scatter's src tells the others before the parts: dtype, ndim, shape. As rankwise/api/collectives.py
 // writes and reads it, since some ranks may come through there.
-constexpr uint64_t kHeader = 2 + 64;
+constexpr uint64_t kHeader = 12;
+constexpr int kHeaderDims = kHeader - 2;
 
 bool scatter_from_here(Comm& c, const Plain& x, const Plain& part, int src) {
+    if (x.dims() > kHeaderDims) return false;
     int64_t header[kHeader] = {x.dtype, x.dims()};
     for (int i = 0; i < x.dims(); ++i) header[2 + i] = x.dim(i);
     nb::gil_scoped_release released;
@@ -143,7 +155,7 @@ bool scatter_to_here(Comm& c, const Plain& part, int src, int64_t* header) {
     nb::gil_scoped_release released;
     c.broadcast(header, kHeader, DType::I64, src);
     const int n = c.world_size();
-    bool fits = header[0] == part.dtype && header[1] == part.dims() && header[2] % n == 0 && header[2] / n == part.dim(0);
+    bool fits = header[1] <= kHeaderDims && header[0] == part.dtype && header[1] == part.dims() && header[2] % n == 0 && header[2] / n == part.dim(0);
     for (int i = 1; fits && i < part.dims(); ++i) fits = header[2 + i] == part.dim(i);
     if (fits) c.scatter(nullptr, part.data, part.count, DType(part.dtype), src);
     return fits;
@@ -186,6 +198,7 @@ bool recv_array(Comm& c, nb::handle array, int src, int tag) {
 void bind_shortcuts(nb::class_<Comm>& comm) {
     const nb::arg x("x"), op("op"), out("out");
     comm.def("all_reduce_array", &all_reduce, x.none(), op.none())
+        .def("reduce_array", &reduce, x.none(), nb::arg("dst"), op.none())
         .def("broadcast_array", &broadcast, x.none(), nb::arg("src"))
         .def("all_gather_array", &all_gather, x.none(), out.none())
         .def("gather_array", &gather, x.none(), nb::arg("dst"), out.none())

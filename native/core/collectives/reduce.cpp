@@ -1,5 +1,5 @@
-// To one rank: of two ranks, or for a small message, root reduces everything; otherwise every rank
-// reduces a share and root collects the shares.
+// To one rank: of two ranks, or for a small message, root reduces everything, which came beside the
+// flag or through the slots; otherwise every rank reduces a share and root collects the shares.
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
@@ -9,6 +9,14 @@ void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel ker
     const size_t piece = s.slot_bytes();
     if (s.n > 2 && bytes > (16 << 10)) return reduce_in_shares(s, data, bytes, item, kernel, root);
     const bool to_me = s.rank == root;
+    if (bytes <= kInline) {
+        const uint64_t step = s.post(data, to_me ? 0 : bytes);
+        if (!to_me) return;
+        s.await_all(step);
+        const void* sources[kMaxRanks];
+        for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data : s.payload(r, step);
+        return kernel(data, sources, s.n, count, s.n);
+    }
     pipeline(
         s, rounds_of(bytes, piece), !to_me,
         [&](uint64_t g, uint64_t k) {

@@ -33,6 +33,7 @@ class GroupBase:
         shortcuts = comm.shortcuts
         self._barrier = shortcuts.barrier or comm.barrier
         self._all_reduce_array = shortcuts.all_reduce_array
+        self._reduce_array = shortcuts.reduce_array
         self._broadcast_array = shortcuts.broadcast_array
         self._all_gather_array = shortcuts.all_gather_array
         self._gather_array = shortcuts.gather_array

@@ -18,8 +18,11 @@ D = TypeVar("D", bound=np.dtype[Any])
 
 Located = Literal["minloc", "maxloc"]
 
-# What scatter's src tells the others: dtype, ndim, shape. NumPy arrays have at most 64 dimensions.
-HEADER_SIZE = 2 + 64
+# What scatter's src tells the others: dtype, ndim, shape. As many words as travel beside a flag; a
+# second message has the rest of a longer shape. NumPy arrays have at most 64 dimensions.
+HEADER_SIZE = 12
+HEADER_DIMS = HEADER_SIZE - 2
+MORE_DIMS = 64 - HEADER_DIMS
 
 
 class Collectives(GroupBase):
@@ -129,6 +132,8 @@ class Collectives(GroupBase):
         [2.0, 2.0]
         """
         dst = self._rank(dst, "dst")
+        if not async_op and self._reduce_array(x, dst, op):
+            return x if dst == self.rank else None
         if ops.is_composed(op):
             return self._run(composed.reduce(self, x, dst, op), async_op)
         buffer = target(x) if dst == self.rank else source(x)
@@ -242,7 +247,7 @@ class Collectives(GroupBase):
             result = arrays.result(out, self._part(given.shape), given)
 
             def body() -> Any:
-                self.broadcast(header_of(given), src)
+                self._tell(given, src)
                 return self._scatter(given, result, src)
         else:
             kind = arrays.NUMPY if x is None else source(x).kind
@@ -255,8 +260,22 @@ class Collectives(GroupBase):
 
         return self._run(body, async_op)
 
+    def _tell(self, given: Buffer, src: int) -> None:
+        """On src: tell the others what array is to come."""
+        words = np.zeros(HEADER_SIZE + MORE_DIMS, np.int64)
+        words[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
+        self.broadcast(words[:HEADER_SIZE], src)
+        if len(given.shape) > HEADER_DIMS:
+            self.broadcast(words[HEADER_SIZE:], src)
+
+    def _told(self, header: list[int], kind: arrays.Kind, src: int) -> Buffer:
+        """Off src: the array, without memory, of which the header that was received speaks."""
+        if header[1] > HEADER_DIMS:
+            header = header + self.broadcast(np.zeros(MORE_DIMS, np.int64), src).tolist()
+        return Buffer(0, 0, DTYPES[header[0]], tuple(header[2 : 2 + header[1]]), None, kind, None)
+
     def _scatter_told(self, header: list[int], kind: arrays.Kind, out: Any, src: int) -> Any:
-        like = told(header, kind)
+        like = self._told(header, kind, src)
         result, refused = self._late_result(out, self._part(like.shape), like)
         return self._scatter(like, result, src, refused)
 
@@ -350,15 +369,3 @@ class Collectives(GroupBase):
         counts = split_counts(given.shape, world)
         uneven = (given.ptr, result.ptr, counts, [counts[self.rank]] * world, given.dtype)
         return self._call("all_to_all_v", uneven, result, given, async_op)
-
-
-def header_of(given: Buffer) -> np.ndarray[Any, Any]:
-    """What the others must know of an array: see HEADER_SIZE."""
-    header = np.zeros(HEADER_SIZE, np.int64)
-    header[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
-    return header
-
-
-def told(header: list[int], kind: arrays.Kind) -> Buffer:
-    """The array that a header speaks of, without memory."""
-    return Buffer(0, 0, DTYPES[header[0]], tuple(header[2 : 2 + header[1]]), None, kind, None)

@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.api import arrays, ops
 from rankwise.api.arrays import Buffer, source
 from rankwise.api.base import check_axis_0
-from rankwise.api.collectives import HEADER_SIZE, Collectives, header_of, told
+from rankwise.api.collectives import HEADER_SIZE, Collectives
 from rankwise.api.ops import Op
 from rankwise.contract.work import Work
 
@@ -157,7 +157,8 @@ class PerRankCounts(Collectives):
             result = arrays.result(out, (rows[self.rank], *given.shape[1:]), given)
 
             def body() -> Any:
-                self.broadcast(np.concatenate([header_of(given), rows]), src)
+                self._tell(given, src)
+                self.broadcast(np.array(rows, np.int64), src)
                 self.comm.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
                 return self._complete(result)
         else:
@@ -166,8 +167,9 @@ class PerRankCounts(Collectives):
                 arrays.writable(out)
 
             def body() -> Any:
-                header = self.broadcast(np.zeros(HEADER_SIZE + self.world_size, np.int64), src)
-                like, lengths = told(header.tolist(), kind), header[HEADER_SIZE:].tolist()
+                header = self.broadcast(np.zeros(HEADER_SIZE, np.int64), src)
+                like = self._told(header.tolist(), kind, src)
+                lengths = self.broadcast(np.zeros(self.world_size, np.int64), src).tolist()
                 part, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
                 self.comm.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
                 return self._complete(part, refused)
