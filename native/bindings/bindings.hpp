@@ -16,6 +16,7 @@ void bind_segment(nb::module_& m);
 void bind_comm(nb::module_& m);
 void bind_arrays(nb::module_& m);
 void bind_bench(nb::module_& m);
+void bind_machine(nb::module_& m);
 
 using Address = uint64_t;
 inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }

@@ -8,4 +8,5 @@ NB_MODULE(_native, m) {
     bind_comm(m);
     bind_arrays(m);
     bind_bench(m);
+    bind_machine(m);
 }

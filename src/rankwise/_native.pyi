@@ -158,3 +158,12 @@ def time_batches(
 
     x, out: addresses as the operation takes them (send_recv: sent and received; the roots are rank 0).
     """
+
+def core_seconds(what: str, bytes: int) -> float:
+    """Seconds that each of two cores takes for so many bytes, both at once.
+
+    what: "copy" own memory; "read" what the other core wrote last; "write" what it read last.
+    """
+
+def line_seconds() -> float:
+    """Seconds in which two cores see each other's new cache line, both ways at once."""

@@ -186,6 +186,16 @@ def test_gloo_without_torch_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path
 # ---- other measures ----
 
 
+def test_machine(tmp_path: Path) -> None:
+    done = bench("machine", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    line, *rates = report_of(tmp_path / "r.json")["measures"]
+    assert line["bytes"] == 64
+    assert {row["bytes"] for row in rates} == {64 << 10, 1 << 20, 4 << 20, 64 << 20}
+    assert all(row["rate"] == pytest.approx(row["bytes"] / row["time"] / 1e3) for row in rates)
+    assert "reads what the other wrote last" in done.stdout
+
+
 def test_memory_and_idle(tmp_path: Path) -> None:
     done = bench("memory", "idle", "-n", "2", "--json", str(tmp_path / "r.json"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -268,4 +278,4 @@ def test_help_has_the_formulas_and_examples() -> None:
     assert done.returncode == 0
     assert "2(n-1)/n" in done.stdout
     assert "rankwise bench -n 2" in done.stdout.split("examples:")[1]
-    assert all(name in done.stdout for name in [*OPERATIONS, "startup", "memory", "idle"])
+    assert all(name in done.stdout for name in [*OPERATIONS, "startup", "memory", "idle", "machine"])

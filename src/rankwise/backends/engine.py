@@ -191,6 +191,10 @@ class EngineCommunicator(Communicator):
         """Seconds that batches of calls take on this rank with no Python in between, as rankwise bench counts."""
         return _native.time_batches(self._comm, operation, x, out, count, dtype, op, iterations, batches)
 
+    def machine_seconds(self, what: str, bytes: int) -> float:
+        """What two cores of this machine need with no engine in between, as rankwise bench machine says."""
+        return _native.line_seconds() if what == "line" else _native.core_seconds(what, bytes)
+
     def abort(self, why: str) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError with `why`."""
         self._comm.abort(why)

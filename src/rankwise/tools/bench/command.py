@@ -221,8 +221,7 @@ class Run:
                     continue
                 crews = {one.name: one.crew for one in self._start(n, launches, folder, stack) if one.level == "array"}
                 self.progress.show(f"{name} of {n} ranks")
-                measure = measures.memory if name == "memory" else measures.idle
-                rows += measure(crews, n, self._leave_out)
+                rows += measures.WITH_RANKS[name](crews, n, self._leave_out)
         self._print(f"\n{name}: {MEASURES[name]}\n{measures.table(rows)}")
         self.rows += rows
 

@@ -1,4 +1,5 @@
-"""What is measured besides the operations: how fast a job starts, a rank's memory, the CPU time of waiting."""
+"""What is measured besides the operations: how fast a job starts, a rank's memory, the CPU time of waiting,
+and what the machine itself can do."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ MEASURES = {
     "startup": "seconds from the launcher's start to its end, for programs that do next to nothing",
     "memory": "memory of a rank after some all_reduces, and what the library added to it",
     "idle": "CPU time that a rank burns while it waits a second for another in a barrier",
+    "machine": "what two cores do with plain loads and stores, both at once: the bounds of every library",
 }
-RANKS = {"startup": [2], "memory": [2, 4, 8, 16, 32, 64], "idle": [2]}
+RANKS = {"startup": [2], "memory": [2, 4, 8, 16, 32, 64], "idle": [2], "machine": [2]}
 """World sizes where none are given."""
 STARTS = 5  # of each launcher and program; the median counts
 LATE = 1.0  # seconds that rank 0 is late
@@ -32,6 +34,13 @@ MEETS = {
 }
 
 PROGRAMS = ("true", "empty Python", "ranks meet")
+
+MACHINE = {
+    "copy": "copies its own memory",
+    "read": "reads what the other wrote last",
+    "write": "writes what the other read last",
+}
+MACHINE_SIZES = (64 << 10, 1 << 20, 4 << 20, 64 << 20)
 
 Row = dict[str, Any]
 Progress = Callable[[str], None]  # called with what is being done
@@ -116,14 +125,39 @@ def idle(crews: Mapping[str, Crew], n: int, failed: Failed) -> list[Row]:
     return rows
 
 
-UNITS = {"ms": "ms", "rss": "MiB", "pss": "MiB", "added": "MiB", "shared": "MiB"}
+def machine(crews: Mapping[str, Crew], n: int, failed: Failed) -> list[Row]:
+    """The rates between two cores and of their own memory, each core's, while both do the same."""
+    crew, rows = crews["rankwise"], []
+    points = [("line", 64), *((what, size) for what in MACHINE for size in MACHINE_SIZES)]
+    for what, size in points:
+        try:
+            seconds = crew.ask(do="machine", level="pointer", what=what, bytes=size)[0]["seconds"]
+        except CrewError as error:
+            failed("rankwise", str(error))
+            break
+        says = MACHINE.get(what, "a new cache line reaches the other core, both ways at once")
+        time, rate = 1e6 * seconds, size / seconds / 1e9
+        rows.append({"measure": "machine", "each core": says, "bytes": size, "time": time, "rate": rate})
+    return rows
+
+
+WITH_RANKS = {"memory": memory, "idle": idle, "machine": machine}
+"""The measures that ask ranks which are there."""
+
+UNITS = {"time": "us", "rate": "GB/s", "ms": "ms", "rss": "MiB", "pss": "MiB", "added": "MiB", "shared": "MiB"}
 
 
 def table(rows: Sequence[Row]) -> str:
     """Rows of one measure as text."""
     names = [name for name in rows[0] if name != "measure"]
     lines = [[f"{name}, {UNITS[name]}" if name in UNITS else name for name in names]]
-    lines += [[f"{row[name]:.1f}" if name in UNITS else str(row[name]) for name in names] for row in rows]
+    lines += [
+        [
+            f"{row[name]:,.2f}" if name in ("time", "rate") else f"{row[name]:.1f}" if name in UNITS else str(row[name])
+            for name in names
+        ]
+        for row in rows
+    ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
     return "\n".join(
         "  ".join(cell.rjust(width) if name in UNITS else cell.ljust(width) for cell, width, name in parts).rstrip()

@@ -438,7 +438,8 @@ class Rank:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """do: time -> seconds of each batch; check -> wrong bytes; drop -> {}, the arrays freed;
-        memory -> bytes; late -> CPU seconds that this rank burnt while rank 0 was late."""
+        memory -> bytes; late -> CPU seconds that this rank burnt while rank 0 was late; machine -> on
+        rank 0 alone, seconds that two cores take."""
         do = request["do"]
         if do == "drop":
             self.point = None
@@ -446,6 +447,8 @@ class Rank:
         if do == "memory":
             return memory()
         contender = self.contenders[request["level"]]
+        if do == "machine":
+            return machine(contender, request["what"], request["bytes"])
         if do == "late":
             return late(contender, request["seconds"])
         point = self.arrays(request, contender)
@@ -474,6 +477,16 @@ def late(contender: Contender, seconds: float) -> dict[str, Any]:
         sleep(seconds)
     contender.barrier()
     return {"cpu": process_time() - before}
+
+
+def machine(contender: Contender, what: str, size: int) -> dict[str, Any]:
+    """Two threads of rank 0 measure the machine while the other ranks sleep."""
+    if contender.rank != ROOT:
+        return {}
+    measured: Any = getattr(getattr(contender, "comm", None), "machine_seconds", None)
+    if measured is None:
+        raise RuntimeError("machine: this backend has no native engine that could measure")
+    return {"seconds": measured(what, size)}
 
 
 def contenders_of(name: str, store: str) -> dict[str, Contender]:

@@ -1,0 +1,144 @@
+// What the machine can do, with no engine in between, for `rankwise bench machine`: the rates that
+// bound every way of moving data between two ranks.
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "bindings.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<int> own_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    sched_getaffinity(0, sizeof set, &set);
+    std::vector<int> cores;
+    for (int c = 0; c < CPU_SETSIZE; ++c)
+        if (CPU_ISSET(c, &set)) cores.push_back(c);
+    return cores;
+}
+
+// Two threads, each on a core of its own, that meet at points of their program.
+class Pair {
+public:
+    // Runs body(which), which = 0 and 1, at once.
+    template <class Body> void run(Body&& body) {
+        const std::vector<int> cores = own_cores();
+        auto on = [&](int which) {
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(cores[size_t(which)], &one);
+            sched_setaffinity(0, sizeof one, &one);
+            body(which);
+        };
+        std::thread first(on, 0), second(on, 1);
+        first.join();
+        second.join();
+    }
+    void meet(int which) {
+        const uint64_t now = ++at_[which].count;
+        at_[which].seen.store(now, std::memory_order_release);
+        while (at_[1 - which].seen.load(std::memory_order_acquire) < now) {
+        }
+    }
+
+private:
+    struct alignas(128) At {
+        std::atomic<uint64_t> seen{0};
+        uint64_t count = 0;
+    } at_[2];
+};
+
+struct Free {
+    void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t(4096)); }
+};
+using Memory = std::unique_ptr<uint8_t[], Free>;
+Memory memory(size_t bytes) {
+    Memory m(new (std::align_val_t(4096)) uint8_t[bytes]);
+    std::memset(m.get(), 1, bytes);
+    return m;
+}
+
+// A sum that the compiler turns into wide loads and cannot leave out.
+uint64_t read_all(const uint8_t* p, size_t bytes) {
+    uint64_t sums[8] = {};
+    const auto* words = reinterpret_cast<const uint64_t*>(p);
+    for (size_t i = 0; i + 8 <= bytes / 8; i += 8)
+        for (size_t j = 0; j < 8; ++j) sums[j] += words[i + j];
+    uint64_t all = 0;
+    for (uint64_t s : sums) all += s;
+    return all;
+}
+
+// The shortest time of a round, in seconds; the later of the two cores counts.
+template <class Prepare, class Timed> double shortest(size_t bytes, Prepare&& prepare, Timed&& timed) {
+    const int rounds = int(std::max<size_t>(5, std::min<size_t>(400, (256u << 20) / bytes)));
+    std::vector<double> took[2];
+    Pair pair;
+    pair.run([&](int which) {
+        for (int i = 0; i < rounds; ++i) {
+            prepare(which);
+            pair.meet(which);
+            const auto start = Clock::now();
+            timed(which);
+            took[which].push_back(std::chrono::duration<double>(Clock::now() - start).count());
+            pair.meet(which);
+        }
+    });
+    double best = 1e9;
+    for (int i = 0; i < rounds; ++i) best = std::min(best, std::max(took[0][size_t(i)], took[1][size_t(i)]));
+    return best;
+}
+
+// Seconds that each of two cores, both at once, takes for `bytes`: "copy" own memory, "read" what
+// the other wrote last, "write" what the other read last.
+double core_seconds(const std::string& what, size_t bytes) {
+    if (own_cores().size() < 2) throw BadArgument("machine: expected at least 2 cores that this process may use");
+    nb::gil_scoped_release released;
+    Memory from[2] = {memory(bytes), memory(bytes)}, to[2] = {memory(bytes), memory(bytes)};
+    std::atomic<uint64_t> sink{0};
+    if (what == "copy")
+        return shortest(bytes, [](int) {}, [&](int w) { std::memcpy(to[w].get(), from[w].get(), bytes); });
+    if (what == "read")
+        return shortest(bytes, [&](int w) { std::memset(from[w].get(), w, bytes); },
+                        [&](int w) { sink += read_all(from[1 - w].get(), bytes); });
+    if (what == "write")
+        return shortest(bytes, [&](int w) { sink += read_all(from[1 - w].get(), bytes); },
+                        [&](int w) { std::memset(from[w].get(), w, bytes); });
+    throw BadArgument("what: '" + what + "' given, expected copy, read or write");
+}
+
+// Seconds that a cache line takes from one core to the other.
+double line_seconds() {
+    if (own_cores().size() < 2) throw BadArgument("machine: expected at least 2 cores that this process may use");
+    nb::gil_scoped_release released;
+    constexpr int kTrips = 20000;
+    double best = 1e9;
+    Pair pair;
+    pair.run([&](int which) {
+        for (int round = 0; round < 10; ++round) {
+            pair.meet(which);
+            const auto start = Clock::now();
+            for (int i = 0; i < kTrips; ++i) pair.meet(which);
+            if (which == 0) best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count() / kTrips);
+        }
+    });
+    return best;
+}
+
+}  // namespace
+
+void bind_machine(nb::module_& m) {
+    m.def("core_seconds", &core_seconds, nb::arg("what"), nb::arg("bytes"),
+          "Seconds that each of two cores takes for so many bytes, both at once: 'copy' own memory, 'read' what the\n"
+          "other core wrote last, 'write' what it read last. Plain loads and stores, no engine; the best of many rounds.");
+    m.def("line_seconds", &line_seconds, "Seconds in which two cores see each other's new cache line, both ways at once.");
+}
