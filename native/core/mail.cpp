@@ -10,7 +10,7 @@ namespace rankwise {
 namespace {
 
 constexpr uint64_t kUnit = 64;            // messages start at multiples of it
-constexpr uint64_t kChunk = 64 << 10;     // announced at a time, so that both ends copy at once
+constexpr uint64_t kChunk = 32 << 10;     // announced at a time, so that both ends copy at once
 
 uint64_t pad_of(uint64_t bytes) { return (kUnit - bytes % kUnit) % kUnit; }
 
