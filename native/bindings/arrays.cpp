@@ -32,7 +32,7 @@ void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t cou
     if (sources.empty()) throw BadArgument("sources: none given, expected at least one");
     std::vector<const void*> from;
     for (Address a : sources) from.push_back(pointer(a));
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     kernel(pointer(dst), from.data(), int(from.size()), count, divisor);
 }
 

@@ -44,7 +44,7 @@ std::vector<double> time_batches(Comm& c, const std::string& operation, Address 
     const auto call = call_of(c, operation, {pointer(x), pointer(out), count, checked_dtype(dtype), checked_op(op)});
     std::vector<double> seconds;
     seconds.reserve(batches);
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     for (uint64_t batch = 0; batch < batches; ++batch) {
         c.barrier();
         const auto start = std::chrono::steady_clock::now();

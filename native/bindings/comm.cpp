@@ -1,12 +1,11 @@
 #include "shortcuts.hpp"
-#include "streams.hpp"
 
 using namespace rankwise;
 
 namespace {
 
 // Arguments are converted with the GIL held; the operation runs without it.
-using Release = nb::call_guard<nb::gil_scoped_release>;
+using Release = nb::call_guard<ReleaseGil>;
 
 // How a parameter of an operation comes from Python.
 template <class T> struct From {
@@ -37,25 +36,38 @@ template <class... A> auto started(void (Comm::*operation)(A...)) {
     };
 }
 
-// A Python function on the communicator's stream, in its turn.
-std::shared_ptr<Task> start_call(Comm& c, nb::callable function) { return c.start(python_piece(std::move(function)), true); }
+// A Python function on the communicator's stream, in its turn. It must not raise: nobody would see it.
+std::shared_ptr<Task> start_call(Comm& c, nb::callable function) {
+    std::shared_ptr<nb::callable> held(new nb::callable(std::move(function)), [](nb::callable* f) {
+        HoldGil gil;  // whichever thread lets go of it last
+        delete f;
+    });
+    return c.start([held] {
+        HoldGil gil;
+        try {
+            (*held)();
+        } catch (nb::python_error& error) {
+            error.discard_as_unraisable("a function on a communicator's stream");
+        }
+    });
+}
 
 std::shared_ptr<Request> start_send(Comm& c, Address ptr, uint64_t count, int dtype, int dest, int tag) {
     const DType type = checked_dtype(dtype);
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     return c.send(pointer(ptr), count, type, dest, tag);
 }
 
 std::shared_ptr<Request> start_recv(Comm& c, Address ptr, uint64_t count, int dtype, int src, int tag) {
     const DType type = checked_dtype(dtype);
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     return c.recv(pointer(ptr), count, type, src, tag);
 }
 
 std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int tag) {
     std::optional<Arrival> there;
     {
-        nb::gil_scoped_release released;
+        ReleaseGil released;
         there = c.probe(src, tag);
     }
     if (!there) return std::nullopt;
@@ -63,19 +75,29 @@ std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int t
 }
 
 std::shared_ptr<Comm> split_comm(Comm& c, int64_t color, int64_t key) {
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     return c.split(color, key);
 }
 
 std::optional<std::string> close_comm(Comm& c, double timeout) {
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     return c.close(timeout);
+}
+
+void check_timeout(std::optional<double> timeout) {
+    if (timeout && !(*timeout >= 0)) throw BadArgument("timeout: " + std::to_string(*timeout) + " given, expected seconds or None");
 }
 
 void wait_request(Request& r, std::optional<double> timeout) {
     check_timeout(timeout);
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     r.wait(timeout);
+}
+
+void wait_task(Task& t, std::optional<double> timeout) {
+    check_timeout(timeout);
+    ReleaseGil released;
+    t.wait(timeout.value_or(1e9));  // the operation itself ends at the communicator's timeout
 }
 
 }  // namespace
@@ -86,6 +108,9 @@ void bind_comm(nb::module_& m) {
         .def("done", &Request::done, Release())
         .def_prop_ro("source", &Request::source)
         .def_prop_ro("tag", &Request::tag);
+    nb::class_<Task>(m, "Task", "A collective on a communicator's stream.")
+        .def("wait", &wait_task, nb::arg("timeout").none() = nb::none())
+        .def("done", &Task::done);
 
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def_prop_ro("rank", &Comm::rank)
@@ -96,9 +121,6 @@ void bind_comm(nb::module_& m) {
         .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
         .def("start_call", &start_call, nb::arg("function"))
         .def("sync", &Comm::sync, Release())
-        .def("record_event", &Comm::record_event, nb::arg("event"))
-        .def("wait_event", &Comm::wait_event, nb::arg("event"))
-        .def("sync_stream", &Comm::sync_stream, Release())
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("close", &close_comm, nb::arg("timeout"));

@@ -45,7 +45,7 @@ void translate(const std::exception_ptr& p, void*) {
 void bind_errors(nb::module_&) {
     nb::register_exception_translator(translate, nullptr);
     rankwise::interrupt_check = [] {
-        nb::gil_scoped_acquire gil;
+        HoldGil gil;
         return PyErr_CheckSignals() != 0;
     };
 }

@@ -23,17 +23,19 @@ void bind_segment(nb::module_& m) {
         .def(
             "join",
             [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process) {
-                nb::gil_scoped_release released;
+                ReleaseGil released;
                 return Comm::join(std::move(segment), rank, timeout, process);
             },
             nb::arg("rank"), nb::arg("timeout"), nb::arg("process"))
         .def(
             "mark_exited",
-            [](Segment& s, int rank, int status) {
+            [](Segment& s, int rank, int status, int pid) {
                 check_rank(s, rank);
+                int32_t unknown = 0;  // a rank that never joined
+                s.record(rank).pid.compare_exchange_strong(unknown, pid);
                 s.mark_exited(rank, status);
             },
-            nb::arg("rank"), nb::arg("status"))
+            nb::arg("rank"), nb::arg("status"), nb::arg("pid"))
         .def(
             "state",
             [](const Segment& s, int rank) {

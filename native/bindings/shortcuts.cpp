@@ -73,7 +73,7 @@ bool all_reduce(Comm& c, nb::handle array, nb::handle op) {
     const Plain x(array, true);
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.all_reduce(x.data, x.count, DType(x.dtype), named->op);
     return true;
 }
@@ -91,7 +91,7 @@ bool reduce(Comm& c, nb::handle array, int dst, nb::handle op) {
 bool broadcast(Comm& c, nb::handle array, int src) {
     const Plain x(array, true);
     if (!x || src < 0 || src >= c.world_size()) return false;
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.broadcast(x.data, x.count, DType(x.dtype), src);
     return true;
 }
@@ -99,7 +99,7 @@ bool broadcast(Comm& c, nb::handle array, int src) {
 bool all_gather(Comm& c, nb::handle array, nb::handle out) {
     const Plain x(array, false), result(out, true);
     if (!fits_gathered(c, x, result)) return false;
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.all_gather(x.data, result.data, x.count, DType(x.dtype));
     return true;
 }
@@ -113,7 +113,7 @@ bool gather(Comm& c, nb::handle array, int dst, nb::handle out) {
         if (!fits_gathered(c, x, result)) return false;
         to = result.data;
     }
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.gather(x.data, to, x.count, DType(x.dtype), dst);
     return true;
 }
@@ -122,7 +122,7 @@ bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
     const Plain x(array, false), result(out, true);
     const OpName* named = op_named(op);
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op);
     return true;
 }
@@ -130,7 +130,7 @@ bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
 bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
     const Plain x(array, false), result(out, true);
     if (!fits_split(c, x, result, false)) return false;
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype));
     return true;
 }
@@ -144,7 +144,7 @@ bool scatter_from_here(Comm& c, const Plain& x, const Plain& part, int src) {
     if (x.dims() > kHeaderDims) return false;
     int64_t header[kHeader] = {x.dtype, x.dims()};
     for (int i = 0; i < x.dims(); ++i) header[2 + i] = x.dim(i);
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.broadcast(header, kHeader, DType::I64, src);
     c.scatter(x.data, part.data, part.count, DType(x.dtype), src);
     return true;
@@ -152,7 +152,7 @@ bool scatter_from_here(Comm& c, const Plain& x, const Plain& part, int src) {
 
 // False: the header was received, and the part is not what `part` can hold.
 bool scatter_to_here(Comm& c, const Plain& part, int src, int64_t* header) {
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.broadcast(header, kHeader, DType::I64, src);
     const int n = c.world_size();
     bool fits = header[1] <= kHeaderDims && header[0] == part.dtype && header[1] == part.dims() && header[2] % n == 0 && header[2] / n == part.dim(0);
@@ -180,7 +180,7 @@ bool scatter(Comm& c, nb::handle array, int src, nb::handle out, nb::handle rest
 bool send_array(Comm& c, nb::handle array, int dst, int tag) {
     const Plain x(array, false);
     if (!x || dst < 0 || dst >= c.world_size() || tag < 0) return false;
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.send_now(x.data, x.count, DType(x.dtype), dst, tag);
     return true;
 }
@@ -188,7 +188,7 @@ bool send_array(Comm& c, nb::handle array, int dst, int tag) {
 bool recv_array(Comm& c, nb::handle array, int src, int tag) {
     const Plain x(array, true);
     if (!x || src < 0 || src >= c.world_size() || tag < 0) return false;
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.recv_now(x.data, x.count, DType(x.dtype), src, tag);
     return true;
 }

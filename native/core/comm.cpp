@@ -1,19 +1,25 @@
 #include "comm.hpp"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cmath>
 
 #include "collectives/collectives.hpp"
-#include "events.hpp"
-#include "forks.hpp"
 #include "watcher.hpp"
 
 namespace rankwise {
 
 namespace {
 
-constexpr double kPatience = 0.2;  // seconds that close gives to a function of the program, once the group has failed
+// Counts the forks between the first rank of this process and this process itself. A child of a
+// rank shares its memory but is no rank: it would speak with its parent's voice.
+std::atomic<unsigned> forks{0};
+unsigned forks_so_far() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+    (void)registered;
+    return forks.load(std::memory_order_relaxed);
+}
 
 ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
     if (ReduceKernel kernel = reduce_kernel(dtype, op)) return kernel;
@@ -146,7 +152,7 @@ void Comm::set_timeout(double seconds) {
 
 void Comm::check_open() const {
     if (closed_.load(std::memory_order_relaxed)) throw Closed("this communicator is closed");
-    if (forks_ != forks_so_far())  // it shares its parent's memory, and would speak with its voice
+    if (forks_ != forks.load(std::memory_order_relaxed))
         throw Closed("this communicator belongs to the parent of this forked process; a child is no rank");
 }
 
@@ -323,41 +329,14 @@ std::optional<Arrival> Comm::probe(int from, int tag) {
     return mail_->probe(from, tag);
 }
 
-std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool foreign) {
+std::shared_ptr<Task> Comm::start(std::function<void()> operation) {
     check_open();
-    return stream_.submit(std::move(operation), foreign);
-}
-
-void Comm::record_event(uint64_t event) {
-    check_open();
-    events::record(event, stream_);
-}
-
-void Comm::wait_event(uint64_t event) {
-    check_open();
-    if (const auto mark = events::mark(event)) stream_.submit([this, mark] { hold_for(mark); });
-}
-
-// A piece of the stream. What follows it must not run when the mark is not reached: the group fails.
-void Comm::hold_for(const std::shared_ptr<Task>& mark) {
-    const auto since = Clock::now();
-    const auto late = [&] { return Clock::now() - since > std::chrono::duration<double>(timeout()); };
-    switch (stream_.meet(mark, [&] { return region_.failed() || late(); })) {
-    case Stream::Met::Reached: return;
-    case Stream::Met::Closing: return;  // nothing follows
-    case Stream::Met::Dropped: return abort("closed a stream whose event its communication waited for");
-    case Stream::Met::Enough: break;
-    }
-    if (late()) fail_region(region_, Cause::TimedOut, rank(), steps_.calls(), std::to_string(rank()));
-}
-
-void Comm::sync_stream() {
-    check_open();
-    stream_.sync(timeout());
+    return stream_.submit(std::move(operation));
 }
 
 void Comm::sync() {
-    sync_stream();
+    check_open();
+    stream_.sync(timeout());
     mail_->sync(timeout());
 }
 
@@ -403,7 +382,7 @@ void Comm::abort(const std::string& why) { fail_region(region_, Cause::PeerLost,
 
 std::optional<std::string> Comm::close(double timeout) noexcept {
     if (closing_.exchange(true)) return std::nullopt;
-    if (forks_ != forks_so_far()) {
+    if (forks_ != forks.load()) {
         closed_ = true;
         return std::nullopt;
     }
@@ -411,8 +390,8 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     try {
         // What was started, and a call of another thread, is let finish; what does not is ended.
         const auto until = Clock::now() + std::chrono::duration<double>(timeout);
-        const bool pending = busy_.load() || !stream_.idle_but_for_caller();
-        while (busy_.load() || !stream_.idle_but_for_caller()) {
+        const bool pending = busy_.load() || !stream_.idle();
+        while (busy_.load() || !stream_.idle()) {
             if (region_.failed() && !busy_.load()) break;
             if (Clock::now() > until && !region_.failed()) {
                 trouble = "an operation was still under way and was given up";
@@ -422,9 +401,9 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         }
         if (pending && trouble.empty() && region_.failed()) trouble = "an operation was still under way when the group failed";
         closed_ = true;
-        if (!stream_.close(kPatience)) trouble = "a function of the program on the communication stream did not end and was left alone";
+        stream_.close();
         if (region_.failed()) mail_->close(0);
-        else if (std::string left = mail_->close(timeout); !left.empty()) trouble = left;
+        else trouble = mail_->close(timeout);
         Seat& seat = region_.seats[rank()];
         seat.left.store(1);
         wake_all(region_);

@@ -65,6 +65,8 @@ uint64_t create_region(Segment& segment, const std::vector<int>& members) {
     region.channels = channels;
     region.members = roll;
     std::copy(members.begin(), members.end(), reinterpret_cast<int32_t*>(region.base() + roll));
+    for (int member : members)  // a rank whose end was marked before it could be marked here
+        if (segment.record(member).exited.load()) region_lost_rank(region, member);
     return offset;
 }
 

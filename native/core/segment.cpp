@@ -21,6 +21,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31657369776b6e72;  // "rnkwise1"
 constexpr size_t kPage = 4096;
+constexpr double kPatience = 30;  // seconds to wait for who holds the heap
 
 // Stands in the first page of its block; the memory begins one page on. In address order.
 struct Block {
@@ -139,28 +140,40 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     return segment;
 }
 
-// The heap's lock, held for the time of a list walk. A holder that died is known by its record.
+// The heap's lock, held for the time of a list walk. A holder that died is known by its record; one
+// that is stopped has to be waited for, so long as `patience` lasts.
 struct Segment::HeapLock {
     SegmentHeader& h;
-    explicit HeapLock(SegmentHeader& header) : h(header) {
+    bool held = false;
+    HeapLock(SegmentHeader& header, double patience) : h(header) {
         const uint32_t me = uint32_t(getpid());
-        auto start = Clock::now();
-        for (uint32_t free = 0; !h.heap_owner.compare_exchange_weak(free, me, std::memory_order_acquire); free = 0) {
+        const auto start = Clock::now();
+        for (uint32_t owner = 0; !h.heap_owner.compare_exchange_strong(owner, me, std::memory_order_acquire); owner = 0) {
             sched_yield();
-            if (Clock::now() - start > std::chrono::seconds(2)) {  // no walk takes so long: the holder died in it
-                h.heap_owner.exchange(me, std::memory_order_acquire);
-                break;
-            }
+            if (died(owner) && h.heap_owner.compare_exchange_strong(owner, me, std::memory_order_acquire)) break;
+            if (Clock::now() - start > std::chrono::duration<double>(patience)) return;
         }
+        held = true;
     }
-    ~HeapLock() { h.heap_owner.store(0, std::memory_order_release); }
+    ~HeapLock() {
+        if (held) h.heap_owner.store(0, std::memory_order_release);
+    }
+    void check() const {
+        if (!held) throw Error("the memory of the shared segment is held by process " + std::to_string(h.heap_owner.load()) + ", which does not go on");
+    }
+    bool died(uint32_t owner) const {
+        for (int r = 0; r < h.world_size; ++r)
+            if (h.ranks[r].exited.load() && uint32_t(h.ranks[r].pid.load()) == owner) return true;
+        return false;
+    }
 };
 
 uint64_t Segment::allocate(size_t bytes, BlockKind kind) {
     const size_t need = round_up(bytes, kPage) + kPage;
     if (size_t free = available_memory(); need > free)
         throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(free) + " available");
-    HeapLock lock(*header_);
+    HeapLock lock(*header_, kPatience);
+    lock.check();
     for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next) {
         Block& block = *at<Block>(offset);
         if (block.kind != BlockKind::Free || block.bytes < need) continue;
@@ -170,8 +183,9 @@ uint64_t Segment::allocate(size_t bytes, BlockKind kind) {
             throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
         if (remainder) {
             *at<Block>(offset + need) = {remainder, BlockKind::Free, block.next};
+            block.bytes = need;  // first: should we die here, the rest is lost, but nothing is given twice
+            std::atomic_signal_fence(std::memory_order_seq_cst);
             block.next = offset + need;
-            block.bytes = need;
         }
         block.kind = kind;
         return offset + kPage;
@@ -180,7 +194,8 @@ uint64_t Segment::allocate(size_t bytes, BlockKind kind) {
 }
 
 void Segment::release(uint64_t offset) {
-    HeapLock lock(*header_);
+    HeapLock lock(*header_, kPatience);
+    lock.check();
     at<Block>(offset - kPage)->kind = BlockKind::Free;
     fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(at<Block>(offset - kPage)->bytes - kPage));
     for (uint64_t here = header_->first_block; here;) {  // join neighbours that are both free
@@ -198,7 +213,8 @@ void Segment::release(uint64_t offset) {
 }
 
 size_t Segment::allocated_blocks() const {
-    HeapLock lock(*header_);
+    HeapLock lock(*header_, kPatience);
+    lock.check();
     size_t count = 0;
     for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
         count += at<Block>(offset)->kind != BlockKind::Free;
@@ -211,7 +227,9 @@ void Segment::mark_exited(int rank, int32_t status) {
     if (r.exited.exchange(1)) return;
     header_->roster.fetch_add(1);
     futex_wake_all(header_->roster);
-    HeapLock lock(*header_);
+    // Should the holder be stopped, the walk goes without: what it finds is right but for the block
+    // that the holder is about to change.
+    HeapLock lock(*header_, 0.05);
     for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
         if (at<Block>(offset)->kind == BlockKind::Region) region_lost_rank(*at<Region>(offset + kPage), rank);
 }

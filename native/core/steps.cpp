@@ -168,7 +168,10 @@ Calls Steps::recent_calls(size_t most) const {
 
 void Steps::throw_failure(const std::string& operation, int64_t sequence) {
     Failure& f = region_.failure;
-    while (f.state.load() == 1) sched_yield();  // being written; the writer is a few stores away
+    // While it is being written the writer is a few stores away, unless it died there.
+    for (const auto since = Clock::now(); f.state.load() == 1; sched_yield())
+        if (Clock::now() - since > std::chrono::seconds(1))
+            throw PeerLost("the group failed, and the rank that found why ended before it could tell", -1, "ended", operation, sequence);
     const std::string who = "rank " + std::to_string(f.rank);
     const std::string here = operation == name(Op::None) ? "" : ", while rank " + std::to_string(rank) + " was in " + operation +
                              (sequence < 0 ? "" : " #" + std::to_string(sequence));
@@ -176,7 +179,8 @@ void Steps::throw_failure(const std::string& operation, int64_t sequence) {
     case Cause::PeerLost: {
         const int world_rank = region_.member()[f.rank];
         const std::string how = f.how[0] ? f.how : segment_.how_it_ended(world_rank);
-        const std::string pid = " (pid " + std::to_string(segment_.record(world_rank).pid.load()) + ") ";
+        const int32_t number = segment_.record(world_rank).pid.load();  // 0: it never joined
+        const std::string pid = number ? " (pid " + std::to_string(number) + ") " : " ";
         throw PeerLost(who + pid + how + here, f.rank, how, operation, sequence);
     }
     case Cause::TimedOut: {
@@ -184,7 +188,6 @@ void Steps::throw_failure(const std::string& operation, int64_t sequence) {
         for (const char* at = f.how; *at; at += *at == ',') missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
         Calls where = states();
         std::string text = "no answer within " + seconds(timeout) + " from rank" + (missing.size() == 1 ? " " : "s ") + f.how + ", awaited by " + who + here;
-        if (missing == std::vector<int>{f.rank}) text = who + " waited for an event, before its next operation, longer than its timeout allows" + here;
         for (const auto& [r, what] : where) text += "\n  rank " + std::to_string(r) + ": " + what;
         throw TimedOut(text, timeout, missing, where, operation, sequence);
     }

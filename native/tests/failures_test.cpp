@@ -106,6 +106,30 @@ void closing_lets_finish_what_was_started(Comm& c) {
     CHECK_EQ(thrown([&] { task->wait(1); }), "PeerLost");
 }
 
+// A rank that dies while a group with it is being made.
+void a_group_with_a_dead_rank() {
+    auto segment = Segment::create(2);
+    segment->mark_exited(1, -SIGKILL);
+    const Region& region = *segment->at<Region>(create_region(*segment, {0, 1}));
+    CHECK(region.failed());
+    CHECK_EQ(region.failure.rank, 1);
+}
+
+// A rank that dies, or stops, while it holds the heap.
+void the_heap_of_a_dead_rank() {
+    auto segment = Segment::create(2);
+    segment->record(1).pid = 0x7fffffff;
+    segment->header().heap_owner = 0x7fffffff;
+    const auto since = Clock::now();
+    segment->mark_exited(1, -SIGKILL);
+    CHECK(segment->allocate(100, BlockKind::Buffer) != 0);
+    segment->header().heap_owner = 1;  // alive, as far as anybody knows
+    segment->mark_exited(0, 0);
+    CHECK(segment->at<Region>(segment->header().world_region)->failed());
+    CHECK(Clock::now() - since < std::chrono::seconds(1));
+    segment->header().heap_owner = 0;
+}
+
 // Processes this time: one is killed while the others wait for it.
 void a_process_dies() {
     auto segment = Segment::create(3);
@@ -142,6 +166,8 @@ int main() {
             closing_lets_finish_what_was_started(c);
             bad_arguments_harm_nobody(c);
         });
+    a_group_with_a_dead_rank();
+    the_heap_of_a_dead_rank();
     CHECK_EQ(thrown([] { Segment::create(0); }), "BadArgument");
     CHECK_EQ(thrown([] { Segment::create(2)->allocate(size_t(1) << 50, BlockKind::Buffer); }), "OutOfMemory");
     return check::result();

@@ -305,7 +305,7 @@ class Job:
         if not self.failures:
             # A rank that fails may close its group long before its process is gone.
             self._lost = self._segment.lost_rank()
-        self._segment.mark_exited(rank.number, rank.returncode)
+        self._segment.mark_exited(rank.number, rank.returncode, rank.pid)
         if rank.returncode == 0 or self._ending or self.interrupted is not None:
             return
         if not self.failures:

@@ -88,7 +88,7 @@ class RankPool:
             outcome = pickle.loads(self._connections[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
             status = self._processes[rank].wait()
-            self._segment.mark_exited(rank, status)
+            self._segment.mark_exited(rank, status, self._processes[rank].pid)
             how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
             return Outcome(failure=f"the process {how}")
         assert isinstance(outcome, Outcome)
