@@ -15,7 +15,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-native lint format dev clean
+.PHONY: help demo test test-python test-native test-faults lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ define native_tests
 	$(ENV)/bin/cmake --build $(1) -j $(JOBS)
 	$(ENV)/bin/ctest --test-dir $(1) --output-on-failure --timeout 300 --no-tests=error
 endef
+
+test-faults: $(ENV)/.test ## every fault many times at random moments, and a table of how it ended: 20 minutes
+	RANKWISE_FAULTS=full $(ENV)/bin/python -m pytest -q tests/faults $(TEST_ARGS)
 
 lint: $(ENV)/.test ## ruff and mypy --strict, as CI runs them
 	$(ENV)/bin/ruff check .

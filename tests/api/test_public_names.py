@@ -56,12 +56,10 @@ ERRORS = [
 ]
 OTHERS = [
     "DType",
-    "Event",
     "Group",
     "Mesh",
     "Message",
     "ReduceOp",
-    "Stream",
     "Work",
     "__version__",
     "init",

@@ -1,0 +1,36 @@
+"""Ranks that are killed, and what the others learn: who, how, in which operation, at once."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from faults.crew import Crew
+from faults.trials import Trial, fault
+
+PLACES = ["all_reduce", "barrier", "send_and_recv", "asleep", "in_python", "works", "anything", "init"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@fault(1, "killed", few=2, full=26)
+def test_killed(trial: Trial, place: str) -> None:
+    n = trial.rng.randint(2, 4)
+    with Crew(trial, n, place) as crew:
+        crew.all("started" if place == "init" else "ready")
+        trial.moment(0.04 if place == "init" else 0.3)
+        victim = trial.rng.randrange(n)
+        at = crew.signal(victim, signal.SIGKILL)
+        assert crew.end() == 128 + signal.SIGKILL
+        errors = crew.errors(but=victim)
+        trial.took(max(error["at"] for error in errors.values()) - at)
+        for rank, error in errors.items():
+            assert error["type"] == "PeerLostError", error
+            assert error["lost"] == victim, error
+            assert error["how"] == "was killed by SIGKILL", error
+            assert f"rank {victim} (pid {crew.pids[victim]}) was killed by SIGKILL" in error["text"], error
+            assert error["operation"], error
+            if rank in crew.of("ready"):
+                assert crew.of("again")[rank]["type"] == "PeerLostError"
+        last = crew.stderr.splitlines()[-1]
+        assert last.startswith(f"rankwise: rank {victim} (pid {crew.pids[victim]}) was killed by SIGKILL"), last
