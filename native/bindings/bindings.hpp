@@ -17,6 +17,7 @@ void bind_segment(nb::module_& m);
 void bind_comm(nb::module_& m);
 void bind_arrays(nb::module_& m);
 void bind_bench(nb::module_& m);
+void bind_streams(nb::module_& m);
 void bind_machine(nb::module_& m);
 
 using Address = uint64_t;
@@ -32,4 +33,9 @@ inline rankwise::ReduceOp checked_op(int op) {
     if (op < 0 || op >= rankwise::kReduceOps)
         throw rankwise::BadArgument("op: " + std::to_string(op) + " given, expected a ReduceOp");
     return rankwise::ReduceOp(op);
+}
+
+inline void check_timeout(std::optional<double> timeout) {
+    if (timeout && !(*timeout >= 0))
+        throw rankwise::BadArgument("timeout: " + std::to_string(*timeout) + " given, expected seconds or None");
 }

@@ -1,4 +1,5 @@
 #include "shortcuts.hpp"
+#include "streams.hpp"
 
 using namespace rankwise;
 
@@ -36,21 +37,8 @@ template <class... A> auto started(void (Comm::*operation)(A...)) {
     };
 }
 
-// A Python function on the communicator's stream, in its turn. It must not raise: nobody would see it.
-std::shared_ptr<Task> start_call(Comm& c, nb::callable function) {
-    std::shared_ptr<nb::callable> held(new nb::callable(std::move(function)), [](nb::callable* f) {
-        HoldGil gil;  // whichever thread lets go of it last
-        delete f;
-    });
-    return c.start([held] {
-        HoldGil gil;
-        try {
-            (*held)();
-        } catch (nb::python_error& error) {
-            error.discard_as_unraisable("a function on a communicator's stream");
-        }
-    });
-}
+// A Python function on the communicator's stream, in its turn.
+std::shared_ptr<Task> start_call(Comm& c, nb::callable function) { return c.start(python_piece(std::move(function)), true); }
 
 std::shared_ptr<Request> start_send(Comm& c, Address ptr, uint64_t count, int dtype, int dest, int tag) {
     const DType type = checked_dtype(dtype);
@@ -84,20 +72,10 @@ std::optional<std::string> close_comm(Comm& c, double timeout) {
     return c.close(timeout);
 }
 
-void check_timeout(std::optional<double> timeout) {
-    if (timeout && !(*timeout >= 0)) throw BadArgument("timeout: " + std::to_string(*timeout) + " given, expected seconds or None");
-}
-
 void wait_request(Request& r, std::optional<double> timeout) {
     check_timeout(timeout);
     ReleaseGil released;
     r.wait(timeout);
-}
-
-void wait_task(Task& t, std::optional<double> timeout) {
-    check_timeout(timeout);
-    ReleaseGil released;
-    t.wait(timeout.value_or(1e9));  // the operation itself ends at the communicator's timeout
 }
 
 }  // namespace
@@ -108,9 +86,6 @@ void bind_comm(nb::module_& m) {
         .def("done", &Request::done, Release())
         .def_prop_ro("source", &Request::source)
         .def_prop_ro("tag", &Request::tag);
-    nb::class_<Task>(m, "Task", "A collective on a communicator's stream.")
-        .def("wait", &wait_task, nb::arg("timeout").none() = nb::none())
-        .def("done", &Task::done);
 
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def_prop_ro("rank", &Comm::rank)
@@ -121,6 +96,9 @@ void bind_comm(nb::module_& m) {
         .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
         .def("start_call", &start_call, nb::arg("function"))
         .def("sync", &Comm::sync, Release())
+        .def("record_event", &Comm::record_event, nb::arg("event"))
+        .def("wait_event", &Comm::wait_event, nb::arg("event"))
+        .def("sync_stream", &Comm::sync_stream, Release())
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("close", &close_comm, nb::arg("timeout"));

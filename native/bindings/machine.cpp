@@ -102,7 +102,7 @@ template <class Prepare, class Timed> double shortest(size_t bytes, Prepare&& pr
 // the other wrote last, "write" what the other read last.
 double core_seconds(const std::string& what, size_t bytes) {
     if (own_cores().size() < 2) throw BadArgument("machine: expected at least 2 cores that this process may use");
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     Memory from[2] = {memory(bytes), memory(bytes)}, to[2] = {memory(bytes), memory(bytes)};
     std::atomic<uint64_t> sink{0};
     if (what == "copy")
@@ -119,7 +119,7 @@ double core_seconds(const std::string& what, size_t bytes) {
 // Seconds that a cache line takes from one core to the other.
 double line_seconds() {
     if (own_cores().size() < 2) throw BadArgument("machine: expected at least 2 cores that this process may use");
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     constexpr int kTrips = 20000;
     double best = 1e9;
     Pair pair;

@@ -5,6 +5,7 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // a program may end while threads wait; its user need not read about it
     bind_errors(m);
     bind_segment(m);
+    bind_streams(m);
     bind_comm(m);
     bind_arrays(m);
     bind_bench(m);

@@ -83,7 +83,7 @@ bool reduce(Comm& c, nb::handle array, int dst, nb::handle op) {
     const Plain x(array, dst == c.rank());
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    nb::gil_scoped_release released;
+    ReleaseGil released;
     c.reduce(x.data, x.count, DType(x.dtype), named->op, dst);
     return true;
 }

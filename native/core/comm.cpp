@@ -1,25 +1,19 @@
 #include "comm.hpp"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <cmath>
 
 #include "collectives/collectives.hpp"
+#include "events.hpp"
+#include "forks.hpp"
 #include "watcher.hpp"
 
 namespace rankwise {
 
 namespace {
 
-// Counts the forks between the first rank of this process and this process itself. A child of a
-// rank shares its memory but is no rank: it would speak with its parent's voice.
-std::atomic<unsigned> forks{0};
-unsigned forks_so_far() {
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
-    (void)registered;
-    return forks.load(std::memory_order_relaxed);
-}
+constexpr double kPatience = 0.2;  // seconds that close gives to a function of the program, once the group has failed
 
 ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
     if (ReduceKernel kernel = reduce_kernel(dtype, op)) return kernel;
@@ -152,7 +146,7 @@ void Comm::set_timeout(double seconds) {
 
 void Comm::check_open() const {
     if (closed_.load(std::memory_order_relaxed)) throw Closed("this communicator is closed");
-    if (forks_ != forks.load(std::memory_order_relaxed))
+    if (forks_ != forks_so_far())  // it shares its parent's memory, and would speak with its voice
         throw Closed("this communicator belongs to the parent of this forked process; a child is no rank");
 }
 
@@ -329,14 +323,41 @@ std::optional<Arrival> Comm::probe(int from, int tag) {
     return mail_->probe(from, tag);
 }
 
-std::shared_ptr<Task> Comm::start(std::function<void()> operation) {
+std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool foreign) {
     check_open();
-    return stream_.submit(std::move(operation));
+    return stream_.submit(std::move(operation), foreign);
+}
+
+void Comm::record_event(uint64_t event) {
+    check_open();
+    events::record(event, stream_);
+}
+
+void Comm::wait_event(uint64_t event) {
+    check_open();
+    if (const auto mark = events::mark(event)) stream_.submit([this, mark] { hold_for(mark); });
+}
+
+// A piece of the stream. What follows it must not run when the mark is not reached: the group fails.
+void Comm::hold_for(const std::shared_ptr<Task>& mark) {
+    const auto since = Clock::now();
+    const auto late = [&] { return Clock::now() - since > std::chrono::duration<double>(timeout()); };
+    switch (stream_.meet(mark, [&] { return region_.failed() || late(); })) {
+    case Stream::Met::Reached: return;
+    case Stream::Met::Closing: return;  // nothing follows
+    case Stream::Met::Dropped: return abort("closed a stream whose event its communication waited for");
+    case Stream::Met::Enough: break;
+    }
+    if (late()) fail_region(region_, Cause::TimedOut, rank(), steps_.calls(), std::to_string(rank()));
+}
+
+void Comm::sync_stream() {
+    check_open();
+    stream_.sync(timeout());
 }
 
 void Comm::sync() {
-    check_open();
-    stream_.sync(timeout());
+    sync_stream();
     mail_->sync(timeout());
 }
 
@@ -382,7 +403,7 @@ void Comm::abort(const std::string& why) { fail_region(region_, Cause::PeerLost,
 
 std::optional<std::string> Comm::close(double timeout) noexcept {
     if (closing_.exchange(true)) return std::nullopt;
-    if (forks_ != forks.load()) {
+    if (forks_ != forks_so_far()) {
         closed_ = true;
         return std::nullopt;
     }
@@ -390,8 +411,8 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     try {
         // What was started, and a call of another thread, is let finish; what does not is ended.
         const auto until = Clock::now() + std::chrono::duration<double>(timeout);
-        const bool pending = busy_.load() || !stream_.idle();
-        while (busy_.load() || !stream_.idle()) {
+        const bool pending = busy_.load() || !stream_.idle_but_for_caller();
+        while (busy_.load() || !stream_.idle_but_for_caller()) {
             if (region_.failed() && !busy_.load()) break;
             if (Clock::now() > until && !region_.failed()) {
                 trouble = "an operation was still under way and was given up";
@@ -401,9 +422,9 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         }
         if (pending && trouble.empty() && region_.failed()) trouble = "an operation was still under way when the group failed";
         closed_ = true;
-        stream_.close();
+        if (!stream_.close(kPatience)) trouble = "a function of the program on the communication stream did not end and was left alone";
         if (region_.failed()) mail_->close(0);
-        else trouble = mail_->close(timeout);
+        else if (std::string left = mail_->close(timeout); !left.empty()) trouble = left;
         Seat& seat = region_.seats[rank()];
         seat.left.store(1);
         wake_all(region_);

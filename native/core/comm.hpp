@@ -48,7 +48,15 @@ public:
     std::optional<Arrival> probe(int from, int tag);
     // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
     // order started, before any later blocking call. What it throws comes out of the Task's wait.
-    std::shared_ptr<Task> start(std::function<void()> operation);
+    // foreign: the program's own code, which may never end.
+    std::shared_ptr<Task> start(std::function<void()> operation, bool foreign = false);
+    // Events (events.hpp) on the stream: the event stands for all that was started so far; what is
+    // started, or called, after this waits for the event. A wait longer than the timeout, or for an
+    // event that its stream will never come to, fails the group.
+    void record_event(uint64_t event);
+    void wait_event(uint64_t event);
+    // Until all that was started so far has run. Throws TimedOut.
+    void sync_stream();
     // The same, blocking.
     void send_now(const void* data, uint64_t count, DType dtype, int to, int tag);
     void recv_now(void* data, uint64_t count, DType dtype, int from, int tag);
@@ -65,6 +73,7 @@ private:
     class Call_;
     friend class Call_;
     void agree_on_direct();
+    void hold_for(const std::shared_ptr<Task>& mark);
     void complete(const std::shared_ptr<Request>& request);
     void check_open() const;
     void check_root(int root, const char* argument = "root") const;

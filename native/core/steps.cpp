@@ -188,6 +188,7 @@ void Steps::throw_failure(const std::string& operation, int64_t sequence) {
         for (const char* at = f.how; *at; at += *at == ',') missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
         Calls where = states();
         std::string text = "no answer within " + seconds(timeout) + " from rank" + (missing.size() == 1 ? " " : "s ") + f.how + ", awaited by " + who + here;
+        if (missing == std::vector<int>{f.rank}) text = who + " waited for an event, before its next operation, longer than its timeout allows" + here;
         for (const auto& [r, what] : where) text += "\n  rank " + std::to_string(r) + ": " + what;
         throw TimedOut(text, timeout, missing, where, operation, sequence);
     }

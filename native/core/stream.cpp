@@ -1,12 +1,22 @@
 #include "stream.hpp"
 
+#include <cxxabi.h>
+#include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
 
 #include "errors.hpp"
+#include "forks.hpp"
 
 namespace rankwise {
+
+namespace {
+
+thread_local const void* running_stream = nullptr;  // whose thread this is
+constexpr std::chrono::hours kForever{1};            // of one nap, where nothing but a wake-up can change things
+
+}  // namespace
 
 std::thread engine_thread(std::function<void()> body) {
     sigset_t all, before;  // signals are for the program's own threads
@@ -20,72 +30,214 @@ std::thread engine_thread(std::function<void()> body) {
     return thread;
 }
 
-void Task::run() noexcept {
+void Task::finish() {
+    body_ = nullptr;
+    state_.fetch_or(kDone);
+    futex_wake_all(state_);
+}
+
+void Task::run() {
     try {
-        body_();
+        if (body_) body_();
+    } catch (abi::__forced_unwind&) {  // the thread is being ended, as an interpreter does that shuts down
+        throw;
     } catch (...) {
         failure_ = std::current_exception();
     }
-    body_ = nullptr;
-    finished_.store(1);
-    futex_wake_all(finished_);
+    finish();
+}
+
+void Task::drop(const std::string& why) {
+    failure_ = std::make_exception_ptr(Closed(why));
+    finish();
 }
 
 void Task::wait(double timeout) {
     const auto since = Clock::now();
-    while (!finished_.load()) {
+    for (uint32_t seen; !((seen = state_.load()) & kDone);) {
+        if (running_stream && home_ == running_stream) throw Error("work on a stream cannot wait for what is queued behind it on the same stream");
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
         if (left.count() <= 0)
             throw TimedOut("the operation was not complete within " + seconds(timeout) + "; it stays queued", timeout, {}, {}, "wait", -1);
-        futex_sleep(finished_, 0, nap_before(left));
+        futex_sleep(state_, seen, nap_before(left));
         if (interrupted()) throw Interrupted();
     }
     if (failure_) std::rethrow_exception(failure_);
 }
 
-std::shared_ptr<Task> Stream::submit(std::function<void()> body) {
+struct Stream::Core {
+    std::mutex mutex;
+    std::condition_variable wake;     // for the thread: work, or the end
+    std::condition_variable settled;  // for others: the queue is empty, or the thread has ended
+    std::deque<std::shared_ptr<Task>> queue;
+    std::shared_ptr<Task> current;  // the piece that runs
+    std::shared_ptr<Task> awaited;  // the mark that it waits for
+    std::string broken;             // why all that follows is dropped; the thread's own
+    std::atomic<uint32_t> pending{0};
+    std::atomic<bool> closing{false};
+    bool ended = false;
+    std::thread thread;
+    const unsigned forks = forks_so_far();
+
+    void run();
+    Met meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough);
+    bool forked() const { return forks != forks_so_far(); }
+    // A child has a copy of this but not the thread; it may not even ask for the mutex.
+    void check_usable() const {
+        if (forked()) throw Closed("this stream belongs to the parent of this forked process");
+    }
+};
+
+Stream::Stream() : core_(std::make_shared<Core>()), pending_(&core_->pending) {}
+
+bool Stream::here() const { return running_stream == core_.get(); }
+
+std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool foreign) {
+    core_->check_usable();
     auto task = std::make_shared<Task>(std::move(body));
-    std::lock_guard lock(mutex_);
-    if (closing_) throw Closed("this stream is closed");
-    queue_.push_back(task);
-    if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
-    pending_.fetch_add(1);  // after the thread exists: who sees work pending may ask for its id
-    wake_.notify_one();
+    task->home_ = core_.get();
+    task->foreign_ = foreign;
+    std::lock_guard lock(core_->mutex);
+    if (core_->closing) throw Closed("this stream is closed");
+    core_->queue.push_back(task);
+    if (!core_->thread.joinable()) core_->thread = engine_thread([core = core_] { core->run(); });
+    core_->pending.fetch_add(1);
+    core_->wake.notify_one();
     return task;
 }
 
-void Stream::run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-        wake_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-        if (closing_) return;
-        auto task = std::move(queue_.front());
-        queue_.pop_front();
-        lock.unlock();
-        task->run();
-        lock.lock();
-        pending_.fetch_sub(1);
+std::shared_ptr<Task> Stream::mark() {
+    core_->check_usable();
+    {
+        std::lock_guard lock(core_->mutex);
+        if (core_->pending.load() == 0 && core_->broken.empty() && !core_->closing) return reached_mark();
     }
+    return submit(nullptr);
+}
+
+std::shared_ptr<Task> Stream::reached_mark() {
+    auto task = std::make_shared<Task>(nullptr);
+    task->state_.store(Task::kDone);
+    return task;
+}
+
+void Stream::follow(std::shared_ptr<Task> mark) {
+    core_->check_usable();
+    if (mark->home_ == core_.get() || (mark->done() && !mark->failure_)) return;
+    submit([core = core_.get(), mark = std::move(mark)] {  // its thread keeps the core
+        switch (core->meet(mark, nullptr)) {
+        case Met::Dropped:
+            core->broken = "a stream that this one waited for was closed before it came to the event";
+            throw Closed(core->broken);
+        case Met::Closing: throw Closed("this stream was closed while it waited for an event");
+        default: return;
+        }
+    });
+}
+
+Stream::Met Stream::meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough) {
+    return core_->meet(mark, enough);
+}
+
+Stream::Met Stream::Core::meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough) {
+    {
+        std::lock_guard lock(mutex);
+        awaited = mark;
+    }
+    const auto nap = enough ? std::chrono::nanoseconds(kLongestNap) : std::chrono::nanoseconds(kForever);
+    Met met;
+    for (;;) {
+        const uint32_t seen = mark->state_.load();
+        if (seen & Task::kDone) {
+            met = mark->failure_ ? Met::Dropped : Met::Reached;
+            break;
+        }
+        met = Met::Closing;  // close sets `closing` before it nudges
+        if (closing) break;
+        met = Met::Enough;
+        if (enough && enough()) break;
+        futex_sleep(mark->state_, seen, nap);
+    }
+    std::lock_guard lock(mutex);
+    awaited.reset();
+    return met;
+}
+
+void Stream::Core::run() {
+    running_stream = this;
+    std::unique_lock lock(mutex);
+    for (;;) {
+        wake.wait(lock, [&] { return closing || !queue.empty(); });
+        if (closing) break;
+        current = std::move(queue.front());
+        queue.pop_front();
+        Task& task = *current;
+        lock.unlock();
+        if (broken.empty()) task.run();
+        else task.drop(broken);
+        lock.lock();
+        const auto finished = std::move(current);
+        if (pending.fetch_sub(1) == 1) settled.notify_all();
+    }
+    ended = true;
+    settled.notify_all();
 }
 
 void Stream::sync(double timeout) {
     if (idle() || here()) return;
-    submit([] {})->wait(timeout);
+    submit(nullptr)->wait(timeout);
 }
 
-void Stream::close() {
+bool Stream::drain(double timeout) {
+    if (idle_but_for_caller() || core_->forked()) return true;
+    if (here()) return false;
+    std::unique_lock lock(core_->mutex);
+    return core_->settled.wait_for(lock, std::chrono::duration<double>(std::min(timeout, 1e9)), [&] { return idle(); });
+}
+
+bool Stream::close(double patience) {
+    Core& core = *core_;
+    if (core.forked()) return true;
+    std::deque<std::shared_ptr<Task>> dropped;
+    std::thread thread;
     {
-        std::lock_guard lock(mutex_);
-        closing_ = true;
-        wake_.notify_all();
+        std::lock_guard lock(core.mutex);
+        core.closing = true;
+        dropped.swap(core.queue);
+        thread = std::move(core.thread);
+        core.wake.notify_all();
+        if (core.awaited) {
+            core.awaited->state_.fetch_add(Task::kNudge);
+            futex_wake_all(core.awaited->state_);
+        }
     }
-    if (thread_.joinable() && !here()) thread_.join();
-    for (auto& task : queue_) {
-        task->body_ = [] { throw Closed("the communicator was closed before this operation began"); };
-        task->run();
+    for (auto& task : dropped) task->drop("this was closed before the work began");
+    {
+        std::lock_guard lock(core.mutex);
+        core.pending.fetch_sub(uint32_t(dropped.size()));
+        core.settled.notify_all();
     }
-    queue_.clear();
-    pending_.store(0);
+    if (!thread.joinable()) return true;
+    if (here()) {  // dropped by its own work
+        thread.detach();
+        return true;
+    }
+    const auto until = Clock::now() + std::chrono::duration<double>(patience);
+    std::unique_lock lock(core.mutex);
+    while (!core.ended) {
+        if (core.current && core.current->foreign_) {
+            if (Clock::now() >= until) {
+                thread.detach();
+                return false;
+            }
+            core.settled.wait_until(lock, until);
+        } else {
+            core.settled.wait(lock);
+        }
+    }
+    lock.unlock();
+    thread.join();
+    return true;
 }
 
 }  // namespace rankwise

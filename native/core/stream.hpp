@@ -7,49 +7,69 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "waiting.hpp"
 
 namespace rankwise {
 
-// One piece of work. Safe to use from any thread.
+// One piece of work. Safe to use from any thread. An empty one is a mark: done when all before it is.
 class Task {
 public:
     explicit Task(std::function<void()> body) : body_(std::move(body)) {}
     // Until it has run, at most `timeout` seconds; rethrows what it threw. TimedOut leaves it queued.
     void wait(double timeout);
-    bool done() const { return finished_.load() != 0; }
+    bool done() const { return state_.load() & kDone; }
 
 private:
     friend class Stream;
-    void run() noexcept;
+    static constexpr uint32_t kDone = 1, kNudge = 2;
+    void run();
+    void drop(const std::string& why);
+    void finish();
     std::function<void()> body_;
     std::exception_ptr failure_;
-    std::atomic<uint32_t> finished_{0};  // futex
+    std::atomic<uint32_t> state_{0};  // futex: kDone, and a count of nudges above it
+    const void* home_ = nullptr;      // the stream it is queued on
+    bool foreign_ = false;
 };
 
 class Stream {
 public:
-    ~Stream() { close(); }
-    std::shared_ptr<Task> submit(std::function<void()> body);
-    // Whether all that was submitted has run.
-    bool idle() const { return pending_.load() == 0; }
+    Stream();
+    Stream(const Stream&) = delete;
+    ~Stream() { close(0); }
+    // foreign: the body is the program's own code, which may never end.
+    std::shared_ptr<Task> submit(std::function<void()> body, bool foreign = false);
+    // The present end of the queue.
+    std::shared_ptr<Task> mark();
+    // A mark that is reached already.
+    static std::shared_ptr<Task> reached_mark();
+    // What is submitted after this waits for `mark`, of any stream. If that stream drops it, this
+    // one drops all that follows.
+    void follow(std::shared_ptr<Task> mark);
+    enum class Met { Reached, Dropped, Closing, Enough };
+    // In a piece of this stream: asleep until `mark` is settled, this stream is closed, or `enough`
+    // says so, which is asked every kLongestNap.
+    Met meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough);
+    // Whether all that was submitted has run, but for the piece that asks.
+    bool idle() const { return pending_->load() == 0; }
+    bool idle_but_for_caller() const { return pending_->load() <= (here() ? 1 : 0); }
     // Whether the caller is the stream's own thread.
-    bool here() const { return std::this_thread::get_id() == thread_.get_id(); }
+    bool here() const;
     // Until all that was submitted before has run, at most `timeout` seconds. Throws TimedOut.
     void sync(double timeout);
+    // The same, without an error: whether it is idle.
+    bool drain(double timeout);
     // Lets the piece that runs end, drops the others (they fail with Closed), and ends the thread.
-    void close();
+    // False where a foreign piece did not end within `patience` seconds: its thread is left to it.
+    bool close(double patience);
 
 private:
-    void run();
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    std::deque<std::shared_ptr<Task>> queue_;
-    std::atomic<uint32_t> pending_{0};
-    bool closing_ = false;
-    std::thread thread_;
+    struct Core;
+    std::shared_ptr<Core> core_;  // the thread's too, which may outlive the stream
+    const std::atomic<uint32_t>* pending_;
 };
 
 // A thread of the engine: it takes no signals and never asks the embedding about interrupts.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rankwise.api.mesh import Mesh
     from rankwise.api.ops import premul_sum
     from rankwise.api.spawn import spawn
+    from rankwise.api.streams import Event, Stream
     from rankwise.api.work import wait_all, wait_any
     from rankwise.contract.communicator import Message
     from rankwise.contract.errors import (
@@ -75,6 +76,7 @@ __all__ = [
     "ClosedError",
     "CollectiveTimeout",
     "DType",
+    "Event",
     "Group",
     "Mesh",
     "Message",
@@ -82,6 +84,7 @@ __all__ = [
     "PeerLostError",
     "RankwiseError",
     "ReduceOp",
+    "Stream",
     "UnsupportedError",
     "Work",
     "__version__",
@@ -129,6 +132,7 @@ _MODULES = {
     "rankwise.api.group": ("Group",),
     "rankwise.api.init": ("init",),
     "rankwise.api.ops": ("premul_sum",),
+    "rankwise.api.streams": ("Event", "Stream"),
     "rankwise.api.work": ("wait_all", "wait_any"),
     "rankwise.contract.communicator": ("Message",),
     "rankwise.api.spawn": ("spawn",),

@@ -17,12 +17,46 @@ class Request:
     def done(self) -> bool: ...
 
 class Task:
-    """A collective on a communicator's stream."""
+    """A piece of work on a stream."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it has run; None: as long as the communicator's own limit lets it run."""
+        """Until it has run; None: as long as that takes. A collective ends at its communicator's limit."""
 
     def done(self) -> bool: ...
+
+class Stream:
+    """An ordered queue of the program's own work, run by a thread."""
+
+    @staticmethod
+    def create() -> Stream: ...
+    @property
+    def handle(self) -> int: ...
+    def submit(self, function: Callable[[], None]) -> Task:
+        """Run the function in its turn. It must not raise."""
+
+    def idle(self) -> bool: ...
+    def sync(self, timeout: float | None = None) -> None: ...
+    def close(self, timeout: float) -> tuple[bool, bool]:
+        """Idempotent; never raises. Whether all had run within `timeout` seconds, and whether the thread has ended."""
+
+class HostEvents:
+    """Events of this process and its streams, by number; the stream 0 is the calling thread itself.
+
+    ValueError for a number that is none.
+    """
+
+    @staticmethod
+    def create() -> int: ...
+    @staticmethod
+    def destroy(event: int) -> None: ...
+    @staticmethod
+    def record(event: int, stream: int) -> None: ...
+    @staticmethod
+    def wait(stream: int, event: int) -> None: ...
+    @staticmethod
+    def reached(event: int) -> bool: ...
+    @staticmethod
+    def synchronize(event: int, timeout: float | None = None) -> None: ...
 
 class Comm:
     """One rank's end of one group in a segment. dtype and op are the contract's numbers."""
@@ -91,6 +125,10 @@ class Comm:
     def probe(self, src: int, tag: int) -> tuple[int, int, int, int] | None:
         """(source, tag, elements, dtype) of the message that such a receive would match, where one is there."""
     def sync(self) -> None: ...
+    # Events on the stream, as rankwise.contract.stream_sync says.
+    def record_event(self, event: int) -> None: ...
+    def wait_event(self, event: int) -> None: ...
+    def sync_stream(self) -> None: ...
     def split(self, color: int, key: int) -> Comm | None: ...
     def abort(self, why: str) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError naming this rank and `why`."""

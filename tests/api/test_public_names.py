@@ -56,10 +56,12 @@ ERRORS = [
 ]
 OTHERS = [
     "DType",
+    "Event",
     "Group",
     "Mesh",
     "Message",
     "ReduceOp",
+    "Stream",
     "Work",
     "__version__",
     "init",

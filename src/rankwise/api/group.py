@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -14,7 +15,9 @@ from rankwise.api.messages import Messages
 from rankwise.api.objects import Objects
 from rankwise.api.plans import Plans
 from rankwise.api.prefix import Prefixes
-from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator
+from rankwise.api.streams import GroupStream
+from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
 
 
@@ -76,6 +79,20 @@ class Group(Objects, Prefixes, Plans, Messages):
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self.comm.timeout = check_timeout(seconds)
+
+    @cached_property
+    def stream(self) -> GroupStream:
+        """What the group starts with async_op=True, as a stream that waits for others and is waited for.
+
+        >>> with rw.Stream() as compute:
+        ...     numbers = compute.submit(np.arange, 3)
+        ...     group.stream.wait_stream(compute)
+        ...     done = group.barrier(async_op=True)
+        ...     group.stream.record_event().synchronize()
+        ...     numbers.done(), done.done()
+        (True, True)
+        """
+        return GroupStream(self.comm)
 
     @property
     def closed(self) -> bool:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 from rankwise import _native
-from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator, Message
+from rankwise.contract.closing import CLOSE_TIMEOUT, Turn, close_at_exit
+from rankwise.contract.communicator import Communicator, Message
 from rankwise.contract.shortcuts import Shortcuts
+from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 
@@ -61,19 +61,47 @@ class EngineCall(EngineWork):
 
     def __init__(self, comm: _native.Comm, function: Callable[[], None]) -> None:
         self._function = function
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         super().__init__(comm.start_call(self._run))
 
     def _run(self) -> None:
         try:
             self._function()
-        except Exception as error:  # noqa: BLE001 - whatever it is, `wait` raises it
+        except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
             self._error = error
 
     def wait(self, timeout: float | None = None) -> None:
         super().wait(timeout)
         if self._error is not None:
             raise self._error
+
+
+class EngineStreamSync(StreamSyncOps):
+    """The events of this process, between its host streams and the stream of one communicator."""
+
+    def __init__(self, comm: _native.Comm) -> None:
+        self._comm = comm
+
+    def create_event(self) -> int:
+        return _native.HostEvents.create()
+
+    def destroy_event(self, event: int) -> None:
+        _native.HostEvents.destroy(event)
+
+    def record_on_stream(self, event: int, stream: int) -> None:
+        _native.HostEvents.record(event, stream)
+
+    def record_on_comm_stream(self, event: int) -> None:
+        self._comm.record_event(event)
+
+    def comm_stream_wait_event(self, event: int) -> None:
+        self._comm.wait_event(event)
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        _native.HostEvents.wait(stream, event)
+
+    def sync_comm_stream(self) -> None:
+        self._comm.sync_stream()
 
 
 class EngineCommunicator(Communicator):
@@ -89,6 +117,7 @@ class EngineCommunicator(Communicator):
         self._world_size = comm.world_size
         self._pid = os.getpid()
         self._closed = False
+        self.stream_sync = EngineStreamSync(comm)
         _open[next(_numbers)] = self
 
     def __repr__(self) -> str:
@@ -217,9 +246,10 @@ _open: WeakValueDictionary[int, EngineCommunicator] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
-@atexit.register
-def _close_all() -> None:
-    """Close what is still open at interpreter exit, the newest first, in CLOSE_TIMEOUT altogether."""
-    end = time.monotonic() + CLOSE_TIMEOUT
+def _close_all(left: Callable[[], float]) -> None:
+    """Close what is still open at interpreter exit, the newest first."""
     for _, communicator in sorted(_open.items(), reverse=True):
-        communicator.close(max(0.0, end - time.monotonic()))
+        communicator.close(left())
+
+
+close_at_exit(Turn.COMMUNICATORS, _close_all)

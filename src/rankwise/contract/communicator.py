@@ -9,13 +9,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Completed, Work
 
-CLOSE_TIMEOUT = 1.0  # seconds that close() gives to pending work unless told otherwise
 ANY = -1  # as src or tag of a receive: whichever message comes first
 
 

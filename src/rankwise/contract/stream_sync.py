@@ -4,34 +4,72 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+THIS_THREAD = 0  # in the place of a host stream's handle: the calling thread
+
 
 class StreamSyncOps(ABC):
     """Lets communication run behind computation without blocking the caller.
 
     The life of an event, in order: `create_event`; `record_on_stream` (the gradient is ready);
-    `comm_stream_wait_event`; launch the all_reduce, which runs on the communicator's stream;
-    `record_on_comm_stream` (completion); `stream_wait_event` on the compute stream;
-    `destroy_event`. Handles are ints. On CUDA these are CUDA events and streams; on the host they
-    are rankwise's own streams.
+    `comm_stream_wait_event`; launch the all_reduce, which runs on the communicator's stream
+    (`Communicator.start`; async_op=True at the array level); `record_on_comm_stream` (completion);
+    `stream_wait_event` on the compute stream; `destroy_event`.
+
+    Words: an event and a stream are ints, handles. On CUDA they are CUDA events and streams; on the
+    host they are rankwise's own, `rw.Stream().handle`, and THIS_THREAD (0) stands for the calling
+    thread: an event recorded on it is reached at once, and to wait on it blocks the caller. What is
+    said to a stream takes its place in the queue, behind what is there. An event is reached when
+    everything before its place has run; that it was reached says nothing about success, which the
+    Works tell.
+
+    The communicator's stream runs, in this order, what `start` and these operations put there. A
+    blocking collective runs after all of it. Messages (send, recv) do not pass through it.
+
+    Nothing here blocks but `sync_comm_stream` and waiting on THIS_THREAD. A stream that waits sleeps.
+
+    Errors: ValueError for an int that is no event, or no stream, of this process, or whose event was
+    destroyed or stream closed; ClosedError where the communicator is closed. A communicator's stream
+    that waits for an event longer than `timeout`, or for one that cannot be reached since its stream
+    was closed, fails the group (CollectiveTimeout, PeerLostError): what follows must not run too
+    early. A host stream drops what follows in the second case: its Works raise ClosedError.
     """
 
     @abstractmethod
-    def create_event(self) -> int: ...
+    def create_event(self) -> int:
+        """A new event. Nothing is recorded yet, so that to wait for it is to wait for nothing."""
 
     @abstractmethod
-    def destroy_event(self, event: int) -> None: ...
+    def destroy_event(self, event: int) -> None:
+        """The handle is gone; it is not given out again. What waits for the event goes on waiting."""
 
     @abstractmethod
-    def record_on_stream(self, event: int, stream: int) -> None: ...
+    def record_on_stream(self, event: int, stream: int) -> None:
+        """The event now stands for the present end of the stream's queue.
+
+        What waits since before for an earlier record goes on waiting for that one.
+        """
 
     @abstractmethod
-    def record_on_comm_stream(self, event: int) -> None: ...
+    def record_on_comm_stream(self, event: int) -> None:
+        """The event now stands for the present end of the communicator's stream."""
 
     @abstractmethod
-    def comm_stream_wait_event(self, event: int) -> None: ...
+    def comm_stream_wait_event(self, event: int) -> None:
+        """The communicator's stream runs what comes after this once the event, as last recorded, is reached.
+
+        An event never recorded: nothing happens.
+        """
 
     @abstractmethod
-    def stream_wait_event(self, stream: int, event: int) -> None: ...
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        """The stream runs what comes after this once the event, as last recorded, is reached.
+
+        An event never recorded: nothing happens.
+        """
 
     @abstractmethod
-    def sync_comm_stream(self) -> None: ...
+    def sync_comm_stream(self) -> None:
+        """Block until everything on the communicator's stream has run; CollectiveTimeout past its limit.
+
+        It does not raise what that raised: the Works do.
+        """

@@ -1,0 +1,103 @@
+#include "streams.hpp"
+
+#include "events.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+using Release = nb::call_guard<ReleaseGil>;
+constexpr double kForever = 1e9;  // seconds
+
+// A function that a stream will call. Whoever has it last lets go of it, with the GIL; not once the
+// interpreter is shutting down, which ends every other thread that asks for the GIL.
+class Held {
+public:
+    explicit Held(PyObject* function) : function_(function) {}
+    Held(const Held&) = delete;
+    ~Held() {
+        if (!function_ || !nb::is_alive() || finalizing()) return;
+        HoldGil gil;
+        Py_DECREF(function_);
+    }
+    PyObject* take() { return std::exchange(function_, nullptr); }
+
+private:
+    static bool finalizing() {
+#if PY_VERSION_HEX >= 0x030d0000
+        return Py_IsFinalizing();
+#else
+        return _Py_IsFinalizing();
+#endif
+    }
+    PyObject* function_;
+};
+
+// A function still running when the interpreter shuts down ends its thread by unwinding this frame:
+// nothing here may have a destructor.
+void call_and_release(PyObject* function) {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyObject* result = PyObject_CallNoArgs(function);
+    if (result) Py_DECREF(result);
+    else PyErr_WriteUnraisable(function);
+    Py_DECREF(function);
+    PyGILState_Release(state);
+}
+
+std::shared_ptr<Task> submit(HostStream& stream, nb::callable function) {
+    return stream.submit(python_piece(std::move(function)), true);
+}
+
+void wait_task(Task& t, std::optional<double> timeout) {
+    check_timeout(timeout);
+    ReleaseGil released;
+    t.wait(timeout.value_or(kForever));  // the operation itself ends at the communicator's timeout
+}
+
+void sync_stream(HostStream& stream, std::optional<double> timeout) {
+    check_timeout(timeout);
+    ReleaseGil released;
+    stream.sync(timeout.value_or(kForever));
+}
+
+// (whether all had run in time, whether the thread has ended)
+std::tuple<bool, bool> close_stream(HostStream& stream, double timeout) {
+    ReleaseGil released;
+    const bool idle = stream.drain(timeout);
+    return {idle, stream.close(0)};
+}
+
+void synchronize(uint64_t event, std::optional<double> timeout) {
+    check_timeout(timeout);
+    ReleaseGil released;
+    events::synchronize(event, timeout.value_or(kForever));
+}
+
+struct HostEvents {};
+
+}  // namespace
+
+std::function<void()> python_piece(nb::callable function) {
+    auto held = std::make_shared<Held>(function.release().ptr());
+    return [held = std::move(held)] { call_and_release(held->take()); };
+}
+
+void bind_streams(nb::module_& m) {
+    nb::class_<Task>(m, "Task", "A piece of work on a stream.")
+        .def("wait", &wait_task, nb::arg("timeout").none() = nb::none())
+        .def("done", &Task::done);
+    nb::class_<HostStream>(m, "Stream", "An ordered queue of the program's own work, run by a thread.")
+        .def_static("create", &HostStream::create)
+        .def_prop_ro("handle", &HostStream::handle)
+        .def("submit", &submit, nb::arg("function"))
+        .def("idle", &HostStream::idle)
+        .def("sync", &sync_stream, nb::arg("timeout").none() = nb::none())
+        .def("close", &close_stream, nb::arg("timeout"));
+    nb::class_<HostEvents>(m, "HostEvents", "Events of this process and its streams, by number.")
+        .def_static("create", &events::create)
+        .def_static("destroy", &events::destroy, nb::arg("event"))
+        .def_static("record", [](uint64_t event, uint64_t stream) { events::record(event, stream); }, nb::arg("event"), nb::arg("stream"))
+        .def_static("wait", &events::wait, nb::arg("stream"), nb::arg("event"), Release())
+        .def_static("reached", &events::reached, nb::arg("event"))
+        .def_static("synchronize", &synchronize, nb::arg("event"), nb::arg("timeout").none() = nb::none());
+}

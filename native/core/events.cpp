@@ -1,0 +1,123 @@
+#include "events.hpp"
+
+#include <string>
+#include <unordered_map>
+
+#include "errors.hpp"
+#include "forks.hpp"
+
+namespace rankwise {
+
+namespace {
+
+constexpr double kForever = 1e9;  // seconds
+
+struct Table {
+    std::mutex mutex;
+    uint64_t last = kThisThread;  // number given out
+    std::unordered_map<uint64_t, std::shared_ptr<Task>> events;
+    std::unordered_map<uint64_t, std::weak_ptr<HostStream>> streams;
+
+    Table() {
+        lock_around_forks([] { table().mutex.lock(); }, [] { table().mutex.unlock(); });
+    }
+    static Table& table() {
+        static Table& one = *new Table;  // never destroyed: threads may outlive main
+        return one;
+    }
+
+    [[noreturn]] void not_there(const char* kind, uint64_t number) const {
+        std::string text = std::string(kind) + ": " + std::to_string(number) + " given, ";
+        if (events.count(number)) text += "which is an event";
+        else if (streams.count(number)) text += "which is a stream";
+        else if (number > last) text += std::string("which no ") + kind + " of this process ever was";
+        else text += std::string("which is no ") + kind + " any longer, or never was one";
+        throw BadArgument(text);
+    }
+    std::shared_ptr<Task>& event(uint64_t number) {
+        const auto found = events.find(number);
+        if (found == events.end()) not_there("event", number);
+        return found->second;
+    }
+    std::shared_ptr<HostStream> stream(uint64_t number) {
+        const auto found = streams.find(number);
+        auto stream = found == streams.end() ? nullptr : found->second.lock();
+        if (!stream) not_there("stream", number);
+        return stream;
+    }
+};
+
+Table& table() { return Table::table(); }
+using Lock = std::lock_guard<std::mutex>;
+
+std::shared_ptr<HostStream> stream_of(uint64_t number) {
+    Lock lock(table().mutex);
+    return table().stream(number);
+}
+
+}  // namespace
+
+std::shared_ptr<HostStream> HostStream::create() {
+    auto stream = std::make_shared<HostStream>();
+    Lock lock(table().mutex);
+    stream->handle_ = ++table().last;
+    table().streams[stream->handle_] = stream;
+    return stream;
+}
+
+HostStream::~HostStream() {
+    Lock lock(table().mutex);
+    table().streams.erase(handle_);
+}
+
+namespace events {
+
+uint64_t create() {
+    Lock lock(table().mutex);
+    table().events[++table().last];
+    return table().last;
+}
+
+void destroy(uint64_t event) {
+    Lock lock(table().mutex);
+    table().event(event);
+    table().events.erase(event);
+}
+
+void record(uint64_t event, Stream& stream) {
+    events::mark(event);  // before anything is queued
+    auto mark = stream.mark();
+    Lock lock(table().mutex);
+    table().event(event).swap(mark);
+}
+
+void record(uint64_t event, uint64_t stream) {
+    if (stream != kThisThread) return record(event, *stream_of(stream));
+    auto mark = Stream::reached_mark();
+    Lock lock(table().mutex);
+    table().event(event).swap(mark);
+}
+
+std::shared_ptr<Task> mark(uint64_t event) {
+    Lock lock(table().mutex);
+    return table().event(event);
+}
+
+void wait(uint64_t stream, uint64_t event) {
+    if (stream == kThisThread) return synchronize(event, kForever);
+    const auto waiting = stream_of(stream);
+    if (auto last = mark(event)) waiting->follow(std::move(last));
+}
+
+bool reached(uint64_t event) {
+    const auto last = mark(event);
+    return !last || last->done();
+}
+
+void synchronize(uint64_t event, double timeout) {
+    if (const auto last = mark(event)) last->wait(timeout);
+}
+
+}  // namespace events
+
+}  // namespace rankwise

@@ -1,0 +1,15 @@
+#include "forks.hpp"
+
+#include <pthread.h>
+
+namespace rankwise {
+
+std::atomic<unsigned> forks{0};
+
+namespace {
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+}
+
+void lock_around_forks(void (*lock)(), void (*unlock)()) { pthread_atfork(lock, unlock, unlock); }
+
+}  // namespace rankwise

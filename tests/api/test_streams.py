@@ -1,0 +1,367 @@
+"""Streams of functions, events, and the group's own stream, at the array level."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import rankwise as rw
+from rankwise.api.group import Group
+from rankwise.api.streams import MOST_FAILURES, BlockingStreamSync
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
+from rankwise.testing import run_ranks
+
+SOON = 20.0  # seconds within which anything must end
+
+
+def fail(text: str = "on purpose") -> None:
+    raise ArithmeticError(text)
+
+
+def test_functions_run_in_order_on_one_thread() -> None:
+    order: list[int] = []
+    threads = set()
+
+    def step(i: int) -> int:
+        threads.add(threading.get_ident())
+        order.append(i)
+        return i
+
+    with rw.Stream() as stream:
+        works = [stream.submit(step, i) for i in range(200)]
+        assert rw.wait_all(works, SOON) == list(range(200)) == order
+        assert len(threads) == 1
+        assert threads != {threading.get_ident()}
+
+
+def test_submit_takes_arguments_and_returns_at_once() -> None:
+    gate = threading.Event()
+    with rw.Stream("mine") as stream:
+        blocked = stream.submit(gate.wait, timeout=SOON)
+        assert not stream.query()
+        assert not blocked.done()
+        with pytest.raises(CollectiveTimeout):
+            blocked.wait(0.01)
+        gate.set()
+        assert blocked.wait(SOON) is True
+        stream.synchronize(SOON)
+        assert stream.query()
+        assert repr(stream) == f"<Stream 'mine', handle {stream.handle}>"
+
+
+@pytest.mark.parametrize("error", [ArithmeticError, SystemExit, KeyboardInterrupt])
+def test_what_a_function_raises_comes_out_of_its_work(error: type[BaseException]) -> None:
+    def function() -> None:
+        raise error("on purpose")
+
+    with rw.Stream() as stream:
+        failing, after = stream.submit(function), stream.submit(int)
+        for _ in range(2):
+            with pytest.raises(error, match="on purpose"):
+                failing.wait(SOON)
+        assert failing.done()
+        assert after.wait(SOON) == 0
+        stream.synchronize()  # it was told already
+
+
+def test_or_out_of_synchronize() -> None:
+    with rw.Stream() as stream:
+        stream.submit(fail, "first")
+        stream.submit(fail, "second")
+        for text in ("first", "second"):
+            with pytest.raises(ArithmeticError, match=text):
+                stream.synchronize()
+        stream.synchronize()
+
+
+def test_or_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "rankwise"), rw.Stream("lazy") as stream:
+        for i in range(MOST_FAILURES + 2):
+            stream.submit(fail, f"number {i}")
+        stream.submit(int).wait(SOON)
+        assert len(caplog.records) == 2, "the oldest are logged, so that memory stays bounded"
+    assert len(caplog.records) == MOST_FAILURES + 2
+    assert caplog.records[0].message == "lazy: a function raised, and nobody asked for its result"
+    assert "number 0" in caplog.text
+
+
+def test_a_function_does_not_wait_for_itself() -> None:
+    with rw.Stream() as stream:
+        with pytest.raises(RankwiseError, match="cannot wait for what is queued behind it"):
+            stream.submit(lambda: stream.submit(int).wait()).wait(SOON)
+        event = rw.Event()
+
+        def wait_for_later() -> None:
+            stream.record_event(event)
+            event.synchronize()
+
+        with pytest.raises(RankwiseError, match="cannot wait for what is queued behind it"):
+            stream.submit(wait_for_later).wait(SOON)
+        stream.submit(stream.synchronize).wait(SOON)  # which is what has run already
+
+
+def test_events_order_streams() -> None:
+    gate, order = threading.Event(), list[str]()
+    with rw.Stream() as first, rw.Stream() as second:
+        first.submit(gate.wait, SOON)
+        first.submit(order.append, "first")
+        event = first.record_event()
+        event.wait(second)
+        second.submit(order.append, "second")
+        assert not event.query()
+        with pytest.raises(CollectiveTimeout):
+            event.synchronize(0.01)
+        gate.set()
+        second.synchronize(SOON)
+        assert event.query()
+        assert order == ["first", "second"]
+
+
+def test_a_chain_of_streams() -> None:
+    order: list[int] = []
+    gate = threading.Event()
+    streams = [rw.Stream() for _ in range(5)]
+    streams[0].submit(gate.wait, SOON)
+    for turn in range(20):
+        for i, stream in enumerate(streams):
+            stream.submit(order.append, turn * 5 + i)
+            streams[(i + 1) % 5].wait_stream(stream)
+    gate.set()
+    for stream in streams:
+        stream.synchronize(SOON)
+        stream.close()
+    assert order == list(range(100))
+
+
+def test_the_calling_thread_is_a_stream() -> None:
+    event = rw.Event()
+    assert event.query()
+    event.wait()
+    event.record()
+    assert event.query()
+    with rw.Stream() as stream:
+        work = stream.submit(int)
+        event.record(stream)
+        event.wait()
+        assert work.done()
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    gate = threading.Event()
+    with rw.Stream() as stream:
+        stream.submit(gate.wait, SOON)
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            stream.synchronize()
+        gate.set()
+
+
+def test_memory_is_let_go() -> None:
+    class Thing:
+        pass
+
+    with rw.Stream() as stream:
+        thing = Thing()
+        gone = weakref.ref(thing)
+        work = stream.submit(lambda x: None, thing)
+        work.wait(SOON)
+        del thing
+        gc.collect()
+        assert gone() is None
+
+
+@pytest.mark.parametrize("stuck", [lambda gate: gate.wait(SOON), lambda gate: None])
+def test_close_is_bounded_and_logged(
+    stuck: Callable[[threading.Event], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a function that does not end, and with an event that is not reached."""
+    gate = threading.Event()
+    other, stream = rw.Stream("other"), rw.Stream("closing")
+    other.submit(gate.wait, SOON)
+    running = stream.submit(stuck, gate)
+    stream.wait_stream(other)
+    queued = stream.submit(int)
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING, "rankwise"):
+        stream.close(0.1)
+        stream.close()
+    assert time.monotonic() - start < 5
+    assert [r.message[:47] for r in caplog.records] == ["closing closing: work was still queued after 0."]
+    with pytest.raises(ClosedError):
+        queued.wait(SOON)
+    with pytest.raises(ClosedError):
+        stream.submit(int)
+    gate.set()
+    running.wait(SOON)
+    other.close()
+
+
+def test_close_lets_finish_what_is_quick() -> None:
+    stream = rw.Stream()
+    works = [stream.submit(pow, 2, i) for i in range(50)]
+    stream.close()
+    assert [work.wait() for work in works] == [2**i for i in range(50)]
+
+
+def test_a_dropped_stream_is_closed() -> None:
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before = threads()
+    for _ in range(20):
+        rw.Stream().submit(int)
+    gc.collect()
+    assert threads() <= before
+
+
+def test_a_stream_dropped_by_its_own_function() -> None:
+    done = threading.Event()
+
+    class Owner:
+        def __init__(self) -> None:
+            self.stream = rw.Stream()
+
+        def work(self) -> None:
+            del self.stream
+            gc.collect()
+            done.set()
+
+    owner = Owner()
+    owner.stream.submit(owner.work)
+    del owner
+    assert done.wait(SOON)
+
+
+def test_many_threads_submit() -> None:
+    with rw.Stream() as stream:
+        counts = [0] * 8
+
+        def add(i: int) -> None:
+            counts[i] += 1
+
+        def submit(i: int) -> None:
+            for _ in range(200):
+                stream.submit(add, i)
+
+        submitters = [threading.Thread(target=submit, args=(i,)) for i in range(8)]
+        for thread in submitters:
+            thread.start()
+        for thread in submitters:
+            thread.join(SOON)
+        stream.synchronize(SOON)
+        assert counts == [200] * 8
+
+
+AT_EXIT = {
+    "a function that sleeps": "s.submit(time.sleep, 1000)",
+    "a function that computes": "s.submit(lambda: [None for _ in iter(int, 1)])",
+    "an event never reached": "t = rw.Stream(); t.submit(threading.Event().wait); s.wait_stream(t); s.submit(int)",
+    "a group's wait for an event": "s.submit(threading.Event().wait); group.stream.wait_stream(s); "
+    "work = group.barrier(async_op=True)",
+    "a function on the group's stream": "work = group.comm.start_call(threading.Event().wait)",
+    "all in a cycle": "s.me = s; s.submit(time.sleep, 1000); group.stream.wait_stream(s); s.wait_stream(group.stream)",
+}
+
+
+@pytest.mark.parametrize("queued", AT_EXIT)
+def test_the_program_ends(queued: str) -> None:
+    """With work queued that never ends: in a bounded time, with a logged line, and well."""
+    code = f"""
+import threading, time
+import rankwise as rw
+group = rw.init()
+s = rw.Stream()
+begun = time.monotonic()
+{AT_EXIT[queued]}
+time.sleep(0.05)
+"""
+    start = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "closing " in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Exception" not in ended.stderr
+    assert time.monotonic() - start < 30
+
+
+def test_a_forked_child_has_no_streams() -> None:
+    code = """
+import os, threading, time
+import rankwise as rw
+gate = threading.Event()
+group = rw.init()
+stream, event = rw.Stream(), rw.Event()
+group.barrier(async_op=True).wait()
+stream.submit(gate.wait)
+event.record(stream)
+if os.fork() == 0:
+    for call in (lambda: stream.submit(int), lambda: event.record(stream), lambda: group.stream.wait_event(event)):
+        try:
+            call()
+            os._exit(1)
+        except rw.ClosedError:
+            pass
+    own = rw.Stream()
+    ok = own.submit(int).wait(10) == 0
+    stream.close()
+    del stream, group
+    own.close()
+    os._exit(0 if ok else 2)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+gate.set()
+event.synchronize(10)
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def training(group: Group) -> list[float]:
+    """The same program with and without streams of the backend: three steps of x = sum(x + rank) - 1."""
+    x = np.zeros(8)
+    with rw.Stream() as compute:
+        for _ in range(3):
+            compute.submit(np.add, x, group.rank, out=x)
+            group.stream.wait_stream(compute)
+            group.all_reduce(x, async_op=True)
+            compute.wait_stream(group.stream)
+            compute.submit(np.subtract, x, 1, out=x)
+        group.stream.synchronize()
+        compute.synchronize(SOON)
+    return [float(number) for number in x]
+
+
+def test_without_streams_of_the_backend_the_same_program_gives_the_same() -> None:
+    def rank(group: Group) -> None:
+        with_streams = training(group)
+        group.comm.start = lambda operation, *args: type(group.comm).__mro__[1].start(group.comm, operation, *args)  # type: ignore[method-assign]
+        group.comm.stream_sync = None
+        del group.stream
+        assert isinstance(group.stream.sync, BlockingStreamSync)
+        assert training(group) == with_streams
+
+    run_ranks(3, rank)
+
+
+def test_without_streams_a_wait_is_bounded_too() -> None:
+    def rank(group: Group) -> None:
+        group.comm.stream_sync = None
+        group.timeout = 0.1
+        gate = threading.Event()
+        with rw.Stream() as compute:
+            compute.submit(gate.wait, SOON)
+            with pytest.raises(CollectiveTimeout):
+                group.stream.wait_stream(compute)
+            gate.set()
+
+    run_ranks(1, rank)
