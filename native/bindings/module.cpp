@@ -10,4 +10,5 @@ NB_MODULE(_native, m) {
     bind_arrays(m);
     bind_bench(m);
     bind_machine(m);
+    bind_trace(m);
 }

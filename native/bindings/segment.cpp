@@ -1,4 +1,5 @@
 #include "bindings.hpp"
+#include "trace.hpp"
 #include "watcher.hpp"
 
 using rankwise::Comm;
@@ -40,10 +41,10 @@ void bind_segment(nb::module_& m) {
             "state",
             [](const Segment& s, int rank) {
                 check_rank(s, rank);
-                const rankwise::RankRecord& r = s.record(rank);
-                const uint32_t operation = r.operation.load();
-                return std::make_tuple(std::string(name(rankwise::Op(operation & 0xff))), r.sequence.load(), r.pid.load(),
-                                       (operation & 0x100) != 0);
+                const rankwise::Whereabouts where = rankwise::whereabouts(s.header(), rank);
+                const bool begun = where.inside || where.begun();
+                return std::make_tuple(std::string(name(begun ? where.operation->kind : rankwise::Op::None)),
+                                       begun ? where.operation->sequence : 0, s.record(rank).pid.load(), where.inside);
             },
             nb::arg("rank"))
         .def("lost_rank", [](const Segment& s) -> std::optional<int> {

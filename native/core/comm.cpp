@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <exception>
+#include <numeric>
 
 #include "collectives/collectives.hpp"
 #include "events.hpp"
@@ -31,21 +33,21 @@ uint64_t digest(const Counts& counts) {
 // A collective call: waits for its turn among this rank's threads, announces itself, and ends.
 class Comm::Call_ {
 public:
-    Call_(Comm& comm, const Call& call) : comm_(comm) {
+    Call_(Comm& comm, const Call& call, uint64_t bytes = 0) : comm_(comm) {
         comm.check_open();
         comm.stream_.sync(comm.timeout());  // what was queued before comes first
         uint32_t free = 0;
         if (!comm.busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) wait_turn();
         try {
             comm.check_open();
-            comm.steps_.begin(call);
+            comm.steps_.begin(call, bytes);
         } catch (...) {
             release();
             throw;
         }
     }
     ~Call_() {
-        comm_.steps_.end();
+        comm_.steps_.end(std::uncaught_exceptions() > 0);
         release();
     }
 
@@ -67,6 +69,16 @@ private:
     Comm& comm_;
 };
 
+namespace {
+// The time in which the ranks meet, in this rank's trace.
+struct Meeting {
+    Tracer tracer;
+    TraceEntry* entry;
+    Meeting(Segment& segment, int rank) : tracer(segment, rank), entry(tracer.begin(uint64_t(Op::Join), 0, 0, 0, 0, ticks())) {}
+    ~Meeting() { tracer.end(entry, ticks(), 0, std::uncaught_exceptions() ? kFailed : 0); }
+};
+}  // namespace
+
 std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process) {
     if (rank < 0 || rank >= segment->world_size())
         throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(segment->world_size() - 1));
@@ -74,7 +86,7 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     if (me.joined.load()) throw BadArgument("rank " + std::to_string(rank) + " has joined this segment already");
     SegmentHeader& header = segment->header();
     me.pid = getpid();
-    me.operation = uint32_t(Op::Join) | 0x100;
+    Meeting meeting(*segment, rank);
     auto comm = std::make_shared<Comm>(segment, header.world_region, rank, timeout);
     me.joined.store(1);
     header.roster.fetch_add(1);
@@ -101,7 +113,6 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     }
     if (process) watch_peers(segment, rank);
     comm->agree_on_direct();
-    me.operation = uint32_t(Op::None);
     return comm;
 }
 
@@ -179,50 +190,50 @@ void Comm::barrier() {
 
 void Comm::broadcast(void* data, uint64_t count, DType dtype, int root) {
     check_root(root);
-    Call_ call(*this, make_call(Op::Broadcast, dtype, {}, root, count));
+    Call_ call(*this, make_call(Op::Broadcast, dtype, {}, root, count), count * itemsize(dtype));
     if (steps_.n > 1) collectives::broadcast(steps_, bytes(data), count * itemsize(dtype), root);
 }
 
 void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op) {
     const ReduceKernel kernel = checked_kernel(dtype, op);
-    Call_ call(*this, make_call(Op::AllReduce, dtype, op, 0, count));
+    Call_ call(*this, make_call(Op::AllReduce, dtype, op, 0, count), count * itemsize(dtype));
     if (steps_.n > 1) collectives::all_reduce(steps_, bytes(data), count, itemsize(dtype), kernel);
 }
 
 void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root) {
     check_root(root);
     const ReduceKernel kernel = checked_kernel(dtype, op);
-    Call_ call(*this, make_call(Op::Reduce, dtype, op, root, count));
+    Call_ call(*this, make_call(Op::Reduce, dtype, op, root, count), count * itemsize(dtype));
     if (steps_.n > 1) collectives::reduce(steps_, bytes(data), count, itemsize(dtype), kernel, root);
 }
 
 void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype) {
-    Call_ call(*this, make_call(Op::AllGather, dtype, {}, 0, count));
+    Call_ call(*this, make_call(Op::AllGather, dtype, {}, 0, count), count * itemsize(dtype));
     collectives::all_gather(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)));
 }
 
 void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root) {
     check_root(root);
-    Call_ call(*this, make_call(Op::Gather, dtype, {}, root, count));
+    Call_ call(*this, make_call(Op::Gather, dtype, {}, root, count), count * itemsize(dtype));
     collectives::gather(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)), root);
 }
 
 void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root) {
     check_root(root);
-    Call_ call(*this, make_call(Op::Scatter, dtype, {}, root, count));
+    Call_ call(*this, make_call(Op::Scatter, dtype, {}, root, count), count * itemsize(dtype));
     collectives::scatter(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)), root);
 }
 
 void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op) {
     const ReduceKernel kernel = checked_kernel(dtype, op);
-    Call_ call(*this, make_call(Op::ReduceScatter, dtype, op, 0, count));
+    Call_ call(*this, make_call(Op::ReduceScatter, dtype, op, 0, count), count * itemsize(dtype));
     const size_t item = itemsize(dtype);
     if (steps_.n == 1) copy(recv, send, count * item);
     else collectives::reduce_scatter(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * item), item, kernel);
 }
 
 void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
-    Call_ call(*this, make_call(Op::AllToAll, dtype, {}, 0, count));
+    Call_ call(*this, make_call(Op::AllToAll, dtype, {}, 0, count), count * itemsize(dtype) * uint64_t(steps_.n));
     const Blocks blocks(steps_.n, count * itemsize(dtype));
     if (steps_.n == 1) copy(recv, send, blocks.size(0));
     else collectives::all_to_all(steps_, bytes(send), bytes(recv), blocks, blocks, blocks.largest());
@@ -230,28 +241,28 @@ void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype)
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
     check_counts(counts, "counts");
-    Call_ call(*this, make_call(Op::AllGatherV, dtype, {}, 0, digest(counts)));
+    Call_ call(*this, make_call(Op::AllGatherV, dtype, {}, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
     collectives::all_gather(steps_, bytes(send), bytes(recv), Blocks(counts.data(), steps_.n, itemsize(dtype)));
 }
 
 void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     check_root(root);
     check_counts(counts, "counts");
-    Call_ call(*this, make_call(Op::GatherV, dtype, {}, root, digest(counts)));
+    Call_ call(*this, make_call(Op::GatherV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
     collectives::gather(steps_, bytes(send), bytes(recv), Blocks(counts.data(), steps_.n, itemsize(dtype)), root);
 }
 
 void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     check_root(root);
     check_counts(counts, "counts");
-    Call_ call(*this, make_call(Op::ScatterV, dtype, {}, root, digest(counts)));
+    Call_ call(*this, make_call(Op::ScatterV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
     collectives::scatter(steps_, bytes(send), bytes(recv), Blocks(counts.data(), steps_.n, itemsize(dtype)), root);
 }
 
 void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op) {
     const ReduceKernel kernel = checked_kernel(dtype, op);
     check_counts(counts, "counts");
-    Call_ call(*this, make_call(Op::ReduceScatterV, dtype, op, 0, digest(counts)));
+    Call_ call(*this, make_call(Op::ReduceScatterV, dtype, op, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
     const size_t item = itemsize(dtype);
     const Blocks blocks(counts.data(), steps_.n, item);
     if (steps_.n == 1) copy(recv, send, blocks.size(0));
@@ -261,7 +272,7 @@ void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, 
 void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype) {
     check_counts(out, "send_counts");
     check_counts(in, "recv_counts");
-    Call_ call(*this, make_call(Op::AllToAllV, dtype));
+    Call_ call(*this, make_call(Op::AllToAllV, dtype), std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype));
     const int n = steps_.n;
     const size_t item = itemsize(dtype);
     // Everyone learns what everyone sends: to check it, and to agree on the number of rounds.

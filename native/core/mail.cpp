@@ -42,7 +42,7 @@ struct Mail::Channel {
 };
 
 Mail::Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps)
-    : segment_(std::move(segment)), region_(region), steps_(steps), rank_(steps.rank), n_(steps.n),
+    : segment_(std::move(segment)), region_(region), steps_(steps), tracer_(*segment_, region.member()[steps.rank]), rank_(steps.rank), n_(steps.n),
       policy_(WaitPolicy::for_ranks(segment_->world_size())), sends_(n_), arrived_(n_), incoming_(n_) {}
 
 Mail::~Mail() { close(0); }
@@ -77,12 +77,13 @@ std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtyp
     r->count_ = count;
     r->data_ = static_cast<uint8_t*>(const_cast<void*>(data));
     std::lock_guard lock(mutex_);
+    trace(*r, waits);
     if (to == rank_) {  // arrives at once: nothing has to be read first
         auto message = arrive(rank_, {count * itemsize(dtype), count, tag, uint32_t(dtype), 0});
         if (message->left) std::memcpy(message->at, data, message->left);
         message->left = 0;
         finish(*message);
-        r->complete_ = true;
+        complete(*r);
         return r;
     }
     sends_[to].push_back(r);
@@ -101,6 +102,7 @@ std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int
     r->count_ = count;
     r->data_ = static_cast<uint8_t*>(data);
     std::lock_guard lock(mutex_);
+    trace(*r, waits);
     if (auto m = first_arrived(from, tag); !m) {
         receives_.push_back(r);
         pull_from(from);
@@ -119,6 +121,25 @@ std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int
     return r;
 }
 
+void Mail::trace(Request& r, bool waits) {
+    const uint64_t what = make_call(r.sends_ ? Op::Send : Op::Recv, r.dtype_, {}, r.peer_).what;
+    r.entry_ = tracer_.begin(what | (waits ? 0 : kBackground), region_.number, r.tag_, 0, r.count_ * itemsize(r.dtype_), ticks());
+}
+
+void Mail::end_trace(Request& r, bool failed) {
+    if (!r.entry_) return;
+    const uint64_t now = ticks();
+    if (r.matched_ && !r.sends_) r.entry_->tell_peer(r.peer_, r.tag_);  // the receive may have been for any
+    tracer_.end(r.entry_, now, r.waits_since_ ? now - r.waits_since_ : 0, failed ? kFailed : 0);
+    r.entry_ = nullptr;
+}
+
+void Mail::complete(Request& r, bool failed) {
+    end_trace(r, failed);
+    if (!failed) tracer_.moved(r.count_ * itemsize(r.dtype_));
+    r.complete_ = true;
+}
+
 void Mail::pull_from(int from) {
     for (int p = 0; p < n_; ++p)
         if (p != rank_ && (from == kAny || p == from)) pull(p);
@@ -127,6 +148,7 @@ void Mail::pull_from(int from) {
 void Mail::abandon(const std::shared_ptr<Request>& r) {
     std::lock_guard lock(mutex_);
     if (r->complete_) return;
+    end_trace(*r, true);
     if (r->sends_) {
         auto& queue = sends_[r->peer_];
         if (!r->matched_) {
@@ -179,7 +201,7 @@ bool Mail::fits(Request& r, int from, const Header& h) {
     if (r.count_ == h.count && r.dtype_ == DType(h.dtype)) return true;
     r.failure_ = "recv from rank " + std::to_string(from) + ": the message is " + describe(h.count, DType(h.dtype), h.tag) +
                  ", the receive expects " + describe(r.count_, r.dtype_, r.tag_);
-    r.complete_ = true;
+    complete(r, true);
     return false;
 }
 
@@ -207,7 +229,7 @@ std::shared_ptr<Mail::Message> Mail::arrive(int from, const Header& h) {
 void Mail::finish(Message& m) {
     if (!m.receive) return;
     receives_.remove(m.receive);
-    m.receive->complete_ = true;
+    complete(*m.receive);
 }
 
 bool Mail::push(int to) {
@@ -242,7 +264,7 @@ bool Mail::push(int to) {
             moved = true;
         }
         if (finished) {
-            r.complete_ = true;
+            complete(r);
             queue.pop_front();
         } else if (at == before) {
             break;
@@ -336,7 +358,7 @@ void Mail::check_peers(const Request* request) {
     for (auto& r : all) gone(*r);
 }
 
-template <class Done> void Mail::wait_until(double timeout, Done&& done, const Request* request) {
+template <class Done> void Mail::wait_until(double timeout, Done&& done, Request* request) {
     auto try_once = [&] {
         std::lock_guard lock(mutex_);
         progress();
@@ -347,6 +369,21 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, const R
         cpu_relax();
     }
     const auto since = Clock::now();
+    struct Waiting {
+        Tracer& tracer;
+        uint64_t since = ticks();
+        explicit Waiting(Tracer& t) : tracer(t) {}
+        ~Waiting() { tell(); }
+        void tell() {
+            const uint64_t now = ticks();
+            tracer.waited(now - since);
+            since = now;
+        }
+    } waiting(tracer_);
+    if (std::lock_guard lock(mutex_); request && request->entry_) {
+        request->waits_since_ = waiting.since;
+        request->entry_->clear(kBackground);
+    }
     while (Clock::now() - since < policy_.spinning) {
         cpu_relax();
         if (try_once()) return;
@@ -379,6 +416,7 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, const R
             for (const auto& [r, state] : where) text += "\n  rank " + std::to_string(r) + ": " + state;
             throw TimedOut(text, timeout, missing, where, request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1);
         }
+        waiting.tell();
         futex_sleep(seat.mail, rung, nap_before(left));
         if (interrupted()) throw Interrupted();
     }
@@ -437,6 +475,9 @@ std::string Mail::close(double timeout) {
         if (size_t left = sends_left(); left && trouble.empty() && !closing_) trouble = std::to_string(left) + " sends not delivered";
         if (!receives_.empty() && trouble.empty() && !closing_) trouble = std::to_string(receives_.size()) + " receives without a message";
         closing_ = true;
+        for (auto& r : receives_) end_trace(*r, true);
+        for (auto& q : sends_)
+            for (auto& r : q) end_trace(*r, true);
         work_.notify_all();
     }
     Seat& seat = region_.seats[rank_];

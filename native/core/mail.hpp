@@ -59,6 +59,8 @@ private:
     bool matched_ = false;        // send: its header is in the ring; receive: it has its message
     std::atomic<bool> complete_{false};
     std::string failure_;         // receive: the message was not what was expected
+    TraceEntry* entry_ = nullptr;
+    uint64_t waits_since_ = 0;    // ticks; 0 while nobody has waited for long
 };
 
 class Mail : public std::enable_shared_from_this<Mail> {
@@ -111,10 +113,13 @@ private:
     std::shared_ptr<Message> arrive(int from, const Header& header);
     std::shared_ptr<Message> first_arrived(int from, int tag);
     void finish(Message& message);
-    static bool fits(Request& receive, int from, const Header& header);
+    void trace(Request& request, bool waits);
+    void complete(Request& request, bool failed = false);
+    void end_trace(Request& request, bool failed);
+    bool fits(Request& receive, int from, const Header& header);
     bool pending() const;
     void ring(int whom);
-    template <class Done> void wait_until(double timeout, Done&& done, const Request* request);
+    template <class Done> void wait_until(double timeout, Done&& done, Request* request);
     void check_peers(const Request* request);
     void ensure_thread();
     void run();
@@ -122,6 +127,7 @@ private:
     std::shared_ptr<Segment> segment_;
     Region& region_;
     Steps& steps_;
+    Tracer tracer_;
     const int rank_, n_;
     WaitPolicy policy_;
     std::mutex mutex_;

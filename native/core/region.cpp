@@ -31,19 +31,27 @@ Call make_call(Op op, DType dtype, ReduceOp reduce, int root, uint64_t amount) {
     return {uint64_t(op) | uint64_t(dtype) << 8 | uint64_t(reduce) << 16 | uint64_t(uint32_t(root)) << 32, amount};
 }
 
+bool Call::has_dtype() const {
+    return (op() >= Op::AllReduce && op() <= Op::AllToAllV) || op() == Op::Send || op() == Op::Recv;
+}
+
+bool Call::reduces() const {
+    return op() == Op::AllReduce || op() == Op::Reduce || op() == Op::ReduceScatter || op() == Op::ReduceScatterV;
+}
+
+bool Call::has_root() const {
+    return op() == Op::Broadcast || op() == Op::Reduce || op() == Op::Gather || op() == Op::Scatter || op() == Op::GatherV ||
+           op() == Op::ScatterV;
+}
+
 std::string Call::words() const {
-    const Op which = op();
-    const auto dtype = DType(what >> 8 & 0xff);
-    std::string text = name(which);
-    if (which == Op::Barrier || which == Op::Split || which == Op::None) return text + "()";
-    const bool by_rank = which >= Op::AllGatherV && which <= Op::AllToAllV;
+    std::string text = name(op());
+    if (!has_dtype()) return text + "()";
+    const bool by_rank = op() >= Op::AllGatherV && op() <= Op::AllToAllV;
     text += by_rank ? "(counts#" + std::to_string(amount % 100000) : "(count=" + std::to_string(amount);
-    text += std::string(", dtype=") + (uint64_t(dtype) < kDTypes ? name(dtype) : "?");
-    if (which == Op::AllReduce || which == Op::Reduce || which == Op::ReduceScatter || which == Op::ReduceScatterV)
-        text += std::string(", op=") + name(ReduceOp(what >> 16 & 0x7));
-    if (which == Op::Broadcast || which == Op::Reduce || which == Op::Gather || which == Op::Scatter ||
-        which == Op::GatherV || which == Op::ScatterV)
-        text += ", root=" + std::to_string(int32_t(what >> 32));
+    text += std::string(", dtype=") + (uint64_t(dtype()) < kDTypes ? name(dtype()) : "?");
+    if (reduces()) text += std::string(", op=") + name(reduce());
+    if (has_root()) text += ", root=" + std::to_string(root());
     return text + ")";
 }
 
@@ -59,6 +67,7 @@ uint64_t create_region(Segment& segment, const std::vector<int>& members) {
     Region& region = *segment.at<Region>(offset);
     region.bytes = bytes;
     region.nranks = int32_t(n);
+    region.number = segment.header().groups.fetch_add(1);
     region.seated = uint32_t(n);
     region.slot_bytes = slot;
     region.staging = staging;

@@ -32,6 +32,12 @@ struct Call {
     uint64_t amount;  // elements, or a digest of the per-rank counts
     bool operator==(const Call&) const = default;
     Op op() const { return Op(what & 0xff); }
+    DType dtype() const { return DType(what >> 8 & 0xff); }
+    ReduceOp reduce() const { return ReduceOp(what >> 16 & 0x7); }
+    int root() const { return int32_t(what >> 32); }
+    bool has_dtype() const;  // and a count
+    bool reduces() const;
+    bool has_root() const;
     std::string words() const;  // "all_reduce(count=3, dtype=float32, op=sum)"
 };
 Call make_call(Op op, DType dtype = DType::U8, ReduceOp reduce = ReduceOp::SUM, int root = 0, uint64_t amount = 0);
@@ -76,6 +82,7 @@ struct Failure {
 struct Region {
     uint64_t bytes;
     int32_t nranks;
+    uint32_t number;                                      // among the segment's groups: 0 is that of all ranks
     std::atomic<uint32_t> seated;                         // seats whose rank has not let go of the memory
     uint64_t slot_bytes;
     uint64_t staging;                                     // offset from the region's start

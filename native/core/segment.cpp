@@ -14,12 +14,12 @@
 
 #include "errors.hpp"
 #include "region.hpp"
+#include "trace.hpp"
 
 namespace rankwise {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x31657369776b6e72;  // "rnkwise1"
 constexpr size_t kPage = 4096;
 constexpr double kPatience = 30;  // seconds to wait for who holds the heap
 
@@ -81,7 +81,8 @@ std::shared_ptr<Segment> Segment::create(int world_size) {
     if (world_size < 1 || world_size > kMaxRanks)
         throw BadArgument("world_size: " + std::to_string(world_size) + " given, expected 1 to " +
                           std::to_string(kMaxRanks));
-    size_t head = round_up(sizeof(SegmentHeader) + world_size * sizeof(RankRecord), kPage);
+    const size_t traces = round_up(sizeof(SegmentHeader) + world_size * sizeof(RankRecord), kPage);
+    const size_t head = round_up(traces + world_size * kTraced * sizeof(TraceEntry), kPage);
     size_t pages = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
     size_t bytes = round_up(std::max<size_t>(2 * pages, size_t(4) << 30), kPage);
 
@@ -109,13 +110,15 @@ std::shared_ptr<Segment> Segment::create(int world_size) {
     h.bytes = bytes;
     h.world_size = world_size;
     for (int r = 0; r < world_size; ++r) h.ranks[r].exit_status = kStatusUnknown;
+    h.traces = traces;
     h.first_block = head;
+    h.started = ClockReading::now();
     if (fallocate(fd, 0, off_t(head), kPage) != 0) throw OutOfMemory("no memory for the shared segment");
     *segment->at<Block>(head) = {bytes - head, BlockKind::Free, 0};
     std::vector<int> everyone(world_size);
     for (int r = 0; r < world_size; ++r) everyone[r] = r;
     h.world_region = create_region(*segment, everyone);
-    h.magic = kMagic;
+    h.magic = kSegmentMagic;
     return segment;
 }
 
@@ -135,7 +138,7 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
         throw;
     }
     std::shared_ptr<Segment> segment(new Segment(own, base, size_t(info.st_size)));
-    if (segment->header().magic != kMagic || segment->header().bytes != size_t(info.st_size))
+    if (segment->header().magic != kSegmentMagic || segment->header().bytes != size_t(info.st_size))
         throw BadArgument("fd: " + std::to_string(fd) + " is not a segment of this version of rankwise");
     return segment;
 }

@@ -12,10 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "clock.hpp"
 #include "waiting.hpp"
 
 namespace rankwise {
 
+inline constexpr uint64_t kSegmentMagic = 0x32657369776b6e72;  // "rnkwise2"
 inline constexpr int kMaxRanks = 1024;     // ranks of one host
 inline constexpr size_t kCacheLine = 128;  // two lines: the neighbour is fetched along with a line
 inline constexpr int32_t kStatusUnknown = INT32_MIN;
@@ -26,8 +28,9 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<uint32_t> joined;
     std::atomic<uint32_t> exited;      // its process has ended
     std::atomic<int32_t> exit_status;  // exit code, minus the signal, or kStatusUnknown
-    std::atomic<uint32_t> operation;   // Op of the present or last call | 0x100 while inside it
-    std::atomic<uint64_t> sequence;    // its number within its group
+    alignas(kCacheLine) std::atomic<uint64_t> operations;  // how many it has begun: the next one's place in its trace
+    std::atomic<uint64_t> bytes;       // moved by these; small operations are added up a few KiB at a time
+    std::atomic<uint64_t> waited;      // ticks that it waited for others, beyond the shortest waits
 };
 
 struct SegmentHeader {
@@ -37,7 +40,10 @@ struct SegmentHeader {
     std::atomic<uint32_t> heap_owner;         // rank + 1 of the holder of the heap's lock
     alignas(kCacheLine) std::atomic<uint32_t> roster;  // bumped at each joining and exit; joiners sleep on it
     uint64_t world_region;                    // offset of the group of all ranks
-    uint64_t first_block;
+    uint64_t traces;                          // likewise: kTraced entries for each rank (trace.hpp)
+    uint64_t first_block;                     // likewise: where the heap begins; what is before it never moves
+    std::atomic<uint32_t> groups;             // made so far
+    ClockReading started;                     // when the segment was made
     RankRecord ranks[];
 };
 

@@ -10,7 +10,6 @@ namespace rankwise {
 namespace {
 
 const char* const kNotYet = "nothing yet";
-constexpr uint32_t kInside = 0x100;  // RankRecord::operation: the rank is still in it
 
 uint64_t mix(uint64_t h, uint64_t word) {
     h = (h ^ word) * 0x9e3779b97f4a7c15;
@@ -21,25 +20,64 @@ uint64_t mix(uint64_t h, uint64_t word) {
 
 Steps::Steps(Segment& segment, Region& region, int rank)
     : rank(rank), n(region.nranks), segment_(segment), region_(region),
-      record_(segment.record(region.member()[rank])),
+      record_(segment.record(region.member()[rank])), tracer_(segment, region.member()[rank]),
       policy_(WaitPolicy::for_ranks(segment.world_size())) {}
 
-void Steps::begin(const Call& call) {
+void Steps::begin(const Call& call, uint64_t bytes) {
     if (region_.failed()) throw_failure();
     call_ = call;
     history_ = mix(mix(history_, call.what), call.amount);
     ++calls_;
     region_.seats[rank].calls.store(calls_, std::memory_order_relaxed);
-    record_.sequence.store(calls_, std::memory_order_relaxed);
-    record_.operation.store(uint32_t(call.op()) | kInside, std::memory_order_relaxed);
+    bytes_ = bytes;
+    waited_ = 0;
+    traced_ = false;
+    if (bytes >= kTimedFrom) trace();
 }
 
-void Steps::end() { record_.operation.store(uint32_t(call_.op()), std::memory_order_relaxed); }
+void Steps::trace() {
+    began_ = ticks();
+    entry_ = tracer_.begin(call_.what, region_.number, 0, calls_, bytes_, began_);
+    traced_ = true;
+}
+
+void Steps::end(bool failed) {
+    if (!traced_) trace();
+    const bool quick = bytes_ < kTimedFrom && !waited_;
+    tracer_.end(entry_, quick ? began_ : ticks(), waited_, failed ? kFailed : 0);
+    untold_bytes_ += bytes_;
+    if (untold_bytes_ >= kTimedFrom) tell_bytes();
+}
+
+void Steps::tell_bytes() {
+    tracer_.moved(untold_bytes_);
+    untold_bytes_ = 0;
+}
+
+// A wait that is not over at once: how long it takes is told to those who look.
+class Steps::Waiting {
+public:
+    explicit Waiting(Steps& s) : s_(s), since_(ticks()) {
+        if (!s.traced_) s.trace();
+    }
+    ~Waiting() { tell(); }
+    void tell() {
+        const uint64_t now = ticks(), waited = now - since_;
+        since_ = now;
+        s_.waited_ += waited;
+        s_.tracer_.waited(waited);
+        if (s_.entry_) s_.entry_->waited.store(s_.waited_, std::memory_order_relaxed);
+        if (s_.untold_bytes_) s_.tell_bytes();
+    }
+
+private:
+    Steps& s_;
+    uint64_t since_;
+};
 
 void Steps::count_from_here() {
     calls_ = 0;
     region_.seats[rank].calls.store(0, std::memory_order_relaxed);
-    record_.sequence.store(0, std::memory_order_relaxed);
 }
 
 void Steps::wake_sleepers() {
@@ -61,6 +99,7 @@ void Steps::take_own_core(int peer) {
 
 void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     const auto since = Clock::now();
+    Waiting waiting(*this);
     if (policy_.first_looks) {
         take_own_core(peer);
         do {
@@ -94,6 +133,7 @@ void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
         if (seq.load() >= value) return;
         look_for_trouble(peer, seq, value, since);
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
+        waiting.tell();
         futex_sleep(seat.bell, rung, nap_before(left));
         if (seq.load() >= value) return;
         if (interrupted()) {
@@ -133,15 +173,11 @@ Calls Steps::states() const {
     Calls result;
     for (int p = 0; p < n; ++p) {
         const RankRecord& r = segment_.record(region_.member()[p]);
-        const uint32_t operation = r.operation.load();
-        const std::string call = std::string(name(Op(operation & 0xff))) + " #" + std::to_string(r.sequence.load());
-        std::string where;
-        if (!r.joined.load()) where = "has not joined";
-        else if (r.exited.load()) where = segment_.how_it_ended(region_.member()[p]);
-        else if (Op(operation & 0xff) == Op::None) where = "outside any collective";
-        else if (operation & kInside) where = "in " + call;
-        else where = "outside any collective, last was " + call;
-        result.emplace_back(p, where);
+        std::string text;
+        if (!r.joined.load()) text = "has not joined";
+        else if (r.exited.load()) text = segment_.how_it_ended(region_.member()[p]);
+        else text = words(whereabouts(segment_.header(), region_.member()[p]), region_.number);
+        result.emplace_back(p, text);
     }
     return result;
 }

@@ -16,6 +16,7 @@
 
 #include "errors.hpp"
 #include "region.hpp"
+#include "trace.hpp"
 #include "waiting.hpp"
 
 namespace rankwise {
@@ -36,9 +37,10 @@ public:
     size_t slot_bytes() const { return region_.slot_bytes; }
     uint64_t calls() const { return calls_; }
 
-    // A new operation of this rank. Throws where the group has failed.
-    void begin(const Call& call);
-    void end();
+    // A new operation of this rank, of so many bytes. Throws where the group has failed.
+    void begin(const Call& call, uint64_t bytes);
+    // It ended: by an exception, or well.
+    void end(bool failed);
     // What came before was the meeting of the ranks: the program's first operation is number 1.
     void count_from_here();
 
@@ -53,6 +55,7 @@ public:
         // Sequentially consistent, as is the sleepers' registration: either we see the sleeper, or
         // it sees the step.
         line.seq.exchange(step + 1);
+        if (!traced_) trace();  // only now: it costs no time while the peers' lines are on their way
         if (region_.sleepers.load()) wake_sleepers();
         return step;
     }
@@ -123,6 +126,9 @@ private:
     }
     template <class Transfer> void move_memory(int peer, uint8_t* here, uint64_t address, size_t bytes, Transfer&& transfer);
     Calls recent_calls(size_t most) const;
+    void trace();
+    void tell_bytes();
+    class Waiting;
     void take_own_core(int peer);
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void look_for_trouble(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since);
@@ -134,6 +140,13 @@ private:
     Segment& segment_;
     Region& region_;
     RankRecord& record_;
+    Tracer tracer_;
+    TraceEntry* entry_ = nullptr;  // of the present operation
+    bool traced_ = true;           // it has its entry
+    uint64_t began_ = 0;           // ticks
+    uint64_t waited_ = 0;          // ticks in this operation
+    uint64_t bytes_ = 0;           // of this operation
+    uint64_t untold_bytes_ = 0;    // not yet in the rank's record
     WaitPolicy policy_;
     Call call_{};
     uint64_t history_ = 0;         // digest of all calls so far

@@ -174,6 +174,130 @@ class Segment:
     def lost_rank(self) -> int | None:
         """The rank whose loss failed the group of all ranks; None while it stands, or failed otherwise."""
 
+class Operation:
+    """One operation of a rank, as its trace says it. Times in ns; begin and end since the epoch."""
+
+    @property
+    def number(self) -> int:
+        """Its place among all operations of the rank, which count from 0; some numbers are never given."""
+
+    @property
+    def name(self) -> str:
+        """That of the communicator's method (its blocking and its started form alike), or "init"."""
+
+    @property
+    def group(self) -> int:
+        """The group's number in the segment: 0 is that of all ranks, the others follow as they are made."""
+
+    @property
+    def sequence(self) -> int:
+        """Its number in its group, from 1 on, the same on all ranks of the group; 0 for messages."""
+
+    @property
+    def dtype(self) -> str | None: ...
+    @property
+    def op(self) -> str | None: ...
+    @property
+    def root(self) -> int | None: ...
+    @property
+    def peer(self) -> int | None:
+        """Of a message: the other rank, in the group; -1: any, so far."""
+
+    @property
+    def tag(self) -> int | None:
+        """Of a message; -1: any, so far."""
+
+    @property
+    def bytes(self) -> int:
+        """Of this rank's array: its own block where blocks are gathered, its part where one is scattered."""
+
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int | None:
+        """None while it is under way.
+
+        Of a collective below 4 KiB for which the rank did not have to wait for long: the same as
+        begin. Such a one takes less than about a microsecond, and its end is not measured.
+        """
+
+    @property
+    def waited(self) -> int:
+        """Time in which it waited for other ranks, apart from waits of less than about a microsecond."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in an error."""
+
+    @property
+    def background(self) -> bool:
+        """A message for which nobody has waited, or not for long."""
+
+class RankState:
+    """What a segment says of one rank at one moment."""
+
+    @property
+    def pid(self) -> int:
+        """0 before it joins."""
+
+    @property
+    def joined(self) -> bool: ...
+    @property
+    def exited(self) -> bool:
+        """Its process has ended, as far as another rank or the launcher has noticed."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """As subprocess's returncode; None while it runs and where it is not known."""
+
+    @property
+    def operations(self) -> int:
+        """How many it has begun."""
+
+    @property
+    def bytes(self) -> int:
+        """Moved by its operations, counted as Operation.bytes; up to 4 KiB a group are told late."""
+
+    @property
+    def waited(self) -> int:
+        """ns that it has waited for other ranks, as Operation.waited; told at least five times a second."""
+
+    @property
+    def operation(self) -> Operation | None:
+        """The one that it is in, where `inside` is true, else the last that ended; None before the first."""
+
+    @property
+    def inside(self) -> bool: ...
+    @property
+    def since(self) -> int:
+        """ns since the operation began, or, outside of any, since the last one ended."""
+
+    @property
+    def words(self) -> str:
+        """ "in all_reduce #3 for 4.2 s", "outside any collective for 1.0 s, last was barrier #2"."""
+
+class SegmentView:
+    """A job's segment as seen from outside its ranks: mapped for reading alone, the ranks undisturbed.
+
+    fd: a descriptor of the memfd, open for reading; it is not needed afterwards. ValueError where it
+    is no segment of this version of rankwise. All is read from memory that the ranks change at any
+    time; each Operation is of one piece all the same.
+    """
+
+    def __init__(self, fd: int) -> None: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def started(self) -> int:
+        """When the segment was made, ns since the epoch."""
+
+    def state(self, rank: int) -> RankState: ...
+    def operations(self, rank: int) -> list[Operation]:
+        """The last of the rank's operations, about a thousand, in the order they began.
+
+        One that is still under way is kept, however old it is.
+        """
+
 def usable_cores() -> int:
     """Cores this process may use: its affinity, cut by its cgroup's quota."""
 

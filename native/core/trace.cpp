@@ -1,0 +1,164 @@
+#include "trace.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "errors.hpp"
+
+namespace rankwise {
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr auto acquire = std::memory_order_acquire;
+constexpr auto release = std::memory_order_release;
+
+// ns for each tick, from the clock at the segment's creation and the clock now.
+double ns_per_tick(const SegmentHeader& h) {
+    const ClockReading now = ClockReading::now();
+    const uint64_t ticks = now.ticks - h.started.ticks;
+    return ticks ? double(now.monotonic - h.started.monotonic) / double(ticks) : 1;
+}
+
+int64_t ns_since_epoch(const SegmentHeader& h, uint64_t ticks, double rate) {
+    return h.started.realtime + int64_t(double(int64_t(ticks - h.started.ticks)) * rate);
+}
+
+bool is_message(Op op) { return op == Op::Send || op == Op::Recv; }
+
+// False where the entry is being written, or has become another operation's while it was read.
+bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o) {
+    const uint64_t stamp = e.stamp.load(acquire);
+    if (!stamp) return false;
+    const uint64_t end = e.end.load(acquire);  // before what is only there once it has ended
+    const uint64_t what = e.what.load(acquire), place = e.place.load(acquire), begin = e.begin.load(acquire);
+    const uint64_t waited = e.waited.load(acquire);
+    o.sequence = e.sequence.load(acquire);
+    o.bytes = e.bytes.load(acquire);
+    if (e.stamp.load(relaxed) != stamp) return false;
+    const Call call{what, 0};
+    const bool message = is_message(call.op());
+    const int32_t who = int32_t(what >> 32);
+    o.number = stamp - 1;
+    o.kind = call.op();
+    o.group = uint32_t(place);
+    o.dtype = call.has_dtype() ? std::optional(call.dtype()) : std::nullopt;
+    o.op = call.reduces() ? std::optional(call.reduce()) : std::nullopt;
+    o.root = call.has_root() ? std::optional(int(who)) : std::nullopt;
+    o.peer = message ? std::optional(int(who)) : std::nullopt;
+    o.tag = message ? std::optional(int(int32_t(place >> 32))) : std::nullopt;
+    o.begin = ns_since_epoch(h, begin, rate);
+    o.waited = int64_t(double(waited) * rate);
+    o.end = end ? std::optional(ns_since_epoch(h, end, rate)) : std::nullopt;
+    o.failed = what & kFailed;
+    o.background = what & kBackground;
+    return true;
+}
+
+}  // namespace
+
+TraceEntry* Tracer::begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at) {
+    for (int tries = 0; tries < kTraced; ++tries) {
+        const uint64_t number = record_.operations.fetch_add(1, relaxed);
+        TraceEntry& e = ring_[number % kTraced];
+        if (e.stamp.load(relaxed) && !e.end.load(relaxed)) continue;  // still under way
+        e.stamp.store(0, relaxed);
+        e.what.store(what, release);  // each: not before the stamp is gone
+        e.place.store(group | uint64_t(uint32_t(tag)) << 32, release);
+        e.sequence.store(sequence, release);
+        e.bytes.store(bytes, release);
+        e.begin.store(at, release);
+        e.waited.store(0, release);
+        e.end.store(0, release);
+        e.stamp.store(number + 1, release);
+        return &e;
+    }
+    return nullptr;
+}
+
+void Tracer::end(TraceEntry* e, uint64_t at, uint64_t waited, uint64_t flags) {
+    if (!e) return;
+    if (flags) e->what.store(e->what.load(relaxed) | flags, relaxed);
+    if (waited) e->waited.store(waited, relaxed);
+    e->end.store(at, release);
+}
+
+int64_t ns_of_ticks(const SegmentHeader& h, uint64_t ticks) { return int64_t(double(ticks) * ns_per_tick(h)); }
+
+std::vector<Operation> operations(const SegmentHeader& header, int rank) {
+    const double rate = ns_per_tick(header);
+    const TraceEntry* ring = trace_of(header, rank);
+    std::vector<Operation> result;
+    result.reserve(kTraced);
+    for (int i = 0; i < kTraced; ++i) {
+        Operation o;
+        for (int tries = 0; tries < 100; ++tries) {
+            if (!read(header, ring[i], rate, o)) continue;
+            result.push_back(o);
+            break;
+        }
+    }
+    std::sort(result.begin(), result.end(), [](const Operation& a, const Operation& b) { return a.number < b.number; });
+    return result;
+}
+
+Whereabouts whereabouts(const SegmentHeader& header, int rank) {
+    const std::vector<Operation> all = operations(header, rank);
+    const Operation *present = nullptr, *last = nullptr;
+    for (const Operation& o : all) {
+        if (!o.end && !o.background && (!present || o.begin >= present->begin)) present = &o;
+        if (o.end && (!last || *o.end >= *last->end)) last = &o;
+    }
+    const Operation* one = present ? present : last;
+    if (!one) return {};
+    const int64_t now = ns_since_epoch(header, ticks(), ns_per_tick(header));
+    return {*one, present != nullptr, std::max<int64_t>(0, now - (present ? one->begin : *one->end))};
+}
+
+std::string words(const Operation& o, uint32_t group) {
+    std::string text = name(o.kind);
+    if (o.peer) {
+        text += (o.kind == Op::Send ? " to " : " from ") + (*o.peer < 0 ? "any rank" : "rank " + std::to_string(*o.peer));
+        text += *o.tag < 0 ? "" : ", tag " + std::to_string(*o.tag);
+    } else if (o.sequence) {
+        text += " #" + std::to_string(o.sequence);
+    }
+    if (o.group != group) text += o.group ? " of group " + std::to_string(o.group) : " of all ranks";
+    return text;
+}
+
+std::string words(const Whereabouts& where, uint32_t group) {
+    if (!where.operation) return "outside any collective";
+    const std::string what = words(*where.operation, group);
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, " for %.1f s", double(where.since) / 1e9);
+    if (where.inside) return "in " + what + seconds;
+    return std::string("outside any collective") + seconds + (where.begun() ? ", last was " + what : "");
+}
+
+SegmentView::SegmentView(int fd) {
+    const std::string given = "fd: " + std::to_string(fd) + " is not a segment of this version of rankwise";
+    struct stat info;
+    if (fstat(fd, &info) != 0 || size_t(info.st_size) < sizeof(SegmentHeader)) throw BadArgument(given);
+    void* first = mmap(nullptr, sizeof(SegmentHeader), PROT_READ, MAP_SHARED, fd, 0);
+    if (first == MAP_FAILED) throw BadArgument(given);
+    const auto& h = *static_cast<const SegmentHeader*>(first);
+    const bool whole = h.magic == kSegmentMagic && h.world_size >= 1 && h.world_size <= kMaxRanks;
+    bytes_ = h.first_block;
+    const size_t records = sizeof(SegmentHeader) + size_t(whole ? h.world_size : 0) * sizeof(RankRecord);
+    const size_t traces = size_t(whole ? h.world_size : 0) * kTraced * sizeof(TraceEntry);
+    const bool fits = whole && h.traces >= records && h.traces % alignof(TraceEntry) == 0 && h.traces <= bytes_ &&
+                      traces <= bytes_ - h.traces && bytes_ <= size_t(info.st_size);
+    munmap(first, sizeof(SegmentHeader));
+    if (!fits) throw BadArgument(given);
+    base_ = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
+    if (base_ == MAP_FAILED) throw Error("mapping the segment for reading failed");
+}
+
+SegmentView::~SegmentView() { munmap(base_, bytes_); }
+
+}  // namespace rankwise

@@ -1,0 +1,178 @@
+// What others read of a rank's operations, while it runs and afterwards.
+#include "trace.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+void sum(Comm& c, uint64_t count) {
+    std::vector<float> x(count, 1);
+    c.all_reduce(x.data(), count, DType::F32, ReduceOp::SUM);
+}
+
+const Operation& last(const std::vector<Operation>& all) { return all.back(); }
+
+void every_operation_leaves_its_entry() {
+    auto segment = ranks::run(2, [](Comm& c) {
+        sum(c, 2);
+        float x[3] = {};
+        c.broadcast(x, 3, DType::F32, 1);
+        auto g = c.split(0, 0);
+        sum(*g, 100'000);
+        if (c.rank() == 0) c.send_now(x, 3, DType::F32, 1, 7);
+        else c.recv(x, 3, DType::F32, kAny, kAny)->wait({});
+        g->close(1);
+    });
+    const SegmentView view(segment->fd());
+    for (int rank = 0; rank < 2; ++rank) {
+        const auto all = operations(view.header(), rank);
+        std::string names;
+        for (const Operation& o : all) names += words(o, 0) + ";";
+        const std::string message = rank == 0 ? "send to rank 1, tag 7;" : "recv from rank 0, tag 7;";
+        CHECK_EQ(names, "init;init #1;all_reduce #1;broadcast #2;split #3;all_reduce #1 of group 1;" + message);
+        if (all.size() != 7) continue;
+        CHECK_EQ(all[2].bytes, 8u);
+        CHECK(all[2].dtype == DType::F32 && all[2].op == ReduceOp::SUM && !all[2].root && !all[2].peer);
+        CHECK(all[3].root == 1 && !all[3].op);
+        CHECK(!all[4].dtype);
+        CHECK_EQ(all[5].bytes, 400'000u);
+        CHECK(*all[5].end > all[5].begin);
+        CHECK(all[6].peer == 1 - rank && all[6].tag == 7 && all[6].sequence == 0);
+        const int64_t now = clock_ns(CLOCK_REALTIME), start = view.header().started.realtime;
+        for (const Operation& o : all) {
+            CHECK(o.end && !o.failed, words(o, 0));
+            CHECK(o.begin >= start - 1'000'000 && o.end >= o.begin && *o.end <= now + 1'000'000, words(o, 0));
+        }
+        const RankRecord& record = segment->record(rank);
+        CHECK_EQ(record.operations.load(), 7u);
+        CHECK(record.bytes.load() >= 400'000 + 12);
+        const Whereabouts where = whereabouts(view.header(), rank);
+        CHECK(!where.inside && where.begun() && where.since >= 0);
+    }
+}
+
+void failures_are_marked() {
+    auto segment = ranks::run(2, [](Comm& c) {
+        auto g = c.split(0, 0);
+        CHECK_EQ(ranks::thrown([&] { sum(*g, c.rank() ? 10 : 9); }), "Mismatch");
+    });
+    for (int rank = 0; rank < 2; ++rank) CHECK(last(operations(segment->header(), rank)).failed);
+}
+
+void the_last_thousand_are_kept() {
+    auto segment = ranks::run(2, [](Comm& c) {
+        for (int i = 0; i < 3000; ++i) sum(c, 1);
+    });
+    const auto all = operations(segment->header(), 1);
+    CHECK_EQ(all.size(), size_t(kTraced));
+    CHECK_EQ(last(all).sequence, 3000u);
+    for (size_t i = 1; i < all.size(); ++i) CHECK_EQ(all[i].sequence, all[i - 1].sequence + 1);
+}
+
+void a_waiting_rank_is_seen(Comm& c, Segment& segment) {
+    auto until = [](auto&& condition) {
+        for (int i = 0; i < 10'000 && !condition(); ++i) usleep(1000);
+        return condition();
+    };
+    if (c.rank() == 1) {
+        const uint64_t before = segment.record(0).waited.load();
+        CHECK(until([&] { return segment.record(0).waited.load() > before; }));
+        Whereabouts where = whereabouts(segment.header(), 0);
+        CHECK(where.inside && where.operation->kind == Op::Barrier && !where.operation->end, words(where, 0));
+        CHECK(words(where, 0).find("in barrier #") == 0);
+        CHECK(words(where, 7).find(" of all ranks for ") != std::string::npos, words(where, 7));
+        c.barrier();
+        CHECK(until([&] { return whereabouts(segment.header(), 0).operation->kind == Op::Recv; }));
+        where = whereabouts(segment.header(), 0);
+        CHECK(where.inside && words(where, 0).find("in recv from any rank, tag 3 for ") == 0, words(where, 0));
+        int x = 5;
+        c.send_now(&x, 1, DType::I32, 0, 3);
+    } else {
+        c.barrier();
+        int x = 0, y = 0;
+        auto request = c.recv(&y, 1, DType::I32, 1, 4);  // nobody waits for it: the rank is not in it
+        CHECK(!whereabouts(segment.header(), 0).inside);
+        auto other = c.recv(&x, 1, DType::I32, kAny, 3);
+        other->wait({});
+        CHECK_EQ(x, 5);
+    }
+}
+
+// Entries of long operations stay while others come and go, from any thread of the rank.
+void threads_and_a_reader() {
+    std::atomic<bool> over{false};
+    auto segment = Segment::create(2);
+    const SegmentView view(segment->fd());
+    std::thread reader([&] {
+        while (!over)
+            for (int rank = 0; rank < 2; ++rank)
+                for (const Operation& o : operations(view.header(), rank)) {
+                    if (o.kind != Op::AllReduce) continue;
+                    CHECK_EQ(o.bytes, 8u * o.group);
+                    CHECK(!o.end || *o.end >= o.begin);
+                }
+    });
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank)
+        threads.emplace_back([&, rank] {
+            auto world = Comm::join(segment, rank, 60, false);
+            std::vector<std::shared_ptr<Comm>> groups;
+            for (int i = 0; i < 3; ++i) groups.push_back(world->split(0, 0));
+            int x = 0;
+            auto pending = rank == 0 ? world->recv(&x, 1, DType::I32, 1, 0) : nullptr;
+            std::vector<std::thread> users;
+            for (int i = 0; i < 3; ++i)
+                users.emplace_back([&, i] {
+                    for (int k = 0; k < 1500; ++k) sum(*groups[size_t(i)], 2 * uint64_t(i + 1));
+                });
+            for (auto& t : users) t.join();
+            if (rank == 0) {
+                bool there = false;
+                for (const Operation& o : operations(view.header(), 0)) there |= o.kind == Op::Recv && !o.end && o.background;
+                CHECK(there, "an operation under way lost its entry");
+            }
+            world->barrier();
+            if (rank == 1) world->send_now(&x, 1, DType::I32, 0, 0);
+            else pending->wait({});
+            for (auto& g : groups) g->close(5);
+            world->close(5);
+        });
+    for (auto& t : threads) t.join();
+    over = true;
+    reader.join();
+}
+
+void views_of_something_else() {
+    CHECK_EQ(ranks::thrown([] { SegmentView view(-1); }), "BadArgument");
+    int ends[2];
+    CHECK_EQ(pipe(ends), 0);
+    CHECK_EQ(ranks::thrown([&] { SegmentView view(ends[0]); }), "BadArgument");
+    close(ends[0]);
+    close(ends[1]);
+}
+
+}  // namespace
+
+int main() {
+    every_operation_leaves_its_entry();
+    failures_are_marked();
+    the_last_thousand_are_kept();
+    auto segment = Segment::create(2);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank)
+        threads.emplace_back([&, rank] {
+            auto comm = Comm::join(segment, rank, 60, false);
+            a_waiting_rank_is_seen(*comm, *segment);
+            comm->close(1);
+        });
+    for (auto& t : threads) t.join();
+    threads_and_a_reader();
+    views_of_something_else();
+    return check::result();
+}
