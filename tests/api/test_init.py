@@ -82,7 +82,7 @@ def test_bad_environment() -> None:
         ({"RANKWISE_BACKEND": "nope"}, "backend='nope': expected one of"),
         ({"RANKWISE_TIMEOUT": "soon"}, "RANKWISE_TIMEOUT='soon': expected a number of seconds above 0"),
         ({"RANKWISE_RANK": "1"}, "RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, "put 2 of 4 ranks on this host"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, "put ranks on several hosts and named no meeting"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANKWISE_BACKEND": "solo"}, "backend='solo' is for one rank, and this"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANKWISE_BACKEND": "threads"}, "rankwise.testing.run_ranks starts thr"),
     ):

@@ -69,7 +69,11 @@ def test_torchrun() -> None:
     assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (1, 2, 1, 2)
     assert (job.launcher, job.secret, job.one_host) == ("torchrun", b"s", True)
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"):
-        assert find_job({**TORCHRUN, name: "other"}, ALONE).id != job.id
+        assert find_job({**TORCHRUN, name: "4711"}, ALONE).id != job.id
+    assert (job.master, job.master_serves) == (("localhost", 33529), False)
+    assert find_job({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, ALONE).master_serves
+    with pytest.raises(ValueError, match=r"MASTER_PORT='no': expected an integer"):
+        find_job({**TORCHRUN, "MASTER_PORT": "no"}, ALONE)
     assert find_job({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}, ALONE).id == job.id
     assert find_job({"RANK": "1", "WORLD_SIZE": "2"}, ALONE) == Job(), "these two alone may be anyone's"
     by_hand = find_job({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ALONE)

@@ -9,7 +9,7 @@ from rankwise import _native
 from rankwise.api.group import Group, check_timeout
 from rankwise.api.ranks import find_job
 from rankwise.backends import registry
-from rankwise.contract.errors import ClosedError, UnsupportedError
+from rankwise.contract.errors import ClosedError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 
@@ -66,9 +66,4 @@ def _suits(job: Job) -> str:
         return "solo"
     if job.one_host or job.local_world_size is None:
         return "shm"
-    raise UnsupportedError(
-        "init",
-        "shm",
-        f"{job.launcher} put {job.local_world_size} of {job.world_size} ranks on this host, the others elsewhere",
-        "run all ranks on one host",
-    )
+    return "gloo"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rankwise.contract.job import Job
@@ -43,7 +44,7 @@ def _rankwise(settings: Settings) -> Job:
 
 def _torchrun(environ: Environment, settings: Settings) -> Job:
     parts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    return _job(
+    job = _job(
         environ,
         settings,
         launcher="torchrun",
@@ -53,6 +54,11 @@ def _torchrun(environ: Environment, settings: Settings) -> Job:
         local_world_size="LOCAL_WORLD_SIZE",
         id=" ".join(environ.get(part, "") for part in parts),
     )
+    port = _optional(environ, "MASTER_PORT")
+    if "MASTER_ADDR" not in environ or port is None:
+        return job
+    serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return replace(job, master=(environ["MASTER_ADDR"], port), master_serves=serves)
 
 
 def _open_mpi(environ: Environment, settings: Settings) -> Job:

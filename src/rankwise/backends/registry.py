@@ -22,6 +22,7 @@ _BUILT_IN = {
     "solo": "rankwise.backends.solo",
     "shm": "rankwise.backends.shm",
     "threads": "rankwise.backends.threads",
+    "gloo": "rankwise.backends.gloo",
 }
 
 

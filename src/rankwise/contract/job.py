@@ -14,6 +14,8 @@ class Job:
     launcher                      who started the ranks ("rankwise run", "torchrun", ...); "" for a process on its own
     id                            a text that is the same on all ranks of this job and on no other job of this host
     secret                        bytes that only this job's ranks know, or b"" where the launcher gives none
+    master                        host and port of a store where the ranks can meet (MASTER_ADDR, MASTER_PORT), or None
+    master_serves                 True where the launcher serves that store (torchrun does), False where rank 0 is to
     segment_fd                    descriptor of the job's shared memory where the ranks inherited it, else None
     """
 
@@ -25,6 +27,8 @@ class Job:
     id: str = ""
     secret: bytes = field(default=b"", repr=False)
     segment_fd: int | None = None
+    master: tuple[str, int] | None = None
+    master_serves: bool = False
 
     @property
     def one_host(self) -> bool:

@@ -17,6 +17,8 @@ class Settings:
     RANKWISE_SECRET         a text known to this job's ranks alone; ranks that meet by a socket prove it to each other
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
+    RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
+                            (default: on gloo yes, on mpi no)
     RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """
@@ -28,6 +30,7 @@ class Settings:
     secret: bytes = field(default=b"", repr=False)
     backend: str | None = None
     timeout: float = 300.0
+    check: bool | None = None
     tcl_simulate: bool = False
 
     @classmethod
@@ -41,6 +44,7 @@ class Settings:
             secret=os.environb.get(b"RANKWISE_SECRET", b""),
             backend=os.environ.get("RANKWISE_BACKEND") or None,
             timeout=_seconds("RANKWISE_TIMEOUT", 300.0),
+            check=None if (check := _integer("RANKWISE_CHECK")) is None else bool(check),
             tcl_simulate=bool(_integer("RANKWISE_TCL_SIMULATE")),
         )
 

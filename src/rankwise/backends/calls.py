@@ -1,0 +1,107 @@
+"""What a rank calls, in words, and the checks of arguments: for the backends over other engines.
+
+A call is a tuple: the operation's name, then the arguments on which the ranks must agree, in the
+order of FIELDS.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from rankwise.contract.errors import MismatchError
+from rankwise.contract.types import DType, ReduceOp
+
+Call = tuple[Any, ...]
+
+ITEMSIZE = tuple(dtype.itemsize for dtype in DType)
+HEADER = 256  # bytes in which a rank says what it calls
+BESIDE = 1024  # bytes of data that may come along
+FRAME = HEADER + BESIDE
+MOST_COUNTS = 16  # per-rank counts that are written out
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "barrier": (),
+    "all_reduce": ("count", "dtype", "op"),
+    "broadcast": ("count", "dtype", "root"),
+    "reduce": ("count", "dtype", "op", "root"),
+    "all_gather": ("count", "dtype"),
+    "gather": ("count", "dtype", "root"),
+    "scatter": ("count", "dtype", "root"),
+    "reduce_scatter": ("count", "dtype", "op"),
+    "all_to_all": ("count", "dtype"),
+    "all_gather_v": ("counts", "dtype"),
+    "gather_v": ("counts", "dtype", "root"),
+    "scatter_v": ("counts", "dtype", "root"),
+    "reduce_scatter_v": ("counts", "dtype", "op"),
+    "all_to_all_v": ("dtype",),
+    "split": (),
+}
+
+_REFUSED = {(dtype, op): why for dtype in DType for op in ReduceOp if (why := op.refused_for(dtype))}
+_KINDS = {"F": "float", "I": "int", "U": "uint", "C": "complex"}
+_NAMES = {DType.BF16: "bfloat16", DType.FP8E4M3: "float8_e4m3fn", DType.FP8E5M2: "float8_e5m2", DType.BOOL: "bool"}
+DTYPE_NAMES = {dtype: _NAMES.get(dtype) or _KINDS[dtype.name[0]] + dtype.name[1:] for dtype in DType}
+
+
+def describe(call: Call) -> str:
+    """all_reduce(count=4, dtype=float32, op=sum)"""
+    operation, *values = call
+    fields = zip(FIELDS[operation], values, strict=True)
+    return f"{operation}({', '.join(f'{name}={_text(value)}' for name, value in fields)})"
+
+
+def header(call: Call) -> bytes:
+    """HEADER bytes that are the same for equal calls and hardly for others: a checksum, then the words."""
+    text = repr(call).encode()
+    words = describe(call).encode()[: HEADER - 4]
+    return zlib.crc32(text).to_bytes(4, "little") + words.ljust(HEADER - 4, b"\0")
+
+
+def compare(headers: bytes, sequence: int) -> None:
+    """MismatchError where the ranks' headers, one after the other, differ."""
+    each = [headers[start : start + HEADER] for start in range(0, len(headers), HEADER)]
+    if any(one != each[0] for one in each):
+        raise mismatch(
+            {rank: one[4:].rstrip(b"\0").decode(errors="replace") for rank, one in enumerate(each)}, sequence
+        )
+
+
+def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:
+    lines = [f"the ranks called different operations (operation #{sequence})"]
+    lines += [f"  rank {rank}: {text}" for rank, text in sorted(calls.items())]
+    return MismatchError("\n".join(lines), calls=calls, sequence=sequence)
+
+
+def check_pair(dtype: DType, op: ReduceOp) -> None:
+    if (dtype, op) in _REFUSED:
+        raise TypeError(f"op={op.name.lower()} of {DTYPE_NAMES[dtype]}: {_REFUSED[dtype, op]}")
+
+
+def check_count(count: int) -> None:
+    if count < 0:
+        raise ValueError(f"count={count}: expected 0 or more")
+
+
+def check_rank(rank: int, world_size: int, name: str = "root") -> None:
+    if not 0 <= rank < world_size:
+        raise ValueError(f"{name}={rank}: expected a rank of the group, 0 to {world_size - 1}")
+
+
+def checked_counts(counts: Sequence[int], world_size: int, name: str = "counts") -> tuple[int, ...]:
+    if len(counts) != world_size:
+        raise ValueError(f"{name}: expected {world_size} counts, one for each rank, got {len(counts)}")
+    if world_size and min(counts) < 0:
+        raise ValueError(f"{name}={list(counts)}: expected counts of 0 or more")
+    return tuple(counts)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, DType):
+        return DTYPE_NAMES[value]
+    if isinstance(value, ReduceOp):
+        return value.name.lower()
+    if isinstance(value, tuple) and len(value) > MOST_COUNTS:
+        return f"[{', '.join(map(str, value[:MOST_COUNTS]))}, ... {len(value)} in all, sum {sum(value)}]"
+    return str(list(value)) if isinstance(value, tuple) else str(value)

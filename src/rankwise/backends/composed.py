@@ -1,0 +1,411 @@
+"""What the backends over other engines share: the whole contract, given an engine that moves bytes.
+
+An *engine* is another library between the ranks: MPI, gloo. A *move* is an operation of it without
+arithmetic: bytes from addresses to addresses. An adapter gives the moves, a way to send and receive,
+and says which reductions its engine does as the contract wants them. All other reductions are made
+here of moves and of the native kernels, in the order of the ranks, so that every rank has the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from rankwise._native import reduce_local
+from rankwise.backends import calls, closing
+from rankwise.backends.calls import ITEMSIZE, Call, check_count, check_pair, check_rank, checked_counts
+from rankwise.backends.stream import Stream
+from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator
+from rankwise.contract.errors import ClosedError, RankwiseError
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.work import Work
+
+T = TypeVar("T")
+
+SMALL = 1 << 14  # bytes of all ranks together that every rank gathers and reduces by itself
+PIECE = 1 << 22  # bytes of a rank's data that are reduced at a time
+
+log = logging.getLogger("rankwise")
+
+
+class ComposedCommunicator(Communicator):
+    """One rank's end of one group of another engine.
+
+    Calls of collectives take their turn under a lock. Collectives that were started run on a
+    `Stream`, and a blocking one waits for them first. The first error of the engine fails the group:
+    later calls raise what it became.
+
+    The moves are the methods from `_barrier` on; sizes are in bytes and may be 0, and an address of
+    no bytes means nothing. They raise `engine_errors`, which `_explain` makes ours.
+    """
+
+    blocking = True
+    backend: ClassVar[str]
+    engine_errors: ClassVar[tuple[type[Exception], ...]]
+
+    def __init__(
+        self, rank: int, world_size: int, timeout: float, *, checks: bool, turn: threading.Lock | None = None
+    ) -> None:
+        """checks: whether the ranks compare what they call before each collective.
+
+        turn: a lock shared with others, where the engine takes one call of a process at a time.
+        """
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout = timeout
+        self._checks = checks and world_size > 1
+        self._turn = turn or threading.Lock()
+        self._stream: Stream | None = None
+        self._refusal: RankwiseError | None = None
+        self._closed = False
+        self._sequence = 0
+        self._call: Call = ("barrier",)
+        self._inside = False
+        self._room = np.empty(SMALL, np.uint8)
+        closing.register(self)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"<{self.backend} communicator, rank {self._rank} of {self._world_size}{state}>"
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def timeout(self) -> float:
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+
+    # ---- the contract ----
+
+    def barrier(self) -> None:
+        self.sync()
+        self._run(("barrier",), self._barrier)
+
+    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        check_pair(dtype, op)
+        check_count(count)
+        call = ("all_reduce", count, dtype, op)
+        if self._checks and count * ITEMSIZE[dtype] <= calls.BESIDE:
+            self._run(call, self._checked_all_reduce, ptr, count, dtype, op, checked=True)
+        else:
+            self._run(call, self._all_reduce, ptr, count, dtype, op)
+
+    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
+        check_rank(root, self._world_size)
+        check_count(count)
+        self._run(("broadcast", count, dtype, root), self._broadcast, ptr, count * ITEMSIZE[dtype], root)
+
+    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        check_rank(root, self._world_size)
+        check_pair(dtype, op)
+        check_count(count)
+        self._run(("reduce", count, dtype, op, root), self._reduce, ptr, count, dtype, op, root)
+
+    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        check_count(count)
+        self._run(("all_gather", count, dtype), self._all_gather, send_ptr, recv_ptr, count * ITEMSIZE[dtype])
+
+    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        check_rank(root, self._world_size)
+        check_count(count)
+        self._run(("gather", count, dtype, root), self._gather, send_ptr, recv_ptr, count * ITEMSIZE[dtype], root)
+
+    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        check_rank(root, self._world_size)
+        check_count(count)
+        self._run(("scatter", count, dtype, root), self._scatter, send_ptr, recv_ptr, count * ITEMSIZE[dtype], root)
+
+    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        check_pair(dtype, op)
+        check_count(count)
+        self._run(("reduce_scatter", count, dtype, op), self._reduce_scatter, send_ptr, recv_ptr, count, dtype, op)
+
+    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        check_count(count)
+        self._run(("all_to_all", count, dtype), self._all_to_all, send_ptr, recv_ptr, count * ITEMSIZE[dtype])
+
+    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
+        counts = checked_counts(counts, self._world_size)
+        self._run(("all_gather_v", counts, dtype), self._all_gather_v, send_ptr, recv_ptr, sizes(counts, dtype))
+
+    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        check_rank(root, self._world_size)
+        counts = checked_counts(counts, self._world_size)
+        self._run(("gather_v", counts, dtype, root), self._gather_v, send_ptr, recv_ptr, sizes(counts, dtype), root)
+
+    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        check_rank(root, self._world_size)
+        counts = checked_counts(counts, self._world_size)
+        self._run(("scatter_v", counts, dtype, root), self._scatter_v, send_ptr, recv_ptr, sizes(counts, dtype), root)
+
+    def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
+        check_pair(dtype, op)
+        counts = checked_counts(counts, self._world_size)
+        self._run(
+            ("reduce_scatter_v", counts, dtype, op), self._reduce_scatter_v, send_ptr, recv_ptr, counts, dtype, op
+        )
+
+    def all_to_all_v(
+        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
+    ) -> None:
+        send_sizes = sizes(checked_counts(send_counts, self._world_size, "send_counts"), dtype)
+        recv_sizes = sizes(checked_counts(recv_counts, self._world_size, "recv_counts"), dtype)
+        self._run(("all_to_all_v", dtype), self._all_to_all_v, send_ptr, recv_ptr, send_sizes, recv_sizes)
+
+    def start(self, operation: str, *args: Any) -> Work[None]:
+        method = getattr(self, operation)
+        return self.start_call(lambda: method(*args))
+
+    def start_call(self, function: Callable[[], None]) -> Work[None]:
+        with self._turn:
+            if self._refusal is not None:
+                raise self._refused()
+            if self._stream is None:
+                self._stream = Stream(f"rankwise {self.backend} stream")
+        return self._stream.put(function)
+
+    def split(self, color: int, key: int = 0) -> Communicator | None:
+        return self._run(("split",), self._split, color, key)
+
+    def abort(self, why: str) -> None:
+        """Fail the group: this rank, and as far as the engine allows every other one, raises from now on."""
+        self._fail(RankwiseError(f"rank {self._rank} gave up the group: {why}"))
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        end = time.monotonic() + timeout
+        trouble = ""
+        try:
+            if self._stream is not None:
+                if not self._stream.drain(timeout):
+                    trouble = f"operations that were started are not complete within {timeout:g} s"
+                self._stream.close()
+            # A call under way in another thread keeps its turn; then this end is left as it is.
+            if not self._turn.acquire(timeout=max(0.0, end - time.monotonic())):
+                trouble = "a call of another thread is under way"
+            else:
+                try:
+                    healthy = self._refusal is None
+                    self._refusal = ClosedError("this communicator was closed")
+                    self._release(max(0.0, end - time.monotonic()), healthy and not trouble)
+                finally:
+                    self._turn.release()
+        except Exception as error:  # noqa: BLE001 - close never raises
+            trouble = str(error)
+        if trouble:
+            log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
+
+    def forked(self) -> None:
+        self._turn = threading.Lock()  # its holder, if any, is a thread of the parent
+        self._stream = None
+        self._closed = True
+        self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_room"):  # absent where __init__ raised
+            self.close()
+
+    # ---- what an adapter gives ----
+
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+    @abstractmethod
+    def _broadcast(self, ptr: int, size: int, root: int) -> None: ...
+
+    @abstractmethod
+    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None: ...
+
+    @abstractmethod
+    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None: ...
+
+    @abstractmethod
+    def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def _part(self, color: int, members: Sequence[int]) -> Communicator:
+        """The group of these ranks, in this order, this one among them. Every rank of this group calls
+        `_part` or `_no_part` at once, with the colors of all groups different."""
+
+    def _no_part(self) -> None:
+        """This rank is in none of the groups that the others make now."""
+
+    @abstractmethod
+    def _explain(self, error: Exception) -> RankwiseError:
+        """What an error of the engine, raised in this rank's present call, means."""
+
+    @abstractmethod
+    def _release(self, timeout: float, healthy: bool) -> None:
+        """Give back what the engine holds for this group. healthy: nothing failed, and nothing is under way."""
+
+    def _failed(self, error: RankwiseError) -> None:
+        """The group has failed by this error: tell the other ranks, where the engine can."""
+
+    # ---- what an adapter may do better ----
+
+    def _gather(self, send: int, recv: int, size: int, root: int) -> None:
+        self._gather_v(send, recv, (size,) * self._world_size, root)
+
+    def _scatter(self, send: int, recv: int, size: int, root: int) -> None:
+        self._scatter_v(send, recv, (size,) * self._world_size, root)
+
+    def _all_gather(self, send: int, recv: int, size: int) -> None:
+        self._all_gather_v(send, recv, (size,) * self._world_size)
+
+    def _all_to_all(self, send: int, recv: int, size: int) -> None:
+        even = (size,) * self._world_size
+        self._all_to_all_v(send, recv, even, even)
+
+    def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """Small: everybody gathers all and reduces it. Else each rank reduces its share of a piece (an
+        all_to_all), and all gather the shares; that moves as few bytes as any algorithm, 2(n-1)/n of them."""
+        n, item = self._world_size, ITEMSIZE[dtype]
+        size = count * item
+        if n == 1 or size * n <= SMALL:
+            room = self._scratch(size * n)
+            if n > 1:
+                self._all_gather(ptr, address(room), size)
+            sources = [address(room) + rank * size for rank in range(n)] if n > 1 else [ptr]
+            reduce_local(ptr, sources, count, dtype, op, n)
+            return
+        step = max(n, PIECE // item)
+        for start in range(0, count, step):
+            counts = shares(min(step, count - start), n)
+            piece = ptr + start * item
+            mine = np.empty(max(1, counts[self._rank] * item), np.uint8)
+            self._reduce_scatter_v(piece, address(mine), counts, dtype, op)
+            self._all_gather_v(address(mine), piece, sizes(counts, dtype))
+
+    def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        n, item = self._world_size, ITEMSIZE[dtype]
+        step = max(1, PIECE // item)
+        at_root = self._rank == root
+        room = self._scratch(min(step, count) * item * n if at_root else 0)
+        for start in range(0, count, step):
+            part = min(step, count - start)
+            self._gather(ptr + start * item, address(room) if at_root else 0, part * item, root)
+            if at_root:
+                sources = [address(room) + rank * part * item for rank in range(n)]
+                reduce_local(ptr + start * item, sources, part, dtype, op, n)
+
+    def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._reduce_scatter_v(send, recv, (count,) * self._world_size, dtype, op)
+
+    def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
+        """Each rank receives everybody's block for it, and reduces them."""
+        n, mine = self._world_size, counts[self._rank] * ITEMSIZE[dtype]
+        room = self._scratch(mine * n)
+        self._all_to_all_v(send, address(room), sizes(counts, dtype), (mine,) * n)
+        sources = [address(room) + rank * mine for rank in range(n)]
+        reduce_local(recv, sources, counts[self._rank], dtype, op, n)
+
+    # ---- turns, checks, failures ----
+
+    def _run(self, call: Call, move: Callable[..., T], *args: Any, checked: bool = False) -> T:
+        """One collective, in its turn. checked: the move itself compares what the ranks call."""
+        if self._stream is not None:
+            self._stream.drain()
+        with self._turn:
+            if self._refusal is not None:
+                raise self._refused()
+            self._sequence += 1
+            self._call = call
+            self._inside = True
+            try:
+                if self._checks and not checked:
+                    self._compare(call)
+                return move(*args)
+            except self.engine_errors as error:
+                failure = self._explain(error)
+                self._fail(failure)
+                raise failure from error
+            except RankwiseError as error:
+                self._fail(error)
+                raise
+            finally:
+                self._inside = False
+
+    def _compare(self, call: Call, ptr: int = 0, size: int = 0) -> np.ndarray[Any, Any]:
+        """MismatchError where another rank calls something else.
+
+        Brings along `size` bytes, at most calls.BESIDE, in frames of one length, as some engines do
+        not survive a difference. Returns everybody's frames, by rank.
+        """
+        mine = np.empty(calls.FRAME, np.uint8)
+        mine[: calls.HEADER] = np.frombuffer(calls.header(call), np.uint8)
+        ctypes.memmove(address(mine) + calls.HEADER, ptr, size)
+        everybody = np.empty((self._world_size, calls.FRAME), np.uint8)
+        self._all_gather(address(mine), address(everybody), calls.FRAME)
+        calls.compare(everybody[:, : calls.HEADER].tobytes(), self._sequence)
+        return everybody
+
+    def _checked_all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """A small all_reduce that brings the ranks' headers and data in one move."""
+        frames = self._compare(self._call, ptr, count * ITEMSIZE[dtype])
+        first = address(frames) + calls.HEADER
+        sources = [first + rank * calls.FRAME for rank in range(self._world_size)]
+        reduce_local(ptr, sources, count, dtype, op, self._world_size)
+
+    def _split(self, color: int, key: int) -> Communicator | None:
+        wishes = np.empty((self._world_size, 2), np.int64)
+        mine = np.array([color, key], np.int64)
+        self._all_gather(address(mine), address(wishes), mine.nbytes)
+        if color < 0:
+            self._no_part()
+            return None
+        members = [rank for rank in range(self._world_size) if wishes[rank, 0] == color]
+        members.sort(key=lambda rank: (int(wishes[rank, 1]), rank))
+        return self._part(color, members)
+
+    def _fail(self, error: RankwiseError) -> None:
+        if self._refusal is None:
+            self._refusal = error
+            self._failed(error)
+
+    def _refused(self) -> RankwiseError:
+        """The error that every call raises from now on, as a new object."""
+        assert self._refusal is not None
+        return copy.copy(self._refusal)
+
+    def _scratch(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Room for `size` bytes until the next call of this method; small ones are in one place."""
+        return self._room if size <= SMALL else np.empty(size, np.uint8)
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    """Where its first element is."""
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def shares(count: int, n: int) -> tuple[int, ...]:
+    """`count` elements over n ranks, the first ones having one more."""
+    each, longer = divmod(count, n)
+    return (each + 1,) * longer + (each,) * (n - longer)
+
+
+def sizes(counts: Sequence[int], dtype: DType) -> tuple[int, ...]:
+    item = ITEMSIZE[dtype]
+    return tuple(count * item for count in counts)

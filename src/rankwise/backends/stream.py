@@ -1,0 +1,94 @@
+"""A queue of work with a thread of its own, for backends whose engine has none that we can use."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from rankwise.contract.errors import ClosedError, CollectiveTimeout
+from rankwise.contract.work import Work
+
+
+class Task(Work[None]):
+    """A function in a Stream. `wait` raises what it raised."""
+
+    __slots__ = ("_error", "_function", "_over")
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+        self._error: Exception | None = None
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        assert self._function is not None
+        try:
+            self._function()
+        except Exception as error:  # noqa: BLE001 - whatever it is, `wait` raises it
+            self._error = error
+        self.end()
+
+    def end(self, error: Exception | None = None) -> None:
+        self._error = self._error or error
+        self._function = None
+        self._over.set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not self._over.wait(timeout):
+            limit = timeout or 0.0
+            raise CollectiveTimeout(f"the operation was not complete within {limit:g} s", limit=limit)
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def until_over(self, timeout: float | None = None) -> bool:
+        """Wait, whatever became of it; False where it is still under way."""
+        return self._over.wait(timeout)
+
+
+class Stream:
+    """Runs functions in the order they were put, each once, in a thread that begins with the first."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._last: Task | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, function: Callable[[], None]) -> Task:
+        task = Task(function)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this communicator was closed")
+            self._last = task
+            self._tasks.put(task)
+        return task
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until all that was put is over; at once in the stream's own thread. False: not within `timeout`."""
+        last = self._last
+        if last is None or last.done() or threading.current_thread() is self._thread:
+            return True
+        return last.until_over(timeout)
+
+    def close(self) -> None:
+        """Take no more. What has not begun is given up; what has goes on by itself."""
+        with self._lock:
+            self._closed = True
+        while True:
+            try:
+                task = self._tasks.get_nowait()
+            except queue.Empty:
+                break
+            if task is not None:
+                task.end(ClosedError("this communicator was closed before the operation began"))
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task.run()
+            del task  # with it what its function holds

@@ -1,0 +1,216 @@
+"""The gloo backend: a part of the conformance suite (`make test-engines` runs all of it), and how it fails."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankwise import CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError, UnsupportedError
+from rankwise.testing import run_ranks
+from rankwise.testing.scenarios import SCENARIOS
+from rankwise.testing.suite import Verdict, check_operation
+
+SOME = [
+    (2, "array", "all_reduce"),
+    (4, "pointer", "all_reduce"),
+    (4, "pointer", "reduce"),
+    (4, "pointer", "reduce_scatter_v"),
+    (4, "pointer", "all_gather_v"),
+    (4, "array", "gather_v"),
+    (4, "array", "all_to_all_v"),
+    (4, "pointer", "scatter"),
+    (4, "pointer", "send_recv"),
+]
+SOME_SCENARIOS = [
+    "nested_splits",
+    "negative_colour_takes_no_part",
+    "groups_do_not_mix",
+    "every_pair",
+    "many_messages",
+    "large_both_ways",
+    "beside_collectives",
+    "nan_propagates",
+    "many_works_under_way",
+    "refused_arguments",
+    "one_rank_has_it_all",
+]
+
+
+@pytest.mark.parametrize(("n", "level", "operation"), SOME)
+def test_operation(n: int, level: str, operation: str) -> None:
+    results = check_operation(operation, level, n, "gloo")
+    wrong = [f"{r.case}: {r.detail}" for r in results if r.verdict not in (Verdict.PASS, Verdict.REFUSED)]
+    assert not wrong, wrong[:10]
+
+
+@pytest.mark.parametrize("name", SOME_SCENARIOS)
+def test_scenario(name: str) -> None:
+    run_ranks(4, SCENARIOS[name], backend="gloo")
+
+
+def test_the_same_bits_on_every_rank_in_the_order_of_the_ranks() -> None:
+    def body(group: Group) -> bytes:
+        x = np.random.default_rng(group.rank).normal(size=100_003).astype(np.float32)
+        everybody = group.all_gather(x)
+        want = everybody[0]
+        for other in everybody[1:]:
+            want = want + other
+        assert group.all_reduce(x).tobytes() == want.tobytes()
+        return x[:64].tobytes()
+
+    assert len(set(run_ranks(4, body, backend="gloo"))) == 1
+
+
+def test_mismatches_end_in_an_error_on_every_rank_and_leave_the_outputs() -> None:
+    def body(group: Group) -> list[str]:
+        told = []
+        for other in (lambda g, x: g.all_reduce(x[1:]), lambda g, x: g.barrier(), lambda g, x: g.all_reduce(x, "max")):
+            for size in (6, 100_000):
+                part = group.dup()
+                x = np.full(size, 1.0 + group.rank)
+                with pytest.raises(MismatchError) as caught:
+                    other(part, x) if part.rank == 1 else part.all_reduce(x)
+                assert (x == 1.0 + group.rank).all()
+                assert sorted(caught.value.calls) == [0, 1]
+                with pytest.raises(MismatchError):
+                    part.barrier()
+                told.append(str(caught.value))
+                part.close()
+        return told
+
+    told = run_ranks(2, body, backend="gloo")
+    assert told[0] == told[1]
+    assert all("rank 0: all_reduce(count=" in text and "rank 1: " in text for text in told[0])
+
+
+@pytest.mark.parametrize("sent", [5, 200_000])
+def test_a_message_of_another_size(sent: int) -> None:
+    """Neither a longer nor a shorter one is written anywhere, and none ends the process, as gloo would."""
+
+    def body(group: Group) -> None:
+        for expected in (sent - 1, sent + 1, 300_000, 2):
+            part = group.dup()
+            odd, words = np.zeros(expected), rf"count={sent}.*count={expected}"
+            if group.rank == 0:
+                part.isend(np.ones(sent), 1)
+                with pytest.raises(MismatchError, match=words):
+                    part.barrier()
+            else:
+                with pytest.raises(MismatchError, match=words):
+                    part.recv(odd, 0)
+            assert not odd.any()
+            part.close()
+
+    run_ranks(2, body, backend="gloo")
+
+
+def test_a_rank_that_does_not_come() -> None:
+    def body(group: Group) -> tuple[int, ...]:
+        with group.dup() as part:
+            part.timeout = 0.3
+            if group.rank == 1:
+                group.recv((1,), 0, 5)
+                with pytest.raises(CollectiveTimeout):  # it learns why when it comes
+                    part.barrier()
+                return (1,)
+            with pytest.raises(CollectiveTimeout, match=r"within 0.3 s from rank 1") as caught:
+                part.all_reduce(np.ones(3))
+            group.send(np.ones(1), 1, 5)
+            assert caught.value.states[1] == "in no call of this group"
+            return caught.value.missing
+
+    assert run_ranks(2, body, backend="gloo") == [(1,), (1,)]
+
+
+def test_a_receive_may_be_waited_for_a_while() -> None:
+    def body(group: Group) -> None:
+        work = group.irecv((2,), 1 - group.rank)
+        with pytest.raises(CollectiveTimeout):
+            work.wait(0.02)
+        assert not work.done()
+        group.send(np.full(2, 7.0), 1 - group.rank)
+        assert work.wait().tolist() == [7.0, 7.0]
+
+    run_ranks(2, body, backend="gloo")
+
+
+def test_tags_that_it_does_not_have() -> None:
+    def body(group: Group) -> None:
+        with pytest.raises(UnsupportedError, match=r"tag=1073741824 .*gloo"):
+            group.isend(np.ones(1), 0, 1 << 30)
+
+    run_ranks(2, body, backend="gloo")
+
+
+def test_a_rank_killed_in_the_middle(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os, signal, sys, time
+import numpy as np, rankwise as rw
+group = rw.init(timeout=30)
+x = np.ones(3_000_000)
+group.all_reduce(x)
+if group.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    for _ in range(100):
+        group.all_reduce(x)
+except rw.PeerLostError as error:
+    print(f"{group.rank}: {error.rank} {error.how} {error.operation}", flush=True)
+time.sleep(0.5)
+"""
+    )
+    command = [sys.executable, "-m", "rankwise", "run", "-n", "3", "--backend", "gloo", str(program)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert sorted(ran.stdout.splitlines()) == [f"{r}: 2 its process ended all_reduce" for r in (0, 1)]
+    assert "rank 2" in ran.stderr
+    assert "SIGKILL" in ran.stderr
+
+
+def test_ranks_of_a_master_address() -> None:
+    """As another launcher would start them; a second group in the same processes meets there as well."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = """
+import rankwise as rw
+with rw.init("gloo") as group:
+    first = group.all_gather(group.rank).tolist()
+print(first, rw.init("gloo").all_reduce(1))
+"""
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", code], env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=60)[0] for rank in ranks] == [b"[0, 1] 2\n"] * 2
+
+
+def test_several_hosts_need_a_master_address() -> None:
+    from rankwise.backends.gloo import open
+    from rankwise.contract.job import Job
+
+    with pytest.raises(ValueError, match=r"srun put ranks on several hosts.*set MASTER_ADDR"):
+        open(Job(0, 4, 0, 2, "srun", "x"), 1.0)
+
+
+def test_an_error_travels_whole() -> None:
+    """What the first rank writes down is what the others raise."""
+
+    def body(group: Group) -> str:
+        with group.dup() as part:
+            if group.rank == 0:
+                part.comm._fail(PeerLostError("gone", rank=1, how="so", operation="x", sequence=4))  # type: ignore[attr-defined]
+            try:
+                part.barrier()
+            except RankwiseError as error:
+                return f"{type(error).__name__} {error} {vars(error)}"
+            return ""
+
+    assert len(set(run_ranks(2, body, backend="gloo"))) == 1
