@@ -341,12 +341,16 @@ std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool foreign)
 
 void Comm::record_event(uint64_t event) {
     check_open();
-    events::record(event, stream_);
+    events::mark(event);  // it exists, before anything is queued
+    const auto stands = [this] {
+        if (region_.failed()) steps_.throw_failure(name(Op::None));
+    };
+    events::record(event, stream_.idle() && !region_.failed() ? Stream::reached_mark() : stream_.submit(stands));
 }
 
 void Comm::wait_event(uint64_t event) {
     check_open();
-    if (const auto mark = events::mark(event)) stream_.submit([this, mark] { hold_for(mark); });
+    if (const auto mark = events::mark(event); mark && !mark->succeeded()) stream_.submit([this, mark] { hold_for(mark); });
 }
 
 // A piece of the stream. What follows it must not run when the mark is not reached: the group fails.
@@ -356,7 +360,7 @@ void Comm::hold_for(const std::shared_ptr<Task>& mark) {
     switch (stream_.meet(mark, [&] { return region_.failed() || late(); })) {
     case Stream::Met::Reached: return;
     case Stream::Met::Closing: return;  // nothing follows
-    case Stream::Met::Dropped: return abort("closed a stream whose event its communication waited for");
+    case Stream::Met::Failed: return abort("waited, before its next operation, for an event that cannot be reached any more");
     case Stream::Met::Enough: break;
     }
     if (late()) fail_region(region_, Cause::TimedOut, rank(), steps_.calls(), std::to_string(rank()));

@@ -50,9 +50,9 @@ public:
     // order started, before any later blocking call. What it throws comes out of the Task's wait.
     // foreign: the program's own code, which may never end.
     std::shared_ptr<Task> start(std::function<void()> operation, bool foreign = false);
-    // Events (events.hpp) on the stream: the event stands for all that was started so far; what is
-    // started, or called, after this waits for the event. A wait longer than the timeout, or for an
-    // event that its stream will never come to, fails the group.
+    // Events (events.hpp) on the stream: the event stands for all that was started so far, and is
+    // reached only if the group stands by then; what is started, or called, after this waits for the
+    // event. A wait longer than the timeout, or for an event that cannot be reached, fails the group.
     void record_event(uint64_t event);
     void wait_event(uint64_t event);
     // Until all that was started so far has run. Throws TimedOut.

@@ -84,18 +84,14 @@ void destroy(uint64_t event) {
     table().events.erase(event);
 }
 
-void record(uint64_t event, Stream& stream) {
-    events::mark(event);  // before anything is queued
-    auto mark = stream.mark();
+void record(uint64_t event, std::shared_ptr<Task> mark) {
     Lock lock(table().mutex);
-    table().event(event).swap(mark);
+    table().event(event).swap(mark);  // the earlier one is let go of without the lock
 }
 
 void record(uint64_t event, uint64_t stream) {
-    if (stream != kThisThread) return record(event, *stream_of(stream));
-    auto mark = Stream::reached_mark();
-    Lock lock(table().mutex);
-    table().event(event).swap(mark);
+    mark(event);  // it exists, before anything is queued
+    record(event, stream == kThisThread ? Stream::reached_mark() : stream_of(stream)->mark());
 }
 
 std::shared_ptr<Task> mark(uint64_t event) {

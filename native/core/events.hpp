@@ -30,15 +30,15 @@ uint64_t create();
 // What waits for it goes on waiting.
 void destroy(uint64_t event);
 // From now on the event stands for the present end of the stream's queue; earlier waits stay as they are.
-void record(uint64_t event, Stream& stream);
 void record(uint64_t event, uint64_t stream);
+void record(uint64_t event, std::shared_ptr<Task> mark);
 // What was recorded last, or nullptr.
 std::shared_ptr<Task> mark(uint64_t event);
 // What is submitted to the stream after this waits for what was recorded last; if nothing was, it does not.
 void wait(uint64_t stream, uint64_t event);
 // Whether what was recorded last is reached, or nothing was recorded.
 bool reached(uint64_t event);
-// Blocks until then, at most `timeout` seconds. TimedOut past it; Closed where its stream was closed before.
+// Blocks until then, at most `timeout` seconds. TimedOut past it; what made it unreachable.
 void synchronize(uint64_t event, double timeout);
 
 }  // namespace events

@@ -47,8 +47,8 @@ void Task::run() {
     finish();
 }
 
-void Task::drop(const std::string& why) {
-    failure_ = std::make_exception_ptr(Closed(why));
+void Task::drop(std::exception_ptr why) {
+    failure_ = std::move(why);
     finish();
 }
 
@@ -72,7 +72,7 @@ struct Stream::Core {
     std::deque<std::shared_ptr<Task>> queue;
     std::shared_ptr<Task> current;  // the piece that runs
     std::shared_ptr<Task> awaited;  // the mark that it waits for
-    std::string broken;             // why all that follows is dropped; the thread's own
+    std::exception_ptr broken;      // why all that follows is dropped; the thread's own
     std::atomic<uint32_t> pending{0};
     std::atomic<bool> closing{false};
     bool ended = false;
@@ -110,7 +110,7 @@ std::shared_ptr<Task> Stream::mark() {
     core_->check_usable();
     {
         std::lock_guard lock(core_->mutex);
-        if (core_->pending.load() == 0 && core_->broken.empty() && !core_->closing) return reached_mark();
+        if (core_->pending.load() == 0 && !core_->broken && !core_->closing) return reached_mark();
     }
     return submit(nullptr);
 }
@@ -123,12 +123,10 @@ std::shared_ptr<Task> Stream::reached_mark() {
 
 void Stream::follow(std::shared_ptr<Task> mark) {
     core_->check_usable();
-    if (mark->home_ == core_.get() || (mark->done() && !mark->failure_)) return;
+    if (mark->home_ == core_.get() || mark->succeeded()) return;
     submit([core = core_.get(), mark = std::move(mark)] {  // its thread keeps the core
         switch (core->meet(mark, nullptr)) {
-        case Met::Dropped:
-            core->broken = "a stream that this one waited for was closed before it came to the event";
-            throw Closed(core->broken);
+        case Met::Failed: core->broken = mark->failure_; return;
         case Met::Closing: throw Closed("this stream was closed while it waited for an event");
         default: return;
         }
@@ -149,7 +147,7 @@ Stream::Met Stream::Core::meet(const std::shared_ptr<Task>& mark, const std::fun
     for (;;) {
         const uint32_t seen = mark->state_.load();
         if (seen & Task::kDone) {
-            met = mark->failure_ ? Met::Dropped : Met::Reached;
+            met = mark->succeeded() ? Met::Reached : Met::Failed;
             break;
         }
         met = Met::Closing;  // close sets `closing` before it nudges
@@ -173,8 +171,8 @@ void Stream::Core::run() {
         queue.pop_front();
         Task& task = *current;
         lock.unlock();
-        if (broken.empty()) task.run();
-        else task.drop(broken);
+        if (broken) task.drop(broken);
+        else task.run();
         lock.lock();
         const auto finished = std::move(current);
         if (pending.fetch_sub(1) == 1) settled.notify_all();
@@ -211,7 +209,8 @@ bool Stream::close(double patience) {
             futex_wake_all(core.awaited->state_);
         }
     }
-    for (auto& task : dropped) task->drop("this was closed before the work began");
+    const auto why = std::make_exception_ptr(Closed("closed before this began, or what this waits for"));
+    for (auto& task : dropped) task->drop(why);
     {
         std::lock_guard lock(core.mutex);
         core.pending.fetch_sub(uint32_t(dropped.size()));

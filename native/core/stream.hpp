@@ -21,12 +21,13 @@ public:
     // Until it has run, at most `timeout` seconds; rethrows what it threw. TimedOut leaves it queued.
     void wait(double timeout);
     bool done() const { return state_.load() & kDone; }
+    bool succeeded() const { return done() && !failure_; }
 
 private:
     friend class Stream;
     static constexpr uint32_t kDone = 1, kNudge = 2;
     void run();
-    void drop(const std::string& why);
+    void drop(std::exception_ptr why);
     void finish();
     std::function<void()> body_;
     std::exception_ptr failure_;
@@ -46,12 +47,12 @@ public:
     std::shared_ptr<Task> mark();
     // A mark that is reached already.
     static std::shared_ptr<Task> reached_mark();
-    // What is submitted after this waits for `mark`, of any stream. If that stream drops it, this
-    // one drops all that follows.
+    // What is submitted after this waits for `mark`, of any stream. Where that fails, since its stream
+    // was closed or its group failed, this stream drops all that follows, which fails in the same way.
     void follow(std::shared_ptr<Task> mark);
-    enum class Met { Reached, Dropped, Closing, Enough };
-    // In a piece of this stream: asleep until `mark` is settled, this stream is closed, or `enough`
-    // says so, which is asked every kLongestNap.
+    enum class Met { Reached, Failed, Closing, Enough };
+    // In a piece of this stream: asleep until `mark` is done, this stream is closed, or `enough` says
+    // so, which is asked every kLongestNap.
     Met meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough);
     // Whether all that was submitted has run, but for the piece that asks.
     bool idle() const { return pending_->load() == 0; }

@@ -12,7 +12,7 @@ import pytest
 import rankwise as rw
 from rankwise.api.group import Group
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import ClosedError, CollectiveTimeout, PeerLostError
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, PeerLostError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
@@ -281,14 +281,39 @@ def test_an_event_of_a_closed_stream_fails_who_waits() -> None:
             ops.comm_stream_wait_event(event)
         work = part.all_reduce(np.ones(3), async_op=True)
         stream.close(0.01)
-        with pytest.raises(PeerLostError, match=r"^rank 1 .*closed a stream whose event its communication waited for"):
+        with pytest.raises(
+            PeerLostError, match=r"^rank 1 .*waited, before its next operation, for an event that cannot"
+        ):
             work.wait(SOON)
-        with pytest.raises(ClosedError, match="a stream that this one waited for was closed"):
+        with pytest.raises(ClosedError, match="closed before this began, or what this waits for"):
             behind.wait(SOON)
-        with pytest.raises(ClosedError, match="a stream that this one waited for was closed"):
+        with pytest.raises(ClosedError, match="closed before this began, or what this waits for"):
             waiting.submit(int).wait(SOON)
         gate.set()
         waiting.close()
+        part.close()
+
+    run_ranks(2, rank)
+
+
+def test_nothing_runs_on_the_numbers_of_a_group_that_failed() -> None:
+    """What waits for the reduction is dropped, and tells why; another stream goes on."""
+
+    def rank(group: Group) -> None:
+        part, ran = group.dup(), list[str]()
+        with rw.Stream() as compute, rw.Stream() as other:
+            x = np.ones(2 + part.rank)  # not the same on the ranks
+            work = part.all_reduce(x, async_op=True)
+            compute.wait_stream(part.stream)
+            step = compute.submit(ran.append, "step")
+            for failing in (work, step, compute.submit(ran.append, "later")):
+                with pytest.raises(MismatchError):
+                    failing.wait(SOON)
+            with pytest.raises(MismatchError):
+                part.stream.record_event().synchronize(SOON)
+            other.submit(ran.append, "other").wait(SOON)
+            assert ran == ["other"]
+            assert x[0] == 1
         part.close()
 
     run_ranks(2, rank)

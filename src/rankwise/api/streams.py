@@ -37,9 +37,10 @@ class Event:
     """A mark in a stream, for which other streams and threads can wait.
 
     It is recorded at the present end of a stream's queue, and reached when all that was there has
-    run, whether well or not: what failed, the Works tell. To wait for it is to wait for what was
-    recorded last before the wait; a later record does not change that. Where nothing was recorded
-    yet, nothing is waited for.
+    run; a function that raised has run too. To wait for it is to wait for what was recorded last
+    before the wait; a later record does not change that. Where nothing was recorded yet, nothing is
+    waited for. An event on a stream that is closed before it comes to it, or on the stream of a group
+    that has failed by then, cannot be reached: what waits for it is dropped and fails for that reason.
 
     >>> ready = rw.Event()
     >>> with rw.Stream() as compute:
@@ -75,8 +76,8 @@ class Event:
     def synchronize(self, timeout: float | None = None) -> None:
         """Block the caller until the event is reached.
 
-        timeout: seconds; None waits as long as it takes. CollectiveTimeout past it. ClosedError where
-        the stream was closed before it came to the event.
+        timeout: seconds; None waits as long as it takes. CollectiveTimeout past it. Where it cannot be
+        reached: ClosedError, or the error of the group that failed.
         """
         HostEvents.synchronize(self.handle, timeout)
 
@@ -108,8 +109,8 @@ class StreamWork(Work[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Block until the function has run. timeout: seconds; None waits as long as it takes.
 
-        CollectiveTimeout past it, with the function still queued; ClosedError where the stream was
-        closed before it began.
+        CollectiveTimeout past it, with the function still queued. Where it was dropped: ClosedError, or
+        the error of the group that it waited for.
         """
         self._task.wait(timeout)
         if self._error is not None:
@@ -159,6 +160,8 @@ class Stream:
     `close`, a `with` block's end, the destructor and the end of the program give what is queued a
     second, then drop the rest (those Works raise ClosedError) and log it; they never raise and never
     hang. A function that goes on regardless is left alone on its thread.
+
+    A stream that waited for an event that cannot be reached drops all that follows: see Event.
 
     name: for messages.
 

@@ -19,19 +19,20 @@ class StreamSyncOps(ABC):
     host they are rankwise's own, `rw.Stream().handle`, and THIS_THREAD (0) stands for the calling
     thread: an event recorded on it is reached at once, and to wait on it blocks the caller. What is
     said to a stream takes its place in the queue, behind what is there. An event is reached when
-    everything before its place has run; that it was reached says nothing about success, which the
-    Works tell.
+    everything before its place has run. A function that raised has run too; its Work tells.
 
     The communicator's stream runs, in this order, what `start` and these operations put there. A
     blocking collective runs after all of it. Messages (send, recv) do not pass through it.
 
     Nothing here blocks but `sync_comm_stream` and waiting on THIS_THREAD. A stream that waits sleeps.
 
-    Errors: ValueError for an int that is no event, or no stream, of this process, or whose event was
-    destroyed or stream closed; ClosedError where the communicator is closed. A communicator's stream
-    that waits for an event longer than `timeout`, or for one that cannot be reached since its stream
-    was closed, fails the group (CollectiveTimeout, PeerLostError): what follows must not run too
-    early. A host stream drops what follows in the second case: its Works raise ClosedError.
+    Failures: an event cannot be reached any more when its stream is closed before it comes to it, or
+    is the stream of a group that has failed by then. Nothing that waits for it must run: a host stream
+    drops what follows, and those Works raise the reason (ClosedError, or the group's error); a
+    communicator's stream fails its group, as it does when a wait takes longer than `timeout`.
+
+    Misuse: ValueError for an int that is no event, or no stream, of this process, or not any longer;
+    ClosedError where the communicator is closed.
     """
 
     @abstractmethod
