@@ -11,4 +11,5 @@ NB_MODULE(_native, m) {
     bind_bench(m);
     bind_machine(m);
     bind_trace(m);
+    bind_registered(m);
 }

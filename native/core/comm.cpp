@@ -172,6 +172,11 @@ void Comm::check_counts(const Counts& counts, const char* argument) const {
                           std::to_string(world_size()) + " ranks");
 }
 
+std::shared_ptr<Registered> Comm::allocate(size_t bytes) {
+    check_open();
+    return std::make_shared<Registered>(segment_, bytes);
+}
+
 namespace {
 const uint8_t* bytes(const void* p) { return static_cast<const uint8_t*>(p); }
 uint8_t* bytes(void* p) { return static_cast<uint8_t*>(p); }

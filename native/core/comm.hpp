@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "mail.hpp"
+#include "registered.hpp"
 #include "steps.hpp"
 #include "stream.hpp"
 
@@ -25,6 +26,12 @@ public:
     int world_size() const { return steps_.n; }
     double timeout() const { return steps_.timeout; }
     void set_timeout(double seconds);
+
+    // Zeroed memory on which these operations work in place. Throws OutOfMemory.
+    std::shared_ptr<Registered> allocate(size_t bytes);
+    // Whether `bytes` from `p` on are such memory.
+    bool holds(const void* p, size_t bytes) const { return segment_->holds(p, bytes); }
+    const std::shared_ptr<Segment>& segment() const { return segment_; }
 
     // The operations of the contract. Throw BadArgument before anything is sent, else as Steps does.
     void barrier();

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "kernels/copy.hpp"
+
 namespace rankwise {
 
 namespace {
@@ -33,11 +35,20 @@ void Steps::move_memory(int peer, uint8_t* here, uint64_t address, size_t bytes,
             throw_failure();
         }
         done += size_t(moved);
-        if (region_.failed()) throw_failure();
+        check();
+    }
+}
+
+void Steps::copy_in_segment(uint8_t* to, const uint8_t* from, size_t bytes) {
+    const Copy copy = copy_for(bytes);
+    for (size_t done = 0; done < bytes; done += kChunk) {
+        check();
+        copy(to + done, from + done, std::min(kChunk, bytes - done));
     }
 }
 
 void Steps::read_memory(int peer, void* dst, uint64_t address, size_t bytes) {
+    if (address & kInSegment) return copy_in_segment(static_cast<uint8_t*>(dst), segment_.at(address & ~kInSegment), bytes);
     const pid_t own = record_.pid.load(std::memory_order_relaxed);
     move_memory(peer, static_cast<uint8_t*>(dst), address, bytes, [own](pid_t pid, iovec local, iovec remote) -> ssize_t {
         if (pid != own) return process_vm_readv(pid, &local, 1, &remote, 1, 0);
@@ -47,14 +58,13 @@ void Steps::read_memory(int peer, void* dst, uint64_t address, size_t bytes) {
 }
 
 void Steps::write_memory(int peer, const void* src, uint64_t address, size_t bytes) {
-    // Announced before looking whether the group has failed, as its owner looks after having failed it:
-    // either we stop here, or it waits for us.
     struct Writing {
-        std::atomic<uint32_t>& flag;
-        explicit Writing(std::atomic<uint32_t>& f) : flag(f) { flag.store(1); }
-        ~Writing() { flag.store(0); }
-    } writing(region_.seats[rank].writing);
-    if (region_.failed()) throw_failure();
+        Steps& s;
+        explicit Writing(Steps& s) : s(s) { s.set_writing(true); }
+        ~Writing() { s.set_writing(false); }
+    } writing(*this);
+    check();
+    if (address & kInSegment) return copy_in_segment(segment_.at(address & ~kInSegment), static_cast<const uint8_t*>(src), bytes);
     const pid_t own = record_.pid.load(std::memory_order_relaxed);
     move_memory(peer, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes, [own](pid_t pid, iovec local, iovec remote) -> ssize_t {
         if (pid != own) return process_vm_writev(pid, &local, 1, &remote, 1, 0);

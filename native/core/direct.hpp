@@ -2,12 +2,13 @@
 //
 // Ranks that are threads of one process share all memory; processes read each other's with
 // process_vm_readv, where the system allows it (same user, and no ptrace restriction: it is tried
-// once, when the ranks meet). A rank that lends its memory stays in the operation until everyone has
+// once, when the ranks meet). Registered memory (registered.hpp) lies in the segment, before everyone's
+// eyes. A rank that lends its memory stays in the operation until everyone has
 // said to be done with it, so only in a failing operation can a reader find memory that its owner
 // has reused, and what it reads then nobody will see. A rank that lends memory for writing
 // waits, before it leaves a failing operation, until nobody writes there any more.
 #pragma once
-#include "steps.hpp"
+#include "registered.hpp"
 
 namespace rankwise {
 
@@ -17,7 +18,7 @@ class Loan {
 public:
     // Lends memory for reading, and `written` for writing too.
     Loan(Steps& s, const void* readable, void* written = nullptr) : s_(s) {
-        const uint64_t both[2] = {reinterpret_cast<uint64_t>(readable), reinterpret_cast<uint64_t>(written)};
+        const uint64_t both[2] = {s.lend(readable), s.lend(written)};
         lends_ = written != nullptr;
         step_ = s.post(both, sizeof both);
     }
@@ -60,6 +61,13 @@ private:
 // they save in copies they lose in reading what another core has just written.
 inline constexpr size_t kDirectFrom = 24 << 10;
 inline constexpr size_t kDirectTo = 24 << 20;
-inline bool goes_direct(const Steps& s, size_t bytes) { return s.direct() && bytes >= kDirectFrom && bytes <= kDirectTo; }
+
+// Whether an operation on blocks of `bytes` goes direct; `lent` is what this rank will lend in it, if
+// anything. Beyond those sizes, and where ranks cannot read each other's memory, that it does where all
+// of that is registered.
+inline bool goes_direct(Steps& s, size_t bytes, const void* lent, size_t lent_bytes) {
+    if (bytes < kDirectFrom) return false;
+    return (s.direct() && bytes <= kDirectTo) || InPlace(s, lent, lent_bytes);
+}
 
 }  // namespace rankwise

@@ -63,6 +63,12 @@ public:
     SegmentHeader& header() const { return *header_; }
     RankRecord& record(int rank) const { return header_->ranks[rank]; }
     template <class T = uint8_t> T* at(uint64_t offset) const { return reinterpret_cast<T*>(base_ + offset); }
+    // Whether these bytes lie in the segment; then their offset.
+    bool holds(const void* p, size_t bytes) const {
+        const size_t offset = offset_of(p);  // wraps round for what lies before it
+        return offset < mapped_ && bytes <= mapped_ - offset;
+    }
+    uint64_t offset_of(const void* p) const { return uint64_t(static_cast<const uint8_t*>(p) - base_); }
 
     // Page-aligned zeroed memory of the segment; the offset of its first byte. Throws OutOfMemory.
     uint64_t allocate(size_t bytes, BlockKind kind);

@@ -94,6 +94,18 @@ public:
     // Copy from or to the memory of a peer that is in the same operation.
     void read_memory(int peer, void* dst, uint64_t address, size_t bytes);
     void write_memory(int peer, const void* src, uint64_t address, size_t bytes);
+    // How a peer finds memory of this rank: its address, or its place in the segment, marked as such.
+    static constexpr uint64_t kInSegment = uint64_t(1) << 63;
+    uint64_t lend(const void* p) const {
+        return segment_.holds(p, 1) ? segment_.offset_of(p) | kInSegment : reinterpret_cast<uint64_t>(p);
+    }
+    // Said by a rank that writes into a peer's memory, before it looks whether the group has failed (check),
+    // as the memory's owner looks after having failed it: either the writer stops, or the owner waits for it.
+    void set_writing(bool now) { region_.seats[rank].writing.store(now); }
+    // Throws where the group has failed.
+    void check() {
+        if (region_.failed()) throw_failure();
+    }
     // Return when no peer writes into this rank's memory any more.
     void await_no_writers();
     // Whether a peer's memory can be read at all.
@@ -125,6 +137,7 @@ private:
         seen_ = value;
     }
     template <class Transfer> void move_memory(int peer, uint8_t* here, uint64_t address, size_t bytes, Transfer&& transfer);
+    void copy_in_segment(uint8_t* to, const uint8_t* from, size_t bytes);
     Calls recent_calls(size_t most) const;
     void trace();
     void tell_bytes();

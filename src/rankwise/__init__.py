@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankwise.api.init import default_group as _default
     from rankwise.api.init import init
     from rankwise.api.mesh import Mesh
+    from rankwise.api.memory import registered
     from rankwise.api.ops import premul_sum
     from rankwise.api.spawn import spawn
     from rankwise.api.streams import Event, Stream
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     broadcast_plan = _default().broadcast_plan
     close = _default().close
     dup = _default().dup
+    empty = _default().empty
     exscan = _default().exscan
     gather = _default().gather
     gather_object = _default().gather_object
@@ -102,6 +104,7 @@ __all__ = [
     "broadcast_plan",
     "close",
     "dup",
+    "empty",
     "exscan",
     "gather",
     "gather_object",
@@ -115,6 +118,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_v",
+    "registered",
     "scan",
     "scatter",
     "scatter_object",
@@ -131,6 +135,7 @@ _MODULES = {
     "rankwise.api.mesh": ("Mesh",),
     "rankwise.api.group": ("Group",),
     "rankwise.api.init": ("init",),
+    "rankwise.api.memory": ("registered",),
     "rankwise.api.ops": ("premul_sum",),
     "rankwise.api.streams": ("Event", "Stream"),
     "rankwise.api.work": ("wait_all", "wait_any"),

@@ -66,6 +66,12 @@ class Comm:
     @property
     def world_size(self) -> int: ...
     timeout: float
+    def allocate(self, bytes: int) -> Registered:
+        """Zeroed memory of the segment, on which collectives work in place. MemoryError names needed and available."""
+
+    def holds(self, ptr: int, bytes: int) -> bool:
+        """Whether these bytes lie in the segment."""
+
     def barrier(self) -> None: ...
     def all_reduce(self, ptr: int, count: int, dtype: int, op: int) -> None: ...
     def broadcast(self, ptr: int, count: int, dtype: int, root: int) -> None: ...
@@ -135,6 +141,12 @@ class Comm:
 
     def close(self, timeout: float) -> str | None:
         """Idempotent; never raises. What went wrong, in words, or None."""
+
+class Registered:
+    """Memory of this rank in the segment; freed with this object."""
+
+    @property
+    def __array_interface__(self) -> dict[str, object]: ...
 
 class Segment:
     """The shared memory of the ranks of one host."""
@@ -297,6 +309,12 @@ class SegmentView:
 
         One that is still under way is kept, however old it is.
         """
+
+def memory_handler(comm: Comm) -> object:
+    """A NumPy memory handler (NEP 49) whose arrays lie in the communicator's segment."""
+
+def use_handler(handler: object | None) -> object:
+    """Let NumPy, in this context, make arrays with that handler; None: its own. Returns the one used before."""
 
 def usable_cores() -> int:
     """Cores this process may use: its affinity, cut by its cgroup's quota."""

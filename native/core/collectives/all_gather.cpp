@@ -16,10 +16,10 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         }
         return keep_own(own, send, mine, 0);
     }
-    if (goes_direct(s, largest)) {
+    if (goes_direct(s, largest, send, mine)) {
         Loan loan(s, send);
         loan.await_all();  // from here on all agree: what others refuse must not change recv
-        keep_own(own, send, mine, 0);
+        keep_own(own, send, mine, mine);
         for (int i = 1; i < s.n; ++i) {
             const int from = (s.rank + i) % s.n;
             loan.read(from, recv + blocks.offset(from), 0, blocks.size(from));

@@ -87,6 +87,8 @@ void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel
         return;
     }
     const size_t direct = std::min<size_t>((16 << 10) / size_t(s.n), s.slot_bytes());
+    if (bytes >= kInPlaceFrom)
+        if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, -1);
     if (bytes > direct) return reduce_in_shares(s, data, bytes, item, kernel, -1);
     const uint64_t g = s.take_pieces(1);
     s.claim(g);

@@ -14,7 +14,7 @@ static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Bl
     }
     Loan loan(s, nullptr, recv);
     loan.await_all();
-    keep_own(recv + blocks.offset(root), send, blocks.size(root), 0);
+    keep_own(recv + blocks.offset(root), send, blocks.size(root), blocks.size(root));
     if (s.n == 2) {
         const int from = 1 - root;
         const size_t rest = written(from);
@@ -28,7 +28,8 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
     const size_t mine = blocks.size(s.rank);
     const Copy copy_out = copy_for(blocks.total());
     const size_t largest = blocks.largest();
-    if (goes_direct(s, largest)) return gather_direct(s, send, recv, blocks, root);
+    const uint8_t* lent = to_me ? recv : s.n == 2 ? send : nullptr;
+    if (goes_direct(s, largest, lent, to_me ? blocks.total() : mine)) return gather_direct(s, send, recv, blocks, root);
     if (largest <= kInline) {
         const uint64_t step = s.post(send, to_me ? 0 : mine);
         if (!to_me) return;

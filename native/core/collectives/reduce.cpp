@@ -7,6 +7,8 @@ namespace rankwise::collectives {
 void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root) {
     const size_t bytes = count * item;
     const size_t piece = s.slot_bytes();
+    if (bytes >= kInPlaceFrom)
+        if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, root);
     if (s.n > 2 && bytes > (16 << 10)) return reduce_in_shares(s, data, bytes, item, kernel, root);
     const bool to_me = s.rank == root;
     if (bytes <= kInline) {

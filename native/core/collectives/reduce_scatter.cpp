@@ -15,6 +15,8 @@ void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& 
         if (mine) kernel(recv, sources, s.n, mine / item, s.n);
         return;
     }
+    if (blocks.total() >= kInPlaceFrom)
+        if (const InPlace all(s, send, blocks.total()); all) return reduce_block_in_place(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
     const size_t piece = share_of_slot(s);
     auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
     pipeline(

@@ -15,7 +15,7 @@ static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const B
     }
     Loan loan(s, send);
     loan.await_all();
-    keep_own(recv, send + blocks.offset(root), blocks.size(root), 0);
+    keep_own(recv, send + blocks.offset(root), blocks.size(root), blocks.size(root));
     if (s.n == 2) {
         const int to = 1 - root;
         loan.write(to, send + blocks.offset(to) + read(to), read(to), blocks.size(to) - read(to));
@@ -32,7 +32,8 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
         if (mine) std::memcpy(recv, (from_me ? send : s.payload(root, step)) + blocks.offset(s.rank), mine);
         return;
     }
-    if (goes_direct(s, blocks.largest())) return scatter_direct(s, send, recv, blocks, root);
+    const uint8_t* lent = from_me ? send : s.n == 2 ? recv : nullptr;
+    if (goes_direct(s, blocks.largest(), lent, from_me ? blocks.total() : mine)) return scatter_direct(s, send, recv, blocks, root);
     const Copy copy_out = copy_for(mine);
     const size_t piece = share_of_slot(s);
     auto place = [&](int j) { return size_t(j < root ? j : j - 1) * piece; };  // root keeps its own block

@@ -26,6 +26,10 @@ class Kind:
         """Memory for a result, not initialised; its `finish()` is the result as an array of this kind."""
         return target(np.empty(shape, dtypes.to_numpy(dtype)))
 
+    def over(self, memory: np.ndarray[Any, Any], shape: Shape, dtype: DType) -> Any:
+        """An array of this kind in the bytes of `memory`, which it keeps alive."""
+        return memory.view(dtypes.to_numpy(dtype)).reshape(shape)
+
 
 class _NamespaceKind(Kind):
     """Results for immutable arrays: made in NumPy, handed back through the array's own library."""
@@ -163,18 +167,24 @@ def receiver(x: Any, dtype: Any) -> Buffer:
     """Memory for a message: the array `x`, or a new one where `x` is a shape; `dtype` None means float64 then."""
     if not isinstance(x, (tuple, list, int, np.integer)):
         buffer = target(x)
-        if dtype is not None and _dtype_argument(dtype)[0] is not buffer.dtype:
+        if dtype is not None and dtype_argument(dtype)[0] is not buffer.dtype:
             raise ValueError(f"dtype={dtype!r}: expected that of x, {dtypes.name(buffer.dtype)}, or None")
         return buffer
-    shape = tuple(x) if isinstance(x, (tuple, list)) else (x,)
-    for length in shape:
-        if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0:
-            raise ValueError(f"x={x!r}: expected an array, or a shape of ints >= 0")
-    wanted, kind = (DType.F64, NUMPY) if dtype is None else _dtype_argument(dtype)
+    shape = shape_argument(x, "x", "an array, or ")
+    wanted, kind = (DType.F64, NUMPY) if dtype is None else dtype_argument(dtype)
     return kind.empty(shape, wanted)
 
 
-def _dtype_argument(dtype: Any) -> tuple[DType, Kind]:
+def shape_argument(x: Any, name: str, or_else: str = "") -> Shape:
+    """A shape that was given as an int or a sequence of ints; ValueError where it is none."""
+    shape = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    for length in shape:
+        if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0:
+            raise ValueError(f"{name}={x!r}: expected {or_else}a shape of ints >= 0")
+    return tuple(map(int, shape))
+
+
+def dtype_argument(dtype: Any) -> tuple[DType, Kind]:
     """The type, and the kind of array that this way to write it asks for."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):

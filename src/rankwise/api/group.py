@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rankwise.api.base import integer
+from rankwise.api.memory import Memory
 from rankwise.api.messages import Messages
 from rankwise.api.objects import Objects
 from rankwise.api.plans import Plans
@@ -21,7 +22,7 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
 
 
-class Group(Objects, Prefixes, Plans, Messages):
+class Group(Objects, Prefixes, Plans, Memory, Messages):
     """An ordered set of ranks that communicate, seen from one of them.
 
     rank, world_size: this rank's number in the group, and how many there are. ranks: the same ranks

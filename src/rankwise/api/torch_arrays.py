@@ -55,6 +55,13 @@ class TorchKind(Kind):
         tensor = torch.empty(shape, dtype=_to_torch()[dtype])
         return Buffer(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, self, tensor)
 
+    def over(self, memory: Any, shape: Shape, dtype: DType) -> Any:
+        import torch
+
+        if not memory.size:
+            return torch.empty(shape, dtype=_to_torch()[dtype])
+        return torch.from_numpy(memory).view(_to_torch()[dtype]).view(shape)
+
 
 TORCH = TorchKind()
 

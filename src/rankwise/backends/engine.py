@@ -6,6 +6,10 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -223,6 +227,17 @@ class EngineCommunicator(Communicator):
     def machine_seconds(self, what: str, bytes: int) -> float:
         """What two cores of this machine need with no engine in between, as rankwise bench machine says."""
         return _native.line_seconds() if what == "line" else _native.core_seconds(what, bytes)
+
+    def allocate(self, nbytes: int) -> _native.Registered:
+        return self._comm.allocate(nbytes)
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        before = _native.use_handler(_native.memory_handler(self._comm))
+        try:
+            yield
+        finally:
+            _native.use_handler(before)
 
     def abort(self, why: str) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError with `why`."""

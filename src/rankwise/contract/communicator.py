@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -204,6 +205,18 @@ class Communicator(ABC):
 
         color < 0: this rank takes no part and receives None.
         """
+
+    def allocate(self, nbytes: int) -> Any:
+        """Zeroed memory that the ranks' operations work on in place: an object with `__array_interface__`.
+
+        The object owns it, and outlives the communicator. None where a backend has no such memory.
+        Any rank may ask, by itself. Operations take any other memory as well, with the same results.
+        """
+        return None
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """A context in which the NumPy arrays that this thread makes lie in such memory, where there is some."""
+        return nullcontext()
 
     @abstractmethod
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:

@@ -1,0 +1,136 @@
+// Registered memory for NumPy: as an object with the array interface, and as the memory handler of
+// NEP 49, by which arrays made the usual way lie there.
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_22_API_VERSION
+#include "bindings.hpp"
+
+#include <numpy/arrayobject.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+using namespace rankwise;
+
+namespace {
+
+nb::dict interface_of(const Registered& memory) {
+    nb::dict d;
+    d["version"] = 3;
+    d["typestr"] = "|u1";
+    d["shape"] = nb::make_tuple(memory.bytes());
+    d["data"] = nb::make_tuple(Address(memory.data()), false);
+    return d;
+}
+
+// What stands behind one memory handler. The arrays made with it keep it alive.
+class Allocator {
+public:
+    explicit Allocator(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
+        std::strcpy(handler.name, "rankwise");
+        handler.version = 1;
+        handler.allocator = {this, &Allocator::make, &Allocator::make_zeroed, &Allocator::resize, &Allocator::free};
+    }
+    PyDataMem_Handler handler{};
+
+private:
+    // Below a page the segment's blocks, which are whole pages, would be waste.
+    static constexpr size_t kFrom = 4096;
+
+    static void* make(void* self, size_t bytes) { return of(self).allocate(bytes, false); }
+    static void* make_zeroed(void* self, size_t count, size_t item) {
+        size_t bytes;
+        return __builtin_mul_overflow(count, item, &bytes) ? nullptr : of(self).allocate(bytes, true);
+    }
+    static void free(void* self, void* p, size_t) {
+        if (!of(self).release(p)) std::free(p);
+    }
+    static void* resize(void* self, void* p, size_t bytes) {
+        Allocator& a = of(self);
+        const size_t before = a.size_of(p);
+        if (!before && bytes < kFrom) return std::realloc(p, bytes);
+        void* moved = a.allocate(bytes, false);
+        if (!moved || !p) return moved;
+        if (!before) {  // NumPy does not say how long it was, the system knows
+            void* grown = std::realloc(p, bytes);
+            if (!grown) {
+                free(self, moved, 0);
+                return nullptr;
+            }
+            p = grown;
+        }
+        std::memcpy(moved, p, before ? std::min(before, bytes) : bytes);
+        free(self, p, 0);
+        return moved;
+    }
+
+    static Allocator& of(void* self) { return *static_cast<Allocator*>(self); }
+    void* allocate(size_t bytes, bool zeroed) {
+        if (bytes >= kFrom) {
+            try {
+                auto memory = std::make_unique<Registered>(segment_, bytes);
+                void* p = memory->data();
+                std::lock_guard lock(mutex_);
+                blocks_.emplace(p, std::move(memory));
+                return p;
+            } catch (const Error&) {
+                return nullptr;  // NumPy makes a MemoryError of it
+            }
+        }
+        return zeroed ? std::calloc(std::max<size_t>(bytes, 1), 1) : std::malloc(std::max<size_t>(bytes, 1));
+    }
+    size_t size_of(void* p) {
+        std::lock_guard lock(mutex_);
+        const auto found = blocks_.find(p);
+        return found == blocks_.end() ? 0 : found->second->bytes();
+    }
+    bool release(void* p) {
+        std::unique_ptr<Registered> last;  // freed without the lock
+        std::lock_guard lock(mutex_);
+        const auto found = blocks_.find(p);
+        if (found == blocks_.end()) return false;
+        last = std::move(found->second);
+        blocks_.erase(found);
+        return true;
+    }
+
+    std::shared_ptr<Segment> segment_;
+    std::mutex mutex_;
+    std::map<void*, std::unique_ptr<Registered>> blocks_;
+};
+
+constexpr const char* kCapsule = "mem_handler";  // as NEP 49 wants it called
+
+void import_numpy() {
+    if (!PyArray_API && _import_array() < 0) nb::raise_python_error();
+}
+
+// A handler for `use_handler` that takes memory from this rank's segment.
+nb::object memory_handler(const Comm& comm) {
+    import_numpy();
+    auto allocator = std::make_unique<Allocator>(comm.segment());
+    PyObject* capsule = PyCapsule_New(&allocator->handler, kCapsule, [](PyObject* c) {
+        auto* handler = static_cast<PyDataMem_Handler*>(PyCapsule_GetPointer(c, kCapsule));
+        delete static_cast<Allocator*>(handler->allocator.ctx);
+    });
+    if (!capsule) nb::raise_python_error();
+    allocator.release();
+    return nb::steal(capsule);
+}
+
+nb::object use_handler(nb::handle handler) {
+    import_numpy();
+    PyObject* before = PyDataMem_SetHandler(handler.is_none() ? nullptr : handler.ptr());
+    if (!before) nb::raise_python_error();
+    return nb::steal(before);
+}
+
+}  // namespace
+
+void bind_registered(nb::module_& m) {
+    nb::class_<Registered>(m, "Registered", "Memory of this rank in the segment; freed with this object.")
+        .def_prop_ro("__array_interface__", &interface_of);
+    m.def("memory_handler", &memory_handler, nb::arg("comm"), "A NumPy memory handler whose arrays lie in the communicator's segment.");
+    m.def("use_handler", &use_handler, nb::arg("handler").none(), "Let NumPy, in this context, make arrays with it; the one used before.");
+}

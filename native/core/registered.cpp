@@ -1,0 +1,73 @@
+#include "registered.hpp"
+
+#include <unistd.h>
+
+#include "collectives/blocks.hpp"
+
+namespace rankwise {
+
+namespace {
+
+constexpr uint64_t kNotRegistered = 0;      // offset 0 is the segment's header
+constexpr uint64_t kNotNeeded = ~uint64_t(0);
+constexpr size_t kCacheBlock = 16 << 10;    // reduced and passed on while it is in the L1 cache
+constexpr size_t kLookEvery = 512 << 10;    // bytes between two looks at whether the group has failed
+
+}  // namespace
+
+Registered::Registered(std::shared_ptr<Segment> segment, size_t bytes)
+    : segment_(std::move(segment)), bytes_(bytes), offset_(segment_->allocate(std::max<size_t>(bytes, 1), BlockKind::Buffer)), owner_(getpid()) {}
+
+Registered::~Registered() {
+    if (getpid() == owner_) segment_->release(offset_);
+}
+
+InPlace::InPlace(Steps& s, const void* memory, size_t bytes) : s_(s), own_(static_cast<uint8_t*>(const_cast<void*>(memory))) {
+    const uint64_t mine = !memory || !bytes ? kNotNeeded : s.segment().holds(memory, bytes) ? s.segment().offset_of(memory) : kNotRegistered;
+    step_ = s.post(&mine, sizeof mine);
+    if (mine == kNotRegistered) return;
+    s.await_all(step_);
+    agreed_ = true;
+    for (int p = 0; p < s.n; ++p)
+        if (p != s.rank && told(p) == kNotRegistered) agreed_ = false;
+}
+
+namespace collectives {
+
+void reduce_in_place(Steps& s, const InPlace& data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+    Visit visit(s);
+    const bool receives = root < 0 || s.rank == root;
+    const size_t each = ((bytes + s.n - 1) / s.n + 63) / 64 * 64;  // a share, in whole cache lines
+    const size_t end = std::min(bytes, each * size_t(s.rank + 1));
+    for (size_t at = std::min(bytes, each * size_t(s.rank)), look = 0; at < end; at += kCacheBlock) {
+        if (at >= look) {
+            visit.go_on();
+            look = at + kLookEvery;
+        }
+        const size_t length = std::min(kCacheBlock, end - at);
+        const void* sources[kMaxRanks];
+        for (int r = 0; r < s.n; ++r) sources[r] = data.of(r) + at;
+        uint8_t* result = receives ? data.of(s.rank) + at : s.scratch();
+        kernel(result, sources, s.n, length / item, s.n);
+        for (int i = 1; i < s.n; ++i) {
+            const int to = (s.rank + i) % s.n;
+            // Its lines were read a moment ago: stores that go past the cache would be slower, at any size.
+            if (root < 0 || to == root) std::memcpy(data.of(to) + at, result, length);
+        }
+    }
+    visit.end();
+}
+
+void reduce_block_in_place(Steps& s, const InPlace& send, uint8_t* recv, size_t offset, size_t mine, size_t item, ReduceKernel kernel) {
+    for (size_t at = 0; at < mine; at += kLookEvery) {
+        s.check();
+        const size_t length = std::min(kLookEvery, mine - at);
+        const void* sources[kMaxRanks];
+        for (int r = 0; r < s.n; ++r) sources[r] = send.of(r) + offset + at;
+        kernel(recv + at, sources, s.n, length / item, s.n);
+    }
+    s.await_all(s.post());
+}
+
+}  // namespace collectives
+}  // namespace rankwise

@@ -1,0 +1,183 @@
+// Every collective on memory of the segment: on all ranks, on some of them, and on none, with the same
+// results; what happens to such memory when its group fails, or is closed before it.
+#include <cstring>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+// Element i of what rank r holds: of no exact sum, so that another order of adding would show.
+float value(int r, uint64_t i) { return float((i * 7 + uint64_t(r) * 3) % 101) / 7 - 5; }
+
+float total(int n, uint64_t i) {
+    float sum = value(0, i);
+    for (int r = 1; r < n; ++r) sum += value(r, i);
+    return sum;
+}
+
+// `count` floats in the segment or not.
+struct Floats {
+    std::shared_ptr<Registered> registered;
+    std::vector<float> plain;
+    float* data;
+    Floats(Comm& c, bool in_segment, uint64_t count) {
+        if (in_segment) registered = c.allocate(count * sizeof(float));
+        else plain.resize(count);
+        data = in_segment ? reinterpret_cast<float*>(registered->data()) : plain.data();
+    }
+    float& operator[](uint64_t i) { return data[i]; }
+};
+
+// Whether v[0..count) is what `right` says of each place.
+template <class Right> bool holds(Floats& v, uint64_t count, Right&& right, uint64_t from = 0) {
+    for (uint64_t i = 0; i < count; ++i)
+        if (v[from + i] != right(i)) return false;
+    return true;
+}
+
+void every_collective(Comm& c, uint64_t count, uint64_t which) {
+    const int n = c.world_size(), me = c.rank();
+    const bool here = which >> me & 1;
+    const std::string what = std::to_string(count) + " floats, " + std::to_string(n) + " ranks, registered on " + std::to_string(which);
+    Floats x(c, here, count), all(c, here, count * n), back(c, here, count * n);
+    auto fill = [&](Floats& v, uint64_t length) {
+        for (uint64_t i = 0; i < length; ++i) v[i] = value(me, i);
+    };
+    auto sums = [n](uint64_t i) { return total(n, i); };
+    for (int again = 0; again < 2; ++again) {
+        fill(x, count);
+        c.all_reduce(x.data, count, DType::F32, ReduceOp::SUM);
+        CHECK(holds(x, count, sums), "all_reduce of " << what);
+        for (int root = 0; root < n; ++root) {
+            auto roots = [root](uint64_t i) { return value(root, i); };
+            fill(x, count);
+            c.reduce(x.data, count, DType::F32, ReduceOp::SUM, root);
+            CHECK(holds(x, count, [&](uint64_t i) { return me == root ? total(n, i) : value(me, i); }), "reduce of " << what);
+            fill(x, count);
+            c.broadcast(x.data, count, DType::F32, root);
+            CHECK(holds(x, count, roots), "broadcast of " << what);
+            fill(x, count);
+            c.gather(x.data, me == root ? back.data : nullptr, count, DType::F32, root);
+            for (int r = 0; me == root && r < n; ++r)
+                CHECK(holds(back, count, [r](uint64_t i) { return value(r, i); }, count * r), "gather of " << what);
+            fill(all, count * n);
+            c.scatter(me == root ? all.data : nullptr, x.data, count, DType::F32, root);
+            CHECK(holds(x, count, [&](uint64_t i) { return value(root, count * me + i); }), "scatter of " << what);
+        }
+        fill(x, count);
+        c.all_gather(x.data, back.data, count, DType::F32);
+        for (int r = 0; r < n; ++r) CHECK(holds(back, count, [r](uint64_t i) { return value(r, i); }, count * r), "all_gather of " << what);
+        fill(all, count * n);
+        c.reduce_scatter(all.data, x.data, count, DType::F32, ReduceOp::SUM);
+        CHECK(holds(x, count, [&](uint64_t i) { return total(n, count * me + i); }), "reduce_scatter of " << what);
+        c.all_to_all(all.data, back.data, count, DType::F32);
+        for (int r = 0; r < n; ++r)
+            CHECK(holds(back, count, [&](uint64_t i) { return value(r, count * me + i); }, count * r), "all_to_all of " << what);
+    }
+    c.barrier();
+}
+
+// Blocks of other lengths on every rank, some of them empty.
+void by_counts(Comm& c) {
+    const int n = c.world_size(), me = c.rank();
+    Counts counts(n);
+    for (int r = 0; r < n; ++r) counts[r] = r == 1 ? 0 : 20000 + 37 * uint64_t(r);
+    uint64_t all = 0, before = 0;
+    for (int r = 0; r < n; ++r) {
+        if (r < me) before += counts[r];
+        all += counts[r];
+    }
+    Floats x(c, true, all), part(c, true, counts[me]);
+    for (uint64_t i = 0; i < all; ++i) x[i] = value(me, i);
+    c.reduce_scatter_v(x.data, part.data, counts, DType::F32, ReduceOp::SUM);
+    CHECK(holds(part, counts[me], [&](uint64_t i) { return total(n, before + i); }), "reduce_scatter_v");
+    c.scatter_v(x.data, part.data, counts, DType::F32, n - 1);
+    CHECK(holds(part, counts[me], [&](uint64_t i) { return value(n - 1, before + i); }), "scatter_v");
+    Floats back(c, true, all);
+    c.all_gather_v(part.data, back.data, counts, DType::F32);
+    CHECK(holds(back, all, [&](uint64_t i) { return value(n - 1, i); }), "all_gather_v");
+    c.barrier();
+}
+
+// Beyond the sizes for which ranks read each other's memory through the kernel.
+void large(Comm& c) {
+    const uint64_t count = (26 << 20) / sizeof(float) + 5;
+    const int n = c.world_size(), me = c.rank();
+    Floats x(c, true, count), all(c, true, count * n);
+    for (uint64_t i = 0; i < count; ++i) x[i] = value(me, i);
+    c.all_gather(x.data, all.data, count, DType::F32);
+    for (int r = 0; r < n; ++r) CHECK(holds(all, count, [r](uint64_t i) { return value(r, i); }, count * r), "all_gather of 26 MiB");
+    c.broadcast(x.data, count, DType::F32, 1);
+    CHECK(holds(x, count, [](uint64_t i) { return value(1, i); }), "broadcast of 26 MiB");
+    c.barrier();
+}
+
+// A rank leaves in the middle: the others throw, and nobody writes into memory that was given back.
+void one_leaves(int n) {
+    ranks::run(n, [](Comm& c) {
+        auto memory = c.allocate(1 << 20);
+        c.barrier();
+        if (c.rank() == 0) return c.abort("has had enough");
+        const std::string error = ranks::thrown([&] {
+            for (;;) c.all_reduce(memory->data(), (1 << 20) / 4, DType::F32, ReduceOp::SUM);
+        });
+        CHECK_EQ(error, "PeerLost");
+    });
+}
+
+// Other counts: refused on all ranks before a byte of the memory has changed.
+void mismatched() {
+    ranks::run(2, [](Comm& c) {
+        auto memory = c.allocate(1 << 20);
+        std::memset(memory->data(), 7, 1 << 20);
+        const std::string error = ranks::thrown([&] { c.all_reduce(memory->data(), (1 << 18) - uint64_t(c.rank()), DType::F32, ReduceOp::SUM); });
+        CHECK_EQ(error, "Mismatch");
+        for (size_t i = 0; i < 1 << 20; ++i) CHECK_EQ(int(memory->data()[i]), 7);
+    });
+}
+
+void life() {
+    std::shared_ptr<Registered> kept;
+    const auto segment = ranks::run(2, [&](Comm& c) {
+        const size_t before = c.segment()->allocated_blocks();
+        c.barrier();
+        {
+            auto memory = c.allocate(100), none = c.allocate(0);
+            CHECK(c.holds(memory->data(), 100), "registered memory lies in the segment");
+            for (int i = 0; i < 100; ++i) CHECK_EQ(int(memory->data()[i]), 0);
+            float elsewhere;
+            CHECK(!c.holds(&elsewhere, sizeof elsewhere), "other memory does not");
+            CHECK(!c.holds(memory->data(), ~size_t(0)), "nor does more than there is");
+            c.barrier();
+            CHECK(c.segment()->allocated_blocks() == before + 4, "two blocks of each rank");
+            c.barrier();
+        }
+        c.barrier();
+        CHECK(c.segment()->allocated_blocks() == before, "freed with the object");
+        c.barrier();
+        if (c.rank() == 0) kept = c.allocate(5000);
+    });
+    kept->data()[4999] = 1;  // the group is closed
+    CHECK_EQ(int(kept->data()[4999]), 1);
+    const size_t with = segment->allocated_blocks();
+    kept = nullptr;
+    CHECK_EQ(segment->allocated_blocks(), with - 1);
+}
+
+}  // namespace
+
+int main() {
+    for (int n : {2, 3, 5})
+        for (uint64_t count : {1, 2047, 2048, 6144, 40001})
+            for (uint64_t which : {0b11111, 0b10110, 0b00001, 0})
+                ranks::run(n, [&](Comm& c) { every_collective(c, count, which); });
+    ranks::run(3, [](Comm& c) { every_collective(c, 300000, 0b111); });
+    for (int n : {2, 4}) ranks::run(n, by_counts);
+    ranks::run(2, large);
+    for (int n : {2, 3}) one_leaves(n);
+    mismatched();
+    life();
+    return check::result();
+}
