@@ -90,6 +90,7 @@ void bind_comm(nb::module_& m) {
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def("allocate", &Comm::allocate, nb::arg("bytes"))
         .def("holds", [](const Comm& c, Address ptr, size_t bytes) { return c.holds(pointer(ptr), bytes); }, nb::arg("ptr"), nb::arg("bytes"))
+        .def_prop_ro("segment", [](const Comm& c) { return c.segment(); })
         .def_prop_ro("rank", &Comm::rank)
         .def_prop_ro("world_size", &Comm::world_size)
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rankwise.api.group import Group
     from rankwise.api.init import default_group as _default
     from rankwise.api.init import init
-    from rankwise.api.mesh import Mesh
     from rankwise.api.memory import registered
+    from rankwise.api.mesh import Mesh
     from rankwise.api.ops import premul_sum
     from rankwise.api.spawn import spawn
     from rankwise.api.streams import Event, Stream

@@ -32,7 +32,8 @@ def report_of(path: Path) -> dict[str, Any]:
 
 
 def test_every_operation_is_measured_and_right(tmp_path: Path) -> None:
-    done = bench("--sizes", "8,40K", "--check", "--native", "--pointer", *QUICK, "--json", str(tmp_path / "r.json"))
+    levels = ("--native", "--pointer", "--registered")
+    done = bench("--sizes", "8,40K", "--check", *levels, *QUICK, "--json", str(tmp_path / "r.json"))
     assert (done.returncode, done.stderr) == (0, "")
     document = report_of(tmp_path / "r.json")
     assert document["left_out"] == {}
@@ -40,7 +41,7 @@ def test_every_operation_is_measured_and_right(tmp_path: Path) -> None:
     results = document["results"]
     points = {(one["contender"], one["operation"], one["size"]) for one in results}
     sizes = {name: [8, 40 << 10] if operation.has_bytes else [0] for name, operation in OPERATIONS.items()}
-    contenders = ("rankwise", "pointer", "native")
+    contenders = ("rankwise", "registered", "pointer", "native")
     assert points == {(one, name, size) for one in contenders for name in OPERATIONS for size in sizes[name]}
     for one in results:
         assert 0 < one["min_us"] <= one["median_us"] <= one["p99_us"]

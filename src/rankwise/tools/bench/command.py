@@ -109,6 +109,7 @@ def _parser() -> Parser:
     add("--vs", type=_names, default=[], metavar="PEERS", help=f"measure these too: {','.join(peers.PEERS)}")
     add("--check", action="store_true", help="verify the results at every size, before and after the timing")
     add("--native", action="store_true", help="measure also inside the native engine, without Python")
+    add("--registered", action="store_true", help="measure also on registered memory, of group.empty")
     add("--pointer", action="store_true", help="measure also below the arrays, with addresses")
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
     add("--time", type=float, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
@@ -245,7 +246,7 @@ class Run:
             self.about[name] = crew.about
             contenders.append(Contender(name, crew))
             if name == OURS:
-                levels = [level for level in ("pointer", "native") if getattr(self.options, level)]
+                levels = [level for level in ("registered", "pointer", "native") if getattr(self.options, level)]
                 contenders += [Contender(level, crew, level) for level in levels]
         self.progress.clear()
         if not self.started:

@@ -16,7 +16,7 @@ BATCH_CROWDED = 2e-3  # the same where ranks share cores: each batch begins with
 
 @dataclass
 class Contender:
-    """A library at a level ('array', 'pointer', 'native'), with the ranks that run it."""
+    """A library at a level ('array', 'registered', 'pointer', 'native'), with the ranks that run it."""
 
     name: str
     crew: Crew

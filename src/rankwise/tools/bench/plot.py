@@ -7,6 +7,7 @@ from typing import Any
 
 COLOURS = {
     "rankwise": "#d62728",
+    "registered": "#ff7f0e",
     "pointer": "#ff9896",
     "native": "#7f7f7f",
     "openmpi": "#1f77b4",

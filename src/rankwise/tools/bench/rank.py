@@ -50,6 +50,10 @@ class Contender(ABC):
         Only the one that the arrays were made for is called.
         """
 
+    def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
+        """Memory for an array of a point."""
+        return np.empty(count, dtype)
+
     def call(self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
         if operation == "barrier":
             return self.barrier
@@ -125,6 +129,18 @@ class Arrays(Contender):
 
     def recv(self, out: np.ndarray, source: int) -> Call:
         return partial(self.group.recv, out, source)
+
+
+class Registered(Arrays):
+    """The same on registered memory, on which the ranks work in place."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        vars(self).update(vars(arrays))
+        self.about = arrays.about + ", on registered memory"
+
+    def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
+        array: np.ndarray = self.group.empty(count, dtype)
+        return array
 
 
 class Pointers(Contender):
@@ -387,12 +403,13 @@ def wrong_bytes(result: np.ndarray, right: np.ndarray) -> int:
 class Point:
     """One operation at one size, with this rank's arrays."""
 
-    def __init__(self, operation: str, count: int, dtype: str, op: str, n: int, rank: int) -> None:
+    def __init__(self, operation: str, count: int, dtype: str, op: str, contender: Contender) -> None:
+        n, rank = contender.world_size, contender.rank
         self.operation, self.op, self.n, self.rank = operation, op, n, rank
         self.dtype = dtype_of(dtype)
         taken = out_count(operation, count, n, rank)
-        self.x = np.empty(count, self.dtype)
-        self.out = None if taken is None else np.empty(taken, self.dtype)
+        self.x = contender.empty(count, self.dtype)
+        self.out = None if taken is None else contender.empty(taken, self.dtype)
         self.make_neutral()
 
     def make_neutral(self) -> None:
@@ -426,15 +443,18 @@ class Rank:
 
     def __init__(self, contenders: dict[str, Contender]) -> None:
         self.contenders = contenders
-        self.point: Point | None = None
+        self.points: dict[str, Point] = {}  # by kind of memory
         self.made_for: object = None
 
     def arrays(self, request: dict[str, Any], contender: Contender) -> Point:
         key = (request["operation"], request["count"], request["dtype"], request["op"])
-        if self.point is None or self.made_for != key:
-            self.point = None  # freed before the next is made
-            self.point, self.made_for = Point(*key, contender.world_size, contender.rank), key
-        return self.point
+        if self.made_for != key:
+            self.points.clear()  # freed before the next are made
+            self.made_for = key
+        kind = "registered" if isinstance(contender, Registered) else "usual"
+        if kind not in self.points:
+            self.points[kind] = Point(*key, contender)
+        return self.points[kind]
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """do: time -> seconds of each batch; check -> wrong bytes; drop -> {}, the arrays freed;
@@ -442,7 +462,7 @@ class Rank:
         rank 0 alone, seconds that two cores take."""
         do = request["do"]
         if do == "drop":
-            self.point = None
+            self.points.clear()
             return {}
         if do == "memory":
             return memory()
@@ -490,10 +510,15 @@ def machine(contender: Contender, what: str, size: int) -> dict[str, Any]:
 
 
 def contenders_of(name: str, store: str) -> dict[str, Contender]:
-    """Levels of the library `name`: rankwise has three, the others one."""
+    """Levels of the library `name`: rankwise has four, the others one."""
     if name == "rankwise":
         arrays = Arrays()
-        return {"array": arrays, "pointer": Pointers(arrays), "native": Native(arrays)}
+        return {
+            "array": arrays,
+            "registered": Registered(arrays),
+            "pointer": Pointers(arrays),
+            "native": Native(arrays),
+        }
     return {"array": Gloo(store) if name == "gloo" else Mpi()}
 
 
