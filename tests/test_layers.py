@@ -34,6 +34,9 @@ JOINS_MAY_IMPORT = {"backends", "_native"}
 # and dtype, and the streams of the program's own.
 API_MAY_IMPORT = {f"rankwise._native.{name}" for name in ("describe", "HostEvents", "Stream")}
 
+# Modules of the package itself besides __init__.py: each is the import name of a front-end.
+FRONT_DOORS = {"torch.py"}
+
 # Imported inside the function that needs them, never when a module loads.
 HEAVY = {
     "cuda",
@@ -50,6 +53,10 @@ HEAVY = {
     "tkinter",
     "torch",
 }
+
+
+# These modules are nothing without their library, and are themselves loaded inside a function.
+BUILT_ON = {"frontends/torch": "torch"}
 
 
 def room_of(module: str) -> str:
@@ -105,6 +112,8 @@ def python_faults(package: Path) -> Iterator[str]:
         room = room_of(module)
         if room == "_native":
             continue  # the extension's stub
+        if inside.as_posix() in FRONT_DOORS:
+            room = "frontends"
         if room == "rankwise" and inside.parts != ("__init__.py",):
             yield f"{inside}: belongs to no room"
             continue
@@ -122,7 +131,7 @@ def python_faults(package: Path) -> Iterator[str]:
                     yield f"{where}: {room} imports {name}, against the arrows"
             elif room == "contract" and top not in sys.stdlib_module_names:
                 yield f"{where}: contract imports {name}; it takes the standard library only"
-            elif top in HEAVY and node in when_loading:
+            elif top in HEAVY and node in when_loading and BUILT_ON.get(inside.parent.as_posix()) != top:
                 yield f"{where}: imports {name} when it loads; import it inside the function that needs it"
 
 
@@ -180,6 +189,10 @@ def test_files_are_short() -> None:
         ("overlap/plan.py", "from rankwise.tools import run", "against the arrows"),
         ("__init__.py", "from rankwise.backends import shm", "against the arrows"),
         ("helpers.py", "", "belongs to no room"),
+        ("torch.py", "from rankwise.backends import shm", "against the arrows"),
+        ("torch.py", "import torch", "when it loads"),
+        ("api/init.py", "from rankwise.torch import register", "against the arrows"),
+        ("frontends/torch/group.py", "import jax", "when it loads"),
     ],
 )
 def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str, fault: str) -> None:
@@ -204,6 +217,8 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str, fault
         ("backends/gloo.py", "def open_group():\n    import torch"),
         ("backends/gloo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("tools/run.py", "from rankwise.api import launch\nimport rankwise as rw"),
+        ("torch.py", "def open():\n    from rankwise.frontends.torch import group"),
+        ("frontends/torch/group.py", "import torch\nfrom rankwise.api import work"),
         ("testing/ranks.py", "from rankwise.backends import threads\nfrom rankwise.api.spawn import spawn"),
         ("__main__.py", "from rankwise.tools.cli import main"),
         ("_native.pyi", "from collections.abc import Sequence"),

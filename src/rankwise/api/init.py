@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
 from rankwise import _native
 from rankwise.api.group import Group, check_timeout
 from rankwise.api.ranks import find_job
-from rankwise.backends import registry
-from rankwise.contract.errors import ClosedError
+from rankwise.backends import registry, rendezvous
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import BackendUnavailable, ClosedError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 
@@ -52,6 +54,21 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
         comm = registry.opener(name)(job, timeout or settings.timeout)
         _default = Group(comm, backend=name)
         return _default
+
+
+def connect(job: Job, backend: str, timeout: float) -> Communicator:
+    """Meet the other ranks of `job`, which is known otherwise than from a launcher's environment.
+
+    BackendUnavailable where this rankwise has no such backend; what the backend raises.
+    """
+    if backend not in registry.names():
+        raise BackendUnavailable(backend, "this release of rankwise does not have it", "start all ranks on one host")
+    return registry.opener(backend)(job, timeout)
+
+
+def place() -> str:
+    """Where this process is: equal for processes that can share memory and watch each other."""
+    return json.dumps(rendezvous.place())
 
 
 def default_group() -> Group:

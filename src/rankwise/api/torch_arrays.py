@@ -42,7 +42,8 @@ def _to_torch() -> dict[DType, torch.dtype]:
 
 
 @cache
-def _from_torch() -> dict[torch.dtype, DType]:
+def dtypes() -> dict[torch.dtype, DType]:
+    """The types of torch that are ours as well."""
     return {theirs: ours for ours, theirs in _to_torch().items()}
 
 
@@ -75,7 +76,7 @@ def convert(tensor: torch.Tensor, name: str) -> Buffer:
 
     if not tensor.is_cpu:
         raise device_memory(name, f"torch.Tensor on {tensor.device}")
-    dtype = _from_torch().get(tensor.dtype)
+    dtype = dtypes().get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"{name}: tensors of dtype {tensor.dtype} do not travel; expected {EXPECTED}")
     if tensor.layout is not torch.strided:
@@ -95,7 +96,7 @@ def convert(tensor: torch.Tensor, name: str) -> Buffer:
 
 def dtype_of(given: torch.dtype) -> DType:
     """The DType of a torch dtype; TypeError where there is none."""
-    found = _from_torch().get(given)
+    found = dtypes().get(given)
     if found is None:
         raise TypeError(f"dtype={given}: expected {EXPECTED}")
     return found

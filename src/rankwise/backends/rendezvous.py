@@ -86,14 +86,18 @@ def _same_user(connection: socket.socket) -> bool:
     return uid == os.geteuid()
 
 
-def _card(job: Job) -> dict[str, Any]:
-    """Who this rank is; and where, which must be equal for shared memory and for watching each other's process."""
-    place = {
+def place() -> dict[str, str | int]:
+    """Where this process is, which must be equal for shared memory and for watching each other's process."""
+    return {
         "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "container (pid namespace)": os.stat("/proc/self/ns/pid").st_ino,
         "container (network namespace)": os.stat("/proc/self/ns/net").st_ino,
     }
-    return {"rank": job.rank, "world_size": job.world_size, "place": place}
+
+
+def _card(job: Job) -> dict[str, Any]:
+    """Who this rank is, and where."""
+    return {"rank": job.rank, "world_size": job.world_size, "place": place()}
 
 
 def _host(job: Job, timeout: float) -> _native.Segment:

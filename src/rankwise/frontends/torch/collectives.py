@@ -1,0 +1,357 @@
+"""The collectives of a process group. Shapes: n is the group's size; a list of outputs has one tensor a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from math import prod
+from typing import Any
+
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BarrierOptions
+from torch.distributed import (
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+    Work,
+)
+
+from rankwise.frontends.torch import sparse
+from rankwise.frontends.torch.core import Core, a_list, with_options
+from rankwise.frontends.torch.reductions import OPS, REDUCED, Reduction, moved
+from rankwise.frontends.torch.tensors import (
+    Finish,
+    check_same_type,
+    is_plain,
+    overlap,
+    source,
+    sources,
+    target,
+    targets,
+)
+
+
+class Collectives(Core):
+    """Each takes torch's options, or what torch's short forms take: a root, an operation, a timeout."""
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None) -> Work:
+        """Reduce each tensor over the ranks, in place. Sparse tensors: SUM."""
+        if type(opts) is not AllreduceOptions:
+            tensors = a_list(tensors)
+            opts = with_options(AllreduceOptions, opts, timeout, reduceOp=op if opts is None else opts)
+        if len(tensors) == 1:
+            tensor = tensors[0]
+            dtype, ours = REDUCED.get(tensor.dtype), OPS.get(int(opts.reduceOp.op))
+            if dtype is not None and ours is not None and is_plain(tensor) and ours.refused_for(dtype) is None:
+                return self._run("all_reduce", (tensor.data_ptr(), tensor.numel(), dtype, ours), opts, tensors)
+            if tensor.is_sparse:
+                return sparse.all_reduce(self, tensor, opts)
+        return self._reduce_each(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        return self._reduce_each(tensors, opts or AllreduceCoalescedOptions())
+
+    def _reduce_each(self, tensors: list[Tensor], opts: Any) -> Work:
+        calls, finishes, keep = [], [], []
+        for tensor in tensors:
+            how = Reduction(opts.reduceOp, tensor.dtype)
+            memory, finish = how.both(tensor)
+            calls.append(("all_reduce", (memory.data_ptr(), memory.numel(), how.dtype, how.ours)))
+            keep.append(memory)
+            finishes.append(finish)
+        return self._run_all(calls, opts, tensors, _each(finishes), keep)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work:
+        """root's tensors to every rank, in place."""
+        tensors = a_list(tensors)
+        opts = with_options(BroadcastOptions, opts, timeout, rootRank=root if opts is None else opts)
+        self._check_root(opts.rootRank)
+        calls, finishes, keep = [], [], []
+        for tensor in tensors:
+            memory, finish = target(tensor, filled=True)
+            calls.append(("broadcast", (memory.data_ptr(), memory.numel(), moved(memory.dtype), opts.rootRank)))
+            keep.append(memory)
+            finishes.append(finish)
+        if len(calls) == 1:
+            return self._run(*calls[0], opts, tensors, finishes[0], keep)
+        return self._run_all(calls, opts, tensors, _each(finishes), keep)
+
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, root: int = 0
+    ) -> Work:
+        """Reduce over the ranks, in place on root; the other ranks' tensors stay as they are."""
+        tensors = a_list(tensors)
+        opts = with_options(ReduceOptions, opts, timeout, rootRank=root if opts is None else opts, reduceOp=op)
+        (tensor,) = tensors
+        how = Reduction(opts.reduceOp, tensor.dtype)
+        memory, finish = how.both(tensor)
+        args = (memory.data_ptr(), memory.numel(), how.dtype, how.ours, self._check_root(opts.rootRank))
+        return self._run("reduce", args, opts, tensors, finish if self._rank == opts.rootRank else None, memory)
+
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Every rank's input into every rank's outputs. The inputs may differ in size, as the outputs then do."""
+        if isinstance(input_tensors, Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        opts = with_options(AllgatherOptions, opts, timeout or _time(opts))
+        (outputs,), (given,) = output_tensors, input_tensors
+        self._check_outputs(outputs, given)
+        if outputs[self._rank].numel() != given.numel():
+            raise ValueError(
+                f"output {self._rank}: expected {given.numel()} elements, as this rank's input has, "
+                f"got {outputs[self._rank].numel()}"
+            )
+        sent = source(given)
+        memory, finish = targets(outputs)
+        args = (sent.data_ptr(), memory.data_ptr())
+        keep = (sent, memory)
+        counts = [output.numel() for output in outputs]
+        if len(set(counts)) == 1:
+            return self._run("all_gather", (*args, sent.numel(), moved(sent.dtype)), opts, outputs, finish, keep)
+        return self._run("all_gather_v", (*args, counts, moved(sent.dtype)), opts, outputs, finish, keep)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """Every rank's input, by rank, into one output. The input may be this rank's place in the output."""
+        opts = opts or AllgatherOptions()
+        if output.dtype != input.dtype:
+            raise ValueError(f"output: expected dtype {input.dtype}, as the input has, got {output.dtype}")
+        if output.numel() != input.numel() * self._size:
+            raise ValueError(
+                f"output: expected {self._size} times the input's {input.numel()} elements, got {output.numel()}"
+            )
+        sent = source(input)
+        memory, finish = target(output)
+        if overlap(sent, memory) and sent.data_ptr() != memory.data_ptr() + self._rank * sent.nbytes:
+            sent = sent.clone()
+        args = (sent.data_ptr(), memory.data_ptr(), sent.numel(), moved(sent.dtype))
+        return self._run("all_gather", args, opts, [output], finish, (sent, memory))
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or AllgatherOptions()
+        works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        return self._as_one(works, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None) -> Work:
+        """output_lists[r][i] receives rank r's input_list[i]."""
+        opts = opts or AllgatherOptions()
+        works = [
+            self.allgather([[row[i] for row in output_lists]], [given], opts) for i, given in enumerate(input_list)
+        ]
+        return self._as_one(works, [tensor for row in output_lists for tensor in row])
+
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        root: int = 0,
+    ) -> Work:
+        """Every rank's input into root's outputs."""
+        if isinstance(input_tensors, Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        opts = with_options(GatherOptions, opts, timeout, rootRank=root if opts is None else opts)
+        root = self._check_root(opts.rootRank)
+        (given,) = input_tensors
+        sent = source(given)
+        outputs: list[Tensor] = []
+        memory, finish, where = sent, None, 0
+        if root == self._rank:
+            (outputs,) = output_tensors
+            self._check_outputs(outputs, given)
+            _check_sizes(outputs, given)
+            memory, finish = targets(outputs)
+            where = memory.data_ptr()
+        args = (sent.data_ptr(), where, sent.numel(), moved(sent.dtype), root)
+        return self._run("gather", args, opts, outputs, finish, (sent, memory))
+
+    def scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        root: int = 0,
+    ) -> Work:
+        """Root's inputs, one to each rank."""
+        if isinstance(output_tensors, Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        opts = with_options(ScatterOptions, opts, timeout, rootRank=root if opts is None else opts)
+        root = self._check_root(opts.rootRank)
+        (output,) = output_tensors
+        memory, finish = target(output)
+        sent, where = memory, 0
+        if root == self._rank:
+            (inputs,) = input_tensors
+            self._check_outputs(inputs, output)
+            _check_sizes(inputs, output)
+            sent = sources(inputs)
+            where = sent.data_ptr()
+            if overlap(sent, memory):
+                sent = sent.clone() if len(inputs) == 1 else sources([tensor.clone() for tensor in inputs])
+                where = sent.data_ptr()
+        args = (where, memory.data_ptr(), memory.numel(), moved(memory.dtype), root)
+        return self._run("scatter", args, opts, [output], finish, (sent, input_tensors, memory))
+
+    def reduce_scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        op: Any = None,
+    ) -> Work:
+        """Reduce input r over the ranks into rank r's output. The inputs may differ in size."""
+        if isinstance(output_tensors, Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        opts = with_options(ReduceScatterOptions, opts, timeout, reduceOp=op if opts is None else opts)
+        (output,), (inputs,) = output_tensors, input_tensors
+        self._check_outputs(inputs, output)
+        if inputs[self._rank].numel() != output.numel():
+            raise ValueError(
+                f"output: expected {inputs[self._rank].numel()} elements, as input {self._rank} has, "
+                f"got {output.numel()}"
+            )
+        how = Reduction(opts.reduceOp, output.dtype)
+        sent = how.source(sources(inputs)) if not how.in_place else sources(inputs)
+        memory, finish = how.target(output)
+        counts = [tensor.numel() for tensor in inputs]
+        args = (sent.data_ptr(), memory.data_ptr())
+        keep = (sent, inputs, memory)
+        if len(set(counts)) == 1:
+            name, count = "reduce_scatter", (counts[0],)
+        else:
+            name, count = "reduce_scatter_v", (counts,)
+        return self._run(name, (*args, *count, how.dtype, how.ours), opts, [output], finish, keep)
+
+    def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work:
+        """Reduce one input over the ranks; rank r's output receives share r. It may be that share of the input."""
+        output, given, opts = outputTensor, inputTensor, opts or ReduceScatterOptions()
+        if output.dtype != given.dtype:
+            raise ValueError(f"output: expected dtype {given.dtype}, as the input has, got {output.dtype}")
+        if given.numel() != output.numel() * self._size:
+            raise ValueError(
+                f"input: expected {self._size} times the output's {output.numel()} elements, got {given.numel()}"
+            )
+        how = Reduction(opts.reduceOp, output.dtype)
+        sent = how.source(given)
+        memory, finish = how.target(output)
+        if overlap(sent, memory) and memory.data_ptr() != sent.data_ptr() + self._rank * memory.nbytes:
+            sent = sent.clone()
+        args = (sent.data_ptr(), memory.data_ptr(), memory.numel(), how.dtype, how.ours)
+        return self._run("reduce_scatter", args, opts, [output], finish, (sent, memory))
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputTensors: list[Tensor], inputTensors: list[Tensor], opts: Any = None
+    ) -> Work:
+        opts = opts or ReduceScatterOptions()
+        works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputTensors, inputTensors, strict=True)]
+        return self._as_one(works, outputTensors)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Rows of the input to each rank, rows of the output from each; the splits say how many, empty: equally."""
+        opts = with_options(AllToAllOptions, opts, timeout or _time(opts))
+        if output.dtype != input.dtype:
+            raise ValueError(f"output: expected dtype {input.dtype}, as the input has, got {output.dtype}")
+        rows_out = self._rows(output, output_split_sizes, "output")
+        rows_in = self._rows(input, input_split_sizes, "input")
+        sent = source(input)
+        memory, finish = target(output)
+        if overlap(sent, memory):
+            sent = sent.clone()
+        args = (sent.data_ptr(), memory.data_ptr())
+        keep = (sent, memory)
+        if not output_split_sizes and not input_split_sizes and output.numel() == input.numel():
+            args_equal = (*args, sent.numel() // self._size, moved(sent.dtype))
+            return self._run("all_to_all", args_equal, opts, [output], finish, keep)
+        return self._run("all_to_all_v", (*args, rows_in, rows_out, moved(sent.dtype)), opts, [output], finish, keep)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(
+        self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None, timeout: Any = None
+    ) -> Work:
+        """Input r to rank r, output r from rank r."""
+        opts = with_options(AllToAllOptions, opts, timeout or _time(opts))
+        for name, given in (("output_tensors", output_tensors), ("input_tensors", input_tensors)):
+            if len(given) != self._size:
+                raise ValueError(f"{name}: expected a tensor for each of {self._size} ranks, got {len(given)}")
+        dtype = moved(check_same_type([*output_tensors, *input_tensors]))
+        sent = sources(input_tensors)
+        memory, finish = targets(output_tensors)
+        counts = [[tensor.numel() for tensor in given] for given in (input_tensors, output_tensors)]
+        args = (sent.data_ptr(), memory.data_ptr(), *counts, dtype)
+        return self._run("all_to_all_v", args, opts, output_tensors, finish, (sent, input_tensors, memory))
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        return self._run("barrier", (), with_options(BarrierOptions, opts, timeout or _time(opts)), [])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier with a limit of its own. Past it CollectiveTimeout says which ranks are missing, all of them."""
+        opts = with_options(BarrierOptions, None, timeout)
+        opts.asyncOp = False
+        self.barrier(opts)
+
+    def _check_outputs(self, tensors: list[Tensor], like: Tensor) -> None:
+        if len(tensors) != self._size:
+            raise ValueError(f"expected a tensor for each of {self._size} ranks, got {len(tensors)}")
+        if check_same_type(tensors) != like.dtype:
+            raise ValueError(f"expected tensors of dtype {like.dtype} throughout, got {tensors[0].dtype}")
+
+    def _rows(self, tensor: Tensor, splits: Sequence[int], name: str) -> list[int]:
+        """How many elements of `tensor` belong to each rank."""
+        length = tensor.shape[0] if tensor.dim() else 0
+        if not splits:
+            if length % self._size:
+                raise ValueError(f"{name}: its {length} rows do not divide by {self._size} ranks; give split sizes")
+            splits = [length // self._size] * self._size
+        if len(splits) != self._size or sum(splits) != length:
+            raise ValueError(
+                f"{name}_split_sizes={list(splits)}: expected {self._size} sizes that add up to {length} rows"
+            )
+        row = prod(tensor.shape[1:])
+        return [rows * row for rows in splits]
+
+
+def _time(opts: Any) -> timedelta | None:
+    """The timeout, where a short form has it in the place of the options."""
+    return opts if isinstance(opts, timedelta) else None
+
+
+def _each(finishes: Sequence[Finish | None]) -> Finish | None:
+    given = [finish for finish in finishes if finish is not None]
+    if not given:
+        return None
+
+    def finish() -> None:
+        for one in given:
+            one()
+
+    return finish
+
+
+def _check_sizes(tensors: list[Tensor], like: Tensor) -> None:
+    for tensor in tensors:
+        if tensor.numel() != like.numel():
+            raise ValueError(f"expected tensors of {like.numel()} elements throughout, got one of {tensor.numel()}")

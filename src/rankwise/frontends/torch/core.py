@@ -1,0 +1,176 @@
+"""What all operations of a process group build on: one way to run a call of the communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from threading import Thread, get_ident
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, Store, Work
+
+from rankwise.api.work import ArrayWork, Pending, Several
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.work import Work as OurWork
+from rankwise.frontends.torch.tensors import Finish
+from rankwise.frontends.torch.work import Done, Results, Started
+
+UNSET = timedelta(milliseconds=-1)  # an options object's timeout where the caller gave none
+
+Call = tuple[str, tuple[Any, ...]]
+"""An operation of the communicator, and its arguments."""
+
+
+class Core(ProcessGroup):
+    """torch hands every call an options object: its root, its operation, its timeout, and asyncOp.
+
+    A blocking call runs in the calling thread and is complete when it returns. An asynchronous one
+    runs on the communicator's stream, in the order of the calls. What is called from a callback of
+    a future runs at once: it is on the stream already, at the same place on every rank.
+    """
+
+    def __init__(self, comm: Communicator, store: Store) -> None:
+        super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]  # C++ takes this form as well
+        self.comm = comm
+        self.store = store
+        self._rank = comm.rank
+        self._size = comm.world_size
+        self._syncs = not comm.blocking
+        self._pending = Pending()
+        self._expected: WeakSet[Started] = WeakSet()  # works with a future that somebody may wait for
+        self._stream: int | None = None  # the thread that runs futures' callbacks
+        self._together: list[Work] | None = None  # works between _start_coalescing and _end_coalescing
+        self._sequence = 0
+
+    def _run(
+        self,
+        operation: str,
+        args: tuple[Any, ...],
+        opts: Any,
+        results: Results,
+        finish: Finish | None = None,
+        keep: object = None,
+    ) -> Work:
+        """One call of the communicator.
+
+        finish: what to do once it is complete. keep: memory that it uses, besides that of `results`.
+        """
+        self._sequence += 1
+        if opts.timeout != UNSET:
+            return self._run_all([(operation, args)], opts, results, finish, keep)
+        if opts.asyncOp and get_ident() != self._stream:
+            return self._begun(self.comm.start(operation, *args), results, finish, keep)
+        getattr(self.comm, operation)(*args)
+        if self._syncs:
+            self.comm.sync()
+        if finish is not None:
+            finish()
+        return self._noted(Done(results))
+
+    def _run_all(
+        self, calls: Sequence[Call], opts: Any, results: Results, finish: Finish | None = None, keep: object = None
+    ) -> Work:
+        """Several calls, as one operation."""
+        limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
+        if opts.asyncOp and get_ident() != self._stream:
+            if limit is None:
+                inner: OurWork[None] = Several([self.comm.start(operation, *args) for operation, args in calls])
+            else:
+                inner = self.comm.start_call(lambda: self._call_all(calls, limit))
+            return self._begun(inner, results, finish, keep)
+        self._call_all(calls, limit)
+        if finish is not None:
+            finish()
+        return self._noted(Done(results))
+
+    def run_body(self, body: Callable[[], None], opts: Any, results: Results) -> Work:
+        """A function that makes several blocking calls, as one operation."""
+        self._sequence += 1
+        if opts.asyncOp and get_ident() != self._stream:
+            return self._begun(self.comm.start_call(body), results, None, None)
+        body()
+        return self._noted(Done(results))
+
+    def _as_one(self, works: Sequence[Work], results: Results) -> Work:
+        """Works of this group as one, in the order they were started."""
+        if all(isinstance(work, Done) for work in works):
+            return Done(results)
+        inner = Several([work.inner for work in works if isinstance(work, Started)])
+        return self._begun(inner, results, None, works)
+
+    def _call_all(self, calls: Sequence[Call], limit: float | None) -> None:
+        usual = self.comm.timeout
+        if limit is not None:
+            self.comm.timeout = limit
+        try:
+            for operation, args in calls:
+                getattr(self.comm, operation)(*args)
+            if self._syncs:
+                self.comm.sync()
+        finally:
+            self.comm.timeout = usual
+
+    def _begun(
+        self, inner: OurWork[None], results: Results, finish: Callable[[], Any] | None, keep: object, late: Any = None
+    ) -> Work:
+        """torch's Work of an operation under way. late: what tells of its end, where that is not the stream."""
+        work = ArrayWork(inner, finish or _nothing, self._pending, (self, results, keep))
+        return self._noted(Started(work, results, late or self._on_stream, self._expected))
+
+    def _noted(self, work: Work) -> Work:
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    def _on_stream(self, function: Callable[[], None]) -> None:
+        """Call `function` when all that is on the stream now is complete."""
+
+        def body() -> None:
+            self._stream = get_ident()
+            function()
+
+        self.comm.start_call(body)
+
+    def _check_root(self, root: int) -> int:
+        if not 0 <= root < self._size:
+            raise ValueError(f"root={root}: expected a rank of the group, 0 to {self._size - 1}")
+        return root
+
+
+def in_a_thread(inner: OurWork[Any]) -> Callable[[Callable[[], None]], None]:
+    """For messages, which are not on the stream: wait for `inner` in a thread, then call the function."""
+
+    def later(function: Callable[[], None]) -> None:
+        def body() -> None:
+            with suppress(Exception):  # the future's own look at the work finds it
+                inner.wait()
+            function()
+
+        Thread(target=body, name="rankwise future", daemon=True).start()
+
+    return later
+
+
+def _nothing() -> None:
+    pass
+
+
+def with_options(kind: Any, opts: Any, timeout: timedelta | None, **fields: Any) -> Any:
+    """`opts` where it is torch's options object; else one made of the arguments of torch's short forms."""
+    if isinstance(opts, kind):
+        return opts
+    made = kind()
+    for name, value in fields.items():
+        if value is not None:
+            setattr(made, name, value)
+    if timeout is not None:
+        made.timeout = timeout
+    return made
+
+
+def a_list(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,53 @@
+"""The messages of a process group, from one rank to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import Work
+
+from rankwise.contract.communicator import ANY
+from rankwise.contract.errors import UnsupportedError
+from rankwise.frontends.torch.core import Core, in_a_thread
+from rankwise.frontends.torch.reductions import moved
+from rankwise.frontends.torch.tensors import source, target
+
+
+class Messages(Core):
+    """Messages match by source and tag, in the order sent. Both calls return at once; `wait` completes them."""
+
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
+        (tensor,) = tensors
+        memory = source(tensor)
+        work = self.comm.send(
+            memory.data_ptr(), memory.numel(), moved(memory.dtype), self._check_root(dstRank), _check_tag(tag)
+        )
+        return self._begun(work, tensors, None, memory, in_a_thread(work))
+
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
+        return self._receive(tensors, self._check_root(srcRank), tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+        """The Work's `_source_rank` says who sent it."""
+        if not self.comm.any_source:
+            raise UnsupportedError("recv from any rank", type(self.comm).__name__, "", "name the source")
+        return self._receive(tensors, ANY, tag)
+
+    def _receive(self, tensors: list[Tensor], src: int, tag: int) -> Work:
+        (tensor,) = tensors
+        memory, put_back = target(tensor)
+        work: Any = self.comm.recv(memory.data_ptr(), memory.numel(), moved(memory.dtype), src, _check_tag(tag))
+
+        def finish() -> int:
+            if put_back is not None:
+                put_back()
+            return work.source if src == ANY else src
+
+        return self._begun(work, tensors, finish, memory, in_a_thread(work))
+
+
+def _check_tag(tag: int) -> int:
+    if tag < 0:
+        raise ValueError(f"tag={tag}: expected 0 or more")
+    return tag

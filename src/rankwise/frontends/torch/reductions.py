@@ -1,0 +1,113 @@
+"""torch's element types and reduction operations as the engine's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp as TorchOp
+
+from rankwise.api.torch_arrays import dtypes
+from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.frontends.torch.tensors import Memory, check, put_back, source, target
+
+REDUCED: dict[torch.dtype, DType] = dtypes()
+"""The types that the engine reduces."""
+
+_OPS = {
+    TorchOp.SUM: ReduceOp.SUM,
+    TorchOp.PRODUCT: ReduceOp.PROD,
+    TorchOp.MIN: ReduceOp.MIN,
+    TorchOp.MAX: ReduceOp.MAX,
+    TorchOp.AVG: ReduceOp.MEAN,
+    TorchOp.BAND: ReduceOp.BAND,
+    TorchOp.BOR: ReduceOp.BOR,
+    TorchOp.BXOR: ReduceOp.BXOR,
+}
+OPS: dict[int, ReduceOp] = {int(theirs): ours for theirs, ours in _OPS.items()}  # type: ignore[call-overload]
+"""By torch's number. PREMUL_SUM is not among them: it is made of a product and a sum."""
+
+_BY_SIZE = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64, 16: DType.C128}
+
+
+def moved(dtype: torch.dtype) -> DType:
+    """The type by which elements of `dtype` travel unreduced: any type of a size that the engine has."""
+    known = REDUCED.get(dtype)
+    return _BY_SIZE[dtype.itemsize] if known is None else known
+
+
+@dataclass
+class Reduction:
+    """A reduction of elements of `given` by torch's `op`. ValueError where that means nothing.
+
+    Types that the engine does not reduce go through float32 or complex64, and are rounded at the end.
+    """
+
+    op: Any
+    given: torch.dtype
+
+    def __post_init__(self) -> None:
+        why = self.ours.refused_for(self.dtype)
+        if why is not None:
+            raise ValueError(f"op={self.op.op}: {why}")
+
+    @cached_property
+    def factor(self) -> float | Tensor | None:
+        """What PREMUL_SUM multiplies by before it adds."""
+        factor: float | Tensor | None = self.op.__getstate__()[1] if self.op == TorchOp.PREMUL_SUM else None
+        return factor
+
+    @cached_property
+    def ours(self) -> ReduceOp:
+        if self.factor is not None:
+            return ReduceOp.SUM
+        if int(self.op.op) not in OPS:
+            raise UnsupportedError(f"reduction by {self.op.op}", "rankwise")
+        return OPS[int(self.op.op)]
+
+    @cached_property
+    def work(self) -> torch.dtype:
+        """The type that the engine reduces in."""
+        if self.given in REDUCED:
+            return self.given
+        if self.given.is_complex:
+            return torch.complex64
+        if self.given.is_floating_point:
+            return torch.float32
+        raise UnsupportedError(f"reduction of {self.given}", "rankwise", "it is no type of numbers")
+
+    @property
+    def dtype(self) -> DType:
+        return REDUCED[self.work]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the caller's own memory can be reduced as it is."""
+        return self.factor is None and self.work is self.given
+
+    def source(self, tensor: Tensor) -> Tensor:
+        if self.in_place:
+            return source(tensor)
+        ready = source(tensor).to(self.work)
+        return ready if self.factor is None else ready.mul(self.factor).to(self.work)
+
+    def target(self, tensor: Tensor) -> Memory:
+        if self.work is self.given:
+            return target(tensor)
+        out = check(tensor)
+        packed = torch.empty(out.shape, dtype=self.work)
+        return packed, lambda: put_back(out, packed)
+
+    def both(self, tensor: Tensor) -> Memory:
+        """For an operation in place."""
+        if self.in_place:
+            return target(tensor, filled=True)
+        out = check(tensor)
+        packed = self.source(tensor)
+        if packed.data_ptr() == out.data_ptr():
+            packed = packed.clone()
+        return packed, lambda: put_back(out, packed)

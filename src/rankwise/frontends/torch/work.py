@@ -1,0 +1,130 @@
+"""torch's Work over the operations of a communicator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, MutableSet
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.distributed import Work
+from torch.futures import Future
+
+if TYPE_CHECKING:
+    from rankwise.contract.work import Work as OurWork
+
+Results = list[Tensor]
+NO_TIMEOUT = timedelta(0)  # as torch says it
+
+
+class Done(Work):
+    """An operation that is complete."""
+
+    def __init__(self, tensors: Results) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return None
+
+    def synchronize(self) -> None:
+        pass
+
+    def result(self) -> Results:
+        return self._tensors
+
+    def get_future(self) -> Any:
+        future: Any = Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class Started(Work):
+    """An operation under way.
+
+    inner: the work itself, which keeps the memory it uses and puts results back where they belong.
+    notify: calls a function once inner is complete, in a thread of its own choice. expected: keeps
+    the works whose future may be waited for.
+    """
+
+    def __init__(
+        self,
+        inner: OurWork[Any],
+        tensors: Results,
+        notify: Callable[[Callable[[], None]], None],
+        expected: MutableSet[Started],
+    ) -> None:
+        super().__init__()
+        self.inner = inner
+        self._tensors = tensors
+        self._notify = notify
+        self._expected = expected
+        self._lock = threading.Lock()
+        self._futures: tuple[Any, Any] | None = None
+        self._error: Exception | None = None
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        self.inner.wait(timeout.total_seconds() if timeout else None)
+        return True
+
+    def is_completed(self) -> bool:
+        return self.inner.done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """What went wrong, once the operation is complete."""
+        if self._error is None and self.inner.done():
+            try:
+                self.inner.wait()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+                self._error = error
+        return self._error
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> Results:
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Of a receive from any rank: whose message it was."""
+        self.wait()
+        source: int = self.inner.wait()
+        return source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        with self._lock:
+            if self._futures is None:
+                # A failure must reach C++ (DDP's reducer) as one: only what a callback raises does.
+                first: Any = Future()
+                self._futures = first, first.then(self._outcome)
+                self._expected.add(self)
+                self._notify(self.settle)
+        return self._futures[1]
+
+    def _outcome(self, _: Any) -> Results:
+        self.inner.wait()
+        return self._tensors
+
+    def settle(self) -> None:
+        """The operation is complete, or never will be: complete its future, if it was asked for and is not."""
+        with self._lock:
+            if self._futures is None or self._futures[0].done():
+                return
+            first = self._futures[0]
+        first.set_result(None)

@@ -1,0 +1,36 @@
+"""The torch.distributed backend "rankwise", for tensors in host memory.
+
+    import torch.distributed as dist
+    dist.init_process_group("rankwise")
+
+An installed rankwise is known to torch by its entry point, without this import; `import
+rankwise.torch` does the same by hand. Neither loads the engine: the first process group does.
+docs/torch.md says when to use it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+NAME = "rankwise"
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed; again is once. torch calls this when it is imported."""
+    from torch import distributed
+
+    if distributed.is_available() and NAME.upper() not in distributed.Backend._plugins:
+        distributed.Backend.register_backend(NAME, _open, devices=["cpu"])
+
+
+def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
+    from rankwise.frontends.torch.group import open_group
+
+    return open_group(store, rank, size, timeout)
+
+
+register()
