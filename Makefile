@@ -8,6 +8,7 @@ ENV ?= build/env
 DEV ?= .venv
 TORCH := torch==2.13.0
 TEST_ARGS ?=
+SUITE_ARGS ?=
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 PIP := -m pip install --quiet --disable-pip-version-check
@@ -15,7 +16,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-native test-faults lint format dev clean
+.PHONY: help demo test test-python test-native test-torch-suite test-faults lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,10 @@ test-native: $(ENV)/.native ## the tests of the C++ core: plain, ThreadSanitizer
 	$(call native_tests,build/native,)
 	$(call native_tests,build/tsan,thread)
 	$(call native_tests,build/asan,address)
+
+test-torch-suite: $(ENV)/.test ## torch's own tests of its backends, on rankwise and on gloo: half an hour; SUITE_ARGS="--ranks 2"
+	$(ENV)/bin/python $(PIP) expecttest
+	nice $(ENV)/bin/python tests/torch_suite/run.py $(SUITE_ARGS)
 
 # $(call native_tests,FOLDER,SANITIZER)
 define native_tests

@@ -309,7 +309,9 @@ class Collectives(Core):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier with a limit of its own. Past it CollectiveTimeout says which ranks are missing, all of them."""
-        opts = with_options(BarrierOptions, None, timeout)
+        opts = with_options(
+            BarrierOptions, None, max(timeout, timedelta(milliseconds=1)) if timeout is not None else None
+        )
         opts.asyncOp = False
         self.barrier(opts)
 

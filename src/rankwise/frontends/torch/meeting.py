@@ -7,9 +7,11 @@ No tensor ever passes through the store.
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
 from torch.distributed import Store
@@ -19,16 +21,21 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.contract.job import Job
 
-SEVERAL_HOSTS = "hierarchical"
+SEVERAL_HOSTS = "gloo"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What rank 0 decides: the backend, the job's name, and a secret of its ranks."""
+    """What rank 0 decides: the backend, the job's name, a secret of its ranks.
+
+    host, port: where rank 0 serves a store for the backend, where the ranks are on several hosts.
+    """
 
     backend: str
     id: str
     secret: str
+    host: str = ""
+    port: int = 0
 
 
 def meet(store: Store, rank: int, size: int, timeout: float) -> Communicator:
@@ -43,14 +50,41 @@ def meet(store: Store, rank: int, size: int, timeout: float) -> Communicator:
     store.set(f"place {rank}", place())
     if rank == 0:
         places = _read(store, [f"place {other}" for other in range(size)], timeout, end)
-        backend = "shm" if len(set(places)) == 1 else SEVERAL_HOSTS
-        plan = Plan(backend, secrets.token_hex(16), secrets.token_hex(16))
+        plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16))
+        if len(set(places)) > 1:
+            plan = replace(plan, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port())
         store.set("plan", json.dumps(asdict(plan)))
     else:
         plan = Plan(**json.loads(_read(store, ["plan"], timeout, end)[0]))
-    local = size if plan.backend == "shm" else None
-    job = Job(rank, size, None, local, "torch.distributed", f"torch.distributed {plan.id}", plan.secret.encode())
-    return connect(job, plan.backend, max(1.0, end - time.monotonic()))
+    job = Job(
+        rank,
+        size,
+        None,
+        size if plan.backend == "shm" else None,
+        "torch.distributed",
+        f"torch.distributed {plan.id}",
+        plan.secret.encode(),
+        master=(plan.host, plan.port) if plan.host else None,
+    )
+    comm = connect(job, plan.backend, max(1.0, end - time.monotonic()))
+    comm.timeout = timeout
+    return comm
+
+
+def _own_address() -> str:
+    """The address by which other hosts reach this one: that of the way to MASTER_ADDR, where there is one."""
+    master = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)
+        found: str = probe.getsockname()[0]
+    return found
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
 
 
 def _read(store: Store, keys: list[str], timeout: float, end: float) -> list[str]:

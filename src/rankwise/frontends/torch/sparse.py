@@ -23,7 +23,8 @@ def all_reduce(group: Core, tensor: Tensor, opts: Any) -> Work:
     given = tensor.detach().coalesce()
 
     def body() -> None:
-        tensor.detach().copy_(_sum(group, given))
+        with torch.no_grad():
+            tensor.copy_(_sum(group, given))
 
     return group.run_body(body, opts, [tensor])
 

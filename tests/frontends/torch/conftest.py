@@ -1,0 +1,53 @@
+"""Functions on ranks that torch.distributed joins."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import cloudpickle
+import pytest
+
+from rankwise.testing import run_ranks
+
+T = TypeVar("T")
+
+OnRanks = Callable[..., list[Any]]
+
+
+class InGroup:
+    """`fn(rank, size)` with torch's default group of these ranks."""
+
+    def __init__(self, fn: Callable[[int, int], T], backend: str, file: str) -> None:
+        self.fn, self.backend, self.file = fn, backend, file
+
+    def __call__(self, group: Any) -> T:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        rank, size = group.rank, group.world_size
+        dist.init_process_group(self.backend, store=dist.FileStore(self.file, size), rank=rank, world_size=size)
+        try:
+            return self.fn(rank, size)
+        finally:
+            dist.destroy_process_group()
+
+
+@pytest.fixture
+def on_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> OnRanks:
+    """on_ranks(n, fn, backend="rankwise"): what fn(rank, n) returned on each rank."""
+    for module in (sys.modules[__name__], request.module):
+        assert isinstance(module, ModuleType)
+        if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.register_pickle_by_value(module)  # the ranks cannot import test files
+
+    calls = iter(range(1000))
+
+    def run(n: int, fn: Callable[[int, int], T], backend: str = "rankwise") -> list[T]:
+        return run_ranks(n, InGroup(fn, backend, str(tmp_path / f"store{next(calls)}")), backend="shm", timeout=90)
+
+    return run
