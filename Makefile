@@ -16,7 +16,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-native test-torch-suite test-faults lint format dev clean
+.PHONY: help demo test test-model test-python test-native test-torch-suite test-faults lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
 
 # ---- tests ----
 
-test: test-native test-python ## install what the tests need, run the tests of the core and of the package
+test: test-native test-model test-python ## install what the tests need, run the tests of the core and of the package
 
 test-python: $(ENV)/.test ## the Python tests only; TEST_ARGS="-k name" picks some
 	$(ENV)/bin/python -m pytest $(TEST_ARGS)
@@ -45,6 +45,12 @@ test-native: $(ENV)/.native ## the tests of the C++ core: plain, ThreadSanitizer
 	$(call native_tests,build/native,)
 	$(call native_tests,build/tsan,thread)
 	$(call native_tests,build/asan,address)
+
+test-model: ## the model of the waiting protocol, all its states, by spin (installed where that may be)
+	@command -v spin >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		{ apt-get install -qq -y spin || { apt-get update -qq && apt-get install -qq -y spin; }; }; } >/dev/null 2>&1 || true
+	@if command -v spin >/dev/null; then $(PYTHON) native/model/check.py; \
+	else echo "== test-model skipped: there is no spin here, and it could not be installed (Debian: apt-get install spin)"; fi
 
 test-torch-suite: $(ENV)/.test ## torch's own tests of its backends, on rankwise and on gloo: half an hour; SUITE_ARGS="--ranks 2"
 	$(ENV)/bin/python $(PIP) expecttest

@@ -48,8 +48,8 @@ void bind_segment(nb::module_& m) {
             },
             nb::arg("rank"))
         .def("lost_rank", [](const Segment& s) -> std::optional<int> {
-            const rankwise::Failure& f = s.at<rankwise::Region>(s.header().world_region)->failure;
-            if (f.state.load() != 2 || f.cause != rankwise::Cause::PeerLost) return std::nullopt;
+            const rankwise::Failure f = s.at<rankwise::Region>(s.header().world_region)->failure();
+            if (f.cause != rankwise::Cause::PeerLost) return std::nullopt;
             return f.rank;
         });
     m.def("usable_cores", &rankwise::usable_cores, "Cores this process may use: its affinity, cut by its cgroup's quota.");

@@ -1,5 +1,7 @@
 #include "region.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -79,24 +81,41 @@ uint64_t create_region(Segment& segment, const std::vector<int>& members) {
     return offset;
 }
 
+// Of the verdict's bits, from the lowest: 4 cause, 1 explained, 19 rank, 40 sequence.
+Failure Region::failure() const {
+    const uint64_t v = verdict.load();
+    const int rank = int(v >> 5 & 0x7ffff);
+    return {Cause(v & 15), rank, v >> 24, v & 16 ? seats[rank].why : ""};
+}
+
 void fail_region(Region& region, Cause cause, int rank, uint64_t sequence, const std::string& how) {
-    Failure& f = region.failure;
-    uint32_t none = 0;
-    if (!f.state.compare_exchange_strong(none, 1)) return;
-    f.cause = cause;
-    f.rank = rank;
-    f.sequence = sequence;
-    const size_t length = std::min(how.size(), sizeof f.how - 1);
-    std::memcpy(f.how, how.data(), length);
-    f.how[length] = 0;
-    f.state.store(2);
-    wake_all(region);
+    Seat& seat = region.seats[rank];
+    const bool explained = !how.empty();
+    if (explained) {
+        if (seat.explained.exchange(1)) {  // by another thread of this rank, which is a few stores away
+            while (!region.failed()) sched_yield();
+            return;
+        }
+        const size_t length = std::min(how.size(), sizeof seat.why - 1);
+        std::memcpy(seat.why, how.data(), length);
+        seat.why[length] = 0;
+    }
+    uint64_t none = 0;
+    region.verdict.compare_exchange_strong(none, uint64_t(cause) | uint64_t(explained) << 4 | uint64_t(rank) << 5 | sequence << 24);
+    wake_all(region);  // also where another was faster: it may have died before it could
 }
 
 void region_lost_rank(Region& region, int world_rank) {
-    for (int i = 0; i < region.nranks; ++i)
-        if (region.member()[i] == world_rank && !region.seats[i].left.load())
-            fail_region(region, Cause::PeerLost, i, region.seats[i].calls.load(), "");
+    for (int i = 0; i < region.nranks; ++i) {
+        if (region.member()[i] != world_rank) continue;
+        if (!region.seats[i].left.load()) fail_region(region, Cause::PeerLost, i, region.seats[i].calls.load(), "");
+        else if (region.asleep()) wake_all(region);  // it may have died while it left, before it could
+    }
+}
+
+bool Region::asleep() const {
+    if (sleepers.load()) return true;
+    return std::any_of(seats, seats + nranks, [](const Seat& seat) { return seat.mail_sleepers.load() != 0; });
 }
 
 void wake_all(Region& region) {

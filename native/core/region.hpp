@@ -67,16 +67,17 @@ struct alignas(kCacheLine) Seat {
     alignas(kCacheLine) std::atomic<uint32_t> left;  // closed its end of the group
     std::atomic<uint32_t> writing;                   // into a peer's memory
     std::atomic<uint64_t> calls;                     // how many operations it has begun
+    std::atomic<uint32_t> explained;                 // `why` is being written, or there
+    char why[228];                                   // the words of a verdict of this rank's
 };
 
-// Why a group failed; written once, by the rank that wins `state`.
-enum class Cause : uint32_t { None, PeerLost, Mismatch, TimedOut };
+// Why a group failed.
+enum class Cause : uint8_t { None, PeerLost, Mismatch, TimedOut };
 struct Failure {
-    std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 there
     Cause cause;
-    int32_t rank;                 // of the group: who was lost, or who found it
+    int rank;          // of the group: who was lost, or who found it
     uint64_t sequence;
-    char how[232];                // in words; empty for a lost rank: its record says how
+    const char* how;   // in words; empty for a lost rank: its record says how
 };
 
 struct Region {
@@ -89,7 +90,9 @@ struct Region {
     uint64_t channels;                                    // likewise: a table [src][dst] of segment offsets
     uint64_t members;                                     // likewise: int32 world rank of each seat
     alignas(kCacheLine) std::atomic<uint32_t> sleepers;   // ranks asleep in a collective
-    alignas(kCacheLine) Failure failure;
+    // Why the group failed, in one word, so that no death leaves it half written: cause, whether that
+    // rank's `why` belongs to it, rank, sequence. 0 while the group stands; written once.
+    alignas(kCacheLine) std::atomic<uint64_t> verdict;
     alignas(kCacheLine) Seat seats[];
 
     uint8_t* base() { return reinterpret_cast<uint8_t*>(this); }
@@ -97,7 +100,9 @@ struct Region {
     std::atomic<uint64_t>& channel(int src, int dst) {
         return reinterpret_cast<std::atomic<uint64_t>*>(base() + channels)[src * nranks + dst];
     }
-    bool failed() const { return failure.state.load(std::memory_order_acquire) != 0; }
+    bool failed() const { return verdict.load(std::memory_order_acquire) != 0; }
+    Failure failure() const;
+    bool asleep() const;  // whether any rank is, or is about to be
 };
 
 // A new region for these world ranks; its offset in the segment.

@@ -227,7 +227,9 @@ size_t Segment::allocated_blocks() const {
 void Segment::mark_exited(int rank, int32_t status) {
     RankRecord& r = record(rank);
     if (status != kStatusUnknown) r.exit_status.store(status);
-    if (r.exited.exchange(1)) return;
+    // Whoever notices tells the groups, until one has told them all: who was first may have died of it.
+    if (r.told.load()) return;
+    r.exited.store(1);
     header_->roster.fetch_add(1);
     futex_wake_all(header_->roster);
     // Should the holder be stopped, the walk goes without: what it finds is right but for the block
@@ -235,6 +237,7 @@ void Segment::mark_exited(int rank, int32_t status) {
     HeapLock lock(*header_, 0.05);
     for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
         if (at<Block>(offset)->kind == BlockKind::Region) region_lost_rank(*at<Region>(offset + kPage), rank);
+    r.told.store(1);
 }
 
 std::string Segment::how_it_ended(int rank) const {

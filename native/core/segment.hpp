@@ -27,6 +27,7 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<int32_t> pid;
     std::atomic<uint32_t> joined;
     std::atomic<uint32_t> exited;      // its process has ended
+    std::atomic<uint32_t> told;        // and every group knows
     std::atomic<int32_t> exit_status;  // exit code, minus the signal, or kStatusUnknown
     alignas(kCacheLine) std::atomic<uint64_t> operations;  // how many it has begun: the next one's place in its trace
     std::atomic<uint64_t> bytes;       // moved by these; small operations are added up a few KiB at a time

@@ -203,11 +203,7 @@ Calls Steps::recent_calls(size_t most) const {
 }
 
 void Steps::throw_failure(const std::string& operation, int64_t sequence) {
-    Failure& f = region_.failure;
-    // While it is being written the writer is a few stores away, unless it died there.
-    for (const auto since = Clock::now(); f.state.load() == 1; sched_yield())
-        if (Clock::now() - since > std::chrono::seconds(1))
-            throw PeerLost("the group failed, and the rank that found why ended before it could tell", -1, "ended", operation, sequence);
+    const Failure f = region_.failure();
     const std::string who = "rank " + std::to_string(f.rank);
     const std::string here = operation == name(Op::None) ? "" : ", while rank " + std::to_string(rank) + " was in " + operation +
                              (sequence < 0 ? "" : " #" + std::to_string(sequence));

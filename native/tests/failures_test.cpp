@@ -112,7 +112,18 @@ void a_group_with_a_dead_rank() {
     segment->mark_exited(1, -SIGKILL);
     const Region& region = *segment->at<Region>(create_region(*segment, {0, 1}));
     CHECK(region.failed());
-    CHECK_EQ(region.failure.rank, 1);
+    CHECK_EQ(region.failure().rank, 1);
+}
+
+// A rank dies, and so does the one that noticed, before it could tell any group.
+void the_notice_of_a_dead_rank() {
+    auto segment = Segment::create(3);
+    segment->record(2).exited = 1;
+    segment->mark_exited(2, -SIGKILL);
+    const Region& world = *segment->at<Region>(segment->header().world_region);
+    CHECK(world.failed());
+    CHECK_EQ(world.failure().rank, 2);
+    CHECK(world.failure().cause == Cause::PeerLost);
 }
 
 // A rank that dies, or stops, while it holds the heap.
@@ -167,6 +178,7 @@ int main() {
             bad_arguments_harm_nobody(c);
         });
     a_group_with_a_dead_rank();
+    the_notice_of_a_dead_rank();
     the_heap_of_a_dead_rank();
     CHECK_EQ(thrown([] { Segment::create(0); }), "BadArgument");
     CHECK_EQ(thrown([] { Segment::create(2)->allocate(size_t(1) << 50, BlockKind::Buffer); }), "OutOfMemory");

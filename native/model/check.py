@@ -1,0 +1,82 @@
+"""Checks waiting.pml with spin: the protocol has no error, and each of its parts, left out, gives one.
+
+Run by `make test-model`; needs spin and a C compiler. `check.py NAME` runs the cases with NAME in their line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+MODEL = Path(__file__).resolve().with_name("waiting.pml")
+
+SOUND = {
+    "steps, 2 ranks, any may die, deadlines": "STEPS=2 DEATHS=2 DEADLINES",
+    "steps, 3 ranks, all wait for all": "N=3 STEPS=1",
+    "steps, 3 ranks, one leaves early": "N=3 STEPS=2 EARLY",
+    "steps, 3 ranks, one may die": "N=3 STEPS=1 DEATHS=1 NEIGHBOUR",
+    "steps, 3 ranks, one leaves early, one may die": "N=3 STEPS=1 DEATHS=1 NEIGHBOUR EARLY",
+    "steps, 2 ranks and one outside, two may die": "N=3 PAIR DEATHS=2",
+    "messages, any rank may die, deadlines": "MESSAGES=3 DEATHS=2 DEADLINES",
+}
+BROKEN = {
+    "a sleeper does not look again once registered": "STEPS=2 BREAK_RECHECK",
+    "a sleeper reads its bell only after it looked": "STEPS=2 BREAK_BELL",
+    "a receiver does not look again once registered": "MESSAGES=2 BREAK_RECHECK",
+    "a receiver reads its bell only after it looked": "MESSAGES=2 BREAK_BELL",
+    "who notices a death wakes nobody": "STEPS=1 DEATHS=1 BREAK_TELLING",
+    "a rank that dies while it leaves wakes nobody": "STEPS=2 EARLY DEATHS=1 BREAK_LEAVING",
+    "only the first to notice a death tells of it": "N=3 PAIR DEATHS=2 BREAK_MARKING",
+    "a failure is written in two strokes": "STEPS=2 DEATHS=1 DEADLINES BREAK_VERDICT",
+}
+
+
+def explore(macros: str) -> tuple[str, int]:
+    """Every state of the model with these macros: (the first error in words or "", how many states)."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(*words: str) -> str:
+            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600)
+            if done.returncode != 0:
+                raise RuntimeError(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+            return done.stdout
+
+        run("spin", "-a", *(f"-D{macro}" for macro in macros.split()), str(MODEL))
+        # Safety: deadlocks and assertions. Every loop of the protocol sleeps or ends, so nothing can spin for ever.
+        # NOREDUCE: partial order reduction does not go together with `provided`.
+        run("cc", "-O2", "-w", "-DSAFETY", "-DNOREDUCE", "-DCOLLAPSE", "-DVECTORSZ=512", "-o", "pan", "pan.c")
+        report = run("./pan", "-m100000", "-w22")
+    error = re.search(r"^pan:1: (.*)", report, re.MULTILINE)
+    states = re.search(r"(\d+) states, stored", report)
+    if states is None or ("errors: 0" not in report and error is None) or "max search depth too small" in report:
+        raise RuntimeError(f"spin's report is not understood:\n{report}")
+    return error[1] if error else "", int(states[1])
+
+
+def check(name: str, macros: str, sound: bool) -> bool:
+    start = time.monotonic()
+    error, states = explore(macros)
+    right = sound != bool(error)
+    found = {"": "no error"}.get(error, "somebody waits for ever" if "invalid end state" in error else error)
+    took = f"{states:>9,} states {time.monotonic() - start:5.1f} s"
+    print(f"{'ok  ' if right else 'FAIL'}  {name:<60} {took}  {found}", flush=True)
+    return right
+
+
+def main(words: list[str]) -> int:
+    cases = [(name, macros, True) for name, macros in SOUND.items()]
+    cases += [(f"broken: {name}", macros, False) for name, macros in BROKEN.items()]
+    cases = [case for case in cases if all(word in case[0] for word in words)]
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        right = list(pool.map(lambda case: check(*case), cases))
+    return 0 if cases and all(right) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

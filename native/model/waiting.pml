@@ -1,0 +1,266 @@
+/* The waiting protocol of the core as a model for spin: how ranks announce steps and messages, sleep
+ * for each other, wake each other, and learn of a rank that dies. README.md beside it says which code
+ * each part stands for, what is checked, and what is left out.
+ *
+ * spin -D sets:
+ *   N           ranks, 2 or 3; each a process with a main thread (Rank) and a watcher thread (Watcher)
+ *   PAIR        the group is of ranks 0 and 2 only; rank 1 watches from outside
+ *   STEPS       how many steps every rank posts; it awaits each of every other rank
+ *   NEIGHBOUR   or of the next rank only
+ *   EARLY       rank 0 posts one step less, and leaves while the others wait for it
+ *   MESSAGES    in place of steps: how many messages rank 0 sends to rank 1, through a ring that holds one
+ *   DEATHS      how many ranks may be killed, each at any moment
+ *   DEADLINES   any wait may also end because its deadline passed
+ *   BREAK_...   leaves out one part of the protocol: spin must find the error
+ */
+#ifndef N
+#define N 2
+#endif
+#ifndef STEPS
+#define STEPS 1
+#endif
+#ifndef DEATHS
+#define DEATHS 0
+#endif
+
+#define NEXT(k) ((me + k) % N)
+#ifdef PAIR
+#define MEMBER(r) ((r) < N && (r) != 1)
+#else
+#define MEMBER(r) ((r) < N)
+#endif
+#ifdef NEIGHBOUR
+#define AWAITED(r) (MEMBER(r) && (r) == NEXT(1))
+#else
+#define AWAITED(r) (MEMBER(r) && (r) != me)
+#endif
+#ifdef EARLY
+#define LAST (STEPS - (me == 0))
+#else
+#define LAST STEPS
+#endif
+#define NOBODY 255
+#define DEADLINE 254    /* a verdict: somebody waited too long */
+
+/* ---- the segment: the group's region, and what is known of each rank ---- */
+byte seq[N];            /* steps that the rank has posted */
+byte waits_for[N] = NOBODY;
+byte sleepers;
+bool rung[N];           /* seat.bell was rung since its rank last read it */
+byte written, taken;    /* of the ring from rank 0 to rank 1 */
+byte mail_sleepers[N];
+bool mailed[N];         /* seat.mail, as rung */
+bool left[N];
+byte verdict = NOBODY;  /* why the group failed: the rank that was lost, or DEADLINE */
+#ifdef BREAK_VERDICT
+bool unfinished;        /* the verdict is being written */
+#endif
+bool told[N];           /* the groups know that the rank has ended */
+
+/* ---- the kernel ---- */
+bool alive[N] = true;
+bool asleep[N];         /* the rank's main thread, on the futex of its bell or of its mail */
+byte dying;             /* threads of a killed process that run no more, and have yet to be cleared away */
+
+#define MAY_DIE(r) (alive[r] && alive[0] + alive[1] + (N > 2 && alive[N - 1]) > N - DEATHS)
+#define DIE(r) alive[r] = false; dying = 2
+
+/* ---- the protocol. A process may be killed between any two statements; a d_step is one statement ---- */
+
+/* No nap ends the sleep: what is right only thanks to naps is an error here. */
+inline futex_sleep(bell) {
+    asleep[me] = !bell;
+    !asleep[me]
+}
+
+/* A bell and the waking of who sleeps by it, as one: README.md says why nothing is lost by that. */
+#define RING(p) if :: MEMBER(p) -> rung[p] = true; mailed[p] = true; asleep[p] = false :: else fi
+
+/* Every seat's, one after the other; the process may die in between. */
+inline wake_all() {
+    if
+    :: d_step { RING(0); RING(1); RING(2) }
+    :: d_step { MAY_DIE(me) -> RING(0); DIE(me) }
+    :: d_step { MAY_DIE(me) -> RING(0); RING(1); DIE(me) }
+    fi
+}
+
+inline fail_region(why) {
+#ifdef BREAK_VERDICT
+    if
+    :: d_step { verdict == NOBODY -> verdict = why; unfinished = true }; unfinished = false; wake_all()
+    :: verdict != NOBODY
+    fi
+#else
+    verdict = (verdict == NOBODY -> why : verdict);
+    wake_all()
+#endif
+}
+
+inline ring_sleeper(p) {
+    d_step { if :: MEMBER(p) && waits_for[p] == me -> rung[p] = true; asleep[p] = false :: else fi }
+}
+
+inline post() {
+    seq[me]++;
+    if
+    :: sleepers > 0 -> ring_sleeper(0); ring_sleeper(1); ring_sleeper(2)
+    :: sleepers == 0
+    fi
+}
+
+inline look_for_trouble(peer, there) {
+    if :: verdict != NOBODY -> goto raise :: verdict == NOBODY fi;
+    if :: left[peer] && !(there) -> fail_region(peer); goto raise :: !left[peer] || (there) fi;
+#ifdef DEADLINES
+    if :: fail_region(DEADLINE); goto raise :: true fi
+#endif
+}
+
+/* Until `there`, which `peer` brings about; `bell` is the flag that it sets then. */
+inline sleep_for(peer, there, bell) {
+    do
+    ::
+#ifndef BREAK_BELL
+        bell = false;    /* what the bell says is read */
+#endif
+#ifndef BREAK_RECHECK
+        if :: there -> break :: !(there) fi;
+#endif
+        look_for_trouble(peer, there);
+#ifdef BREAK_BELL
+        bell = false;
+#endif
+        futex_sleep(bell);
+        if :: there -> break :: !(there) fi
+    od
+}
+
+inline await(peer, value) {
+    if
+    :: seq[peer] >= value
+    :: seq[peer] < value ->
+        waits_for[me] = peer;
+        d_step { sleepers++; registered = true };
+        sleep_for(peer, seq[peer] >= value, rung[me]);
+        withdraw()
+    fi
+}
+
+inline withdraw() {
+    d_step { if :: registered -> registered = false; sleepers--; waits_for[me] = NOBODY :: else fi }
+}
+
+inline await_mail(peer, there) {
+    if
+    :: there
+    :: !(there) -> mail_sleepers[me]++; sleep_for(peer, there, mailed[me]); mail_sleepers[me]--
+    fi
+}
+
+inline ring_mail(p) {
+    if
+    :: d_step { mail_sleepers[p] > 0 -> mailed[p] = true; asleep[p] = false }
+    :: mail_sleepers[p] == 0
+    fi
+}
+
+inline region_lost_rank(p) {
+    if
+    :: MEMBER(p) && !left[p] ->
+#ifdef BREAK_TELLING
+        verdict = (verdict == NOBODY -> p : verdict)
+#else
+        fail_region(p)
+#endif
+    :: MEMBER(p) && left[p] ->    /* it may have died while it left, before it rang */
+#ifdef BREAK_LEAVING
+        skip
+#else
+        wake_all()
+#endif
+    :: !MEMBER(p)
+    fi
+}
+
+inline mark_exited(p) {
+    if
+#ifdef BREAK_MARKING
+    :: d_step { !told[p] -> told[p] = true }; region_lost_rank(p)    /* only the first to notice tells */
+#else
+    :: !told[p] -> region_lost_rank(p); told[p] = true
+#endif
+    :: told[p]
+    fi
+}
+
+/* ---- the processes ---- */
+
+proctype Rank(byte me) provided (dying == 0 || !alive[me]) {
+    byte step, peer;
+    bool registered;
+    {
+#ifdef MESSAGES
+        do
+        :: step < MESSAGES && me == 0 -> await_mail(1, written == taken); written++; ring_mail(1); step++
+        :: step < MESSAGES && me == 1 -> await_mail(0, written > taken); taken++; ring_mail(0); step++
+        :: step == MESSAGES || me > 1 -> break
+        od;
+#else
+        do
+        :: step < LAST && MEMBER(me) && verdict != NOBODY -> goto raise
+        :: step < LAST && MEMBER(me) && verdict == NOBODY ->
+            post();
+            d_step { step++; peer = 0 };
+            do
+            :: d_step { peer < N && !AWAITED(peer) -> peer++ }
+            :: peer < N && AWAITED(peer) -> await(peer, step); peer++
+            :: peer == N -> break
+            od
+        :: step == LAST || !MEMBER(me) -> break
+        od;
+#endif
+        goto close;
+raise:
+#ifdef BREAK_VERDICT
+        !unfinished;
+#endif
+        assert(verdict == DEADLINE || left[verdict] || !alive[verdict]);
+        withdraw();
+close:
+        left[me] = true;
+        wake_all();
+        d_step { step = 0; peer = 0 };
+end:    false    /* the process lives on, and may still be killed */
+    } unless { d_step { !alive[me] -> dying--; step = 0; peer = 0; registered = false } }
+}
+
+proctype Watcher(byte me) provided (dying == 0 || !alive[me]) {
+    bool seen[N];
+    {
+end:    do
+        :: d_step { !alive[NEXT(1)] && !seen[NEXT(1)] -> seen[NEXT(1)] = true }; mark_exited(NEXT(1))
+        :: d_step { N > 2 && !alive[NEXT(2)] && !seen[NEXT(2)] -> seen[NEXT(2)] = true }; mark_exited(NEXT(2))
+        od
+    } unless { d_step { !alive[me] -> dying--; seen[0] = false; seen[1] = false; seen[N - 1] = false } }
+}
+
+proctype Killer() provided (dying == 0) {
+end:do
+    :: d_step { MAY_DIE(0) -> DIE(0) }
+    :: d_step { MAY_DIE(1) -> DIE(1) }
+    :: d_step { N > 2 && MAY_DIE(N - 1) -> DIE(N - 1) }
+    od
+}
+
+init {
+    byte rank;
+    atomic {
+        do
+        :: rank < N -> run Rank(rank); run Watcher(rank); rank++
+        :: else -> break
+        od;
+        run Killer();
+        rank = 0
+    }
+}
