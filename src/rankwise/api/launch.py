@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -149,6 +150,8 @@ class Job:
         """A byte written to `wake_writer` ends the present sleep of `wait` (signal.set_wakeup_fd)."""
         self._segment: _native.Segment | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
+        # Bound and never listening: rank 0 may listen there, and nobody else is given the port.
+        self._port = socket.socket()
 
     def __enter__(self) -> Job:
         try:
@@ -215,6 +218,8 @@ class Job:
         self._signal_all(signal.SIGKILL)
 
     def _start(self) -> None:
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
         self._segment = segment = _native.Segment.create(self._n)
         self._keeper = subprocess.Popen(
             ["/bin/sh", "-c", _KEEPER],
@@ -258,7 +263,15 @@ class Job:
             RANKWISE_SEGMENT_FD=str(segment_fd),
             RANKWISE_LAUNCHER_PID=str(os.getpid()),
             PYTHONUNBUFFERED="1",  # lines come out as they are written
+            # The same as torch.distributed reads it ("env://").
+            RANK=str(number),
+            WORLD_SIZE=str(self._n),
+            LOCAL_RANK=str(number),
+            LOCAL_WORLD_SIZE=str(self._n),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(self._port.getsockname()[1]),
         )
+        env.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # of a torchrun round us
         if self._backend is not None:
             env["RANKWISE_BACKEND"] = self._backend
         if self._timeout is not None:
@@ -379,5 +392,6 @@ class Job:
                 self._keeper.communicate()
             self._segment = None  # unmapped now, even while a traceback keeps this object
             self._selector.close()
+            self._port.close()
             os.close(self._wake_reader)
             os.close(self.wake_writer)

@@ -40,8 +40,9 @@ examples:
   rankwise run -n 2 --tag-output -- bash -c 'echo I am rank $RANKWISE_RANK'
   rankwise run -n 4 --timeout 10 train.py    a rank that waits longer than 10 s for the others fails
 
-The ranks' environment has RANKWISE_RANK and RANKWISE_WORLD_SIZE, and OMP_NUM_THREADS, unless it is
-set already, as the cores that may be used over the ranks. Rank 0 inherits standard input when it
+The ranks' environment has RANKWISE_RANK and RANKWISE_WORLD_SIZE, what torch.distributed looks for
+(RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS, unless it is set already, as the cores that
+may be used over the ranks. Rank 0 inherits standard input when it
 is no terminal. Ctrl-C reaches every rank; a second one kills them at once.
 """
 
