@@ -128,6 +128,9 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
         throw BadArgument("fd: " + std::to_string(fd) + " given, expected an open descriptor of a rankwise segment");
     if (size_t(info.st_size) < sizeof(SegmentHeader))
         throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment");
+    constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW;  // else a page could go while we use it
+    if (const int seals = fcntl(fd, F_GET_SEALS); seals < 0 || (seals & sealed) != sealed)
+        throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment: its size is not sealed");
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (own < 0) fail_system("duplicating the segment's descriptor");
     uint8_t* base;

@@ -148,6 +148,7 @@ class Job:
         self._over = False  # nothing of the ranks runs any more
         self._wake_reader, self.wake_writer = os.pipe()
         """A byte written to `wake_writer` ends the present sleep of `wait` (signal.set_wakeup_fd)."""
+        self._secret = os.urandom(16).hex()
         self._segment: _native.Segment | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
         # Bound and never listening: rank 0 may listen there, and nobody else is given the port.
@@ -262,6 +263,7 @@ class Job:
             RANKWISE_WORLD_SIZE=str(self._n),
             RANKWISE_SEGMENT_FD=str(segment_fd),
             RANKWISE_LAUNCHER_PID=str(os.getpid()),
+            RANKWISE_SECRET=self._secret,
             PYTHONUNBUFFERED="1",  # lines come out as they are written
             # The same as torch.distributed reads it ("env://").
             RANK=str(number),

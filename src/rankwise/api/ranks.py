@@ -39,7 +39,17 @@ def _rankwise(settings: Settings) -> Job:
     if settings.segment_fd is None:
         raise ValueError("RANKWISE_SEGMENT_FD is not set; `rankwise run` sets it together with RANKWISE_RANK")
     size = settings.world_size
-    return _checked(Job(settings.rank, size, settings.rank, size, "rankwise run", segment_fd=settings.segment_fd))
+    return _checked(
+        Job(
+            settings.rank,
+            size,
+            settings.rank,
+            size,
+            "rankwise run",
+            secret=settings.secret,
+            segment_fd=settings.segment_fd,
+        )
+    )
 
 
 def _torchrun(environ: Environment, settings: Settings) -> Job:

@@ -14,7 +14,8 @@ class Settings:
     RANKWISE_WORLD_SIZE     how many ranks the job has, set by the launcher
     RANKWISE_SEGMENT_FD     descriptor of the job's shared memory, inherited from the launcher
     RANKWISE_LAUNCHER_PID   the launcher's pid; a rank ends when its launcher does
-    RANKWISE_SECRET         a text known to this job's ranks alone; ranks that meet by a socket prove it to each other
+    RANKWISE_SECRET         a text known to this job's ranks alone, set by the launcher (128 random bits); ranks that
+                            meet by a socket prove to each other that they know it
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not

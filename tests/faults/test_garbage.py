@@ -1,0 +1,267 @@
+"""Garbage sent to where the ranks meet changes nothing: none of it is parsed, and the job goes on.
+
+A *stranger* is a process of the same user that knows where rank 0 listens, and not the job's secret.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from faults.trials import Trial, fault
+from rankwise._native import Segment
+from rankwise.backends import rendezvous
+from rankwise.contract.job import Job
+
+LONGEST = 5000  # bytes; above the longest packet of the protocol
+
+# What a stranger says, from the nonce that rank 0 greeted it with.
+Words = Callable[[bytes], bytes]
+
+
+def forged(card: Any, secret: bytes) -> Words:
+    """A greeting that is right in all but the secret."""
+
+    def words(nonce: bytes) -> bytes:
+        mine, text = os.urandom(16), json.dumps(card).encode()
+        return mine + rendezvous._sign(Job(1, 2, id="fuzz", secret=secret), b"r", nonce + mine, text) + text
+
+    return words
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+cards = json_values | st.fixed_dictionaries({"rank": json_values, "world_size": json_values, "place": json_values})
+packets = st.one_of(
+    st.binary(max_size=LONGEST).map(lambda data: lambda nonce: data),
+    st.binary(max_size=100).map(lambda data: lambda nonce: nonce + data),
+    st.builds(forged, cards, st.binary(max_size=16)),
+)
+strangers = st.lists(st.lists(packets, max_size=3), max_size=6)
+
+
+def connection(job: Job, gone: Callable[[], bool] = lambda: False) -> socket.socket | None:
+    """Knock until rank 0 opens, or `gone`."""
+    while not gone():
+        someone = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        someone.settimeout(10)
+        try:
+            someone.connect(rendezvous._address(job))
+            return someone
+        except (ConnectionRefusedError, BlockingIOError):
+            someone.close()
+    return None
+
+
+def pester(job: Job, says: list[list[Words]]) -> None:
+    """All strangers at once, each with its words; one that was dropped says no more."""
+    there = [(connection(job), words) for words in says]
+    for someone, words in there:
+        assert someone is not None
+        with someone, suppress(ConnectionError):
+            nonce = someone.recv(16)
+            for word in words:
+                someone.send(word(nonce))
+
+
+def join(job: Job, segments: list[Segment]) -> None:
+    segments.append(rendezvous.meet(job, 30.0))
+
+
+@contextmanager
+def parsed() -> Iterator[list[bytes]]:
+    """What json.loads of the meeting was given meanwhile."""
+    seen: list[bytes] = []
+
+    class Json:
+        dumps = staticmethod(json.dumps)
+
+        @staticmethod
+        def loads(text: bytes) -> Any:
+            seen.append(text)
+            return json.loads(text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "json", Json)
+        yield seen
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(says=strangers)
+def test_strangers_at_the_meeting(says: list[list[Words]]) -> None:
+    name = f"garbage {uuid.uuid4()}"
+    ranks = [Job(rank, 3, None, None, "test", id=name, secret=b"known to the ranks") for rank in range(3)]
+    segments: list[Segment] = []
+    host, first, last = (threading.Thread(target=join, args=(job, segments)) for job in ranks)
+    with parsed() as texts:
+        host.start()
+        first.start()
+        pester(ranks[0], says)  # before the last rank comes, so that rank 0 is there all the time
+        last.start()
+        for thread in (host, first, last):
+            thread.join(40)
+    assert len({os.fstat(segment.fd).st_ino for segment in segments}) == 1
+    assert len(segments) == 3
+    assert {json.loads(text)["rank"] for text in texts} == {1, 2}
+    assert len(texts) == 2, "a stranger's words were parsed"
+
+
+@settings(max_examples=40, deadline=None)
+@given(answers=st.lists(st.binary(max_size=LONGEST), min_size=1, max_size=3), with_fd=st.booleans())
+def test_a_stranger_in_the_place_of_rank_0(answers: list[bytes], with_fd: bool) -> None:
+    """It listens first, and answers what it likes: the ranks take nothing from it, and meet when it has gone."""
+    name = f"garbage {uuid.uuid4()}"
+    ranks = [Job(rank, 2, None, None, "test", id=name, secret=b"known to the ranks") for rank in range(2)]
+    segments: list[Segment] = []
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.bind(rendezvous._address(ranks[0]))
+    stranger.listen()
+    stranger.settimeout(30)
+    before = len(os.listdir("/proc/self/fd"))
+    host, other = (threading.Thread(target=join, args=(job, segments)) for job in ranks)
+    with parsed() as texts:
+        other.start()
+        victim, _ = stranger.accept()
+        with suppress(ConnectionError), open(os.devnull) as nothing:
+            for answer in answers:
+                socket.send_fds(victim, [answer], [nothing.fileno()] if with_fd else [])
+        victim.close()
+        stranger.close()
+        host.start()
+        host.join(40)
+        other.join(40)
+    assert len(segments) == 2
+    assert [json.loads(text)["rank"] for text in texts] == [1]
+    assert len(os.listdir("/proc/self/fd")) == before - 1 + 2, "a descriptor that a stranger sent was kept"
+
+
+JOB = """
+import sys
+import numpy as np
+import rankwise as rw
+for turn in range(3):
+    with rw.init(timeout=60) as group:
+        for i in range(20):
+            x = np.arange(5000.0) + group.rank
+            assert (group.all_reduce(x) == 3 * np.arange(5000.0) + 3).all()
+print("done")
+"""
+
+
+@fault(15, "garbage sent to a socket", few=2, full=50)
+def test_a_job_under_garbage(trial: Trial) -> None:
+    """Processes that meet by a socket, again and again, while strangers knock all the time."""
+    environment = {
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "3",
+        "TORCHELASTIC_RUN_ID": trial.seed,
+        "RANKWISE_SECRET": "known to the ranks",
+        "RANKWISE_BACKEND": "shm",
+        "LOCAL_RANK": "0",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOB],
+            env={**os.environ, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    job = Job(0, 3, id=f"torchrun {trial.seed} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}  ")
+    over = threading.Event()
+    said = 0
+
+    def knock() -> None:
+        nonlocal said
+        while not over.is_set():
+            someone = connection(job, over.is_set)
+            if someone is None:
+                return
+            with someone, suppress(OSError):
+                someone.send(trial.rng.randbytes(trial.rng.randint(0, LONGEST)))
+                said += 1
+
+    pests = [threading.Thread(target=knock) for _ in range(2)]
+    for pest in pests:
+        pest.start()
+    told = [rank.communicate(timeout=100)[0] for rank in ranks]
+    over.set()
+    for pest in pests:
+        pest.join(20)
+    assert told == ["done\n"] * 3
+    assert [rank.returncode for rank in ranks] == [0, 0, 0]
+    assert said > 0, "nobody knocked where the ranks meet"
+
+
+def test_the_segment_is_sealed() -> None:
+    segment = Segment.create(2)
+    seals = fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS)
+    assert seals & fcntl.F_SEAL_SHRINK
+    assert seals & fcntl.F_SEAL_GROW
+    assert seals & fcntl.F_SEAL_SEAL
+    with pytest.raises(PermissionError):
+        os.ftruncate(segment.fd, 4096)
+
+
+def test_a_file_that_could_shrink_is_no_segment(tmp_path: Path) -> None:
+    other = os.memfd_create("rankwise")
+    try:
+        os.ftruncate(other, 1 << 20)
+        with pytest.raises(ValueError, match="not a rankwise segment: its size is not sealed"):
+            Segment.attach(other)
+    finally:
+        os.close(other)
+
+
+SECRET = """
+import os, sys
+from pathlib import Path
+import rankwise as rw
+group = rw.init()
+secret = os.environb[b"RANKWISE_SECRET"]
+assert len(bytes.fromhex(secret.decode())) == 16
+assert len(set(group.all_gather_object(secret))) == 1
+for entry in Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+        assert secret not in entry.read_bytes(), entry
+    except (FileNotFoundError, ProcessLookupError):
+        continue
+print(secret.decode())
+sys.exit(3)
+"""
+
+
+def test_the_secret_is_in_no_command_line_and_no_message() -> None:
+    jobs = [
+        subprocess.run(
+            [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", "python", "-c", SECRET],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        for _ in range(2)
+    ]
+    secrets = [done.stdout.split()[0] for done in jobs]
+    assert secrets[0] != secrets[1]
+    for done, secret in zip(jobs, secrets, strict=True):
+        assert done.returncode == 3
+        assert secret not in done.stderr
+    assert "key" not in repr(Job(0, 2, secret=b"key"))
