@@ -9,39 +9,28 @@ namespace {
 using Release = nb::call_guard<ReleaseGil>;
 constexpr double kForever = 1e9;  // seconds
 
-// A function that a stream will call. Whoever has it last lets go of it, with the GIL; not once the
-// interpreter is shutting down, which ends every other thread that asks for the GIL.
+// A function that a stream will call. Whoever has it last lets go of it, with the GIL.
 class Held {
 public:
     explicit Held(PyObject* function) : function_(function) {}
     Held(const Held&) = delete;
     ~Held() {
-        if (!function_ || !nb::is_alive() || finalizing()) return;
+        if (!function_ || !nb::is_alive()) return;
         HoldGil gil;
         Py_DECREF(function_);
     }
     PyObject* take() { return std::exchange(function_, nullptr); }
 
 private:
-    static bool finalizing() {
-#if PY_VERSION_HEX >= 0x030d0000
-        return Py_IsFinalizing();
-#else
-        return _Py_IsFinalizing();
-#endif
-    }
     PyObject* function_;
 };
 
-// A function still running when the interpreter shuts down ends its thread by unwinding this frame:
-// nothing here may have a destructor.
 void call_and_release(PyObject* function) {
-    const PyGILState_STATE state = PyGILState_Ensure();
-    PyObject* result = PyObject_CallNoArgs(function);
+    HoldGil gil;
+    PyObject* result = ask_for_gil([&] { return PyObject_CallNoArgs(function); });  // it may be running still when the interpreter ends
     if (result) Py_DECREF(result);
     else PyErr_WriteUnraisable(function);
     Py_DECREF(function);
-    PyGILState_Release(state);
 }
 
 std::shared_ptr<Task> submit(HostStream& stream, nb::callable function) {

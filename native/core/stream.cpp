@@ -1,6 +1,5 @@
 #include "stream.hpp"
 
-#include <cxxabi.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -39,8 +38,6 @@ void Task::finish() {
 void Task::run() {
     try {
         if (body_) body_();
-    } catch (abi::__forced_unwind&) {  // the thread is being ended, as an interpreter does that shuts down
-        throw;
     } catch (...) {
         failure_ = std::current_exception();
     }

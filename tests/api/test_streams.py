@@ -347,7 +347,7 @@ def test_without_streams_of_the_backend_the_same_program_gives_the_same() -> Non
         group.comm.start = lambda operation, *args: type(group.comm).__mro__[1].start(group.comm, operation, *args)  # type: ignore[method-assign]
         group.comm.stream_sync = None
         del group.stream
-        assert isinstance(group.stream.sync, BlockingStreamSync)
+        assert isinstance(group.stream.ops, BlockingStreamSync)
         assert training(group) == with_streams
 
     run_ranks(3, rank)

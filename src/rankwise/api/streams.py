@@ -261,13 +261,13 @@ class GroupStream:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self.sync: StreamSyncOps = comm.stream_sync or BlockingStreamSync(comm)
+        self.ops: StreamSyncOps = comm.stream_sync or BlockingStreamSync(comm)
         """The seven operations on events and streams as ints, also where the backend has none."""
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record the event, or a new one, behind all that the group has started so far, and return it."""
         event = event or Event()
-        self.sync.record_on_comm_stream(event.handle)
+        self.ops.record_on_comm_stream(event.handle)
         return event
 
     def wait_event(self, event: Event) -> None:
@@ -275,7 +275,7 @@ class GroupStream:
 
         Longer than the group's `timeout` is a failure of the group: CollectiveTimeout on every rank.
         """
-        self.sync.comm_stream_wait_event(event.handle)
+        self.ops.comm_stream_wait_event(event.handle)
 
     def wait_stream(self, stream: Stream | GroupStream) -> None:
         """Run what the group is told after this once all that is queued on `stream` now has run."""
@@ -283,7 +283,7 @@ class GroupStream:
 
     def synchronize(self) -> None:
         """Block the caller until all that the group has started so far has run; CollectiveTimeout past `timeout`."""
-        self.sync.sync_comm_stream()
+        self.ops.sync_comm_stream()
 
 
 class BlockingStreamSync(StreamSyncOps):
