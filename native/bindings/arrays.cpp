@@ -36,6 +36,13 @@ void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t cou
     kernel(pointer(dst), from.data(), int(from.size()), count, divisor);
 }
 
+void convert_local(Address dst, Address src, uint64_t count, int dtype, bool widen) {
+    ConvertKernel kernel = widen ? widen_kernel(checked_dtype(dtype)) : narrow_kernel(checked_dtype(dtype));
+    if (!kernel) throw BadArgument(std::string("dtype: expected float16, bfloat16 or an 8-bit float, got ") + name(checked_dtype(dtype)));
+    nb::gil_scoped_release released;
+    kernel(pointer(dst), pointer(src), count);
+}
+
 }  // namespace
 
 void bind_arrays(nb::module_& m) {
@@ -45,4 +52,6 @@ void bind_arrays(nb::module_& m) {
     m.def("kernel_isa", &kernel_isa, "The instruction set of the reduction kernels on this machine.");
     m.def("reduce_local", &reduce_local, nb::arg("dst"), nb::arg("sources"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"),
           nb::arg("divisor"), "dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels.");
+    m.def("convert_local", &convert_local, nb::arg("dst"), nb::arg("src"), nb::arg("count"), nb::arg("dtype"), nb::arg("widen"),
+          "widen: dst, float32, takes src of a narrow dtype; else dst of that dtype takes src, float32, rounded.");
 }

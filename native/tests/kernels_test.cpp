@@ -353,6 +353,38 @@ void test_small_floats() {
     }
 }
 
+// Every code of a narrow float to f32 and back, and f32s between the codes, with lengths around a vector's.
+void test_conversions() {
+    for (const DType dtype : {DType::F16, DType::BF16, DType::FP8E4M3, DType::FP8E5M2}) {
+        const size_t size = itemsize(dtype), codes = size_t{1} << (8 * size);
+        std::vector<unsigned> all(codes);
+        for (unsigned i = 0; i < codes; ++i) all[i] = i;
+        const Bytes narrow = elements_of(dtype, all);
+        std::vector<float> between(codes);
+        for (float& x : between) {
+            x = std::bit_cast<float>(static_cast<uint32_t>(generator()));
+            if (std::isnan(x)) x = HUGE_VALF;  // arithmetic on narrow floats makes no NaN of any other bits than theirs
+        }
+        for (const KernelTable* table : supported_tables()) {
+            const int d = static_cast<int>(dtype);
+            std::vector<float> wide(codes);
+            Bytes back(narrow.size()), rounded(narrow.size());
+            table->widen[d](wide.data(), narrow.data(), codes);
+            table->narrow[d](back.data(), wide.data(), codes);
+            table->narrow[d](rounded.data(), between.data(), codes - 5);
+            for (size_t i = 0; i < codes; ++i) {
+                const float want = f32_of(dtype, all[i]);
+                CHECK(wide[i] == want || (std::isnan(wide[i]) && std::isnan(want)), name(dtype) << " code " << i);
+                CHECK(same_element(dtype, ReduceOp::SUM, &back[i * size], &narrow[i * size]), name(dtype) << " code " << i);
+                const uint64_t bits = i < codes - 5 ? bits_of(dtype, between[i]) : 0;
+                CHECK(same_part(dtype, ReduceOp::SUM, load(&rounded[i * size], size), bits), name(dtype) << " of " << between[i]);
+            }
+        }
+    }
+    CHECK(widen_kernel(DType::F32) == nullptr && narrow_kernel(DType::I8) == nullptr);
+    CHECK(widen_kernel(DType::F16) == supported_tables().front()->widen[2]);
+}
+
 // A few results written out, so that the oracle is not alone.
 template <class T>
 void check_value(DType dtype, ReduceOp op, const std::vector<T>& elements, T want, int divisor = 1) {
@@ -401,6 +433,7 @@ int main() {
     test_dispatch();
     test_known_values();
     test_small_floats();
+    test_conversions();
     test_every_pair();
     return check::result();
 }

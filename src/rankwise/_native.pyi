@@ -330,6 +330,9 @@ def kernel_isa() -> str:
 def reduce_local(dst: int, sources: Sequence[int], count: int, dtype: int, op: int, divisor: int) -> None:
     """dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels."""
 
+def convert_local(dst: int, src: int, count: int, dtype: int, widen: bool) -> None:
+    """widen: dst (float32) = src of a narrow dtype (f16, bf16, fp8); else dst of that = src (float32), rounded."""
+
 def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
 

@@ -207,6 +207,18 @@ void in_parts(void* dst, const void* const* src, int n, size_t count, int diviso
 }
 
 template <class E>
+void widen(void* dst, const void* src, size_t count) {
+    const Source<E> from{static_cast<const typename E::Storage*>(src)};
+    convert(from, Sink<Native<float>>{static_cast<float*>(dst)}, count);
+}
+
+template <class E>
+void narrow(void* dst, const void* src, size_t count) {
+    const Source<Native<float>> from{static_cast<const float*>(src)};
+    convert(from, Sink<E>{static_cast<typename E::Storage*>(dst)}, count);
+}
+
+template <class E>
 constexpr void set_floating(ReduceKernel (&row)[kReduceOps]) {
     row[int(ReduceOp::SUM)] = reduce<E, Sum>;
     row[int(ReduceOp::PROD)] = reduce<E, Prod>;
@@ -241,14 +253,19 @@ constexpr void set_complex(ReduceKernel (&row)[kReduceOps]) {
 }
 
 constexpr KernelTable make_table() {
-    KernelTable table{RANKWISE_TEXT(RANKWISE_ISA), {}};
+    KernelTable table{RANKWISE_TEXT(RANKWISE_ISA), {}, {}, {}};
     const auto row = [&table](DType dtype) -> ReduceKernel(&)[kReduceOps] { return table.kernels[int(dtype)]; };
     set_floating<Native<double>>(row(DType::F64));
     set_floating<Native<float>>(row(DType::F32));
-    set_floating<F16>(row(DType::F16));
-    set_floating<BF16>(row(DType::BF16));
-    set_floating<FP8E4M3>(row(DType::FP8E4M3));
-    set_floating<FP8E5M2>(row(DType::FP8E5M2));
+    const auto set_narrow = [&]<class E>(DType dtype) {
+        set_floating<E>(row(dtype));
+        table.widen[int(dtype)] = widen<E>;
+        table.narrow[int(dtype)] = narrow<E>;
+    };
+    set_narrow.template operator()<F16>(DType::F16);
+    set_narrow.template operator()<BF16>(DType::BF16);
+    set_narrow.template operator()<FP8E4M3>(DType::FP8E4M3);
+    set_narrow.template operator()<FP8E5M2>(DType::FP8E5M2);
     set_integer<int64_t, uint64_t>(row(DType::I64));
     set_integer<int32_t, uint32_t>(row(DType::I32));
     set_integer<int16_t, uint16_t>(row(DType::I16));

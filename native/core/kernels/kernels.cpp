@@ -24,6 +24,10 @@ ReduceKernel reduce_kernel(DType dtype, ReduceOp op) {
     return supported_tables().front()->kernels[static_cast<int>(dtype)][static_cast<int>(op)];
 }
 
+ConvertKernel widen_kernel(DType from) { return supported_tables().front()->widen[static_cast<int>(from)]; }
+
+ConvertKernel narrow_kernel(DType to) { return supported_tables().front()->narrow[static_cast<int>(to)]; }
+
 const char* kernel_isa() { return supported_tables().front()->isa; }
 
 }  // namespace rankwise

@@ -14,6 +14,15 @@ using ReduceKernel = void (*)(void* dst, const void* const* src, int n, size_t c
 // and MAX of complex, bitwise of floats and complex).
 ReduceKernel reduce_kernel(DType dtype, ReduceOp op);
 
+// dst[i] = src[i], from one element type to another; the ranges do not overlap.
+using ConvertKernel = void (*)(void* dst, const void* src, size_t count);
+
+// From f16, bf16 or fp8 to the f32 it is accumulated in, exactly; nullptr for any other type.
+ConvertKernel widen_kernel(DType from);
+
+// From f32 to one of these, rounded to nearest, ties to even; nullptr for any other type.
+ConvertKernel narrow_kernel(DType to);
+
 // The instruction set the kernels use on this machine: "avx512", "avx2", "baseline".
 const char* kernel_isa();
 

@@ -9,6 +9,8 @@ namespace rankwise {
 struct KernelTable {
     const char* isa;
     ReduceKernel kernels[kDTypes][kReduceOps];
+    ConvertKernel widen[kDTypes];
+    ConvertKernel narrow[kDTypes];
 };
 
 namespace baseline { extern const KernelTable table; }
