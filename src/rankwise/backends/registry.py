@@ -23,6 +23,7 @@ _BUILT_IN = {
     "shm": "rankwise.backends.shm",
     "threads": "rankwise.backends.threads",
     "gloo": "rankwise.backends.gloo",
+    "hierarchical": "rankwise.backends.hierarchical",
 }
 
 

@@ -1,0 +1,560 @@
+"""hierarchical: shared memory within each host, another engine between hosts.
+
+Three communicators work together (words: see `hosts`). `local`: the members of this host. `lane`:
+one member of every host, for the data that all ranks need; every lane carries an equal share, so
+that several members drive the network. `flat`: all ranks, for what goes from one rank to one other.
+
+all_reduce is reduce_scatter within the hosts, all_reduce of each lane's share, all_gather within
+(the hierarchical scheme of Jia et al., 2018, arXiv:1807.11205). A share is all-reduced by each host
+reducing its piece of it, and all hosts gathering the pieces. So a host of H sends 2 (H - 1) / H of
+the tensor's bytes, and receives as many, which is the least there is (Patarasuk and Yuan, 2009). The
+pieces are reduced by the engine's own kernels in the order of the hosts: the same bits on all ranks,
+and the same from reduce as from all_reduce. The others are made likewise, and send to no host what
+it has already.
+
+f16, bf16 and fp8 travel as f32 until they are reduced, since they are to be rounded once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rankwise import _native
+from rankwise.backends import calls, registry, rendezvous
+from rankwise.backends.calls import ITEMSIZE, Call
+from rankwise.backends.composed import ComposedCommunicator, address
+from rankwise.backends.engine import EngineCommunicator
+from rankwise.backends.hosts import Layout, cut
+from rankwise.backends.stream import Stream, Task
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
+from rankwise.contract.job import Job
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.work import Work
+
+T = TypeVar("T")
+
+SMALL = 16 << 10  # bytes up to which one lane carries everything: latency counts there, not bandwidth
+PIECE = 4 << 20  # bytes that are all-reduced at a time
+LEAST = 64 << 10  # bytes that a piece has at least for each host and lane
+
+_BYTE = DType.U8
+_GROUP = -2  # a failed part is told of rank r of the group as -2 - r
+_DIGEST = 8  # bytes of a call's digest, which the hosts compare
+Carried = tuple[int, list[int], Task | None]  # where a share is, all members' shares, what is under way
+
+_NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
+_ROUNDING = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MEAN)
+
+
+def open(job: Job, timeout: float) -> Communicator:
+    """Meet all ranks by the engine that suits the launcher (mpi under mpiexec, else gloo), then those of this host."""
+    engine = "mpi" if job.launcher.startswith("mpiexec") else "gloo"
+    return connect(registry.opener(engine)(job, timeout), timeout)
+
+
+def connect(flat: Communicator, timeout: float) -> Communicator:
+    """The ranks of `flat`, an engine that reaches them all, with shared memory within each host. Takes `flat` over.
+
+    Where every host holds one rank, this is `flat` itself; where one host holds all, shared memory alone.
+    """
+    layout = Layout.of(_all_gather_bytes(flat, hashlib.sha256(repr(rendezvous.place()).encode()).digest()))
+    here = layout.host[flat.rank]
+    number, size = layout.local(flat.rank), len(layout.members[here])
+    token = _broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a name that nobody knows
+    job = Job(number, size, number, size, "hierarchical", f"{token[:32].hex()} {here}", token[32:])
+    local = EngineCommunicator(rendezvous.meet(job, timeout).join(number, timeout, True), "shm")
+    return assemble(flat, local, layout)
+
+
+def assemble(flat: Communicator, local: Communicator, layout: Layout) -> Communicator:
+    """The simplest communicator of flat's ranks, of which local's are those of this host. Collective; owns both."""
+    if layout.hosts == 1:
+        flat.close()
+        return local
+    if layout.hosts == flat.world_size:
+        local.close()
+        return flat
+    number = layout.local(flat.rank)
+    lane = flat.split(number if number < layout.lanes else -1, layout.host[flat.rank])
+    return HierarchicalCommunicator(flat, local, lane, layout)
+
+
+class HierarchicalCommunicator(ComposedCommunicator):
+    """One rank's end of a group that spans hosts, some of which hold several ranks.
+
+    flat, local, lane: see the module; lane is None where this rank is in none. Owns the three.
+    """
+
+    backend = "hierarchical"
+    engine_errors = ()  # the parts raise errors of ours
+
+    def __init__(self, flat: Communicator, local: Communicator, lane: Communicator | None, layout: Layout) -> None:
+        self._flat, self._local, self._lane, self._layout = flat, local, lane, layout
+        self._here = layout.host[flat.rank]
+        self._members = layout.members[self._here]
+        self._number = local.rank  # among the members; of the lane too, where it is in one
+        self._carrier: Stream | None = None  # its thread works on the lane while another works within the host
+        self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+        for part in (flat, lane):
+            if isinstance(part, ComposedCommunicator):
+                part._checks = False  # what is called is compared once, in _compare
+        super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
+
+    @property
+    def layout(self) -> Layout:
+        """Which rank is on which host."""
+        return self._layout
+
+    @property
+    def timeout(self) -> float:
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        for part in self._parts():
+            part.timeout = seconds
+
+    # ---- messages ----
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+        part, number = self._way(dest, "dest")
+        return part.send(ptr, count, dtype, number, tag)
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+        part, number = self._way(src, "src")
+        return part.recv(ptr, count, dtype, number, tag)
+
+    def sync(self) -> None:
+        if self._stream is not None:
+            self._stream.drain()
+        if self._refusal is not None:
+            raise self._refused()
+        self._local.sync()
+        self._flat.sync()
+
+    def _way(self, peer: int, name: str) -> tuple[Communicator, int]:
+        """What carries a message between this rank and another, and the other's number there."""
+        if self._refusal is not None:
+            raise self._refused()
+        calls.check_rank(peer, self._world_size, name)
+        if self._layout.host[peer] == self._here:
+            return self._local, self._layout.local(peer)
+        return self._flat, peer
+
+    # ---- moves ----
+
+    def _barrier(self) -> None:
+        self._within("barrier")
+        self._between(0, "barrier")
+        self._within("barrier")
+
+    def _broadcast(self, ptr: int, size: int, root: int) -> None:
+        """Root's host scatters over the lanes, each lane broadcasts its share, all hosts gather them."""
+        shares, host = self._shares(size, size), self._layout.host[root]
+        share, length = self._memory("share", self._of(shares)), self._of(shares)
+        if host == self._here:
+            self._within("scatter_v", ptr, share, shares, _BYTE, self._layout.local(root))
+        self._between(length, "broadcast", share, length, _BYTE, host)
+        self._within("all_gather_v", share, ptr, shares, _BYTE)
+
+    def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
+        """Each host gathers its blob; the lanes exchange slices of the blobs; each host gathers all slices."""
+        slices = self._slices(sizes, sum(sizes))
+        ours = slices[self._here]
+        blob = self._memory("blob", sum(ours))
+        self._within("all_gather_v", send, blob, [sizes[rank] for rank in self._members], _BYTE)
+        shares = self._shares_of(slices)
+        share = self._memory("share", self._of(shares))
+        mine = blob + sum(ours[: self._number])
+        self._between(self._of(shares), "all_gather_v", mine, share, self._column(slices), _BYTE)
+        carried = self._memory("carried", sum(sizes))
+        self._within("all_gather_v", share, carried, shares, _BYTE)
+        for at, to, length in self._layout.arrangement(sizes, slices):
+            ctypes.memmove(recv + at, carried + to, length)
+
+    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        """To the first member of each host, from those to the first on root's host, and from that to root."""
+        blobs, host = self._layout.blobs(sizes), self._layout.host[root]
+        first, on_root = self._number == 0, self._rank == root
+        blob = self._memory("blob", blobs[self._here]) if first else 0
+        self._within("gather_v", send, blob, [sizes[rank] for rank in self._members], _BYTE, 0)
+        everything = self._memory("carried", sum(sizes)) if host == self._here and (first or on_root) else 0
+        if first:
+            self._between(0, "gather_v", blob, everything, blobs, _BYTE, host)
+        if host == self._here:
+            self._pass_on(everything, 0, self._layout.local(root), sum(sizes))
+        if on_root:
+            for at, to, length in self._by_host(sizes):
+                ctypes.memmove(recv + at, everything + to, length)
+
+    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        """The way of _gather_v, back."""
+        blobs, host = self._layout.blobs(sizes), self._layout.host[root]
+        first, on_root = self._number == 0, self._rank == root
+        everything = self._memory("carried", sum(sizes)) if host == self._here and (first or on_root) else 0
+        if on_root:
+            for at, to, length in self._by_host(sizes):
+                ctypes.memmove(everything + to, send + at, length)
+        if host == self._here:
+            self._pass_on(everything, self._layout.local(root), 0, sum(sizes))
+        blob = self._memory("blob", blobs[self._here]) if first else 0
+        if first:
+            self._between(0, "scatter_v", everything, blob, blobs, _BYTE, host)
+        self._within("scatter_v", blob, recv, [sizes[rank] for rank in self._members], _BYTE, 0)
+
+    def _pass_on(self, ptr: int, source: int, target: int, size: int) -> None:
+        """From one member of this host to another; ptr: where each of the two has, or wants, the bytes."""
+        if source != target:
+            only = [size if number == target else 0 for number in range(len(self._members))]
+            taken = ptr if self._number == target else 0
+            self._within("scatter_v", ptr if self._number == source else 0, taken, only, _BYTE, source)
+
+    def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
+        """Blocks for members of this host by shared memory, the others straight to their ranks."""
+        outgoing = self._memory("outgoing", sum(send_sizes))
+        incoming = self._memory("incoming", sum(recv_sizes))
+        for at, to, length in self._members_first(send_sizes):
+            ctypes.memmove(outgoing + to, send + at, length)
+        ours = [[amounts[rank] for rank in self._members] for amounts in (send_sizes, recv_sizes)]
+        self._within("all_to_all_v", outgoing, incoming, ours[0], ours[1], _BYTE)
+        theirs = [
+            [0 if self._layout.host[rank] == self._here else amount for rank, amount in enumerate(amounts)]
+            for amounts in (send_sizes, recv_sizes)
+        ]
+        self._across("all_to_all_v", outgoing + sum(ours[0]), incoming + sum(ours[1]), theirs[0], theirs[1], _BYTE)
+        for at, to, length in self._members_first(recv_sizes):
+            ctypes.memmove(recv + at, incoming + to, length)
+
+    # ---- reductions ----
+
+    def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """In pieces where it is large: while the lanes carry one, the members reduce the next and gather the last."""
+        size = ITEMSIZE[dtype]
+        step = max(PIECE, LEAST * self._layout.lanes * self._layout.hosts) // size
+        starts = range(0, max(count, 1), step)
+        if len(starts) == 1:
+            self._gather_piece(ptr, self._all_reduce_piece(ptr, count, dtype, op, 0, now=True), dtype)
+            return
+        before: tuple[int, Carried] | None = None
+        for number, start in enumerate(starts):
+            piece = ptr + start * size
+            carried = self._all_reduce_piece(piece, min(step, count - start), dtype, op, number % 2)
+            if before is not None:
+                self._gather_piece(*before, dtype)
+            before = piece, carried
+        assert before is not None
+        self._gather_piece(*before, dtype)
+
+    def _all_reduce_piece(
+        self, ptr: int, count: int, dtype: DType, op: ReduceOp, slot: int, *, now: bool = False
+    ) -> Carried:
+        """Reduce within the hosts and, now or on the carrier's thread, between them. slot: which memory it takes."""
+        shares = self._shares(count, count * ITEMSIZE[dtype])
+        pieces = cut(self._of(shares), self._layout.hosts)
+        share = self._memory(f"share {slot}", self._of(shares) * ITEMSIZE[dtype])
+        reduced = self._reduce_within(ptr, count, shares, dtype, op, slot)
+
+        def carry() -> None:
+            piece = self._reduce_between(reduced, pieces, dtype, op, slot)
+            self._between(sum(pieces), "all_gather_v", piece, share, pieces, dtype)
+
+        if now:
+            carry()
+            return share, shares, None
+        if self._carrier is None:
+            self._carrier = Stream(f"rankwise {self.backend} carrier")
+        return share, shares, self._carrier.put(carry)
+
+    def _gather_piece(self, ptr: int, carried: Carried, dtype: DType) -> None:
+        share, shares, work = carried
+        if work is not None:
+            work.wait()
+        self._within("all_gather_v", share, ptr, shares, dtype)
+
+    def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        shares, host = self._shares(count, count * ITEMSIZE[dtype]), self._layout.host[root]
+        pieces = cut(self._of(shares), self._layout.hosts)
+        piece = self._reduce_between(self._reduce_within(ptr, count, shares, dtype, op), pieces, dtype, op)
+        share = self._memory("share", self._of(shares) * ITEMSIZE[dtype])
+        self._between(sum(pieces), "gather_v", piece, share, pieces, dtype, host)
+        if host == self._here:
+            self._within("gather_v", share, ptr, shares, dtype, self._layout.local(root))
+
+    def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
+        """The way of _all_gather_v, back, reducing."""
+        size = ITEMSIZE[dtype]
+        slices = self._slices(counts, sum(counts) * size)
+        carried = self._memory("carried", sum(counts) * size)
+        for at, to, length in self._layout.arrangement(counts, slices):
+            ctypes.memmove(carried + to * size, send + at * size, length * size)
+        reduced = self._reduce_within(carried, sum(counts), self._shares_of(slices), dtype, op)
+        piece = self._reduce_between(reduced, self._column(slices), dtype, op)
+        ours = slices[self._here]
+        blob = self._memory("blob", sum(ours) * size)
+        self._within("all_gather_v", piece, blob, self._padded(ours), dtype)
+        before = sum(counts[rank] for rank in self._members[: self._number])
+        ctypes.memmove(recv, blob + before * size, counts[self._rank] * size)
+
+    def _reduce_within(self, ptr: int, count: int, shares: list[int], dtype: DType, op: ReduceOp, slot: int = 0) -> int:
+        """Reduce `count` elements over this host's members; where this one's share is, of the type it travels in."""
+        kind = _carried_as(dtype, op)
+        if kind is not dtype:
+            wide = self._memory("wide", count * ITEMSIZE[kind])
+            _native.convert_local(wide, ptr, count, dtype, True)
+            ptr = wide
+        reduced = self._memory(f"reduced {slot}", self._of(shares) * ITEMSIZE[kind])
+        self._within("reduce_scatter_v", ptr, reduced, shares, kind, ReduceOp.SUM if op is ReduceOp.MEAN else op)
+        return reduced
+
+    def _reduce_between(self, reduced: int, pieces: list[int], dtype: DType, op: ReduceOp, slot: int = 0) -> int:
+        """Reduce this lane's share over the hosts, each its piece of it. Where this host's piece is.
+
+        pieces: the lengths of all hosts' pieces; zeros where this rank is in no lane.
+        """
+        kind, hosts, mine = _carried_as(dtype, op), self._layout.hosts, pieces[self._here]
+        size = ITEMSIZE[kind]
+        incoming = self._memory(f"incoming {slot}", mine * hosts * size)
+        self._between(sum(pieces), "all_to_all_v", reduced, incoming, pieces, [mine] * hosts, kind)
+        piece = self._memory(f"piece {slot}", mine * size)
+        if not mine:
+            return piece
+        _native.reduce_local(
+            piece, [incoming + host * mine * size for host in range(hosts)], mine, kind, op, self._world_size
+        )
+        if kind is not dtype:
+            _native.convert_local(incoming, piece, mine, dtype, False)
+            return incoming
+        return piece
+
+    # ---- how things are cut ----
+
+    def _lanes(self, amount: int, whole: int) -> list[int]:
+        """What each lane carries of `amount`; whole: the bytes of it all, by which that is decided."""
+        lanes = self._layout.lanes
+        return [amount] + [0] * (lanes - 1) if whole <= SMALL else cut(amount, lanes)
+
+    def _shares(self, amount: int, whole: int) -> list[int]:
+        """What each member carries of what all ranks have."""
+        return self._padded(self._lanes(amount, whole))
+
+    def _slices(self, amounts: Sequence[int], whole: int) -> list[list[int]]:
+        """[host][lane]: what each lane carries of each host's blob."""
+        return [self._lanes(blob, whole) for blob in self._layout.blobs(amounts)]
+
+    def _shares_of(self, slices: list[list[int]]) -> list[int]:
+        """What each member carries of all blobs."""
+        return self._padded([sum(lane) for lane in zip(*slices, strict=True)])
+
+    def _column(self, slices: list[list[int]]) -> list[int]:
+        """This lane's slice of each host's blob."""
+        return [self._padded(by_lane)[self._number] for by_lane in slices]
+
+    def _padded(self, by_lane: list[int]) -> list[int]:
+        """One number a member: 0 for those in no lane."""
+        return by_lane + [0] * (len(self._members) - len(by_lane))
+
+    def _of(self, shares: list[int]) -> int:
+        return shares[self._number]
+
+    def _by_host(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(by rank, by host, length): where each rank's block is among all, by rank, and host after host."""
+        return _moves(sizes, [rank for members in self._layout.members for rank in members])
+
+    def _members_first(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """The same with the blocks of this host's members first, then the others by rank."""
+        others = [rank for rank in range(self._world_size) if self._layout.host[rank] != self._here]
+        return _moves(sizes, [*self._members, *others])
+
+    def _memory(self, name: str, size: int) -> int:
+        """The address of memory under this name, kept from call to call: its pages are not made anew."""
+        memory = self._kept.get(name)
+        if memory is None or memory.nbytes < size:
+            memory = self._kept[name] = np.empty(max(size, 64), np.uint8)
+        return address(memory)
+
+    # ---- the parts ----
+
+    def _parts(self) -> list[Communicator]:
+        return [self._local, self._flat] if self._lane is None else [self._local, self._lane, self._flat]
+
+    def _within(self, operation: str, *args: Any) -> None:
+        """An operation of this host's members."""
+        self._of_part(self._local, self._members, "within this host", operation, args)
+
+    def _between(self, carried: int, operation: str, *args: Any) -> None:
+        """An operation of this rank's lane, which carries so much. The first lane takes part also for nothing."""
+        if self._lane is not None and (carried or self._number == 0):
+            ranks = [members[self._number] for members in self._layout.members]
+            self._of_part(self._lane, ranks, "between hosts", operation, args)
+
+    def _across(self, operation: str, *args: Any) -> None:
+        """An operation of all ranks by the engine between hosts."""
+        self._of_part(self._flat, range(self._world_size), "between hosts", operation, args)
+
+    def _of_part(
+        self, part: Communicator, ranks: Sequence[int], where: str, operation: str, args: tuple[Any, ...]
+    ) -> None:
+        """ranks: the part's, as this group numbers them."""
+        try:
+            getattr(part, operation)(*args)
+            if not part.blocking:
+                part.sync()
+        except RankwiseError as error:
+            where = f"{self._call[0]} failed {where}, in {operation} of ranks {list(ranks)}"
+            raise _of_the_group(error, ranks, where) from error
+
+    # ---- what ComposedCommunicator asks for ----
+
+    def _run(self, call: Call, move: Callable[..., T], *args: Any, checked: bool = False) -> T:
+        try:
+            return super()._run(call, move, *args, checked=checked)
+        except (KeyboardInterrupt, SystemExit):
+            # This rank is out of step from now on: the others must not wait for it.
+            self.abort(f"it was interrupted in {call[0]}")
+            raise
+
+    def _compare(self, call: Call, ptr: int = 0, size: int = 0) -> np.ndarray[Any, Any]:
+        """MismatchError on every rank where any calls something else.
+
+        The members of each host compare, then the hosts; the words travel only where there is a difference.
+        No data goes along.
+        """
+        header = calls.header(call)
+        ours = self._by_member(hashlib.blake2b(header, digest_size=_DIGEST).digest())
+        mine = ours[0] if len(set(ours)) == 1 else secrets.token_bytes(_DIGEST)
+        hosts = self._by_first(mine)
+        if len(set(hosts)) == 1:
+            return np.empty(0, np.uint8)
+        words = self._by_member(header)
+        differing = {rank: _words(one) for rank, one in zip(self._members, words, strict=True)}
+        firsts = self._by_first(words[0])
+        differing |= {members[0]: _words(one) for members, one in zip(self._layout.members, firsts, strict=True)}
+        raise calls.mismatch(differing, self._sequence)
+
+    def _checked_all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._compare(self._call)
+        self._all_reduce(ptr, count, dtype, op)
+
+    def _by_member(self, mine: bytes) -> list[bytes]:
+        """The equally long texts of this host's members."""
+        send = np.frombuffer(mine, np.uint8)
+        recv = np.empty((len(self._members), len(mine)), np.uint8)
+        self._within("all_gather", address(send), address(recv), len(mine), _BYTE)
+        return [row.tobytes() for row in recv]
+
+    def _by_first(self, mine: bytes) -> list[bytes]:
+        """The texts of all hosts' first members, on every rank."""
+        send = np.frombuffer(mine, np.uint8)
+        recv = np.empty((self._layout.hosts, len(mine)), np.uint8)
+        if self._number == 0:
+            self._between(0, "all_gather", address(send), address(recv), len(mine), _BYTE)
+        self._within("broadcast", address(recv), recv.nbytes, _BYTE, 0)
+        return [row.tobytes() for row in recv]
+
+    def _part(self, color: int, members: Sequence[int]) -> Communicator:
+        key = members.index(self._rank)
+        flat, local = self._flat.split(color, key), self._local.split(color, key)
+        assert flat is not None
+        assert local is not None
+        hosts = [self._layout.host[rank] for rank in members]
+        return assemble(flat, local, Layout.of(hosts))
+
+    def _no_part(self) -> None:
+        self._flat.split(-1)
+        self._local.split(-1)
+
+    def _explain(self, error: Exception) -> RankwiseError:
+        return RankwiseError(str(error))
+
+    def _failed(self, error: RankwiseError) -> None:
+        """End the waiting of this host's members, and of the hosts that this rank is connected to."""
+        told = _numbered(error, lambda rank: _GROUP - rank, str(error))
+        for part in self._parts():
+            if isinstance(part, ComposedCommunicator):
+                part._fail(told)
+            elif isinstance(part, EngineCommunicator):
+                part.abort(str(error))
+            else:  # its connections end here
+                part.close(0.0)
+
+    def _release(self, timeout: float, healthy: bool) -> None:
+        if self._carrier is not None:
+            self._carrier.close()
+        for part in self._parts():
+            part.close(timeout / 3)
+
+
+def _carried_as(dtype: DType, op: ReduceOp) -> DType:
+    """The type of what is not reduced completely: f32 where dtype would round what is to be rounded once."""
+    return DType.F32 if dtype in _NARROW and op in _ROUNDING else dtype
+
+
+def _moves(sizes: Sequence[int], order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(by rank, in this order, length): the two places of each rank's block."""
+    starts = [0, *itertools.accumulate(sizes)]
+    to = 0
+    for rank in order:
+        yield starts[rank], to, sizes[rank]
+        to += sizes[rank]
+
+
+def _words(header: bytes) -> str:
+    return header[4:].rstrip(b"\0").decode(errors="replace")
+
+
+def _of_the_group(error: RankwiseError, ranks: Sequence[int], where: str) -> RankwiseError:
+    """The failure of a part, whose ranks are `ranks` of the group."""
+
+    def number(rank: int) -> int:
+        if rank <= _GROUP:  # another rank of the group failed the part; it numbered the ranks so
+            return _GROUP - rank
+        return ranks[rank] if 0 <= rank < len(ranks) else -1
+
+    lost = number(error.rank) if isinstance(error, PeerLostError) else -1
+    return _numbered(error, number, f"rank {lost} was lost; {where}: {error}" if lost >= 0 else f"{where}: {error}")
+
+
+def _numbered(error: RankwiseError, number: Callable[[int], int], why: str) -> RankwiseError:
+    """The same error with other words, and other numbers of the ranks."""
+    if isinstance(error, PeerLostError):
+        return PeerLostError(
+            why, rank=number(error.rank), how=error.how, operation=error.operation, sequence=error.sequence
+        )
+    if isinstance(error, MismatchError):
+        calls_by_rank = {number(rank): call for rank, call in error.calls.items()}
+        return MismatchError(why, calls=calls_by_rank, sequence=error.sequence)
+    if isinstance(error, CollectiveTimeout):
+        return CollectiveTimeout(
+            why,
+            limit=error.limit,
+            missing=tuple(number(rank) for rank in error.missing),
+            states={number(rank): state for rank, state in error.states.items()},
+            operation=error.operation,
+            sequence=error.sequence,
+        )
+    return error
+
+
+def _all_gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
+    send = np.frombuffer(mine, np.uint8)
+    recv = np.empty((comm.world_size, len(mine)), np.uint8)
+    comm.all_gather(address(send), address(recv), len(mine), _BYTE)
+    comm.sync()
+    return [row.tobytes() for row in recv]
+
+
+def _broadcast_bytes(comm: Communicator, mine: bytes) -> bytes:
+    memory = np.frombuffer(mine, np.uint8).copy()
+    comm.broadcast(address(memory), len(mine), _BYTE, 0)
+    comm.sync()
+    text: bytes = memory.tobytes()
+    return text

@@ -1,0 +1,80 @@
+"""Which ranks share a host, and how data is cut and laid out for the way between hosts.
+
+Words: the *members* of a host are its ranks, in order. A *lane* is one member of every host: lane k
+holds the k-th of each, for as many k as the smallest host has members. A *blob* is what the members
+of one host have, or are to have, one after the other; each lane carries a *slice* of every blob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+def cut(total: int, parts: int) -> list[int]:
+    """`total` elements in `parts` parts, the first ones an element longer where it does not come out even."""
+    each, longer = divmod(total, parts)
+    return [each + (part < longer) for part in range(parts)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of a group on their hosts.
+
+    host: each rank's host, numbered from 0 in the order of their first ranks. members: the ranks of
+    each host, ascending. lanes: how many.
+    """
+
+    host: tuple[int, ...]
+    members: tuple[tuple[int, ...], ...]
+    lanes: int
+
+    @classmethod
+    def of(cls, marks: Sequence[object]) -> Layout:
+        """From one mark a rank, equal for the ranks of one host."""
+        numbers = {mark: number for number, mark in enumerate(dict.fromkeys(marks))}
+        host = tuple(numbers[mark] for mark in marks)
+        members = tuple(tuple(r for r, h in enumerate(host) if h == number) for number in range(len(numbers)))
+        return cls(host, members, min(len(ranks) for ranks in members))
+
+    @property
+    def hosts(self) -> int:
+        return len(self.members)
+
+    def local(self, rank: int) -> int:
+        """The rank's number among the members of its host."""
+        return self.members[self.host[rank]].index(rank)
+
+    def blobs(self, counts: Sequence[int]) -> list[int]:
+        """The length of each host's blob, where rank i has counts[i] elements."""
+        return [sum(counts[rank] for rank in ranks) for ranks in self.members]
+
+    def arrangement(self, counts: Sequence[int], slices: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
+        """How blocks by rank become what the lanes carry: (from, to, length) of each stretch, in elements.
+
+        counts: the blocks' lengths. slices: [host][lane]. What the lanes carry is, for each lane, its
+        slices of all blobs by host.
+        """
+        starts = _starts(counts)
+        lane_starts = _starts([sum(by_host[lane] for by_host in slices) for lane in range(self.lanes)])
+        for host, ranks in enumerate(self.members):
+            lane, left, to = -1, 0, 0
+            for rank in ranks:
+                at, rest = starts[rank], counts[rank]
+                while rest:
+                    while not left:
+                        lane += 1
+                        left = slices[host][lane]
+                        to = lane_starts[lane] + sum(slices[before][lane] for before in range(host))
+                    length = min(rest, left)
+                    yield at, to, length
+                    at, to, rest, left = at + length, to + length, rest - length, left - length
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    """Where each block begins."""
+    starts, at = [], 0
+    for count in counts:
+        starts.append(at)
+        at += count
+    return starts

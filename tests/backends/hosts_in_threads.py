@@ -1,0 +1,37 @@
+"""Hosts that are not there: ranks that are threads, with the engine of this host in the place of that between hosts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from rankwise import _native
+from rankwise.backends import hierarchical, threads
+from rankwise.backends.hosts import Layout
+from rankwise.backends.registry import Opener
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.job import Job
+
+# Which host each rank is on.
+PLACEMENTS = {
+    "2x2": (0, 0, 1, 1),
+    "2x2 by turns": (0, 1, 0, 1),
+    "uneven": (0, 0, 0, 1, 2, 2, 1),
+    "one has one": (0, 1, 1),
+}
+
+
+def opener(hosts: Sequence[int], wrap: Callable[[Communicator], Communicator] = lambda comm: comm) -> Opener:
+    """A backend for len(hosts) threads. wrap: what to make of the engine between the hosts."""
+    segments: dict[str, _native.Segment] = {}
+    lock = threading.Lock()
+
+    def open(job: Job, timeout: float) -> Communicator:
+        with lock:
+            segment = segments.setdefault(job.id, _native.Segment.create(len(hosts)))
+        flat = threads.connect(segment, job.rank, timeout)
+        local = flat.split(hosts[job.rank], job.rank)
+        assert local is not None
+        return hierarchical.assemble(wrap(flat), local, Layout.of(hosts))
+
+    return open

@@ -1,0 +1,241 @@
+"""hierarchical over hosts that are not there: conformance, what crosses between hosts, failures."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.api.group import Group
+from rankwise.backends.engine import EngineCommunicator
+from rankwise.backends.hierarchical import HierarchicalCommunicator
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
+from rankwise.testing import run_ranks
+from rankwise.testing.cases import OPERATIONS
+from rankwise.testing.scenarios import SCENARIOS
+from rankwise.testing.suite import Verdict, check_operation
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hosts_in_threads import PLACEMENTS, opener
+
+
+@pytest.mark.parametrize("operation", [(level, name) for level, names in OPERATIONS.items() for name in names])
+def test_operation(operation: tuple[str, str]) -> None:
+    level, name = operation
+    hosts = PLACEMENTS["uneven"]
+    results = check_operation(name, level, len(hosts), opener(hosts))
+    wrong = [f"{r.case}: {r.detail}" for r in results if r.verdict not in (Verdict.PASS, Verdict.REFUSED)]
+    assert not wrong, f"{len(wrong)} of {len(results)} cases:\n" + "\n".join(wrong[:10])
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("placement", ["one has one"])
+def test_scenario(placement: str, name: str) -> None:
+    hosts = PLACEMENTS[placement]
+    run_ranks(len(hosts), SCENARIOS[name], backend=opener(hosts))
+
+
+def test_parts_within_a_host_are_shared_memory() -> None:
+    def body(group: Group) -> None:
+        same_host, one_of_each = group.split(group.rank // 2), group.split(group.rank % 2)
+        assert same_host is not None
+        assert one_of_each is not None
+        assert isinstance(group.comm, HierarchicalCommunicator)
+        assert isinstance(same_host.comm, EngineCommunicator)
+        assert not isinstance(one_of_each.comm, HierarchicalCommunicator)
+        assert same_host.all_reduce(1) == one_of_each.all_reduce(1) == 2
+
+    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
+
+
+# ---- what crosses between hosts ----
+
+
+class Counting:
+    """A communicator that adds up the bytes that leave this rank for others. Its parts count in the same place.
+
+    The numbers are those of the leanest algorithm for each operation, which every engine has for
+    large data: each block goes to each rank that lacks it once.
+    """
+
+    def __init__(self, inner: Any, sent: Counter[int], host: tuple[int, ...], ranks: tuple[int, ...]) -> None:
+        self._inner, self._sent, self._host, self._ranks = inner, sent, host, ranks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def split(self, color: int, key: int = 0) -> Any:
+        part = self._inner.split(color, key)
+        if part is None:
+            return None
+        ranks = np.empty(part.world_size, np.int64)
+        mine = np.array([self._ranks[self._inner.rank]])
+        part.all_gather(mine.ctypes.data, ranks.ctypes.data, 8, 13)
+        return Counting(part, self._sent, self._host, tuple(ranks.tolist()))
+
+    def _count(self, to: int, nbytes: int) -> None:
+        me = self._ranks[self._inner.rank]
+        if self._host[self._ranks[to]] != self._host[me]:
+            self._sent[me] += nbytes
+
+    def all_to_all_v(self, send: int, recv: int, send_counts: Any, recv_counts: Any, dtype: Any) -> None:
+        for to, count in enumerate(send_counts):
+            self._count(to, count * dtype.itemsize)
+        self._inner.all_to_all_v(send, recv, send_counts, recv_counts, dtype)
+
+    def all_gather_v(self, send: int, recv: int, counts: Any, dtype: Any) -> None:
+        for to in range(self._inner.world_size):
+            self._count(to, counts[self._inner.rank] * dtype.itemsize)
+        self._inner.all_gather_v(send, recv, counts, dtype)
+
+    def gather_v(self, send: int, recv: int, counts: Any, dtype: Any, root: int) -> None:
+        self._count(root, counts[self._inner.rank] * dtype.itemsize)
+        self._inner.gather_v(send, recv, counts, dtype, root)
+
+    def scatter_v(self, send: int, recv: int, counts: Any, dtype: Any, root: int) -> None:
+        if self._inner.rank == root:
+            for to, count in enumerate(counts):
+                self._count(to, count * dtype.itemsize)
+        self._inner.scatter_v(send, recv, counts, dtype, root)
+
+    def broadcast(self, ptr: int, count: int, dtype: Any, root: int) -> None:
+        if self._inner.rank == root:
+            for to in range(self._inner.world_size):
+                self._count(to, count * dtype.itemsize)
+        self._inner.broadcast(ptr, count, dtype, root)
+
+
+N, SIZE = 4, 1 << 20  # bytes of x; 2 hosts of 2 ranks
+
+# Operation: the bytes that all hosts together must send, whatever the algorithm. Of what a host gets
+# it must get every byte that it lacks; of a reduction, the others' part reduced to one.
+LEAST: dict[str, tuple[Callable[[Group, Any], object], int]] = {
+    "all_reduce": (lambda g, x: g.all_reduce(x), 2 * SIZE),
+    "all_reduce of float16": (lambda g, x: g.all_reduce(x.view(np.float16)), 3 * SIZE),  # half of the way as float32
+    "broadcast": (lambda g, x: g.broadcast(x, 2), SIZE),
+    "reduce": (lambda g, x: g.reduce(x, 1), SIZE + SIZE // 2),  # both pieces reduced, then one brought to the root
+    "all_gather": (lambda g, x: g.all_gather(x), 4 * SIZE),
+    "gather": (lambda g, x: g.gather(x, 3), 2 * SIZE),
+    "scatter": (lambda g, x: g.scatter(x if g.rank == 1 else None, 1), SIZE // 2),
+    "reduce_scatter": (lambda g, x: g.reduce_scatter(x), SIZE),
+    "all_to_all": (lambda g, x: g.all_to_all(x), 2 * SIZE),
+}
+
+
+@pytest.mark.parametrize("placement", ["2x2", "2x2 by turns"])
+@pytest.mark.parametrize("name", LEAST)
+def test_no_byte_crosses_twice(name: str, placement: str) -> None:
+    call, least = LEAST[name]
+    hosts = PLACEMENTS[placement]
+    sent: Counter[int] = Counter()
+
+    def body(group: Group) -> None:
+        x = np.ones(SIZE // 4, np.float32)
+        group.barrier()
+        if group.rank == 0:
+            sent.clear()
+        group.barrier()
+        call(group, x)
+
+    def wrap(flat: Communicator) -> Communicator:
+        return Counting(flat, sent, hosts, tuple(range(N)))  # type: ignore[return-value]
+
+    run_ranks(N, body, backend=opener(hosts, wrap))
+    small = 4096  # headers: what is called, scatter's shape
+    assert least <= sum(sent.values()) <= least + small, dict(sent)
+    if name == "all_reduce":
+        assert len(set(sent.values())) == 1, "the lanes share the work unevenly"
+
+
+# ---- failures ----
+
+
+@pytest.mark.parametrize(
+    ("most", "one"),
+    [
+        (lambda g, x: g.all_reduce(x), lambda g, x: g.broadcast(x)),
+        (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x, "max")),
+        (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x[1:])),
+        (lambda g, x: g.broadcast(x, 0), lambda g, x: g.broadcast(x, 1)),
+        (lambda g, x: g.barrier(), lambda g, x: g.split(0)),
+    ],
+)
+@pytest.mark.parametrize("whole_host", [False, True])
+def test_a_mismatch_reaches_every_rank(
+    most: Callable[[Group, Any], object], one: Callable[[Group, Any], object], whole_host: bool
+) -> None:
+    different = (2, 3) if whole_host else (3,)
+
+    def body(group: Group) -> str:
+        x = np.full(50_000, float(group.rank))
+        with pytest.raises(MismatchError) as caught:
+            (one if group.rank in different else most)(group, x)
+        assert (x == group.rank).all(), "its array was changed by a refused call"
+        with pytest.raises(RankwiseError):
+            group.barrier()
+        return str(caught.value)
+
+    for text in run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=20):
+        assert "rank 2" in text or "rank 3" in text, text
+
+
+def test_a_rank_that_gives_up_fails_the_others_at_once() -> None:
+    def body(group: Group) -> None:
+        assert isinstance(group.comm, HierarchicalCommunicator)
+        group.barrier()
+        if group.rank == 3:
+            group.comm.abort("had enough")
+        start = time.monotonic()
+        with pytest.raises(RankwiseError):
+            group.all_reduce(np.ones(100_000))
+        assert time.monotonic() - start < 10
+        with pytest.raises(RankwiseError):
+            group.barrier()
+
+    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    over = threading.Event()
+
+    def body(group: Group) -> None:
+        group.timeout = 0.5
+        if group.rank == 3:
+            assert over.wait(30)
+            return
+        with pytest.raises((CollectiveTimeout, PeerLostError)) as caught:
+            group.all_reduce(np.ones(10))
+        if group.rank == 2 and isinstance(caught.value, CollectiveTimeout):
+            assert caught.value.missing == (3,)
+        with pytest.raises(RankwiseError):
+            group.barrier()
+        finished.append(group.rank)
+        if len(finished) == 3:
+            over.set()
+
+    finished: list[int] = []
+    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)
+
+
+def test_operations_started_keep_their_order_with_direct_ones() -> None:
+    def body(group: Group) -> None:
+        x = np.ones(30_000)
+        works = []
+        for turn in range(10):
+            works.append(group.all_reduce(x, async_op=True))
+            works.append(group.broadcast(x, turn % 4, async_op=True))
+            if turn % 3 == 0:
+                assert group.all_reduce(1) == 4
+        group.all_reduce(x)
+        assert (x == 4.0**11).all()
+        assert all(work.done() for work in works)
+
+    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
