@@ -1,0 +1,192 @@
+"""Hosts for tests: network namespaces, each with one cable to a switch in a namespace of its own.
+
+The namespaces have no names. Each lives as long as a process that holds it, and that ends with this
+one, however this one ends; the cables go with them. So nothing can be left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+PORT = 29500
+CARD = "eth0"  # what a host calls its network card
+
+
+class CannotMake(Exception):
+    """Network namespaces cannot be made here; the message says why."""
+
+
+class Namespace:
+    """A network namespace, held by a process that waits for the end of its input."""
+
+    def __init__(self) -> None:
+        try:
+            self._holder = subprocess.Popen(
+                ["unshare", "--net", "sh", "-c", "echo made; exec cat"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        except FileNotFoundError as error:
+            raise CannotMake(f"{error.filename} is not installed (util-linux)") from None
+        assert self._holder.stdout is not None
+        assert self._holder.stderr is not None
+        if self._holder.stdout.readline() != "made\n":
+            self._holder.wait()
+            raise CannotMake(self._holder.stderr.read().strip())
+        self.pid = self._holder.pid
+
+    def command(self, *words: str) -> list[str]:
+        """What runs a command in here; the process started is the command's own."""
+        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", *words]
+
+    def run(self, *words: str) -> str:
+        """Run a command in here; CannotMake with what it said where it fails."""
+        try:
+            done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=30, check=False)
+        except FileNotFoundError as error:
+            raise CannotMake(f"{error.filename} is not installed (util-linux)") from None
+        if done.returncode:
+            raise CannotMake(f"{' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def close(self) -> None:
+        assert self._holder.stdin is not None
+        self._holder.stdin.close()
+        self._holder.wait()
+        for pipe in (self._holder.stdout, self._holder.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+class Network:
+    """`hosts` hosts with the addresses 10.0.0.1, 10.0.0.2, ... on one switch.
+
+    rate: what each host's card sends at most, in Mbit/s. delay: ms that it holds back each packet.
+    CannotMake where this system allows no namespaces, or lacks the kernel's part for rate or delay.
+    """
+
+    def __init__(self, hosts: int, *, rate: float | None = None, delay: float | None = None) -> None:
+        self.hosts: list[Namespace] = []
+        self._switch = Namespace()
+        try:
+            self._switch.run("ip", "link", "add", "switch", "type", "bridge")
+            self._switch.run("ip", "link", "set", "switch", "up")
+            for number in range(hosts):
+                self.hosts.append(host := Namespace())
+                there = ("peer", "name", CARD, "netns", str(host.pid))
+                self._switch.run("ip", "link", "add", f"port{number}", "type", "veth", *there)
+                self._switch.run("ip", "link", "set", f"port{number}", "master", "switch", "up")
+                host.run("ip", "link", "set", "lo", "up")
+                host.run("ip", "address", "add", f"10.0.0.{number + 1}/24", "dev", CARD)
+                host.run("ip", "link", "set", CARD, "up")
+                self._shape(host, rate, delay)
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _shape(host: Namespace, rate: float | None, delay: float | None) -> None:
+        """tbf for the rate: its queue is deep enough that it drops nothing. netem for the delay, beneath it."""
+        parent: tuple[str, ...] = ("root",)
+        if rate is not None:
+            bucket = ("tbf", "rate", f"{rate}mbit", "burst", "128kb", "latency", "400ms")
+            host.run("tc", "qdisc", "add", "dev", CARD, "root", "handle", "1:", *bucket)
+            parent = ("parent", "1:1")
+        if delay is not None:
+            host.run("tc", "qdisc", "add", "dev", CARD, *parent, "netem", "delay", f"{delay}ms", "limit", "100000")
+
+    def sent(self, host: int) -> int:
+        """Bytes that have left this host's card, headers and acknowledgements included."""
+        (card,) = json.loads(self.hosts[host].run("ip", "-json", "-statistics", "link", "show", CARD))
+        return int(card["stats64"]["tx"]["bytes"])
+
+    def cut_off(self, host: int) -> None:
+        """Pull this host's cable out of the switch."""
+        self._switch.run("ip", "link", "set", f"port{host}", "down")
+
+    def close(self) -> None:
+        for namespace in (*self.hosts, self._switch):
+            namespace.close()
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Ranks:
+    """A Python program on every host, as torchrun without its agent would start it: RANK, WORLD_SIZE, MASTER_ADDR.
+
+    placement: the host of each rank. Output and errors of each rank are in `folder`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        placement: Sequence[int],
+        program: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._folder = folder
+        for rank, host in enumerate(placement):
+            here = [other for other in range(len(placement)) if placement[other] == host]
+            variables = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(placement)),
+                "LOCAL_RANK": str(here.index(rank)),
+                "LOCAL_WORLD_SIZE": str(len(here)),
+                "MASTER_ADDR": f"10.0.0.{placement[0] + 1}",
+                "MASTER_PORT": str(PORT),
+                "OMP_NUM_THREADS": "1",
+            }
+            with self._file(rank, "out").open("wb") as out, self._file(rank, "err").open("wb") as err:
+                self.processes.append(
+                    subprocess.Popen(
+                        network.hosts[host].command(sys.executable, *program),
+                        env={**os.environ, **variables, **environment},
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=err,
+                    )
+                )
+
+    def _file(self, rank: int, kind: str) -> Path:
+        return self._folder / f"rank{rank}.{kind}"
+
+    def out(self, rank: int) -> str:
+        return self._file(rank, "out").read_text(errors="replace")
+
+    def err(self, rank: int) -> str:
+        return self._file(rank, "err").read_text(errors="replace")
+
+    def wait(self, timeout: float) -> list[int]:
+        """Exit statuses, by rank; subprocess.TimeoutExpired after `timeout` seconds for any."""
+        return [process.wait(timeout) for process in self.processes]
+
+    def report(self) -> str:
+        """All that the ranks wrote, for a test's message."""
+        return "\n".join(f"--- rank {rank}\n{self.out(rank)}{self.err(rank)}" for rank in range(len(self.processes)))
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
