@@ -1,16 +1,18 @@
-"""Hosts for tests: network namespaces, each with one cable to a switch in a namespace of its own.
+"""Hosts for tests: namespaces of network and processes, each with one cable to a switch in another one.
 
 The namespaces have no names. Each lives as long as a process that holds it, and that ends with this
-one, however this one ends; the cables go with them. So nothing can be left behind.
+one, however this one ends; the cables and all processes inside go with it. So nothing can be left behind.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -23,12 +25,12 @@ class CannotMake(Exception):
 
 
 class Namespace:
-    """A network namespace, held by a process that waits for the end of its input."""
+    """Namespaces of network, processes and mounts, held by a process that waits for the end of its input."""
 
     def __init__(self) -> None:
         try:
             self._holder = subprocess.Popen(
-                ["unshare", "--net", "sh", "-c", "echo made; exec cat"],
+                ["unshare", "--net", "--pid", "--fork", "--mount-proc", "sh", "-c", "echo made; exec cat"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -41,16 +43,22 @@ class Namespace:
         if self._holder.stdout.readline() != "made\n":
             self._holder.wait()
             raise CannotMake(self._holder.stderr.read().strip())
-        self.pid = self._holder.pid
+        self.pid = child_of(self._holder.pid)
 
     def command(self, *words: str) -> list[str]:
-        """What runs a command in here; the process started is the command's own."""
-        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", *words]
+        """What runs a command in here, as the child of the process started."""
+        return ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", *words]
 
     def run(self, *words: str) -> str:
-        """Run a command in here; CannotMake with what it said where it fails."""
+        """Run a command on this network; CannotMake with what it said where it fails."""
         try:
-            done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=30, check=False)
+            done = subprocess.run(
+                ["nsenter", f"--target={self.pid}", "--net", *words],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
         except FileNotFoundError as error:
             raise CannotMake(f"{error.filename} is not installed (util-linux)") from None
         if done.returncode:
@@ -64,6 +72,11 @@ class Namespace:
         for pipe in (self._holder.stdout, self._holder.stderr):
             assert pipe is not None
             pipe.close()
+
+
+def child_of(pid: int) -> int:
+    """The one child of a process."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 class Network:
@@ -172,6 +185,9 @@ class Ranks:
     def err(self, rank: int) -> str:
         return self._file(rank, "err").read_text(errors="replace")
 
+    def kill(self, rank: int) -> None:
+        os.kill(child_of(self.processes[rank].pid), signal.SIGKILL)
+
     def wait(self, timeout: float) -> list[int]:
         """Exit statuses, by rank; subprocess.TimeoutExpired after `timeout` seconds for any."""
         return [process.wait(timeout) for process in self.processes]
@@ -186,7 +202,10 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self.processes:
-            process.kill()
+        for rank, process in enumerate(self.processes):
+            if process.poll() is None:
+                with suppress(ProcessLookupError, ValueError):  # it has ended meanwhile, or not begun
+                    self.kill(rank)
+                process.kill()
         for process in self.processes:
             process.wait()

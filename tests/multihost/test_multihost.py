@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,7 +125,7 @@ def test_a_killed_rank_fails_all_hosts(network: Make, tmp_path: Path, backend: s
     program = [PROGRAM, "until_failure", str(size)]
     with job(network(2), (0, 0, 1, 1), program, tmp_path, backend, ALLOWED) as ranks:
         ready(ranks)
-        ranks.processes[3].send_signal(signal.SIGKILL)
+        ranks.kill(3)
         found = failures(ranks, [3])
     assert {rank: end["error"] for rank, end in found.items()} == dict.fromkeys(range(3), "PeerLostError"), found
 
