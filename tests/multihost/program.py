@@ -67,7 +67,7 @@ def until_failure(group: rw.Group, size: int) -> dict[str, Any]:
             x[:] = 1.0
             good = time.monotonic()
             if turn == 2:
-                print("ready", flush=True)
+                print("ready", group.backend, flush=True)
     except rw.RankwiseError as error:
         return {"error": type(error).__name__, "text": str(error), "after": time.monotonic() - good}
     raise AssertionError("nothing failed")

@@ -83,4 +83,4 @@ def _suits(job: Job) -> str:
         return "solo"
     if job.one_host or job.local_world_size is None:
         return "shm"
-    return "gloo"
+    return "hierarchical"  # the ranks of all hosts find out there whether any host holds several

@@ -30,6 +30,7 @@ from rankwise.backends.calls import check_count, check_rank
 from rankwise.backends.composed import ComposedCommunicator, address, log
 from rankwise.backends.gloo_messages import Mail
 from rankwise.backends.loopback import Loopback
+from rankwise.backends.reach import Reach
 from rankwise.contract import errors
 from rankwise.contract.errors import (
     BackendUnavailable,
@@ -107,6 +108,7 @@ class GlooCommunicator(ComposedCommunicator):
         from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
         self._store = PrefixStore("group", store)
+        self._news = Reach(self._store, 2 * REPORTS)  # what is told at the end, when the store may be out of reach
         self._device = device
         self._serves = serves
         self._splits = 0
@@ -256,14 +258,15 @@ class GlooCommunicator(ComposedCommunicator):
         try:
             if healthy:
                 self._mail.flush(end)
-            self._store.set(f"left/{self._rank}", "closed")
+            self._news.set(f"left/{self._rank}", "closed")
             if healthy and self._serves and self._rank == 0:
                 everybody = [f"left/{rank}" for rank in range(self._world_size)]
-                while not self._store.check(everybody) and time.monotonic() < end:
+                while not self._news.check(everybody) and time.monotonic() < end:
                     time.sleep(_POLL)
         finally:
             if not self._mail.empty:
                 self._hang_up()  # wakes the threads that wait in gloo
+            self._news.close()
             self._pg = None
 
     # ---- failures ----
@@ -274,7 +277,7 @@ class GlooCommunicator(ComposedCommunicator):
         where = operation or calls.describe(self._call)
         mine = {"call": where, "sequence": self._sequence, "timed_out": "imed out" in str(error)}
         try:
-            self._store.set(f"state/{self._rank}", json.dumps(mine))
+            self._news.set(f"state/{self._rank}", json.dumps(mine))
             states, lost = self._reports()
             if (told := self._told()) is not None:
                 return told
@@ -318,13 +321,13 @@ class GlooCommunicator(ComposedCommunicator):
         while True:
             states, lost = {}, {}
             for rank in range(self._world_size):
-                if self._store.check([f"state/{rank}"]):
-                    states[rank] = json.loads(self._store.get(f"state/{rank}"))
-                elif self._store.check([f"left/{rank}"]):
+                if self._news.check([f"state/{rank}"]):
+                    states[rank] = json.loads(self._news.get(f"state/{rank}"))
+                elif self._news.check([f"left/{rank}"]):
                     lost[rank] = "it closed the group"
                 elif self._cards[rank].gone:
                     lost[rank] = "its process ended"
-            known = lost or len(states) == self._world_size or self._store.check(["failure"])
+            known = lost or len(states) == self._world_size or self._news.check(["failure"])
             if known or time.monotonic() > end:
                 return states, lost
             time.sleep(_POLL)
@@ -333,16 +336,16 @@ class GlooCommunicator(ComposedCommunicator):
         facts = {name: value for name, value in vars(error).items() if name != "__notes__"}
         card = json.dumps({"kind": type(error).__name__, "message": str(error), "facts": facts})
         try:
-            self._store.compare_set("failure", "", card)
+            self._news.compare_set("failure", "", card)
         except RuntimeError:
             log.debug("the store is gone, so that the others are told by the end of the connections alone")
         self._hang_up()
 
     def _told(self) -> RankwiseError | None:
         """Why the group failed, as the first rank to know has written it down."""
-        if not self._store.check(["failure"]):
+        if not self._news.check(["failure"]):
             return None
-        card = json.loads(self._store.get("failure"))
+        card = json.loads(self._news.get("failure"))
         facts = card["facts"]
         for name in ("calls", "states"):
             if name in facts:

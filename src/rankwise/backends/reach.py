@@ -1,0 +1,52 @@
+"""A store that may be out of reach: torch's clients wait for ever where the way to the store's host is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rankwise.backends.stream import Stream
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+T = TypeVar("T")
+
+
+class Reach:
+    """A store's methods, each for `limit` seconds at most; RuntimeError past them, and at once from then on."""
+
+    def __init__(self, store: Store, limit: float) -> None:
+        self._store, self._limit = store, limit
+        self._asks: Stream | None = None
+        self._lost = False
+
+    def set(self, key: str, text: str) -> None:
+        self._ask(lambda: self._store.set(key, text))
+
+    def get(self, key: str) -> bytes:
+        return self._ask(lambda: self._store.get(key))
+
+    def check(self, keys: list[str]) -> bool:
+        return self._ask(lambda: self._store.check(keys))
+
+    def compare_set(self, key: str, expected: str, text: str) -> bytes:
+        return self._ask(lambda: self._store.compare_set(key, expected, text))
+
+    def _ask(self, ask: Callable[[], T]) -> T:
+        if self._lost:
+            raise RuntimeError("the store does not answer")
+        if self._asks is None:
+            self._asks = Stream("rankwise store")
+        answer: list[Any] = []
+        task = self._asks.put(lambda: answer.append(ask()))
+        if not task.until_over(self._limit):
+            self._lost = True
+            self._asks.close()
+            raise RuntimeError("the store does not answer")
+        task.wait()
+        return answer[0]  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        if self._asks is not None:
+            self._asks.close()
