@@ -16,7 +16,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-model test-python test-native test-torch-suite test-faults lint format dev clean
+.PHONY: help demo test test-model test-python test-native test-torch-suite test-faults test-multihost lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,11 @@ endef
 
 test-faults: $(ENV)/.test ## every fault many times at random moments, and a table of how it ended: 20 minutes
 	RANKWISE_FAULTS=full $(ENV)/bin/python -m pytest -q tests/faults $(TEST_ARGS)
+
+test-multihost: $(ENV)/.test ## 2 and 4 hosts of 2 ranks, which are network namespaces (root, iproute2): 5 minutes
+	@command -v tc >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		{ apt-get install -qq -y iproute2 || { apt-get update -qq && apt-get install -qq -y iproute2; }; }; } >/dev/null 2>&1 || true
+	RANKWISE_MULTIHOST=full $(ENV)/bin/python -m pytest -q tests/multihost $(TEST_ARGS)
 
 lint: $(ENV)/.test ## ruff and mypy --strict, as CI runs them
 	$(ENV)/bin/ruff check .

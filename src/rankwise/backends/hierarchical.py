@@ -56,7 +56,8 @@ _ROUNDING = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MEAN)
 
 def open(job: Job, timeout: float) -> Communicator:
     """Meet all ranks by the engine that suits the launcher (mpi under mpiexec, else gloo), then those of this host."""
-    engine = "mpi" if job.launcher.startswith("mpiexec") else "gloo"
+    under_mpi = job.launcher.startswith("mpiexec") and "mpi" in registry.names()
+    engine = "mpi" if under_mpi else "gloo"
     return connect(registry.opener(engine)(job, timeout), timeout)
 
 
