@@ -11,6 +11,7 @@ from typing import NoReturn
 # name: (module with `main(argv) -> exit code`, loaded when it is called for; what it does)
 COMMANDS = {
     "run": ("rankwise.tools.run", "run a program on N ranks of this host"),
+    "status": ("rankwise.tools.status", "show where every rank of a running job is"),
     "tclsh": ("rankwise.frontends.tcl.main", "run a Tcl script, or a Tcl shell, with the torch:: commands"),
     "bench": ("rankwise.tools.bench.command", "measure the operations here, alone or next to MPI and gloo"),
 }

@@ -1,0 +1,195 @@
+"""The jobs that run on this host, seen from outside: found in /proc, mapped for reading alone.
+
+A job is its segment, a memfd named rankwise that the ranks and their launcher hold open. Whoever may
+open their descriptors may look: the same user, and root. The ranks notice nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankwise._native import RankState, SegmentView
+
+_NAME = "/memfd:rankwise "  # and the kernel adds "(deleted)"
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank at one moment.
+
+    how: "alive", "stopped" (by a signal, or a debugger), "not joined", "left" (its process has closed
+    the group or ended well), or how it ended: "killed by 9", "exit 1". behind: others wait for it.
+    """
+
+    rank: int
+    pid: int
+    how: str
+    state: RankState
+    behind: bool
+
+
+@dataclass
+class RunningJob:
+    """A job: its segment, and the processes that hold it open, {pid in the job's own namespace: pid here}."""
+
+    view: SegmentView
+    holders: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def launcher(self) -> int | None:
+        """The pid of who started the ranks and holds the segment too; None where nobody does."""
+        ranks = {self.view.state(rank).pid for rank in range(self.view.world_size)}
+        others = [pid for inner, pid in self.holders.items() if inner not in ranks]
+        parents = {parent_of(pid) for inner, pid in self.holders.items() if inner in ranks}
+        return next((pid for pid in others if pid in parents or not parents), None)
+
+    @property
+    def command(self) -> str:
+        """What was started: the launcher's command line, else that of the first rank there is."""
+        pid = self.launcher or next(iter(self.holders.values()), 0)
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def ranks(self) -> list[RankView]:
+        """Every rank as it is now."""
+        states = [self.view.state(rank) for rank in range(self.view.world_size)]
+        behind = _behind(self.view, states)
+        return [RankView(r, state.pid, self._how(state), state, r in behind) for r, state in enumerate(states)]
+
+    def _how(self, state: RankState) -> str:
+        if state.exit_status is not None and (state.exited or state.exit_status):
+            return f"exit {state.exit_status}" if state.exit_status >= 0 else f"killed by {-state.exit_status}"
+        if state.exited:
+            return "ended"
+        if not state.joined:
+            return "not joined"
+        pid = self.holders.get(state.pid)
+        letter = _stat(pid)[0] if pid else "X"
+        return {"T": "stopped", "t": "stopped", "Z": "ended", "X": "left"}.get(letter, "alive")
+
+
+def running_jobs() -> list[RunningJob]:
+    """The jobs whose segments this user may open, the oldest first."""
+    found: dict[int, RunningJob] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            _look(int(entry), found)
+    return sorted(found.values(), key=lambda job: job.view.started)
+
+
+def jobs_of(pid: int) -> list[RunningJob]:
+    """The jobs of the process `pid`, its launcher or a rank, or of what it started.
+
+    ProcessLookupError where there is no such process or it has no part in a job; PermissionError
+    where it is another user's.
+    """
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except FileNotFoundError:
+        raise ProcessLookupError(f"there is no process {pid}") from None
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        try:
+            name = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            name = f"user {owner}"
+        raise PermissionError(f"process {pid} belongs to {name}: only that user and root may look into it") from None
+    except FileNotFoundError:
+        raise ProcessLookupError(f"process {pid} has ended") from None
+    jobs = [job for job in running_jobs() if any(_within(holder, pid) for holder in job.holders.values())]
+    if not jobs:
+        raise ProcessLookupError(
+            f"process {pid} has no part in a job that runs now: expected a launcher or a rank of the backend shm"
+        )
+    return jobs
+
+
+def parent_of(pid: int) -> int:
+    """0 where there is none, or no such process."""
+    return int(_stat(pid)[1])
+
+
+def _within(pid: int, ancestor: int) -> bool:
+    while pid not in (ancestor, 0):
+        pid = parent_of(pid)
+    return pid != 0
+
+
+def _stat(pid: int) -> list[str]:
+    """State and parent from /proc; X and 0 where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return ["X", "0"]
+
+
+def _look(pid: int, found: dict[int, RunningJob]) -> None:
+    """Add the segments that a process holds open to `found`, by inode."""
+    for path in _descriptors(pid):
+        try:
+            inode = os.stat(path).st_ino
+            if inode not in found:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    found[inode] = RunningJob(SegmentView(fd))
+                finally:
+                    os.close(fd)
+            found[inode].holders[_inner_pid(pid)] = pid
+        except (OSError, ValueError):  # it has ended meanwhile; a segment of another version of rankwise
+            continue
+
+
+def _descriptors(pid: int) -> Iterator[str]:
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:  # ended meanwhile, or another user's
+        return
+    for name in names:
+        path = f"{folder}/{name}"
+        try:
+            if os.readlink(path).startswith(_NAME):
+                yield path
+        except OSError:
+            continue
+
+
+def _inner_pid(pid: int) -> int:
+    """The pid by which the process knows itself, which in a container is another."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return pid
+
+
+def _behind(view: SegmentView, states: list[RankState]) -> set[int]:
+    """The ranks that others wait for, and that are not themselves in what waits for another.
+
+    A rank in operation number s of a group waits for those that have not begun theirs; one in a
+    receive or send, for its peer.
+    """
+    last: list[dict[int, int]] = []  # for each rank the last operation that it began in each group
+    for rank in range(len(states)):
+        begun: dict[int, int] = {0: 0}
+        for operation in view.operations(rank):
+            begun[operation.group] = max(begun.get(operation.group, 0), operation.sequence)
+        last.append(begun)
+    waits: dict[int, set[int]] = {}
+    for rank, state in enumerate(states):
+        now = state.operation
+        if now is None or not state.inside:
+            continue
+        if now.peer is not None:
+            # Ranks of other groups are numbered otherwise, and nothing here says how.
+            waits[rank] = {now.peer} if now.group == 0 and now.peer >= 0 else set()
+        else:
+            waits[rank] = {r for r, begun in enumerate(last) if begun.get(now.group, now.sequence) < now.sequence}
+    awaited = set().union(*waits.values()) if waits else set()
+    return {rank for rank in awaited if not waits.get(rank)}

@@ -1,0 +1,181 @@
+"""`rankwise status`: where every rank of a running job is, seen from outside."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rankwise.api.jobs import RankView, RunningJob, jobs_of, running_jobs
+from rankwise.tools.cli import Parser
+from rankwise.tools.units import amount, duration
+
+REFRESH = 0.25  # seconds between two looks of --watch
+
+DESCRIPTION = """\
+Show where every rank of a running job is: alive or how it ended, in which operation and since when,
+the bytes that its operations have moved, and the time that it has waited for other ranks. The ranks
+that the others wait for are marked with >. Looking disturbs nobody: the job's memory is mapped for
+reading alone.
+"""
+
+EPILOG = """\
+PID is the launcher's or any rank's; without it all jobs of this user on this host are shown.
+moved counts each rank's own arrays; "of group 2" stands for the second group that was made by split.
+
+examples:
+  rankwise status                  all jobs
+  rankwise status 4711             one job
+  rankwise status --watch          live, until the jobs end or Ctrl-C
+  rankwise status --json | jq '.[].ranks[] | select(.behind)'
+"""
+
+Line = tuple[str, bool]  # and whether it is of a rank that others wait for
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `rankwise status` with these words; the exit code."""
+    parser = Parser(
+        prog="rankwise status",
+        usage="rankwise status [options] [PID]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the launcher or of a rank")
+    parser.add_argument("--watch", action="store_true", help="keep it live in the terminal (needs rich)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON, times in seconds")
+    options = parser.parse_args(argv)
+    if options.watch and options.json:
+        parser.error("--watch and --json: expected one of them")
+    try:
+        jobs = running_jobs() if options.pid is None else jobs_of(options.pid)
+    except (ProcessLookupError, PermissionError) as error:
+        return _refuse(str(error))
+    if options.json:
+        print(json.dumps([_as_json(job) for job in jobs], indent=1))
+        return 0
+    if options.watch:
+        return _watch(options.pid, jobs)
+    if not jobs:
+        return _refuse("no job of this user runs on this host (backend shm; another user's jobs are seen by root)")
+    print("\n\n".join("\n".join(_plain(line) for line in _lines(job)) for job in jobs))
+    return 0
+
+
+def _refuse(why: str) -> int:
+    print(f"rankwise status: error: {why}", file=sys.stderr)
+    return 1
+
+
+def _watch(pid: int | None, jobs: list[RunningJob]) -> int:
+    try:
+        from rich.live import Live
+        from rich.text import Text
+    except ImportError:
+        return _refuse("--watch needs rich: pip install rich")
+    if not sys.stdout.isatty():
+        return _refuse("--watch needs a terminal; without it the state is printed once")
+
+    def picture() -> Text:
+        text = Text(no_wrap=True, overflow="crop")
+        for job in jobs:
+            for words, behind in _lines(job):
+                text.append(words + "\n", style="bold red" if behind else "")
+            text.append("\n")
+        text.append(time.strftime("%H:%M:%S"), style="dim")
+        text.append(", Ctrl-C ends" if jobs else ": no job of this user runs", style="dim")
+        return text
+
+    try:
+        with Live(picture(), auto_refresh=False, vertical_overflow="crop") as live:
+            while True:
+                time.sleep(REFRESH)
+                jobs = running_jobs() if pid is None else jobs_of(pid)
+                live.update(picture(), refresh=True)
+    except ProcessLookupError:
+        print("the job has ended")
+    except KeyboardInterrupt:
+        print()
+    return 0
+
+
+def _plain(line: Line) -> str:
+    return line[0]
+
+
+def _lines(job: RunningJob) -> list[Line]:
+    """A headline and a table, each line with whether it is of a rank that others wait for."""
+    ranks = job.ranks()
+    age = max(1e-9, time.time() - job.view.started / 1e9)
+    where = f"launcher {job.launcher}" if job.launcher else "no launcher"
+    title = f"{job.view.world_size} ranks for {duration(age)}, {where}: {' '.join(job.command.split())}"
+    rows = [("rank", "pid", "state", "moved", "waited", "where")]
+    rows += [
+        (
+            f"{'> ' if rank.behind else '  '}{rank.rank}",
+            str(rank.pid) if rank.pid else "",
+            rank.how,
+            amount(rank.state.bytes),
+            f"{duration(rank.state.waited / 1e9)} {100 * rank.state.waited / 1e9 / age:3.0f} %",
+            rank.state.words if rank.state.joined else "",
+        )
+        for rank in ranks
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    right = (True, True, False, True, True)
+    lines: list[Line] = [(_cut(title), False)]
+    for row, rank in zip(rows, [None, *ranks], strict=True):
+        cells = [
+            text.rjust(width) if flush else text.ljust(width)
+            for text, width, flush in zip(row, widths, right, strict=False)
+        ]
+        lines.append((_cut("  ".join([*cells, row[5]]).rstrip()), rank is not None and rank.behind))
+    if any(rank.behind for rank in ranks):
+        lines.append((" > others wait for it", True))
+    return lines
+
+
+def _cut(line: str) -> str:
+    """No longer than the terminal is wide, where there is one."""
+    if not sys.stdout.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _as_json(job: RunningJob) -> dict[str, Any]:
+    return {
+        "launcher": job.launcher,
+        "command": job.command,
+        "started": job.view.started / 1e9,
+        "world_size": job.view.world_size,
+        "ranks": [_rank_json(rank) for rank in job.ranks()],
+    }
+
+
+def _rank_json(rank: RankView) -> dict[str, Any]:
+    state, operation = rank.state, rank.state.operation
+    return {
+        "rank": rank.rank,
+        "pid": rank.pid or None,
+        "state": rank.how,
+        "alive": rank.how in ("alive", "stopped"),
+        "exit_status": state.exit_status,
+        "inside": state.inside,
+        "operation": operation.name if operation else None,
+        "group": operation.group if operation else None,
+        "sequence": operation.sequence if operation else None,
+        "peer": operation.peer if operation else None,
+        "since": state.since / 1e9,
+        "operations": state.operations,
+        "bytes": state.bytes,
+        "waited": state.waited / 1e9,
+        "behind": rank.behind,
+        "where": state.words,
+    }

@@ -1,0 +1,164 @@
+"""`rankwise status`: a running job seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from rankwise.api import jobs
+
+pytestmark = pytest.mark.timeout(100)
+RANKWISE = [sys.executable, "-m", "rankwise"]
+
+# Rank 0 waits for its standard input to end, the others for rank 0.
+PROGRAM = """
+import sys
+import numpy as np
+import rankwise as rw
+group = rw.init()
+group.all_reduce(np.ones(1 << 17))
+if group.rank == 0:
+    sys.stdin.read()
+group.all_reduce(np.ones(2000))
+"""
+
+
+def status(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RANKWISE, "status", *words], capture_output=True, text=True, timeout=50)
+
+
+@contextmanager
+def job(program: str = PROGRAM, n: int = 3) -> Iterator[subprocess.Popen[bytes]]:
+    launcher = subprocess.Popen(
+        [*RANKWISE, "run", "-n", str(n), "--timeout", "60", "--", "python", "-c", program], stdin=subprocess.PIPE
+    )
+    try:
+        yield launcher
+    finally:
+        launcher.communicate(timeout=50)
+    assert launcher.returncode == 0
+
+
+def once_behind(pid: int) -> dict[str, Any]:
+    """The job as JSON once all but rank 0 wait in their second all_reduce."""
+    end = time.monotonic() + 40
+    while time.monotonic() < end:
+        done = status("--json", str(pid))
+        if done.returncode == 0:
+            (found,) = json.loads(done.stdout)
+            if all(rank["inside"] and rank["sequence"] == 2 for rank in found["ranks"][1:]):
+                break
+    else:
+        pytest.fail(f"the ranks did not come to wait: {done}")
+    assert isinstance(found, dict)
+    return found
+
+
+def test_every_rank_of_a_job() -> None:
+    with job() as launcher:
+        found = once_behind(launcher.pid)
+        assert found["launcher"] == launcher.pid
+        assert found["world_size"] == 3
+        assert f"-n 3 --timeout 60 -- python -c {PROGRAM}".strip() in found["command"]
+        assert 0 < time.time() - found["started"] < 90
+        for rank, told in enumerate(found["ranks"]):
+            assert told["rank"] == rank
+            assert jobs.parent_of(told["pid"]) == launcher.pid
+            assert (told["state"], told["alive"], told["exit_status"]) == ("alive", True, None)
+            assert told["behind"] == (rank == 0)
+            assert (told["operation"], told["group"]) == ("all_reduce", 0)
+            assert told["bytes"] >= 1 << 20
+            assert 0 <= told["since"] < 90
+        waiting = found["ranks"][1]
+        assert waiting["waited"] > 0
+        assert waiting["where"].startswith("in all_reduce #2 for ")
+        assert found["ranks"][0]["where"].endswith(", last was all_reduce #1")
+
+        by_rank = status(str(waiting["pid"]))
+        assert by_rank.returncode == 0
+        lines = by_rank.stdout.splitlines()
+        assert lines[0].startswith("3 ranks for ")
+        assert f"launcher {launcher.pid}: " in lines[0]
+        table = lines[1:]
+        assert table[0].split() == ["rank", "pid", "state", "moved", "waited", "where"]
+        assert re.match(r" > 0 +\d+  alive  1 MiB .* outside any collective for .*, last was all_reduce #1$", table[1])
+        assert re.match(r"   1 +\d+  alive  1 MiB .* in all_reduce #2 for [\d.]+ s$", table[2])
+        assert table[4] == " > others wait for it"
+        assert f"launcher {launcher.pid}: " in status().stdout
+
+        os.kill(found["ranks"][2]["pid"], signal.SIGSTOP)
+        try:
+            (stopped,) = json.loads(status("--json", str(launcher.pid)).stdout)
+            assert stopped["ranks"][2]["state"] == "stopped"
+        finally:
+            os.kill(found["ranks"][2]["pid"], signal.SIGCONT)
+
+
+def test_live_in_a_terminal() -> None:
+    pytest.importorskip("rich")
+    with job(n=2) as launcher:
+        once_behind(launcher.pid)
+        outer, inner = pty.openpty()
+        watch = subprocess.Popen(
+            [*RANKWISE, "status", "--watch", str(launcher.pid)],
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "40"},
+            start_new_session=True,
+        )
+        os.close(inner)
+        screen = b""
+        while screen.count(b"others wait for it") < 3:  # and so has been drawn anew
+            screen += os.read(outer, 65536)
+        assert b"in all_reduce #2 for " in screen
+        assert b"Ctrl-C ends" in screen
+        watch.send_signal(signal.SIGINT)
+        with suppress(OSError):  # which says that the other end of the pty was closed
+            while data := os.read(outer, 65536):
+                screen += data
+        os.close(outer)
+        assert watch.wait(30) == 0
+        assert b"Traceback" not in screen
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["4194305"], "there is no process 4194305"),
+        ([str(os.getpid())], "has no part in a job that runs now: expected a launcher or a rank"),
+        (["--watch"], "--watch needs a terminal"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(words: list[str], why: str) -> None:
+    done = status(*words)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(f"rankwise status: error: .*{re.escape(why)}.*\n", done.stderr)
+
+
+def test_wrong_words() -> None:
+    for words in (["--json", "--watch"], ["me"], ["1", "2"]):
+        done = status(*words)
+        assert done.returncode == 2
+        assert done.stderr.startswith("rankwise status: error: ")
+
+
+def test_another_users_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: str) -> list[str]:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(jobs.os, "listdir", refused)
+    with pytest.raises(PermissionError, match=r"process 1 belongs to root: only that user and root may look into it"):
+        jobs.jobs_of(1)
