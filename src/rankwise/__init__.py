@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     )
     from rankwise.contract.types import DType, ReduceOp
     from rankwise.contract.work import Work
+    from rankwise.overlap.compression import BF16Hook, TopKHook
+    from rankwise.overlap.data_parallel import DataParallel, data_parallel
+    from rankwise.overlap.reducer import Bucket, BucketHook, GradientReducer
 
     __version__: str
 
@@ -74,11 +77,16 @@ if TYPE_CHECKING:
     subgroup = _default().subgroup
 
 __all__ = [
+    "BF16Hook",
     "BackendUnavailable",
+    "Bucket",
+    "BucketHook",
     "ClosedError",
     "CollectiveTimeout",
     "DType",
+    "DataParallel",
     "Event",
+    "GradientReducer",
     "Group",
     "Mesh",
     "Message",
@@ -87,6 +95,7 @@ __all__ = [
     "RankwiseError",
     "ReduceOp",
     "Stream",
+    "TopKHook",
     "UnsupportedError",
     "Work",
     "__version__",
@@ -103,6 +112,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_plan",
     "close",
+    "data_parallel",
     "dup",
     "empty",
     "exscan",
@@ -132,6 +142,9 @@ __all__ = [
 ]
 
 _MODULES = {
+    "rankwise.overlap.compression": ("BF16Hook", "TopKHook"),
+    "rankwise.overlap.data_parallel": ("DataParallel", "data_parallel"),
+    "rankwise.overlap.reducer": ("Bucket", "BucketHook", "GradientReducer"),
     "rankwise.api.mesh": ("Mesh",),
     "rankwise.api.group": ("Group",),
     "rankwise.api.init": ("init",),

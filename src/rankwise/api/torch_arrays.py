@@ -47,6 +47,11 @@ def dtypes() -> dict[torch.dtype, DType]:
     return {theirs: ours for ours, theirs in _to_torch().items()}
 
 
+def to_torch(dtype: DType) -> torch.dtype:
+    """The torch dtype of a DType; KeyError where this release of torch has none."""
+    return _to_torch()[dtype]
+
+
 class TorchKind(Kind):
     """Makes torch tensors in host memory."""
 

@@ -1,0 +1,1 @@
+"""Gradients reduced over the ranks while the backward pass goes on."""

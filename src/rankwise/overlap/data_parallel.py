@@ -1,0 +1,131 @@
+"""data_parallel: a torch module whose backward pass averages its gradients over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.api.group import Group
+from rankwise.overlap.reducer import BUCKET_BYTES, BucketHook, GradientReducer
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DataParallel:
+    """A module on all ranks of a group. Made by `data_parallel`.
+
+    It is called as the module is, and has its attributes (parameters(), train(), state_dict(), ...).
+    module: the module itself. reducer: what reduces its gradients.
+    """
+
+    def __init__(self, module: torch.nn.Module, group: Group, bucket_bytes: int, hook: BucketHook | None) -> None:
+        self.module = module
+        self.group = group
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.reducer = GradientReducer(self._parameters, group, bucket_bytes, hook=hook)
+        for tensor in module.parameters():
+            group.broadcast(tensor.detach())
+        self.broadcast_buffers()
+        self._syncs = True
+        self._in_backward = False
+        self._used = np.zeros(len(self._parameters), np.uint8)
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._hook_of(number))  # type: ignore[no-untyped-call]
+            for number, parameter in enumerate(self._parameters)
+        ]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "module":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+    def __repr__(self) -> str:
+        return f"<DataParallel on {self.group!r}: {self.module!r}>"
+
+    def broadcast_buffers(self) -> None:
+        """Rank 0's buffers (running means and the like) on every rank; otherwise each rank keeps its own."""
+        for buffer in self.module.buffers():
+            self.group.broadcast(buffer.detach())
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A context whose backward passes add to this rank's gradients alone. The next one outside reduces the sums."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    def remove(self) -> None:
+        """Take the hooks off the module again: backward passes are this rank's own from here on."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook_of(self, number: int) -> Any:
+        def ready(parameter: torch.Tensor) -> None:
+            if not self._syncs:
+                return
+            if not self._in_backward:
+                from torch.autograd import Variable
+
+                self._in_backward = True
+                # As torch's own data parallelism does: called when this backward pass is through.
+                Variable._execution_engine.queue_callback(self._end_of_backward)
+            self._used[number] = 1
+            self.reducer.mark_ready(number, parameter.grad)
+
+        return ready
+
+    def _end_of_backward(self) -> None:
+        """What is not marked yet was not used this time; its gradient counts if no_sync left it one."""
+        self._in_backward = False
+        for number, parameter in enumerate(self._parameters):
+            if not self._used[number] and parameter.grad is not None:
+                self._used[number] = 1
+                self.reducer.mark_ready(number, parameter.grad)
+        used = self._used.copy()
+        self._used[:] = 0
+        telling = self.group.all_reduce(used, "max", async_op=True)
+        gradients = self.reducer.wait_and_unpack()
+        telling.wait()
+        for parameter, gradient, anywhere in zip(self._parameters, gradients, used, strict=True):
+            if anywhere:
+                parameter.grad = gradient
+
+
+def data_parallel(
+    model: torch.nn.Module,
+    group: Group | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    *,
+    hook: BucketHook | None = None,
+) -> DataParallel:
+    """Train a torch module on all ranks of `group`: each backward pass leaves the ranks' mean gradients.
+
+    Collective. The parameters of rank 0 are copied to all ranks, its buffers too; later, buffers are
+    each rank's own (`broadcast_buffers` copies them again). Use what is returned as the module:
+
+        model = rw.data_parallel(model)
+        loss(model(inputs), labels).backward()    # the mean over the ranks is in every parameter.grad
+        optimizer.step()
+
+    Gradients are reduced in buckets while the backward pass goes on, see GradientReducer, and are
+    views of the buckets afterwards; zero_grad(set_to_none=False) saves copying them there the next
+    time. A parameter that no rank used keeps the gradient that it had, None perhaps; one that some
+    ranks used counts as zeros on the others. Every rank runs as many backward passes outside
+    `no_sync` as the others, and in each uses a parameter at least. group: by default that of all
+    ranks. hook: as for GradientReducer.
+    """
+    if group is None:
+        from rankwise.api.init import default_group
+
+        group = default_group()
+    return DataParallel(model, group, bucket_bytes, hook)

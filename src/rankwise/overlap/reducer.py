@@ -1,0 +1,301 @@
+"""GradientReducer: the gradients of a model, averaged over the ranks while the backward pass goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rankwise.api.group import Group
+from rankwise.api.streams import Stream
+from rankwise.contract.errors import MismatchError, RankwiseError
+from rankwise.contract.stream_sync import StreamSyncOps
+from rankwise.contract.work import Work
+from rankwise.overlap import memory
+from rankwise.overlap.plan import Layout, Parameter, plan
+
+BUCKET_BYTES = 25 << 20
+OPS = ("sum", "mean")
+
+
+class Bucket:
+    """Gradients that are reduced at once, in memory of their own.
+
+    flat: all of it, one dimension; what is not a gradient is zero. members: the numbers of its
+    parameters. views: for each, its gradient's place in flat, in its shape. index: its place in the
+    order in which buckets are reduced, the same on all ranks.
+    """
+
+    def __init__(
+        self, index: int, layout: Layout, parameters: Sequence[Parameter], flat: Any, sync: StreamSyncOps
+    ) -> None:
+        self.index = index
+        self.dtype = layout.dtype
+        self.members = layout.members
+        self.flat = flat
+        self.views: dict[int, Any] = {}
+        for number, offset in zip(layout.members, layout.offsets, strict=True):
+            parameter = parameters[number]
+            self.views[number] = flat[offset : offset + parameter.count].reshape(parameter.shape)
+        self.addresses = {number: memory.look(view, "view").address for number, view in self.views.items()}
+        self.missing = len(self.members)
+        self.work: Work[Any] | None = None
+        self._sync = sync
+        self.ready, self.reduced = sync.create_event(), sync.create_event()
+
+    def __del__(self) -> None:
+        if hasattr(self, "reduced"):
+            with suppress(RankwiseError, ValueError):  # the group may be closed by now, and its events gone
+                self._sync.destroy_event(self.ready)
+                self._sync.destroy_event(self.reduced)
+
+
+BucketHook = Callable[[Bucket, Group], None]
+"""Reduces a bucket in some other way than by one all_reduce: `hook(bucket, group)` leaves in bucket.flat
+what the reducer shall give back, the mean (or sum) over the ranks, the same bits on all of them. It runs
+on the group's stream, on every rank for the same buckets in the same order, and may call blocking
+operations of `group`."""
+
+
+class GradientReducer:
+    """Averages gradients over the ranks of a group, bucket by bucket, behind the computation of the next ones.
+
+    params: the parameters, arrays of NumPy or tensors, of any dtypes mixed; only their shapes and
+    dtypes count. group: by default that of all ranks. bucket_bytes: how much is reduced at once; a
+    bucket holds one dtype. op: "mean" or "sum". hook: reduces a bucket in another way, see BucketHook.
+    stream: where gradients are computed by functions on a `rw.Stream`, that stream.
+
+    A step: `mark_ready(i, gradient)` for each parameter, in any order, then `wait_and_unpack()`. A
+    full bucket is reduced on the group's stream (registered memory, one all_reduce with
+    async_op=True) while the program goes on; on a backend without streams at once, with the same
+    results. Buckets are reduced in one order on all ranks, so one that is full early waits for those
+    before it. They are packed first from the last parameter to the first, as a backward pass comes by
+    them, and from the second step on in the order in which the gradients of rank 0 became ready.
+
+    Every rank makes its reducer at the same time, of the same parameters and options: MismatchError
+    where they differ. Errors of a reduction come out of `wait_and_unpack`. Any thread may mark.
+
+    >>> weights, bias = np.zeros((2, 3), np.float32), np.zeros(3, np.float32)
+    >>> reducer = rw.GradientReducer([weights, bias], group)
+    >>> reducer.mark_ready(1, np.full(3, group.rank, np.float32))
+    >>> reducer.mark_ready(0, np.ones((2, 3), np.float32))
+    >>> [gradient.tolist() for gradient in reducer.wait_and_unpack()]
+    [[[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [0.5, 0.5, 0.5]]
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Any],
+        group: Group | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        op: str = "mean",
+        *,
+        hook: BucketHook | None = None,
+        stream: Stream | None = None,
+    ) -> None:
+        if group is None:
+            from rankwise.api.init import default_group
+
+            group = default_group()
+        if op not in OPS:
+            raise ValueError(f"op={op!r}: expected one of {', '.join(OPS)}")
+        if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes={bucket_bytes!r}: expected a number of bytes of at least 1")
+        seen = [memory.look(param, f"params[{number}]") for number, param in enumerate(params)]
+        self.group = group
+        self.op = op
+        self.parameters = [one.parameter for one in seen]
+        self._bucket_bytes = bucket_bytes
+        self._hook = hook
+        self._stream = stream
+        self._devices = {one.device for one in seen}
+        if len(self._devices) > 1:
+            raise ValueError(f"params: expected all of them on one device, got {sorted(map(str, self._devices))}")
+        self._device = next(iter(self._devices), None)
+        self._sync = group.stream.sync
+        self._lock = threading.Lock()
+        self._no_sync = False
+        self._agree()
+        self._order: list[int] | None = []  # in which gradients became ready; None once the plan follows it
+        self._marked: set[int] = set()
+        self._kept: set[int] = set()  # parameters whose view holds what no_sync left there
+        self._launched = 0
+        self._pack(list(reversed(range(len(seen)))))
+
+    def __repr__(self) -> str:
+        return f"<GradientReducer of {len(self.parameters)} parameters in {len(self.buckets)} buckets, {self.group!r}>"
+
+    def _agree(self) -> None:
+        """MismatchError on all ranks unless they were all given the same."""
+        words = [*map(str, self.parameters), f"bucket_bytes={self._bucket_bytes}", f"op={self.op}"]
+        words.append(f"hook={type(self._hook).__name__}" if self._hook else "no hook")
+        digest = hashlib.sha256("\n".join(words).encode()).digest()
+        if len(set(self.group.all_gather(np.frombuffer(digest, np.int64))[:, 0].tolist())) < 2:
+            return
+        every = self.group.all_gather_object(words)
+        at = next(at for at in range(max(map(len, every))) if len({tuple(one[at : at + 1]) for one in every}) > 1)
+        calls = {
+            rank: f"{len(one) - 3} parameters; number {at} on: {', '.join(one[at : at + 4])}"
+            for rank, one in enumerate(every)
+        }
+        lines = "".join(f"\n  rank {rank}: {call}" for rank, call in calls.items())
+        raise MismatchError(f"GradientReducer: the ranks gave different parameters or options{lines}", calls=calls)
+
+    def _pack(self, order: Sequence[int]) -> None:
+        layouts = plan(self.parameters, order, self._bucket_bytes)
+        self.buckets = [
+            Bucket(
+                index,
+                layout,
+                self.parameters,
+                memory.flat(self.group, layout.count, layout.dtype, self._device),
+                self._sync,
+            )
+            for index, layout in enumerate(layouts)
+        ]
+        self._bucket_of = {number: bucket for bucket in self.buckets for number in bucket.members}
+
+    @property
+    def views(self) -> list[Any]:
+        """Each parameter's gradient's place in its bucket.
+
+        A gradient that is computed into it (`out=`) and marked with it is not copied, nor added to what
+        no_sync left there: that is the caller's then. Ask anew in
+        each step: after the first one, buckets may have been packed in a better order.
+        """
+        return [self._bucket_of[number].views[number] for number in range(len(self.parameters))]
+
+    def mark_ready(self, i: int, grad: Any) -> None:
+        """The gradient of parameter `i` is computed; the reducer takes it over, by a copy, and starts what it can.
+
+        With a `stream`: it will be, once what is queued there has run; nothing here blocks.
+        ValueError for another shape or dtype than the parameter's, and for one that was marked in
+        this step before.
+        """
+        if not 0 <= i < len(self.parameters):
+            raise ValueError(f"i={i}: expected the number of a parameter, 0 to {len(self.parameters) - 1}")
+        seen, parameter = memory.look(grad, "grad"), self.parameters[i]
+        if seen.parameter != parameter:
+            raise ValueError(f"grad: expected {parameter} for parameter {i}, got {seen.parameter}")
+        with self._lock:
+            if i in self._marked and not self._no_sync:
+                raise ValueError(f"i={i}: this parameter was marked in this step; wait_and_unpack() ends a step")
+            bucket = self._bucket_of[i]
+            if seen.address != bucket.addresses[i]:
+                self._do(_add if i in self._kept else _copy, bucket.views[i], _plain(grad))
+            if self._no_sync:
+                self._kept.add(i)
+                return
+            self._marked.add(i)
+            if self._order is not None:
+                self._order.append(i)
+            bucket.missing -= 1
+            self._launch_full()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A context in which gradients are added up on this rank, and nothing is sent.
+
+        A parameter may be marked several times in it. The next step outside adds its own gradients
+        and reduces the sums; a parameter that is not marked there counts with what it has.
+        """
+        before, self._no_sync = self._no_sync, True
+        try:
+            yield
+        finally:
+            self._no_sync = before
+
+    def wait_and_unpack(self) -> list[Any]:
+        """End the step: each parameter's gradient, reduced over the ranks, in its shape, in the order of params.
+
+        A parameter that this rank did not mark counts as zeros. What is returned are views of the
+        buckets: use them, or copy them, before the next step's first mark. Returns when all
+        reductions are done; with a `stream`, at once: what is queued there next finds them done, and
+        a failed one raises there.
+        """
+        if self._no_sync:
+            raise RuntimeError("wait_and_unpack() within no_sync(): nothing is reduced there")
+        with self._lock:
+            for number in range(len(self.parameters)):
+                if number not in self._marked:
+                    bucket = self._bucket_of[number]
+                    if number not in self._kept:
+                        self._do(_clear, bucket.views[number])
+                    bucket.missing -= 1
+            self._launch_full()
+            stream = self._compute_stream()
+            for bucket in self.buckets:
+                assert bucket.work is not None  # launched above
+                self._sync.stream_wait_event(stream, bucket.reduced)
+            works = [bucket.work for bucket in self.buckets if bucket.work is not None]
+            gradients = self.views
+            self._end_step()
+        for work in works:  # their time is over; only their errors are of interest
+            self._do(work.wait)
+        self._follow_rank_0()
+        return gradients
+
+    def _do(self, function: Callable[..., object], *args: Any) -> None:
+        """Where gradients are computed: here, or on the stream."""
+        if self._stream is None:
+            function(*args)
+        else:
+            self._stream.submit(function, *args)
+
+    def _compute_stream(self) -> int:
+        return memory.compute_stream(self._device) if self._stream is None else self._stream.handle
+
+    def _launch_full(self) -> None:
+        """Start the buckets that are full, as far as those before them are."""
+        while self._launched < len(self.buckets) and not self.buckets[self._launched].missing:
+            bucket = self.buckets[self._launched]
+            self._launched += 1
+            self._sync.record_on_stream(bucket.ready, self._compute_stream())
+            self._sync.comm_stream_wait_event(bucket.ready)
+            if self._hook is None:
+                bucket.work = self.group.all_reduce(bucket.flat, self.op, async_op=True)
+            else:
+                bucket.work = self.group.comm.start_call(partial(self._hook, bucket, self.group))
+            self._sync.record_on_comm_stream(bucket.reduced)
+
+    def _end_step(self) -> None:
+        self._marked.clear()
+        self._kept.clear()
+        self._launched = 0
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.members)
+            bucket.work = None
+
+    def _follow_rank_0(self) -> None:
+        """After the first step: pack in the order in which it went on rank 0, if that was another than expected."""
+        if self._order is None:
+            return
+        count = len(self.parameters)
+        unmarked = set(range(count)).difference(self._order)
+        order = np.array([*self._order, *sorted(unmarked, reverse=True)], np.int64)
+        self._order = None
+        self.group.broadcast(order)
+        if order.tolist() != list(reversed(range(count))):
+            self._pack(order.tolist())
+
+
+def _copy(view: Any, grad: Any) -> None:
+    view[...] = grad
+
+
+def _add(view: Any, grad: Any) -> None:
+    view += grad
+
+
+def _clear(view: Any) -> None:
+    view[...] = 0
+
+
+def _plain(grad: Any) -> Any:
+    """Without what autograd knows of a tensor."""
+    return grad.detach() if hasattr(grad, "detach") else grad

@@ -1,0 +1,123 @@
+"""data_parallel: a torch module trains on several ranks as it does on one with the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rankwise as rw
+from rankwise.api.group import Group
+from rankwise.testing import run_ranks
+
+torch: Any = pytest.importorskip("torch")
+
+
+def network(seed: int) -> Any:
+    torch.manual_seed(seed)
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 3)).double()
+
+
+def batch(step: int) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(8, 6, generator=generator, dtype=torch.float64), torch.randn(8, 3, generator=generator).double()
+
+
+def train(model: Any, rank: int, n: int, to_none: bool, steps: int = 5) -> list[Any]:
+    """Steps of SGD on this rank's rows; the parameters in the end."""
+    torch.set_num_threads(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        inputs, labels = (one.chunk(n)[rank] for one in batch(step))
+        optimizer.zero_grad(set_to_none=to_none)
+        torch.nn.functional.mse_loss(model(inputs), labels).backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(("backend", "to_none"), [("shm", True), ("shm", False)])
+def test_training_on_two_ranks_is_training_on_one(backend: str, to_none: bool) -> None:
+    def ranks(group: Group) -> Any:
+        model = rw.data_parallel(network(seed=group.rank), group, bucket_bytes=300)
+        return train(model, group.rank, group.world_size, to_none)
+
+    alone = train(network(seed=0), 0, 1, to_none)
+    first, second = run_ranks(2, ranks, backend=backend)
+    for mine, theirs, right in zip(first, second, alone, strict=True):
+        assert torch.equal(mine, theirs)
+        torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-14)
+
+
+def test_buffers_and_attributes() -> None:
+    def ranks(group: Group) -> None:
+        torch.manual_seed(group.rank)
+        inner = torch.nn.BatchNorm1d(4)
+        inner.running_mean.fill_(group.rank + 1)
+        model = rw.data_parallel(inner, group)
+        assert (inner.running_mean == 1).all()
+        assert model.training
+        assert list(model.state_dict()) == list(inner.state_dict())
+        model(torch.randn(5, 4))  # the ranks' own from here on
+        means = group.all_gather(inner.running_mean)
+        assert not torch.equal(means[0], means[1])
+        model.broadcast_buffers()
+        assert torch.equal(inner.running_mean, means[0])
+        with pytest.raises(AttributeError, match="nothing_such"):
+            model.nothing_such()
+
+    run_ranks(2, ranks, backend="shm")
+
+
+def test_no_sync_accumulates() -> None:
+    def ranks(group: Group) -> None:
+        model = rw.data_parallel(network(0), group)
+        alone = network(0)
+        rows = [one.chunk(4) for one in batch(0)]
+        for again in range(2):
+            with model.no_sync():
+                torch.nn.functional.mse_loss(model(rows[0][group.rank]), rows[1][group.rank]).backward()
+            own = [parameter.grad.clone() for parameter in model.parameters()]
+            torch.nn.functional.mse_loss(model(rows[0][2 + group.rank]), rows[1][2 + group.rank]).backward()
+            alone.zero_grad()
+            for part in range(4):
+                (torch.nn.functional.mse_loss(alone(rows[0][part]), rows[1][part]) / 2).backward()
+            for number, (mine, right) in enumerate(zip(model.parameters(), alone.parameters(), strict=True)):
+                torch.testing.assert_close(mine.grad, right.grad, rtol=1e-12, atol=1e-14)
+                assert not torch.equal(own[number], mine.grad)
+            model.zero_grad(set_to_none=bool(again))
+
+    run_ranks(2, ranks, backend="shm")
+
+
+def test_unused_parameters() -> None:
+    """Used by one rank: the other counts as zeros. By none: its gradient stays None."""
+
+    def ranks(group: Group) -> None:
+        nn = torch.nn
+        parts = nn.ModuleList([nn.Linear(2, 1, bias=False) for _ in range(3)])
+        model = rw.data_parallel(parts, group)
+        for _ in range(2):
+            model.zero_grad()
+            ((parts[0](torch.ones(1, 2)) if group.rank == 0 else 0) + parts[1](torch.ones(1, 2))).sum().backward()
+            assert parts[0].weight.grad.tolist() == [[0.5, 0.5]]
+            assert parts[1].weight.grad.tolist() == [[1, 1]]
+            assert parts[2].weight.grad is None
+
+    run_ranks(2, ranks, backend="shm")
+
+
+def test_frozen_parameters_and_removal() -> None:
+    def ranks(group: Group) -> None:
+        inner = torch.nn.Linear(2, 2)
+        inner.bias.requires_grad_(False)
+        model = rw.data_parallel(inner, group)
+        assert len(model.reducer.parameters) == 1
+        model(torch.full((1, 2), float(group.rank))).sum().backward()
+        assert (inner.weight.grad == 0.5).all()
+        model.remove()
+        model.zero_grad()
+        model(torch.full((1, 2), float(group.rank))).sum().backward()
+        assert (inner.weight.grad == group.rank).all()
+
+    run_ranks(2, ranks, backend="shm")
