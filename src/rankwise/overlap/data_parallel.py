@@ -20,6 +20,14 @@ class DataParallel:
 
     It is called as the module is, and has its attributes (parameters(), train(), state_dict(), ...).
     module: the module itself. reducer: what reduces its gradients.
+
+    >>> import torch
+    >>> model = rw.data_parallel(torch.nn.Linear(2, 1, bias=False), group)
+    >>> with model.no_sync():
+    ...     model(torch.ones(1, 2)).sum().backward()
+    >>> model(torch.ones(1, 2) * group.rank).sum().backward()
+    >>> next(model.parameters()).grad.tolist()
+    [[1.5, 1.5]]
     """
 
     def __init__(self, module: torch.nn.Module, group: Group, bucket_bytes: int, hook: BucketHook | None) -> None:
@@ -111,11 +119,7 @@ def data_parallel(
     """Train a torch module on all ranks of `group`: each backward pass leaves the ranks' mean gradients.
 
     Collective. The parameters of rank 0 are copied to all ranks, its buffers too; later, buffers are
-    each rank's own (`broadcast_buffers` copies them again). Use what is returned as the module:
-
-        model = rw.data_parallel(model)
-        loss(model(inputs), labels).backward()    # the mean over the ranks is in every parameter.grad
-        optimizer.step()
+    each rank's own (`broadcast_buffers` copies them again). Use what is returned as the module.
 
     Gradients are reduced in buckets while the backward pass goes on, see GradientReducer, and are
     views of the buckets afterwards; zero_grad(set_to_none=False) saves copying them there the next
@@ -123,6 +127,14 @@ def data_parallel(
     ranks used counts as zeros on the others. Every rank runs as many backward passes outside
     `no_sync` as the others, and in each uses a parameter at least. group: by default that of all
     ranks. hook: as for GradientReducer.
+
+    >>> import torch
+    >>> model = rw.data_parallel(torch.nn.Linear(3, 1), group)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> model(torch.full((1, 3), float(group.rank))).sum().backward()
+    >>> model.weight.grad.tolist(), model.bias.grad.tolist()
+    ([[0.5, 0.5, 0.5]], [1.0])
+    >>> optimizer.step()  # the same on both ranks
     """
     if group is None:
         from rankwise.api.init import default_group
