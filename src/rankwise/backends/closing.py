@@ -9,7 +9,7 @@ import time
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from rankwise.contract.communicator import CLOSE_TIMEOUT
+from rankwise.contract.closing import CLOSE_TIMEOUT
 
 
 class Closable(Protocol):

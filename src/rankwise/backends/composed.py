@@ -23,7 +23,8 @@ from rankwise._native import reduce_local
 from rankwise.backends import calls, closing
 from rankwise.backends.calls import ITEMSIZE, Call, check_count, check_pair, check_rank, checked_counts
 from rankwise.backends.stream import Stream
-from rankwise.contract.communicator import CLOSE_TIMEOUT, Communicator
+from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, RankwiseError
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work

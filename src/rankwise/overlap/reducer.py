@@ -135,7 +135,7 @@ class GradientReducer:
         if len(self._devices) > 1:
             raise ValueError(f"params: expected all of them on one device, got {sorted(map(str, self._devices))}")
         self._device = next(iter(self._devices), None)
-        self._sync = group.stream.sync
+        self._sync = group.stream.ops
         self._lock = threading.Lock()
         self._no_sync = False
         self._agree()
