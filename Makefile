@@ -11,12 +11,14 @@ TEST_ARGS ?=
 SUITE_ARGS ?=
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
+MPIS := build/mpi/openmpi/.made build/mpi/mpich/.made
+
 PIP := -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -path 'native/tests/*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-model test-python test-native test-torch-suite test-faults test-multihost lint format dev clean
+.PHONY: help demo test test-model test-python test-native test-torch-suite test-faults test-multihost test-engines lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +40,7 @@ demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
 
 test: test-native test-model test-python ## install what the tests need, run the tests of the core and of the package
 
-test-python: $(ENV)/.test ## the Python tests only; TEST_ARGS="-k name" picks some
+test-python: $(ENV)/.test $(MPIS) ## the Python tests only; TEST_ARGS="-k name" picks some
 	$(ENV)/bin/python -m pytest $(TEST_ARGS)
 
 test-native: $(ENV)/.native ## the tests of the C++ core: plain, ThreadSanitizer, AddressSanitizer
@@ -70,6 +72,9 @@ test-multihost: $(ENV)/.test ## 2 and 4 hosts of 2 ranks, which are network name
 	@command -v tc >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		{ apt-get install -qq -y iproute2 || { apt-get update -qq && apt-get install -qq -y iproute2; }; }; } >/dev/null 2>&1 || true
 	RANKWISE_MULTIHOST=full $(ENV)/bin/python -m pytest -q tests/multihost $(TEST_ARGS)
+
+test-engines: $(ENV)/.test $(MPIS) ## the whole conformance suite over gloo, Open MPI and MPICH, on 2 and 4 ranks: 5 minutes
+	RANKWISE_ENGINES=full $(ENV)/bin/python -m pytest tests/backends/test_gloo.py tests/backends/test_mpi.py $(TEST_ARGS)
 
 lint: $(ENV)/.test ## ruff and mypy --strict, as CI runs them
 	$(ENV)/bin/ruff check .
@@ -114,4 +119,13 @@ $(ENV)/.test: $(ENV)/.made $(SOURCES)
 
 $(ENV)/.native: $(ENV)/.made
 	@$(ENV)/bin/python $(PIP) cmake ninja
+	@touch $@
+
+# One process can hold one MPI, so each has an environment, which sees what is in $(ENV) as well.
+build/mpi/%/.made: | $(ENV)/.test
+	@echo "== mpi4py and $* in build/mpi/$*"
+	@$(ENV)/bin/python -m venv build/mpi/$*
+	@build/mpi/$*/bin/python $(PIP) "mpi4py>=4" $*
+	@$(ENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		>"$$(build/mpi/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rankwise.pth"
 	@touch $@

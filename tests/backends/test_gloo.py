@@ -13,9 +13,11 @@ import pytest
 
 from rankwise import CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.testing import run_ranks
+from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS
 from rankwise.testing.suite import Verdict, check_operation
 
+FULL = os.environ.get("RANKWISE_ENGINES") == "full"
 SOME = [
     (2, "array", "all_reduce"),
     (4, "pointer", "all_reduce"),
@@ -42,14 +44,17 @@ SOME_SCENARIOS = [
 ]
 
 
-@pytest.mark.parametrize(("n", "level", "operation"), SOME)
+ALL = [(n, level, name) for n in (2, 4) for level, names in OPERATIONS.items() for name in names]
+
+
+@pytest.mark.parametrize(("n", "level", "operation"), ALL if FULL else SOME)
 def test_operation(n: int, level: str, operation: str) -> None:
     results = check_operation(operation, level, n, "gloo")
     wrong = [f"{r.case}: {r.detail}" for r in results if r.verdict not in (Verdict.PASS, Verdict.REFUSED)]
     assert not wrong, wrong[:10]
 
 
-@pytest.mark.parametrize("name", SOME_SCENARIOS)
+@pytest.mark.parametrize("name", list(SCENARIOS) if FULL else SOME_SCENARIOS)
 def test_scenario(name: str) -> None:
     run_ranks(4, SCENARIOS[name], backend="gloo")
 

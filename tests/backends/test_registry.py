@@ -14,7 +14,7 @@ from rankwise.contract.job import Job
 
 
 def test_known_names() -> None:
-    assert {"gloo", "shm", "solo", "threads"} <= set(registry.names())
+    assert {"gloo", "mpi", "shm", "solo", "threads"} <= set(registry.names())
 
 
 def test_an_unknown_name_lists_the_known() -> None:

@@ -39,7 +39,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "split": (),
 }
 
-_REFUSED = {(dtype, op): why for dtype in DType for op in ReduceOp if (why := op.refused_for(dtype))}
+_REFUSED = [[op.refused_for(dtype) for op in ReduceOp] for dtype in DType]
 _KINDS = {"F": "float", "I": "int", "U": "uint", "C": "complex"}
 _NAMES = {DType.BF16: "bfloat16", DType.FP8E4M3: "float8_e4m3fn", DType.FP8E5M2: "float8_e5m2", DType.BOOL: "bool"}
 DTYPE_NAMES = {dtype: _NAMES.get(dtype) or _KINDS[dtype.name[0]] + dtype.name[1:] for dtype in DType}
@@ -75,8 +75,8 @@ def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:
 
 
 def check_pair(dtype: DType, op: ReduceOp) -> None:
-    if (dtype, op) in _REFUSED:
-        raise TypeError(f"op={op.name.lower()} of {DTYPE_NAMES[dtype]}: {_REFUSED[dtype, op]}")
+    if (why := _REFUSED[dtype][op]) is not None:
+        raise TypeError(f"op={op.name.lower()} of {DTYPE_NAMES[dtype]}: {why}")
 
 
 def check_count(count: int) -> None:

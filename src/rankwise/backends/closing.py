@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
-import time
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.closing import CLOSE_TIMEOUT, Turn, close_at_exit
 
 
 class Closable(Protocol):
@@ -28,12 +27,10 @@ _open: WeakValueDictionary[int, Closable] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
-@atexit.register
-def _close_all() -> None:
-    """Close what is still open, the newest first, in CLOSE_TIMEOUT altogether."""
-    end = time.monotonic() + CLOSE_TIMEOUT
+def _close_all(left: Callable[[], float]) -> None:
+    """Close what is still open, the newest first. left: the seconds that there are."""
     for _, opened in sorted(_open.items(), reverse=True):
-        opened.close(max(0.0, end - time.monotonic()))
+        opened.close(left())
 
 
 def _forked() -> None:
@@ -42,4 +39,5 @@ def _forked() -> None:
     _open.clear()
 
 
+close_at_exit(Turn.COMMUNICATORS, _close_all)
 os.register_at_fork(after_in_child=_forked)

@@ -50,7 +50,7 @@ class ComposedCommunicator(Communicator):
 
     blocking = True
     backend: ClassVar[str]
-    engine_errors: ClassVar[tuple[type[Exception], ...]]
+    engine_errors: tuple[type[Exception], ...]
 
     def __init__(
         self, rank: int, world_size: int, timeout: float, *, checks: bool, turn: threading.Lock | None = None
@@ -248,7 +248,7 @@ class ComposedCommunicator(Communicator):
     @abstractmethod
     def _part(self, color: int, members: Sequence[int]) -> Communicator:
         """The group of these ranks, in this order, this one among them. Every rank of this group calls
-        `_part` or `_no_part` at once, with the colors of all groups different."""
+        `_part` or `_no_part` at once. color: a number from 0 on, another for each of the new groups."""
 
     def _no_part(self) -> None:
         """This rank is in none of the groups that the others make now."""
@@ -378,7 +378,7 @@ class ComposedCommunicator(Communicator):
             return None
         members = [rank for rank in range(self._world_size) if wishes[rank, 0] == color]
         members.sort(key=lambda rank: (int(wishes[rank, 1]), rank))
-        return self._part(color, members)
+        return self._part(sorted(set(wishes[:, 0])).index(color), members)
 
     def _fail(self, error: RankwiseError) -> None:
         if self._refusal is None:

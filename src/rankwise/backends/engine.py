@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 from rankwise import _native
-from rankwise.contract.closing import CLOSE_TIMEOUT, Turn, close_at_exit
+from rankwise.backends import closing
+from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator, Message
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
@@ -119,7 +118,7 @@ class EngineCommunicator(Communicator):
         self._pid = os.getpid()
         self._closed = False
         self.stream_sync = EngineStreamSync(comm)
-        _open[next(_numbers)] = self
+        closing.register(self)
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -249,19 +248,9 @@ class EngineCommunicator(Communicator):
         if trouble is not None:
             _log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
 
+    def forked(self) -> None:
+        """Nothing to do: the engine sees in which process it is called."""
+
     def __del__(self) -> None:
         if hasattr(self, "_closed"):  # absent where __init__ raised
             self.close()
-
-
-_open: WeakValueDictionary[int, EngineCommunicator] = WeakValueDictionary()
-_numbers = itertools.count()
-
-
-def _close_all(left: Callable[[], float]) -> None:
-    """Close what is still open at interpreter exit, the newest first."""
-    for _, communicator in sorted(_open.items(), reverse=True):
-        communicator.close(left())
-
-
-close_at_exit(Turn.COMMUNICATORS, _close_all)

@@ -24,6 +24,7 @@ _BUILT_IN = {
     "threads": "rankwise.backends.threads",
     "gloo": "rankwise.backends.gloo",
     "hierarchical": "rankwise.backends.hierarchical",
+    "mpi": "rankwise.backends.mpi",
 }
 
 

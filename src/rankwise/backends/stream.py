@@ -17,18 +17,18 @@ class Task(Work[None]):
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function: Callable[[], None] | None = function
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._over = threading.Event()
 
     def run(self) -> None:
         assert self._function is not None
         try:
             self._function()
-        except Exception as error:  # noqa: BLE001 - whatever it is, `wait` raises it
+        except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
             self._error = error
         self.end()
 
-    def end(self, error: Exception | None = None) -> None:
+    def end(self, error: BaseException | None = None) -> None:
         self._error = self._error or error
         self._function = None
         self._over.set()

@@ -1,17 +1,24 @@
 """The conformance suite from the command line: `python -m rankwise.testing.conformance --backend shm -n 4`.
 
+Under a launcher the ranks are those that it started:
+`mpiexec -n 4 python -m rankwise.testing.conformance --backend mpi`; rank 0 prints.
+
 Exits with 0 where everything is right, else with 1 after a list of what is not.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
+from rankwise.api.init import init
+from rankwise.api.ranks import find_job
 from rankwise.backends import registry
+from rankwise.contract.settings import Settings
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.ranks import close_pools
-from rankwise.testing.suite import check_backend
+from rankwise.testing.suite import Report, check_backend, check_group
 
 SHOWN = 20  # failures
 
@@ -22,29 +29,41 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m rankwise.testing.conformance", description="Check a backend against the contract."
     )
     parser.add_argument("--backend", default="shm", choices=registry.names())
-    parser.add_argument("-n", type=int, default=4, metavar="RANKS", help="how many ranks (4)")
+    parser.add_argument("-n", type=int, metavar="RANKS", help="how many ranks (4, or as many as a launcher started)")
     parser.add_argument(
         "--operation", action="append", choices=names, default=[], help="only this one; may be repeated"
     )
     parser.add_argument("--seed", type=int, default=0, help="another selection of cases (0)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for all cases of one operation (60)")
     options = parser.parse_args(argv)
-    if options.n < 1 or (options.backend == "solo" and options.n != 1):
+    job = find_job(os.environ, Settings.read())
+    n = options.n or (job.world_size if job.launcher else 4)
+    if options.n == 0 or n < 1 or (options.backend == "solo" and n != 1):
         parser.error(f"-n {options.n}: expected {'1 rank on solo' if options.backend == 'solo' else 'at least 1 rank'}")
+    if job.launcher and n != job.world_size:
+        parser.error(f"-n {options.n}: {job.launcher} started {job.world_size} ranks")
 
-    show = sys.stderr.isatty()
+    show = sys.stderr.isatty() and job.rank == 0
+
+    def progress(name: str) -> None:
+        if show:
+            print(f"\r\033[K{name}", end="", file=sys.stderr)
+
+    chosen = {"operations": options.operation, "seed": options.seed, "progress": progress}
     try:
-        report = check_backend(
-            options.backend,
-            options.n,
-            operations=options.operation,
-            seed=options.seed,
-            timeout=options.timeout,
-            progress=lambda name: print(f"\r\033[K{name}", end="", file=sys.stderr) if show else None,
-        )
+        if job.launcher:
+            with init(options.backend, timeout=options.timeout) as group:
+                report = check_group(group, **chosen)
+        else:
+            report = check_backend(options.backend, n, timeout=options.timeout, **chosen)
     finally:
         close_pools()
         print("\r\033[K" if show else "", end="", file=sys.stderr)
+    return show_report(report) if job.rank == 0 else 0 if report.ok else 1
+
+
+def show_report(report: Report) -> int:
+    """Print it; the exit code."""
     print(report.table())
     for failure in report.failures[:SHOWN]:
         print(f"\n{failure}")

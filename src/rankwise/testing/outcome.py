@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rankwise.api.group import Group
-from rankwise.backends.engine import EngineCommunicator
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError
 
@@ -54,11 +53,19 @@ def run_on(group: Group, fn: Callable[[Group], T]) -> Outcome[T]:
     try:
         return Outcome(value=fn(group))
     except BaseException as error:  # noqa: BLE001 - whatever it is, run_ranks raises it
-        if isinstance(group.comm, EngineCommunicator):
-            group.comm.abort(f"raised {type(error).__name__}")
+        abort = getattr(group.comm, "abort", None)
+        if abort is not None:
+            abort(f"raised {type(error).__name__}")
         return failed(error)
 
 
 def failed(error: BaseException) -> Outcome[Any]:
     text = "".join(traceback.format_exception(error))
     return Outcome(failure=text, follows=isinstance(error, PeerLostError))
+
+
+def values(outcomes: Sequence[Outcome[T]]) -> list[T]:
+    """What the function returned, by rank. RanksFailed where it failed on any."""
+    if any(outcome.failure for outcome in outcomes):
+        raise RanksFailed(outcomes)
+    return [outcome.value for outcome in outcomes]  # type: ignore[misc]  # all are values here

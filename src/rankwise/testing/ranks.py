@@ -13,7 +13,7 @@ from rankwise.api.group import Group
 from rankwise.backends import registry, threads
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
-from rankwise.testing.outcome import Outcome, RanksFailed, attempt
+from rankwise.testing.outcome import Outcome, RanksFailed, attempt, values
 from rankwise.testing.pool import RankPool
 
 __all__ = ["RanksFailed", "close_pools", "run_ranks"]
@@ -48,7 +48,7 @@ def run_ranks(
     if backend == "solo":
         if n != 1:
             raise ValueError(f"n={n}: expected 1 rank on backend 'solo'")
-        return _values([attempt(lambda: registry.opener("solo")(Job(), timeout), fn)])
+        return values([attempt(lambda: registry.opener("solo")(Job(), timeout), fn)])
     if callable(backend):
         opener, job_id = backend, f"run_ranks-{next(_job_numbers)}"
         return _on_threads(n, fn, lambda rank: opener(Job(rank, n, rank, n, "run_ranks", job_id), timeout), timeout)
@@ -77,7 +77,7 @@ def _on_threads(n: int, fn: Callable[[Group], T], connect: Callable[[int], Commu
     end = time.monotonic() + timeout + GRACE
     for thread in ranks:
         thread.join(max(0.0, end - time.monotonic()))
-    return _values(outcomes)
+    return values(outcomes)
 
 
 def _on_processes(n: int, fn: Callable[[Group], T], backend: str, timeout: float) -> list[T]:
@@ -95,13 +95,7 @@ def _on_processes(n: int, fn: Callable[[Group], T], backend: str, timeout: float
         _pools[backend, n] = pool  # the most recently used is the last
     else:
         pool.close()
-    return _values(outcomes)
-
-
-def _values(outcomes: list[Outcome[T]]) -> list[T]:
-    if any(outcome.failure for outcome in outcomes):
-        raise RanksFailed(outcomes)
-    return [outcome.value for outcome in outcomes]  # type: ignore[misc]  # all are values here
+    return values(outcomes)
 
 
 _pools: dict[tuple[str, int], RankPool] = {}

@@ -10,12 +10,14 @@ then compared between them, bit by bit.
 
 from __future__ import annotations
 
+import sys
 import traceback
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import Any
 
 from rankwise.api.group import Group
 from rankwise.backends.registry import Opener
@@ -24,9 +26,12 @@ from rankwise.contract.types import DType
 from rankwise.testing import arrays, pointer
 from rankwise.testing.cases import OPERATIONS, Case, select
 from rankwise.testing.oracle import Array
-from rankwise.testing.outcome import RanksFailed
+from rankwise.testing.outcome import RanksFailed, run_on, values
 from rankwise.testing.ranks import run_ranks
 from rankwise.testing.scenarios import SCENARIOS
+
+Run = Callable[[Callable[[Group], Any]], list[Any]]
+"""Runs a function on every rank and gives what it returned, by rank; RanksFailed where it raised."""
 
 SAME_ON_ALL_RANKS = ("all_reduce", "broadcast", "all_gather", "all_gather_v")
 
@@ -103,8 +108,11 @@ def check_operation(
     operation: str, level: str, n: int, backend: str | Opener, *, seed: int = 0, timeout: float = 60.0
 ) -> list[Result]:
     """The cases of one operation on `n` ranks. RanksFailed where a case ended in more than a wrong result."""
-    cases = select(operation, level, n, seed)
-    return merged(run_ranks(n, partial(run_cases, level=level, cases=cases), backend=backend, timeout=timeout))
+    return _operation(operation, level, n, seed, partial(run_ranks, n, backend=backend, timeout=timeout))
+
+
+def _operation(operation: str, level: str, n: int, seed: int, run: Run) -> list[Result]:
+    return merged(run(partial(run_cases, level=level, cases=select(operation, level, n, seed))))
 
 
 @dataclass
@@ -173,11 +181,37 @@ def check_backend(
     operations: only these, and no scenarios; all where empty. seed: another selection of cases.
     timeout: seconds for all cases of one operation. progress: called with the name of what begins.
     """
+    run = partial(run_ranks, n, backend=backend, timeout=timeout)
+    return _check(Report(backend if isinstance(backend, str) else backend.__name__, n), run, operations, seed, progress)
+
+
+def check_group(
+    group: Group,
+    *,
+    operations: Sequence[str] = (),
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Report:
+    """The same on the ranks of `group`, all of which call this, however they were started.
+
+    Every rank has the report. A failure in which ranks may be out of step ends in the error of the
+    group that this causes; the rank where it began prints it at once.
+    """
+
+    def run(fn: Callable[[Group], Any]) -> list[Any]:
+        outcome = run_on(group, fn)
+        if outcome.failure:
+            print(f"rank {group.rank}: {outcome.failure}", file=sys.stderr, flush=True)
+        return values(group.all_gather_object(outcome, allow_pickle=True))
+
+    return _check(Report(group.backend, group.world_size), run, operations, seed, progress)
+
+
+def _check(report: Report, run: Run, operations: Sequence[str], seed: int, progress: Callable[[str], None]) -> Report:
     known = {name for names in OPERATIONS.values() for name in names}
     for name in operations:
         if name not in known:
             raise ValueError(f"operations={name!r}: expected some of {', '.join(sorted(known))}")
-    report = Report(backend if isinstance(backend, str) else backend.__name__, n)
     for level, names in OPERATIONS.items():
         results = report.results[level] = []
         for name in names:
@@ -185,18 +219,18 @@ def check_backend(
                 continue
             progress(f"{level} {name}")
             try:
-                results += check_operation(name, level, n, backend, seed=seed, timeout=timeout)
+                results += _operation(name, level, report.n, seed, run)
             except RanksFailed as error:
                 report.broken[f"{level} {name}"] = str(error)
     for name, scenario in () if operations else SCENARIOS.items():
         progress(name)
-        report.scenarios[name] = _trouble(scenario, n, backend, timeout)
+        report.scenarios[name] = _trouble(scenario, run)
     return report
 
 
-def _trouble(scenario: Callable[[Group], None], n: int, backend: str | Opener, timeout: float) -> str:
+def _trouble(scenario: Callable[[Group], None], run: Run) -> str:
     try:
-        run_ranks(n, scenario, backend=backend, timeout=timeout)
+        run(scenario)
     except RanksFailed as error:
         return str(error)
     return ""

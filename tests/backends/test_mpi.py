@@ -1,0 +1,180 @@
+"""The mpi backend under the mpiexec of Open MPI and of MPICH, each in an environment of its own.
+
+A part of the conformance suite; all of it with RANKWISE_ENGINES=full, as `make test-engines` sets it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FULL = os.environ.get("RANKWISE_ENGINES") == "full"
+SOME = ("all_reduce", "reduce_scatter", "all_to_all_v", "gather_v", "send_recv")
+
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+
+
+SHARED = Path("/dev/shm")
+MPI_FILES = ("mpich_shm_*", "sm_segment.*", "vader_segment.*")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files_of_aborted_jobs() -> Iterator[None]:
+    """MPI's Abort leaves MPI's shared memory behind; nothing else may stay, see tests/conftest.py."""
+    before = {path for pattern in MPI_FILES for path in SHARED.glob(pattern)}
+    yield
+    used = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            used += maps.read_text()
+    for path in {path for pattern in MPI_FILES for path in SHARED.glob(pattern)} - before:
+        if str(path) not in used:
+            path.unlink(missing_ok=True)
+
+
+@pytest.fixture(params=["openmpi", "mpich"], scope="module")
+def mpi(request: pytest.FixtureRequest) -> Path:
+    """Where the programs of one MPI's environment are."""
+    programs = ROOT / "build" / "mpi" / request.param / "bin"
+    if not (programs / "mpiexec").exists():
+        pytest.skip(f"no {request.param} in build/mpi: `make build/mpi/{request.param}/.made` puts it there")
+    return programs
+
+
+def run(mpi: Path, n: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [str(mpi / "mpiexec"), "-n", str(n), str(mpi / "python"), *arguments]
+    environment = {**os.environ, **OPEN_MPI, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600 if FULL else 100,
+        check=False,
+    )
+
+
+def program(mpi: Path, n: int, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code in which `group` is the world on mpi."""
+    start = "import os, sys, time\nimport numpy as np, rankwise as rw\ngroup = rw.init('mpi')\n"
+    return run(mpi, n, "-c", start + code, **variables)
+
+
+@pytest.mark.timeout(620 if FULL else 120)
+@pytest.mark.parametrize("n", [2, 4] if FULL else [3])
+def test_conformance(mpi: Path, n: int) -> None:
+    chosen = [word for name in (() if FULL else SOME) for word in ("--operation", name)]
+    ran = run(mpi, n, "-m", "rankwise.testing.conformance", "--backend", "mpi", "--timeout", "90", *chosen)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert ran.stdout.count(" 0 failures") == 1, "every rank printed, or none"
+    assert "FAIL" not in ran.stdout.replace("FAIL: wrong", "")
+
+
+def test_groups_and_messages(mpi: Path) -> None:
+    """What the scenarios say of them, in one start of the ranks."""
+    code = """
+from rankwise.testing.scenarios import SCENARIOS
+for name in ("nested_splits", "negative_colour_takes_no_part", "large_colours", "every_pair", "messages_from_anybody",
+             "large_both_ways", "many_works_under_way", "nan_propagates", "integers_wrap", "refused_arguments",
+             "one_rank_has_it_all", "closed_groups_say_so"):
+    SCENARIOS[name](group)
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()  # the program's own, and still there when the group is closed
+group.close()
+if MPI.COMM_WORLD.reduce(1) == 3:
+    print("all", MPI.COMM_WORLD.Get_size())
+"""
+    ran = program(mpi, 3, code)
+    assert (ran.returncode, ran.stdout) == (0, "all 3\n"), ran.stderr
+
+
+def test_on_one_host_shared_memory_is_the_default(mpi: Path) -> None:
+    code = "import rankwise as rw; g = rw.init(); assert g.all_reduce(1) == 3; g.rank or print(g.backend)"
+    assert run(mpi, 3, "-c", code).stdout == "shm\n"
+    assert run(mpi, 3, "-c", code, RANKWISE_BACKEND="mpi").stdout == "mpi\n"
+
+
+def test_a_rank_that_does_not_come_ends_the_job(mpi: Path) -> None:
+    ran = program(mpi, 2, "if group.rank:\n    time.sleep(60)\ngroup.all_reduce(np.ones(3))", RANKWISE_TIMEOUT="0.5")
+    assert ran.returncode != 0
+    assert "rank 0 of 2 has waited longer than 0.5 s for other ranks in all_reduce(count=3" in ran.stderr
+    assert 'File "<string>", line 6' in ran.stderr, "where in the program it waits"
+
+
+def test_a_rank_that_raises_ends_the_job(mpi: Path) -> None:
+    """MPI's Finalize would wait for the others, and they for this rank."""
+    ran = program(mpi, 2, "if group.rank:\n    1 / 0\ngroup.all_reduce(np.ones(3))")
+    assert ran.returncode != 0
+    assert "the job is ended: ZeroDivisionError" in ran.stderr
+
+
+def test_a_message_of_another_size_or_type(mpi: Path) -> None:
+    code = """
+for other in (np.zeros(4), np.zeros(6), np.zeros(5, np.int32)):
+    part = group.dup()
+    if part.rank == 0:
+        part.send(np.ones(5), 1)
+    else:
+        try:
+            part.recv(other, 0)
+        except rw.MismatchError as error:
+            print(error)
+group.barrier()
+sys.stdout.flush()
+os._exit(0)  # the groups have failed, so that the end of the program would be that of the job
+"""
+    ran = program(mpi, 2, code)
+    lines = ran.stdout.splitlines()
+    assert len(lines) == 3, ran.stderr
+    assert "count=4" in lines[0]
+    assert "(count=5, dtype=float64, tag=0), the receive expects (count=6, dtype=float64)" in lines[1]
+    assert "(count=5, dtype=float64, tag=0), the receive expects (count=5, dtype=int32)" in lines[2]
+
+
+def test_mismatches_are_found_where_that_is_asked_for(mpi: Path) -> None:
+    code = """
+x = np.ones(5 + group.rank)
+try:
+    group.all_reduce(x)
+except rw.MismatchError as error:
+    print(sorted(error.calls.items()), (x == 1).all(), flush=True)
+os._exit(0)
+"""
+    ran = program(mpi, 2, code, RANKWISE_CHECK="1")
+    calls = [(rank, f"all_reduce(count={5 + rank}, dtype=float64, op=sum)") for rank in (0, 1)]
+    assert ran.stdout.splitlines() == [f"{calls} True"] * 2, ran.stderr
+
+
+def test_another_launcher_is_named(mpi: Path) -> None:
+    command = [str(mpi / "python"), "-m", "rankwise", "run", "-n", "2", "--backend", "mpi", "--"]
+    code = "import rankwise as rw; rw.init(timeout=5)"
+    ran = subprocess.run([*command, "python", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1
+    assert "rankwise run says rank 1 of 2, and MPI says rank 0 of 1; start the ranks by the mpiexec of" in ran.stderr
+
+
+def test_without_mpi4py() -> None:
+    from rankwise import BackendUnavailable
+    from rankwise.backends.mpi import open
+    from rankwise.contract.job import Job
+
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError:
+        with pytest.raises(BackendUnavailable, match=r"mpi4py.*pip install 'rankwise\[mpi\]'"):
+            open(Job(), 1.0)
+    else:
+        with open(Job(), 1.0) as comm:
+            comm.barrier()
