@@ -20,6 +20,7 @@ from rankwise.api.init import connect, place
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.contract.job import Job
+from rankwise.contract.settings import Settings
 
 SEVERAL_HOSTS = "gloo"
 
@@ -29,6 +30,8 @@ class Plan:
     """What rank 0 decides: the backend, the job's name, a secret of its ranks.
 
     host, port: where rank 0 serves a store for the backend, where the ranks are on several hosts.
+    inherited: whether these are the ranks of `rankwise run`, which take the segment that it made: it
+    tells them how a rank ended.
     """
 
     backend: str
@@ -36,6 +39,7 @@ class Plan:
     secret: str
     host: str = ""
     port: int = 0
+    inherited: bool = False
 
 
 def meet(store: Store, rank: int, size: int, timeout: float) -> Communicator:
@@ -46,13 +50,14 @@ def meet(store: Store, rank: int, size: int, timeout: float) -> Communicator:
     """
     if size == 1:
         return connect(Job(launcher="torch.distributed"), "solo", timeout)
+    settings = Settings.read()
     end = time.monotonic() + timeout
     store.set(f"place {rank}", place())
     if rank == 0:
         places = _read(store, [f"place {other}" for other in range(size)], timeout, end)
-        plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16))
+        plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), inherited=_fits(settings, rank, size))
         if len(set(places)) > 1:
-            plan = replace(plan, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port())
+            plan = replace(plan, inherited=False, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port())
         store.set("plan", json.dumps(asdict(plan)))
     else:
         plan = Plan(**json.loads(_read(store, ["plan"], timeout, end)[0]))
@@ -64,11 +69,22 @@ def meet(store: Store, rank: int, size: int, timeout: float) -> Communicator:
         "torch.distributed",
         f"torch.distributed {plan.id}",
         plan.secret.encode(),
+        segment_fd=settings.segment_fd if plan.inherited else None,
         master=(plan.host, plan.port) if plan.host else None,
     )
+    if plan.inherited:
+        _taken.append(True)
     comm = connect(job, plan.backend, max(1.0, end - time.monotonic()))
     comm.timeout = timeout
     return comm
+
+
+def _fits(settings: Settings, rank: int, size: int) -> bool:
+    """Whether a group is that of all ranks of `rankwise run`, and the first such."""
+    return not _taken and (settings.rank, settings.world_size) == (rank, size) and settings.segment_fd is not None
+
+
+_taken: list[bool] = []  # one entry once a group has taken the launcher's segment
 
 
 def _own_address() -> str:

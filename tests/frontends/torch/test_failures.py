@@ -1,0 +1,185 @@
+"""What goes wrong comes through in our words, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+dist = torch.distributed
+
+KILLED = """
+import os, signal, sys, torch, torch.distributed as dist
+dist.init_process_group("rankwise")
+rank = dist.get_rank()
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64), bucket_cap_mb=0.001)
+net(torch.ones(2, 64)).sum().backward()
+if rank == 1:
+    for parameter in net.parameters():
+        parameter.register_hook(lambda grad: os.kill(os.getpid(), signal.SIGKILL))
+try:
+    net(torch.ones(2, 64)).sum().backward()
+except Exception as error:
+    print("CAUGHT", type(error).__name__, error, flush=True)
+    try:
+        dist.all_reduce(torch.ones(1))
+    except Exception as error:
+        print("THEN", type(error).__name__, error, flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_rank_killed_in_backward(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(KILLED)
+    command = [sys.executable, "-m", "rankwise", "run", "-n", "2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 128 + 9, done.stderr
+    assert "CAUGHT RuntimeError" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"CAUGHT.*PeerLostError: rank 1 \(pid \d+\) was killed by SIGKILL", done.stdout)
+    assert re.search(r"THEN PeerLostError rank 1 \(pid \d+\) was killed by SIGKILL", done.stdout)
+
+
+def test_ranks_that_call_different_things(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> tuple[str, str]:
+        x = torch.ones(3 + rank)
+        try:
+            dist.all_reduce(x)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            assert x.tolist() == [1.0] * (3 + rank)
+            return type(error).__name__, str(error)
+        return "none", ""
+
+    for kind, text in on_ranks(2, body):
+        assert kind == "MismatchError"
+        assert "count=3" in text
+        assert "count=4" in text
+
+
+def warm_model() -> Any:
+    """A model whose buckets are settled, so that backward calls one all_reduce of its 20 gradients."""
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    for _ in range(3):
+        net(torch.ones(1, 4)).sum().backward()
+    return net
+
+
+def test_a_mismatch_in_backward(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> str:
+        net = warm_model()
+        loss = net(torch.ones(1, 4)).sum()
+        try:
+            dist.broadcast(torch.ones(2), 1) if rank == 1 else loss.backward()
+            dist.barrier()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            return str(error)
+        return ""
+
+    for text in on_ranks(2, body):
+        assert "all_reduce(count=20" in text
+        assert "broadcast(count=2" in text
+
+
+def test_a_timeout_in_backward(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> str:
+        net = warm_model()
+        loss = net(torch.ones(1, 4)).sum()
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 1:
+            store.wait(["over"])  # and no backward
+            return ""
+        dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
+        with pytest.raises(RuntimeError, match="CollectiveTimeout") as caught:
+            loss.backward()
+        with pytest.raises(dist_errors().CollectiveTimeout) as again:
+            dist.barrier()
+        assert again.value.missing == (1,)
+        store.set("over", "")
+        return str(caught.value)
+
+    assert "no answer within 0.5 s from rank 1" in on_ranks(2, body)[0]
+
+
+def dist_errors() -> Any:
+    import rankwise
+
+    return rankwise
+
+
+def test_a_wait_with_a_limit(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(2), async_op=True)
+            with pytest.raises(TimeoutError):
+                work.wait(timedelta(milliseconds=20))
+            dist.send(torch.ones(1), 1)
+            assert work.wait()
+            with pytest.raises(TimeoutError, match="rank 1"):
+                dist.barrier(timeout=timedelta(seconds=0.2))
+            store.set("over", "")
+        else:
+            dist.recv(torch.ones(1), 0)
+            dist.all_reduce(torch.ones(2))
+            store.wait(["over"])
+
+    on_ranks(2, body)
+
+
+def test_abort_and_what_is_under_way(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> None:
+        part = dist.new_group()
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(2), group=part, async_op=True)
+            future = work.get_future()
+            dist.send(torch.ones(1), 1)
+            with pytest.raises(RuntimeError, match="aborted the process group"):
+                future.wait()
+            with pytest.raises(dist_errors().PeerLostError, match=r"rank 1 .*aborted the process group"):
+                dist.all_reduce(torch.ones(2), group=part)
+        else:
+            dist.recv(torch.ones(1), 0)
+            part.abort()
+            with pytest.raises(dist_errors().ClosedError):
+                dist.all_reduce(torch.ones(2), group=part)
+
+    on_ranks(2, body)
+
+
+def test_work_left_at_the_end(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> None:
+        part = dist.new_group()
+        if rank == 0:
+            future = dist.all_reduce(torch.ones(2), group=part, async_op=True).get_future()
+            dist.destroy_process_group(part)
+            with pytest.raises(RuntimeError):
+                future.wait()
+        dist.barrier()
+
+    on_ranks(2, body)
+
+
+def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
+    program = (
+        "import torch.distributed as dist, datetime\n"
+        "try: dist.init_process_group('rankwise', store=dist.FileStore(__import__('sys').argv[1], 3), rank=0, "
+        "world_size=3, timeout=datetime.timedelta(seconds=0.5))\n"
+        "except TimeoutError as error: print(type(error).__name__, error.missing, error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ,
+        check=True,
+    )
+    assert done.stdout == "CollectiveTimeout (1, 2) init: ranks [1, 2] did not come within 0.5 s\n"
