@@ -77,7 +77,7 @@ def test_a_mismatch_in_backward(on_ranks: Callable[..., Any]) -> None:
         net = warm_model()
         loss = net(torch.ones(1, 4)).sum()
         try:
-            dist.broadcast(torch.ones(2), 1) if rank == 1 else loss.backward()
+            dist.broadcast(torch.ones(2), 0) if rank == 1 else loss.backward()
             dist.barrier()
         except Exception as error:  # noqa: BLE001 - the test looks at it
             return str(error)
