@@ -18,7 +18,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-model test-python test-native test-torch-suite test-faults test-multihost test-engines lint format dev clean
+.PHONY: help demo test test-model test-python test-native test-torch-suite test-faults test-multihost test-engines test-gpu lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,10 @@ test-multihost: $(ENV)/.test ## 2 and 4 hosts of 2 ranks, which are network name
 
 test-engines: $(ENV)/.test $(MPIS) ## the whole conformance suite over gloo, Open MPI and MPICH, on 2 and 4 ranks: 5 minutes
 	RANKWISE_ENGINES=full $(ENV)/bin/python -m pytest tests/backends/test_gloo.py tests/backends/test_mpi.py $(TEST_ARGS)
+
+test-gpu: $(ENV)/.test ## what needs an NVIDIA GPU: the nccl backend, on one GPU
+	$(ENV)/bin/python $(PIP) ".[nccl]" $(TORCH)
+	$(ENV)/bin/python -m pytest -q -m gpu tests/backends/test_nccl.py $(TEST_ARGS)
 
 lint: $(ENV)/.test ## ruff and mypy --strict, as CI runs them
 	$(ENV)/bin/ruff check .

@@ -23,6 +23,7 @@ _BUILT_IN = {
     "shm": "rankwise.backends.shm",
     "threads": "rankwise.backends.threads",
     "gloo": "rankwise.backends.gloo",
+    "nccl": "rankwise.backends.nccl",
     "hierarchical": "rankwise.backends.hierarchical",
     "mpi": "rankwise.backends.mpi",
 }

@@ -1,0 +1,495 @@
+"""nccl: NVIDIA's library between GPUs, through nccl4py; one GPU a rank.
+
+An address may be of device memory, which NCCL works on in place, or of host memory, which is staged
+through the device. Operations on device memory are launched on the communicator's CUDA stream and
+return; `sync` waits for them, and `stream_sync` orders them among the program's own streams. Those on
+host memory are complete when they return.
+
+Beside NCCL the ranks keep a communicator of the host (`side`: shm, or gloo over several hosts). By it
+they pass the unique id round, compare calls (RANKWISE_CHECK=1), send messages, whose tags NCCL lacks,
+and learn that a rank was lost.
+
+NCCL's own reductions are used for the types and operations that it has. It rounds f16, bf16 and fp8
+at every step. The others are gathered, and reduced on the host by the engine's kernels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankwise.backends import calls, registry
+from rankwise.backends.calls import ITEMSIZE, Call
+from rankwise.backends.composed import ComposedCommunicator, address
+from rankwise.backends.cuda_arrays import DeviceShortcuts
+from rankwise.backends.cuda_streams import CudaFailed, CudaStreams
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, PeerLostError, RankwiseError
+from rankwise.contract.job import Job
+from rankwise.contract.settings import Settings
+from rankwise.contract.shortcuts import Shortcuts
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.work import Completed, Work
+
+INSTALL = "pip install 'rankwise[nccl]'"
+POLL = 50e-6  # seconds between two looks at the stream, at first; up to POLL_MOST
+POLL_MOST = 2e-3
+LOOK = 0.05  # seconds between two looks for lost ranks
+
+# The numbers of ncclDataType_t and ncclRedOp_t.
+DTYPES = {
+    DType.I8: 0, DType.U8: 1, DType.I32: 2, DType.U32: 3, DType.I64: 4, DType.U64: 5, DType.F16: 6, DType.F32: 7,
+    DType.F64: 8, DType.BF16: 9, DType.FP8E4M3: 10, DType.FP8E5M2: 11,
+}  # fmt: skip
+OPS = {ReduceOp.SUM: 0, ReduceOp.PROD: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.MEAN: 4}
+_BYTE = DTYPES[DType.U8]
+_IN_PROGRESS = 7  # ncclInProgress
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """nccl4py's bindings, which take C's arguments, and CUDA's runtime."""
+
+    nccl: Any
+    cuda: Any
+
+
+def libraries() -> Libraries:
+    """Load them. BackendUnavailable says what is missing: nccl4py, cuda-bindings, NCCL itself, a driver or a GPU."""
+    try:
+        from cuda.bindings import runtime
+        from nccl.bindings import nccl
+    except ImportError as error:
+        raise BackendUnavailable("nccl", f"no module {error.name or error}", INSTALL) from None
+    try:
+        status, count = runtime.cudaGetDeviceCount()
+    except Exception as error:  # noqa: BLE001 - whatever the loader of the driver raises
+        raise BackendUnavailable("nccl", f"no CUDA ({error})", "install NVIDIA's driver") from None
+    if int(status) or not count:
+        why = status.name if int(status) else "cudaGetDeviceCount found none"
+        raise BackendUnavailable("nccl", f"no GPU that CUDA can use ({why})", "a machine with an NVIDIA GPU has one")
+    try:
+        nccl.get_version()
+    except Exception as error:  # noqa: BLE001 - the loader's own error, of a package that may change
+        raise BackendUnavailable("nccl", f"no libnccl.so.2 ({error})", "pip install nvidia-nccl-cu12") from None
+    return Libraries(nccl, runtime)
+
+
+def open(job: Job, timeout: float) -> NcclCommunicator:
+    """Meet the other ranks of the job. This rank takes the GPU of its local rank, modulo the number of GPUs.
+
+    BackendUnavailable where there is no GPU, driver, NCCL or nccl4py.
+    """
+    found = libraries()
+    if job.world_size == 1:
+        side = registry.opener("solo")(Job(), timeout)
+    elif job.one_host or job.local_world_size is None:
+        side = registry.opener("shm")(job, timeout)
+    else:
+        side = registry.opener("gloo")(job, timeout)
+    return connect(found, side, job.local_rank if job.local_rank is not None else job.rank)
+
+
+def connect(found: Libraries, side: Communicator, local_rank: int) -> NcclCommunicator:
+    """The communicator of side's ranks, which owns side. Collective."""
+    streams = CudaStreams.of_rank(found.cuda, local_rank)
+    unique = np.zeros(128, np.uint8)
+    if side.rank == 0:
+        unique[:] = np.frombuffer(bytes(found.nccl.get_unique_id()), np.uint8)
+    side.broadcast(address(unique), unique.nbytes, DType.U8, 0)
+    side.sync()
+    handle = found.nccl.UniqueId.from_buffer(unique)
+    try:
+        comm = found.nccl.comm_init_rank(side.world_size, handle.ptr, side.rank)
+    except found.nccl.NCCLError as error:
+        side.close()
+        raise RankwiseError(f"init: NCCL could not connect the ranks: {error}") from error
+    return NcclCommunicator(found, side, comm, streams)
+
+
+class NcclCommunicator(ComposedCommunicator):
+    """One rank's end of one NCCL group. Owns its NCCL communicator, its CUDA stream and side."""
+
+    backend = "nccl"
+    blocking = False
+
+    def __init__(self, found: Libraries, side: Communicator, comm: Any, streams: CudaStreams) -> None:
+        self.engine_errors = (found.nccl.NCCLError, CudaFailed)  # type: ignore[misc]  # known once NCCL is
+        self._nccl, self._found, self._side, self._comm = found.nccl, found, side, comm
+        self._messages: list[NcclMessage] = []
+        self._aborted = False
+        self.stream_sync = self._cuda = streams
+        streams.wait_for = self._wait_for
+        super().__init__(side.rank, side.world_size, side.timeout, checks=Settings.read().check is True)
+        self.any_source = side.any_source
+
+    @property
+    def timeout(self) -> float:
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = self._side.timeout = seconds
+
+    @property
+    def shortcuts(self) -> Shortcuts:
+        return DeviceShortcuts(self)
+
+    @property
+    def cuda_streams(self) -> CudaStreams:
+        """The same as stream_sync, and the memory of the device."""
+        return self._cuda
+
+    # ---- completion ----
+
+    def sync(self) -> None:
+        self._look()
+        for message in list(self._messages):
+            message.wait()
+        self._cuda.sync_comm_stream()
+
+    def start(self, operation: str, *args: Any) -> Work[None]:
+        """Launch it now. The Work is done when the device has come to it."""
+        try:
+            getattr(self, operation)(*args)
+        except RankwiseError as error:
+            return Completed(error)
+        event = self._cuda.create_event()
+        self._cuda.record_on_comm_stream(event)
+        return LaunchedWork(self, event)
+
+    def start_call(self, function: Callable[[], None]) -> Work[None]:
+        return Communicator.start_call(self, function)
+
+    def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> None:
+        """Poll until the device has come so far; meanwhile look for errors of NCCL and for lost ranks."""
+        limit = self._timeout if timeout is None else timeout
+        end, pause, look = time.monotonic() + limit, POLL, time.monotonic() + LOOK
+        while not reached():
+            self._look()
+            now = time.monotonic()
+            if now > end:
+                why = f"no answer of the GPUs within {limit:g} s, awaited by rank {self._rank} after {self._call[0]}"
+                error = CollectiveTimeout(why, limit=limit, operation=self._call[0], sequence=self._sequence)
+                if timeout is None:
+                    self._fail(error)
+                raise error
+            if now > look:
+                self._look_for_lost()
+                look = now + LOOK
+            time.sleep(pause)
+            pause = min(2 * pause, POLL_MOST)
+
+    def _look(self) -> None:
+        """Raise what has failed."""
+        if self._refusal is not None:
+            raise self._refused()
+        status = self._nccl.comm_get_async_error(self._comm)
+        if int(status) not in (0, _IN_PROGRESS):
+            self._fail(self._async_error(int(status)))
+            raise self._refused()
+
+    def _look_for_lost(self) -> None:
+        if not self._side.any_source:
+            return  # gloo notices only when something is sent
+        try:
+            self._side.probe(self._rank, 0)
+        except RankwiseError as error:
+            self._fail(error)
+            raise
+
+    def _async_error(self, status: int) -> RankwiseError:
+        text = f"{self._call[0]}: {self._nccl.get_error_string(status)} ({self._nccl.get_last_error(self._comm)})"
+        remote = status in (2, 6)  # ncclSystemError, ncclRemoteError: a connection ended
+        return PeerLostError(f"a rank was lost: {text}", operation=self._call[0]) if remote else RankwiseError(text)
+
+    # ---- messages, through the host ----
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+        self._look()
+        if not self._cuda.on_device(ptr):
+            return self._message(self._side.send(ptr, count, dtype, dest, tag))
+        data = self._fetched(ptr, count * ITEMSIZE[dtype])
+        return self._message(self._side.send(address(data), count, dtype, dest, tag), data)
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+        self._look()
+        if not self._cuda.on_device(ptr):
+            return self._message(self._side.recv(ptr, count, dtype, src, tag))
+        data = np.empty(max(1, count * ITEMSIZE[dtype]), np.uint8)
+        work = self._side.recv(address(data), count, dtype, src, tag)
+        return self._message(work, data, lambda: self._cuda.to_device(ptr, address(data), count * ITEMSIZE[dtype]))
+
+    def probe(self, src: int, tag: int) -> Any:
+        return self._side.probe(src, tag)
+
+    def _message(self, work: Work[None], data: Any = None, finish: Callable[[], None] | None = None) -> NcclMessage:
+        message = NcclMessage(work, data, finish, self._messages)
+        self._messages.append(message)
+        return message
+
+    # ---- moves ----
+
+    def barrier(self) -> None:
+        super().barrier()
+        self._cuda.sync_comm_stream()
+
+    def _barrier(self) -> None:
+        """A one-byte all_reduce, as NCCL has no barrier."""
+        byte = self._cuda.scratch("barrier", 1)
+        self._nccl.all_reduce(byte, byte, 1, _BYTE, OPS[ReduceOp.SUM], self._comm, self._cuda.stream)
+
+    def _broadcast(self, ptr: int, size: int, root: int) -> None:
+        def launch(device: int) -> None:
+            self._nccl.broadcast(device, device, size, _BYTE, root, self._comm, self._cuda.stream)
+
+        if size:
+            self._in_place(ptr, size, launch)
+
+    def _all_gather(self, send: int, recv: int, size: int) -> None:
+        def launch(given: int, taken: int) -> None:
+            self._nccl.all_gather(given, taken, size, _BYTE, self._comm, self._cuda.stream)
+
+        if size:
+            self._from_to(send, size, recv, size * self._world_size, launch)
+
+    def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
+        """A broadcast from each rank, all in one NCCL group."""
+
+        def launch(given: int, taken: int) -> None:
+            self._nccl.group_start()
+            for rank, size in enumerate(sizes):
+                if size:
+                    self._nccl.broadcast(given, taken, size, _BYTE, rank, self._comm, self._cuda.stream)
+                taken += size
+            self._nccl.group_end()
+
+        self._from_to(send, sizes[self._rank], recv, sum(sizes), launch)
+
+    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
+        self._all_to_all_v(send, recv, mine, sizes if self._rank == root else [0] * self._world_size)
+
+    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
+        self._all_to_all_v(send, recv, sizes if self._rank == root else [0] * self._world_size, mine)
+
+    def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
+        def launch(given: int, taken: int) -> None:
+            self._nccl.group_start()
+            for rank, (out, into) in enumerate(zip(send_sizes, recv_sizes, strict=True)):
+                if out:
+                    self._nccl.send(given, out, _BYTE, rank, self._comm, self._cuda.stream)
+                if into:
+                    self._nccl.recv(taken, into, _BYTE, rank, self._comm, self._cuda.stream)
+                given, taken = given + out, taken + into
+            self._nccl.group_end()
+
+        self._from_to(send, sum(send_sizes), recv, sum(recv_sizes), launch)
+
+    # ---- reductions ----
+
+    def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        def launch(device: int) -> None:
+            kind, how = DTYPES[dtype], OPS[op]
+            self._nccl.all_reduce(device, device, count, kind, how, self._comm, self._cuda.stream)
+
+        size = count * ITEMSIZE[dtype]
+        if dtype in DTYPES and op in OPS:
+            return self._in_place(ptr, size, launch) if size else None
+        return self._on_host(
+            ptr, size, ptr, size, lambda x, y: super(NcclCommunicator, self)._all_reduce(y, count, dtype, op)
+        )
+
+    def _checked_all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._compare(self._call)
+        self._all_reduce(ptr, count, dtype, op)
+
+    def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        """As an all_reduce, so that it has the same bits; the other ranks' buffers stay."""
+        size = count * ITEMSIZE[dtype]
+        if self._rank == root:
+            return self._all_reduce(ptr, count, dtype, op)
+        if not self._cuda.on_device(ptr):
+            copy = np.empty(max(1, size), np.uint8)
+            copy[:size] = _host(ptr, size)
+            return self._all_reduce(address(copy), count, dtype, op)
+        device = self._cuda.scratch("reduce", size)
+        self._cuda.copy(device, ptr, size)
+        return self._all_reduce(device, count, dtype, op)
+
+    def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        def launch(given: int, taken: int) -> None:
+            kind, how = DTYPES[dtype], OPS[op]
+            self._nccl.reduce_scatter(given, taken, count, kind, how, self._comm, self._cuda.stream)
+
+        if dtype not in DTYPES or op not in OPS:
+            return self._reduce_scatter_v(send, recv, (count,) * self._world_size, dtype, op)
+        size = count * ITEMSIZE[dtype]
+        return self._from_to(send, size * self._world_size, recv, size, launch) if size else None
+
+    def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
+        """A reduce to each rank, all in one NCCL group."""
+        item, mine = ITEMSIZE[dtype], counts[self._rank] * ITEMSIZE[dtype]
+
+        def launch(given: int, taken: int) -> None:
+            self._nccl.group_start()
+            for rank, count in enumerate(counts):
+                if count:
+                    kind, how = DTYPES[dtype], OPS[op]
+                    self._nccl.reduce(given, taken, count, kind, how, rank, self._comm, self._cuda.stream)
+                given += count * item
+            self._nccl.group_end()
+
+        if dtype in DTYPES and op in OPS:
+            return self._from_to(send, sum(counts) * item, recv, mine, launch)
+        whole = super()._reduce_scatter_v
+        return self._on_host(send, sum(counts) * item, recv, mine, lambda x, y: whole(x, y, counts, dtype, op))
+
+    # ---- host memory ----
+
+    def _in_place(self, ptr: int, size: int, launch: Callable[[int], None]) -> None:
+        if self._cuda.on_device(ptr):
+            return launch(ptr)
+        device = self._cuda.scratch("in", size)
+        self._cuda.copy(device, ptr, size)
+        launch(device)
+        self._cuda.copy(ptr, device, size)
+        return self._cuda.sync_comm_stream()
+
+    def _from_to(
+        self, send: int, send_size: int, recv: int, recv_size: int, launch: Callable[[int, int], None]
+    ) -> None:
+        from_host = send_size > 0 and not self._cuda.on_device(send)
+        to_host = recv_size > 0 and not self._cuda.on_device(recv)
+        given = self._cuda.scratch("in", send_size) if from_host else send
+        taken = self._cuda.scratch("out", recv_size) if to_host else recv
+        if from_host:
+            self._cuda.copy(given, send, send_size)
+        launch(given, taken)
+        if to_host:
+            self._cuda.copy(recv, taken, recv_size)
+        if from_host or to_host:
+            self._cuda.sync_comm_stream()
+
+    def _on_host(self, send: int, send_size: int, recv: int, recv_size: int, body: Callable[[int, int], None]) -> None:
+        """Run a body that needs host memory; send and recv may be the same."""
+        if not (self._cuda.on_device(send) or self._cuda.on_device(recv)):
+            return body(send, recv)
+        given = self._fetched(send, send_size)
+        taken = given if recv == send else np.empty(max(1, recv_size), np.uint8)
+        body(address(given), address(taken))
+        if self._cuda.on_device(recv):
+            return self._cuda.to_device(recv, address(taken), recv_size)
+        _host(recv, recv_size)[:] = taken[:recv_size]
+        return None
+
+    def _fetched(self, ptr: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        data = np.empty(max(1, size), np.uint8)
+        self._cuda.copy(address(data), ptr, size)
+        self._cuda.sync_comm_stream()
+        return data
+
+    # ---- what ComposedCommunicator asks for ----
+
+    def _compare(self, call: Call, ptr: int = 0, size: int = 0) -> np.ndarray[Any, Any]:
+        mine = np.frombuffer(calls.header(call), np.uint8)
+        everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
+        self._side.all_gather(address(mine), address(everybody), mine.nbytes, DType.U8)
+        self._side.sync()
+        calls.compare(everybody.tobytes(), self._sequence)
+        return everybody
+
+    def _part(self, color: int, members: Sequence[int]) -> Communicator:
+        return self._parted(color, members.index(self._rank))
+
+    def _parted(self, color: int, key: int) -> NcclCommunicator:
+        side = self._side.split(color, key)
+        assert side is not None
+        comm = self._nccl.comm_split(self._comm, color & 0x7FFFFFFF, key, 0)
+        return NcclCommunicator(self._found, side, comm, self._cuda.another())
+
+    def _no_part(self) -> None:
+        self._side.split(-1)
+        self._nccl.comm_split(self._comm, _NO_COLOR, 0, 0)
+
+    def _explain(self, error: Exception) -> RankwiseError:
+        return RankwiseError(f"{calls.describe(self._call)} #{self._sequence}: {error}")
+
+    def _failed(self, error: RankwiseError) -> None:
+        """Abort: the kernels that wait for other ranks end, and side tells those."""
+        self._abort_comm()
+        end = getattr(self._side, "abort", None)
+        if end is not None:
+            end(str(error))
+
+    def _abort_comm(self) -> None:
+        if not self._aborted:
+            self._aborted = True
+            self._nccl.comm_abort(self._comm)
+
+    def _release(self, timeout: float, healthy: bool) -> None:
+        try:
+            if healthy and self._cuda.idle_within(timeout):
+                self._aborted = True
+                self._nccl.comm_destroy(self._comm)
+            else:
+                self._abort_comm()
+        finally:
+            self._cuda.close()
+            self._side.close(timeout)
+
+
+class LaunchedWork(Work[None]):
+    """An operation on the communicator's stream."""
+
+    def __init__(self, comm: NcclCommunicator, event: int) -> None:
+        self._comm, self._event = comm, event
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._comm._wait_for(self.done, timeout)
+
+    def done(self) -> bool:
+        return self._comm._cuda.reached(self._event)
+
+    def __del__(self) -> None:
+        self._comm._cuda.destroy_event(self._event)
+
+
+class NcclMessage(Work[None]):
+    """A message by way of the host. data: the host memory that it takes; finish: brings that to the device."""
+
+    def __init__(
+        self, work: Work[None], data: Any, finish: Callable[[], None] | None, pending: list[NcclMessage]
+    ) -> None:
+        self._work, self._data, self._finish, self._pending = work, data, finish, pending
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._work.wait(timeout)
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        if self in self._pending:
+            self._pending.remove(self)
+
+    def done(self) -> bool:
+        return self._work.done()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("source", "tag"):  # of a receive
+            return getattr(self._work, name)
+        raise AttributeError(name)
+
+
+_NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
+
+
+def _host(ptr: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Host memory as an array."""
+    import ctypes
+
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(ptr))

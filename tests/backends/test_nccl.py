@@ -1,0 +1,326 @@
+"""nccl: its logic over a double of nccl4py and CUDA, the double's signatures against the real ones, and a real GPU."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.api.group import Group
+from rankwise.backends import nccl, threads
+from rankwise.backends.nccl import Libraries, NcclCommunicator
+from rankwise.backends.registry import Opener
+from rankwise.contract.errors import (
+    BackendUnavailable,
+    CollectiveTimeout,
+    PeerLostError,
+    RankwiseError,
+    UnsupportedError,
+)
+from rankwise.contract.job import Job
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.testing import check_backend, run_ranks
+from rankwise.testing.cases import OPERATIONS
+from rankwise.testing.scenarios import SCENARIOS
+from rankwise.testing.suite import Verdict, check_operation
+
+sys.path.insert(0, str(Path(__file__).parent))
+from nccl_double import Cuda, Nccl, World
+
+
+def doubled(n: int, *, everywhere: bool, calls: list[Any] | None = None, made: list[Libraries] | None = None) -> Opener:
+    """A backend for n threads. everywhere: all memory counts as the device's, as if arrays were on the GPU."""
+    worlds: dict[str, World] = {}
+    lock = threading.Lock()
+
+    def open(job: Job, timeout: float) -> NcclCommunicator:
+        with lock:
+            world = worlds.setdefault(job.id, World(n))
+        record: list[Any] = [] if calls is None else calls
+        found = Libraries(Nccl(world, record), Cuda(record, everywhere=everywhere))
+        if made is not None:
+            made.append(found)
+        return nccl.connect(found, threads.connect(world.side, job.rank, timeout), job.rank)
+
+    return open
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["device", "host"])
+@pytest.mark.parametrize("name", OPERATIONS["pointer"])
+def test_operation(name: str, everywhere: bool) -> None:
+    results = check_operation(name, "pointer", 3, doubled(3, everywhere=everywhere))
+    wrong = [f"{r.case}: {r.detail}" for r in results if r.verdict not in (Verdict.PASS, Verdict.REFUSED)]
+    assert not wrong, f"{len(wrong)} of {len(results)} cases:\n" + "\n".join(wrong[:10])
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(name: str) -> None:
+    run_ranks(2, SCENARIOS[name], backend=doubled(2, everywhere=False))
+
+
+def one(calls: list[Any], **options: Any) -> NcclCommunicator:
+    comm = doubled(1, calls=calls, **{"everywhere": True, **options})(Job(), 5.0)
+    assert isinstance(comm, NcclCommunicator)
+    return comm
+
+
+def test_the_life_of_an_event() -> None:
+    """The contract's seven steps are CUDA's calls, in this order, and none of them blocks."""
+    calls: list[Any] = []
+    x = np.ones(4, np.float32)
+    with one(calls) as comm:
+        ops, compute, mine = comm.stream_sync, 77, comm._cuda.stream
+        assert ops is not None
+        del calls[:]
+        event = ops.create_event()
+        ops.record_on_stream(event, compute)
+        ops.comm_stream_wait_event(event)
+        comm.all_reduce(x.ctypes.data, 4, DType.F32, ReduceOp.SUM)
+        ops.record_on_comm_stream(event)
+        ops.stream_wait_event(compute, event)
+        ops.destroy_event(event)
+        assert calls == [
+            ("cudaEventRecord", event, compute),
+            ("cudaStreamWaitEvent", mine, event, 0),
+            ("all_reduce", 4, 7, 0, mine),
+            ("cudaEventRecord", event, mine),
+            ("cudaStreamWaitEvent", compute, event, 0),
+            ("cudaEventDestroy", event),
+        ]
+        with pytest.raises(ValueError, match="not destroyed"):
+            ops.record_on_stream(event, compute)
+
+
+def test_device_memory_goes_to_nccl_as_it_is() -> None:
+    calls: list[Any] = []
+    with one(calls) as comm:
+        stream = comm._cuda.stream
+        x, y = np.ones(6, np.float32), np.zeros(6, np.float32)
+        p, q = x.ctypes.data, y.ctypes.data
+        for call, launched in (
+            (lambda: comm.all_reduce(p, 6, DType.BF16, ReduceOp.MEAN), ("all_reduce", 6, 9, 4, stream)),
+            (lambda: comm.all_reduce(p, 6, DType.FP8E4M3, ReduceOp.MAX), ("all_reduce", 6, 10, 2, stream)),
+            (lambda: comm.broadcast(p, 6, DType.F32, 0), ("broadcast", 24, 1, 0, stream)),
+            (lambda: comm.all_gather(p, q, 6, DType.F32), ("all_gather", 24, 1, stream)),
+            (lambda: comm.reduce_scatter(p, q, 6, DType.F16, ReduceOp.MIN), ("reduce_scatter", 6, 6, 3, stream)),
+        ):
+            del calls[:]
+            call()
+            assert calls == [launched]
+        del calls[:]
+        comm.barrier()
+        assert ("all_reduce", 1, 1, 0, stream) in calls
+
+
+def test_everything_is_given_back() -> None:
+    calls: list[Any] = []
+    made: list[Libraries] = []
+    comm = one(calls, everywhere=False, made=made)
+    x = np.ones(1000)
+    comm.all_reduce(x.ctypes.data, 1000, DType.F64, ReduceOp.SUM)
+    comm.start("all_reduce", x.ctypes.data, 1000, DType.F64, ReduceOp.SUM).wait()
+    assert made[0].cuda.allocated
+    comm.close()
+    comm.close()
+    names = [call[0] for call in calls]
+    assert names.count("comm_destroy") == names.count("cudaStreamDestroy") == 1
+    assert names.count("cudaEventDestroy") == 1
+    assert made[0].cuda.allocated == 0
+
+
+def test_a_started_operation_is_done_when_the_device_has_come_to_it() -> None:
+    with one([]) as comm:
+        x = np.ones(3)
+        work = comm.start("all_reduce", x.ctypes.data, 3, DType.F64, ReduceOp.SUM)
+        assert not work.done()
+        work.wait()
+        assert work.done() or work.done()  # the double is busy every second time
+
+
+def test_a_device_that_does_not_answer_is_aborted_at_the_timeout() -> None:
+    calls: list[Any] = []
+    made: list[Libraries] = []
+    comm = one(calls, made=made)
+    comm.timeout = 0.2
+    made[0].cuda.stuck = True
+    start = time.monotonic()
+    with pytest.raises(CollectiveTimeout, match=r"no answer of the GPUs within 0.2 s"):
+        comm.barrier()
+    assert time.monotonic() - start < 10
+    assert ("comm_abort",) in calls
+    with pytest.raises(CollectiveTimeout):
+        comm.barrier()
+    comm.close()
+    assert [call[0] for call in calls].count("comm_abort") == 1
+
+
+def test_an_asynchronous_error_fails_the_group() -> None:
+    made: list[Libraries] = []
+    comm = one([], made=made)
+    made[0].nccl.async_error = 6  # ncclRemoteError
+    with pytest.raises(PeerLostError, match=r"result 6 \(its last error\)"):
+        comm.barrier()
+    with pytest.raises(PeerLostError):
+        comm.sync()
+    comm.close()
+
+
+def test_one_rank_that_fails_ends_the_others() -> None:
+    made: list[Libraries] = []
+
+    def body(group: Group) -> None:
+        comm = group.comm
+        assert isinstance(comm, NcclCommunicator)
+        group.barrier()
+        if group.rank == 0:
+            comm.abort("had enough")
+        else:
+            comm._cuda._cuda.stuck = True  # the GPU waits for rank 0
+        with pytest.raises(RankwiseError):
+            comm.sync()
+
+    run_ranks(2, body, backend=doubled(2, everywhere=False, made=made), timeout=30)
+
+
+class OnDevice:
+    """An array that says it lies in device memory."""
+
+    def __init__(self, array: np.ndarray[Any, Any], stream: int | None = None) -> None:
+        self.array, self.dtype = array, array.dtype
+        self.__cuda_array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "data": (array.ctypes.data, not array.flags.writeable),
+            "strides": None if array.flags.c_contiguous else array.strides,
+            "stream": stream,
+            "version": 3,
+        }
+
+
+def test_arrays_in_device_memory() -> None:
+    calls: list[Any] = []
+
+    def body(group: Group) -> None:
+        n, me = group.world_size, group.rank
+        x = OnDevice(np.full((4, 3), me + 1.0, np.float32), stream=55)
+        assert group.all_reduce(x) is x
+        assert (x.array == 3).all()
+        assert group.broadcast(OnDevice(np.full(5, me)), 1).array.tolist() == [1] * 5
+        out = OnDevice(np.zeros((n, 2)))
+        assert group.all_gather(OnDevice(np.full(2, float(me))), out=out) is out
+        assert out.array.tolist() == [[0, 0], [1, 1]]
+        part = OnDevice(np.zeros(2))
+        group.reduce_scatter(OnDevice(np.arange(4.0)), "max", out=part)
+        assert part.array.tolist() == [2.0 * me, 2.0 * me + 1]
+        got = OnDevice(np.zeros(2, np.int64))
+        group.all_to_all(OnDevice(np.array([10 * me, 10 * me + 1])), out=got)
+        assert got.array.tolist() == [me, 10 + me]
+        if me == 0:
+            group.send(OnDevice(np.arange(3)), 1, 9)
+        else:
+            assert group.recv(OnDevice(np.zeros(3, np.int64)), 0, 9).array.tolist() == [0, 1, 2]
+        for unfit in (OnDevice(np.ones((4, 4))[:, ::2]), OnDevice(np.ones(2).astype(">f8"))):
+            with pytest.raises(UnsupportedError, match="device memory"):
+                group.all_reduce(unfit)
+
+    run_ranks(2, body, backend=doubled(2, everywhere=True, calls=calls))
+    assert [call[2] for call in calls if call[0] == "cudaEventRecord"].count(55) == 2
+
+
+# ---- the real nccl4py ----
+
+
+def parameters(text: str) -> list[str]:
+    """`all_reduce(intptr_t sendbuff, comm) -> int` -> ["sendbuff", "comm"]."""
+    inside = re.search(r"\((.*)\)", text.strip().splitlines()[0])
+    assert inside is not None, text
+    words = [part.strip().partition(":")[0] for part in inside[1].split(",") if part.strip()]
+    return [word.split()[-1] for word in words]
+
+
+def own_methods(kind: type) -> dict[str, Callable[..., Any]]:
+    return {name: f for name, f in vars(kind).items() if inspect.isfunction(f) and not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("module", "double", "package"),
+    [("nccl.bindings.nccl", Nccl, "nccl4py"), ("cuda.bindings.runtime", Cuda, "cuda-bindings")],
+)
+def test_the_double_takes_what_the_real_library_takes(module: str, double: type, package: str) -> None:
+    try:
+        real = importlib.import_module(module)
+    except ImportError as error:
+        pytest.skip(f"{package} is not installed ({error}); pip install 'rankwise[nccl]'")
+    for name, function in own_methods(double).items():
+        theirs = parameters(getattr(real, name).__doc__)
+        ours = list(inspect.signature(function).parameters)[1:]
+        assert ours == theirs, f"{name}: the double takes {ours}, the real one {theirs}"
+    if package == "nccl4py":
+        assert {d: int(getattr(real.DataType, name)) for d, name in REAL_TYPES.items()} == nccl.DTYPES
+        assert {op: int(getattr(real.RedOp, name)) for op, name in REAL_OPS.items()} == nccl.OPS
+        assert int(real.Result.InProgress) == nccl._IN_PROGRESS
+        unique = np.arange(128, dtype=np.uint8)
+        assert bytes(real.UniqueId.from_buffer(unique)) == unique.tobytes()
+        assert issubclass(real.NCCLError, Exception)
+    else:
+        assert int(real.cudaMemcpyKind.cudaMemcpyDefault) == 4
+        assert int(real.cudaError_t.cudaErrorNotReady) == 600
+        assert {int(getattr(real.cudaMemoryType, f"cudaMemoryType{kind}")) for kind in ("Device", "Managed")} == {2, 3}
+        assert (real.cudaStreamNonBlocking, real.cudaEventDisableTiming) == (1, 2)
+
+
+REAL_TYPES = {
+    DType.I8: "Int8", DType.U8: "Uint8", DType.I32: "Int32", DType.U32: "Uint32", DType.I64: "Int64",
+    DType.U64: "Uint64", DType.F16: "Float16", DType.F32: "Float32", DType.F64: "Float64", DType.BF16: "Bfloat16",
+    DType.FP8E4M3: "Float8e4m3", DType.FP8E5M2: "Float8e5m2",
+}  # fmt: skip
+REAL_OPS = {
+    ReduceOp.SUM: "Sum", ReduceOp.PROD: "Prod", ReduceOp.MAX: "Max", ReduceOp.MIN: "Min", ReduceOp.MEAN: "Avg",
+}  # fmt: skip
+
+
+def no_gpu() -> str:
+    """Why nccl cannot be used here; "" where it can."""
+    try:
+        nccl.libraries()
+    except BackendUnavailable as error:
+        return str(error)
+    return ""
+
+
+def test_without_a_gpu_it_says_what_is_missing() -> None:
+    why = no_gpu()
+    if not why:
+        pytest.skip("there is a GPU here")
+    assert re.search(r"backend 'nccl' is not available here: no (module|GPU|CUDA|libnccl).*; ", why)
+    with pytest.raises(BackendUnavailable):
+        nccl.open(Job(), 1.0)
+
+
+@pytest.mark.gpu
+def test_conformance_of_one_rank_on_a_gpu() -> None:
+    if why := no_gpu():
+        pytest.skip(why)
+    report = check_backend(nccl.open, 1)
+    assert report.ok, report.failures[:10]
+
+
+@pytest.mark.gpu
+def test_conformance_of_two_ranks_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if why := no_gpu():
+        pytest.skip(why)
+    version = nccl.libraries().nccl.get_version()
+    if version < 23000:
+        pytest.skip(f"two ranks on one GPU need NCCL 2.30 or newer, and this is {version}")
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    report = check_backend("nccl", 2)
+    assert report.ok, report.failures[:10]
