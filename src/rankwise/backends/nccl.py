@@ -118,7 +118,7 @@ class NcclCommunicator(ComposedCommunicator):
     blocking = False
 
     def __init__(self, found: Libraries, side: Communicator, comm: Any, streams: CudaStreams) -> None:
-        self.engine_errors = (found.nccl.NCCLError, CudaFailed)  # type: ignore[misc]  # known once NCCL is
+        self.engine_errors = (found.nccl.NCCLError, CudaFailed)
         self._nccl, self._found, self._side, self._comm = found.nccl, found, side, comm
         self._messages: list[NcclMessage] = []
         self._aborted = False
