@@ -14,6 +14,7 @@ from leftovers import MARK, in_use, shared_memory_files, started_processes
 GRACE = 3.0  # seconds for what is ending to be gone
 
 os.environ.update([MARK.split("=")])
+os.environ.setdefault("RANKWISE_TRACE", "none")  # jobs that fail on purpose leave no trace
 os.environ.setdefault("RANKWISE_TIMEOUT", "60")  # ranks that wait for each other say so well before pytest's timeout
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a rank that crashes prints its stack
 

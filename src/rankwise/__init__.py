@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankwise.api import trace
     from rankwise.api.group import Group
     from rankwise.api.init import default_group as _default
     from rankwise.api.init import init
@@ -137,6 +138,7 @@ __all__ = [
     "spawn",
     "split",
     "subgroup",
+    "trace",
     "wait_all",
     "wait_any",
 ]
@@ -174,6 +176,8 @@ def _load(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("rankwise")
+    elif name == "trace":
+        value = import_module("rankwise.api.trace")
     elif name in __all__:
         home = _HOME.get(name)
         value = getattr(import_module(home), name) if home else import_module("rankwise.api.module").function_of(name)

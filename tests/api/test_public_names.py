@@ -76,6 +76,7 @@ OTHERS = [
     "premul_sum",
     "registered",
     "spawn",
+    "trace",
     "wait_all",
     "wait_any",
 ]

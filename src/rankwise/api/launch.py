@@ -20,6 +20,8 @@ from types import TracebackType
 from rankwise import _native
 from rankwise._native import usable_cores as usable_cores  # the tools take it from here
 from rankwise.api.relay import Relay, Stream
+from rankwise.api.trace import MEMFD
+from rankwise.api.trace_file import Trace, rank_trace
 
 GRACE = 1.0  # seconds that ranks have to end by themselves, and again between SIGTERM and SIGKILL
 QUIET = 0.1  # seconds without output after which an incomplete line is shown on a terminal
@@ -100,7 +102,8 @@ class Job:
 
     argv: the command; every rank runs the same. stdin: whether rank 0 inherits it. pass_fds:
     descriptors that the ranks inherit, under the same numbers. backend, timeout: what the ranks
-    take as RANKWISE_BACKEND and RANKWISE_TIMEOUT, where given.
+    take as RANKWISE_BACKEND and RANKWISE_TIMEOUT, where given. spans: whether what the program adds
+    by rankwise.trace is kept for `trace`.
 
     Raises ValueError for n below 1, an unknown backend, a timeout that is no time; MemoryError
     when there is no room for the shared memory; OSError when a process cannot be started.
@@ -116,6 +119,7 @@ class Job:
         pass_fds: Sequence[int] = (),
         backend: str | None = None,
         timeout: float | None = None,
+        spans: bool = False,
     ) -> None:
         if n < 1:
             raise ValueError(f"n={n}: expected a number of ranks of at least 1")
@@ -140,6 +144,8 @@ class Job:
         self._pass_fds = tuple(pass_fds)
         self._backend = backend
         self._timeout = timeout
+        self._keep_spans = spans
+        self._spans: list[int] = []  # for each rank a memfd, where they are kept
         self._selector = selectors.DefaultSelector()
         self._pipes: dict[int, Stream] = {}
         self._plan: list[tuple[float, int]] = []  # signals to send, each with its time
@@ -214,6 +220,22 @@ class Job:
             self._end_after_grace()
         self._signal_all(signum)
 
+    def trace(self) -> Trace:
+        """The last operations of each rank, and its spans. While the job is open; complete once all have ended."""
+        assert self._segment is not None
+        view = _native.SegmentView(self._segment.fd)
+        ranks = []
+        for rank in self.ranks:
+            spans = b""
+            if self._spans:
+                fd = self._spans[rank.number]
+                spans = os.pread(fd, os.fstat(fd).st_size, 0)
+            ended = None if rank.returncode is None else rank.how
+            ranks.append(rank_trace(view, rank.number, ended, spans))
+        culprit = self.culprit
+        failure = None if culprit is None else f"rank {culprit.number} {culprit.how}{culprit.where}"
+        return Trace(self._argv, view.started, time.time_ns(), failure, ranks)
+
     def kill(self) -> None:
         """Kill every rank and all they started. May be called from a signal handler."""
         self._signal_all(signal.SIGKILL)
@@ -236,6 +258,8 @@ class Job:
         for number in range(self._n):
             if self.interrupted is not None:
                 break
+            if self._keep_spans:
+                self._spans.append(os.memfd_create(MEMFD))
             process = subprocess.Popen(
                 self._argv,
                 stdin=None if self._stdin and number == 0 else subprocess.DEVNULL,
@@ -243,7 +267,7 @@ class Job:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 env=self._environment(number, segment.fd),
-                pass_fds=(segment.fd, *self._pass_fds),
+                pass_fds=(segment.fd, *self._spans[number:], *self._pass_fds),
                 start_new_session=True,  # a group of its own, which cannot be stopped by the terminal
             )
             rank = Rank(number, process)
@@ -274,6 +298,9 @@ class Job:
             MASTER_PORT=str(self._port.getsockname()[1]),
         )
         env.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # of a torchrun round us
+        env.pop("RANKWISE_TRACE_FD", None)  # of a rank round us
+        if self._spans:
+            env["RANKWISE_TRACE_FD"] = str(self._spans[number])
         if self._backend is not None:
             env["RANKWISE_BACKEND"] = self._backend
         if self._timeout is not None:
@@ -393,6 +420,9 @@ class Job:
                 self._keeper.kill()
                 self._keeper.communicate()
             self._segment = None  # unmapped now, even while a traceback keeps this object
+            for fd in self._spans:
+                os.close(fd)
+            self._spans.clear()
             self._selector.close()
             self._port.close()
             os.close(self._wake_reader)

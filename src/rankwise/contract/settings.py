@@ -18,6 +18,8 @@ class Settings:
                             meet by a socket prove to each other that they know it
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
+    RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its --trace
+    RANKWISE_TRACE_FD       descriptor of what takes a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
                             (default: on gloo yes, on mpi no)
     RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
@@ -31,6 +33,8 @@ class Settings:
     secret: bytes = field(default=b"", repr=False)
     backend: str | None = None
     timeout: float = 300.0
+    trace: str | None = None
+    trace_fd: int | None = None
     check: bool | None = None
     tcl_simulate: bool = False
 
@@ -45,6 +49,8 @@ class Settings:
             secret=os.environb.get(b"RANKWISE_SECRET", b""),
             backend=os.environ.get("RANKWISE_BACKEND") or None,
             timeout=_seconds("RANKWISE_TIMEOUT", 300.0),
+            trace=os.environ.get("RANKWISE_TRACE") or None,
+            trace_fd=_integer("RANKWISE_TRACE_FD"),
             check=None if (check := _integer("RANKWISE_CHECK")) is None else bool(check),
             tcl_simulate=bool(_integer("RANKWISE_TCL_SIMULATE")),
         )

@@ -12,6 +12,7 @@ from typing import NoReturn
 COMMANDS = {
     "run": ("rankwise.tools.run", "run a program on N ranks of this host"),
     "status": ("rankwise.tools.status", "show where every rank of a running job is"),
+    "trace": ("rankwise.tools.trace", "show the operations of a job that has run: who waited for whom"),
     "tclsh": ("rankwise.frontends.tcl.main", "run a Tcl script, or a Tcl shell, with the torch:: commands"),
     "bench": ("rankwise.tools.bench.command", "measure the operations here, alone or next to MPI and gloo"),
 }

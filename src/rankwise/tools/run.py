@@ -16,7 +16,9 @@ from types import FrameType
 
 from rankwise.api.launch import Job, Rank, signal_name
 from rankwise.api.relay import Relay
+from rankwise.contract.settings import Settings
 from rankwise.tools.cli import Parser
+from rankwise.tools.keep import Keep
 
 NOT_FOUND = 127  # the exit code of shells for a program that is not there
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -39,6 +41,7 @@ examples:
   rankwise run -n 4 python -c "import rankwise as rw; print(rw.init().rank)"
   rankwise run -n 2 --tag-output -- bash -c 'echo I am rank $RANKWISE_RANK'
   rankwise run -n 4 --timeout 10 train.py    a rank that waits longer than 10 s for the others fails
+  rankwise run -n 4 --trace t.json train.py  then rankwise trace t.json: who waited for whom
 
 The ranks' environment has RANKWISE_RANK and RANKWISE_WORLD_SIZE, what torch.distributed looks for
 (RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS, unless it is set already, as the cores that
@@ -56,8 +59,17 @@ def main(argv: Sequence[str]) -> int:
         command = find_program(program)
         relay = Relay(options.n, sys.stdout, sys.stderr, tag=options.tag_output)
         stdin = sys.stdin is not None and not sys.stdin.isatty()
-        job = Job(command, options.n, relay, stdin=stdin, backend=options.backend, timeout=options.timeout)
-        return _run(job, relay)
+        keep = Keep.of(options.trace or Settings.read().trace)
+        job = Job(
+            command,
+            options.n,
+            relay,
+            stdin=stdin,
+            backend=options.backend,
+            timeout=options.timeout,
+            spans=keep.always is not None,
+        )
+        return _run(job, relay, keep)
     except FileNotFoundError as error:
         return _refuse(str(error), NOT_FOUND)
     except (ValueError, OSError, MemoryError) as error:
@@ -131,6 +143,13 @@ def _parser() -> Parser:
         metavar="S",
         help="seconds that an operation may wait for other ranks (default: RANKWISE_TIMEOUT, else 300)",
     )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write the last operations of each rank, and what rankwise.trace adds, to FILE, for rankwise trace "
+        "(default: RANKWISE_TRACE; without either, to a file in the folder for temporary files, when a rank fails; "
+        "none: never)",
+    )
     parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
     parser.add_argument("--backend", metavar="NAME", help="what moves the bytes (default: chosen by rankwise.init)")
     return parser
@@ -166,15 +185,19 @@ def _refuse(why: str, code: int) -> int:
     return code
 
 
-def _run(job: Job, relay: Relay) -> int:
+def _run(job: Job, relay: Relay, keep: Keep) -> int:
+    kept = None
     try:
         with _no_orphans(), _signals_passed_to(job), job:
             job.wait()
+            kept = keep.trace_of(job)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # who read our output is gone: end as if by SIGPIPE, without a word
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    if kept is not None:
+        relay.note(f"rankwise: {kept}")
     if job.interrupted is not None:
         relay.note(f"rankwise: stopped by {signal_name(job.interrupted)}; {_ranks(job.survivors)} ended")
     elif job.culprit is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rankwise.api.jobs import RankView, RunningJob, jobs_of, running_jobs
 from rankwise.tools.cli import Parser
+from rankwise.tools.columns import columns
 from rankwise.tools.units import amount, duration
 
 REFRESH = 0.25  # seconds between two looks of --watch
@@ -127,18 +128,11 @@ def _lines(job: RunningJob) -> list[Line]:
         )
         for rank in ranks
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    right = (True, True, False, True, True)
-    lines: list[Line] = [(_cut(title), False)]
-    for row, rank in zip(rows, [None, *ranks], strict=True):
-        cells = [
-            text.rjust(width) if flush else text.ljust(width)
-            for text, width, flush in zip(row, widths, right, strict=False)
-        ]
-        lines.append((_cut("  ".join([*cells, row[5]]).rstrip()), rank is not None and rank.behind))
+    marked = [False, *(rank.behind for rank in ranks)]
+    lines = [(title, False), *zip(columns(rows, ">><>>"), marked, strict=True)]
     if any(rank.behind for rank in ranks):
         lines.append((" > others wait for it", True))
-    return lines
+    return [(_cut(line), behind) for line, behind in lines]
 
 
 def _cut(line: str) -> str:

@@ -1,0 +1,65 @@
+"""Where `rankwise run` keeps the trace of a job: where it was told to, or on failure among the temporary files."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankwise.api.launch import Job
+from rankwise.api.trace_file import Trace, has_operations
+
+NEWEST = 10  # traces of failed jobs that are kept
+
+
+@dataclass(frozen=True)
+class Keep:
+    """always: the file that a trace is written to, however the job ends. on_failure: one is written, if it fails."""
+
+    always: Path | None
+    on_failure: bool
+
+    @classmethod
+    def of(cls, word: str | None) -> Keep:
+        """What --trace or RANKWISE_TRACE says: a file, "none", or None for neither. ValueError where it cannot be."""
+        if word is None or word == "none":
+            return cls(None, word is None)
+        path = Path(word)
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise ValueError(f"--trace {word}: expected a file in a folder that can be written to")
+        return cls(path, True)
+
+    def trace_of(self, job: Job) -> str | None:
+        """Write the trace of a job that has ended, where it is to be kept; what to tell about it, in words."""
+        failed = job.culprit is not None and job.interrupted is None
+        if self.always is None and not (self.on_failure and failed):
+            return None
+        trace = job.trace()
+        try:
+            if self.always is not None:
+                trace.write(self.always)
+                return f"the trace is in {self.always}; to see it: rankwise trace {self.always}"
+            if not has_operations(trace.ranks):
+                return None
+            path = _temporary(trace)
+        except OSError as error:
+            return f"the trace could not be written: {error}"
+        return f"the last operations of each rank: rankwise trace {path}"
+
+
+def _temporary(trace: Trace) -> Path:
+    """Write it to a new file in a folder of this user's own, from which the oldest go."""
+    import tempfile
+
+    folder = Path(tempfile.gettempdir()) / f"rankwise-traces-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a folder of this user's own")
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
+    trace.write(path)
+    for old in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)[:-NEWEST]:
+        old.unlink(missing_ok=True)
+    return path

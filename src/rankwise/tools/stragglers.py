@@ -1,0 +1,119 @@
+"""Who waited for whom, worked out of a trace.
+
+All ranks of a group run the same operations, so an operation is known by its group and number. The
+rank that begins it last is the one that the others waited for: each of them from its own beginning
+on, but no longer than it says that it waited.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rankwise.api.trace_file import Operation, Trace
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One operation of a group. begun: {rank: its part}; late: who came last, or did not come at all.
+
+    waited: ns that the others waited for these, added up.
+    """
+
+    group: int
+    sequence: int
+    begun: dict[int, Operation]
+    late: tuple[int, ...]
+    waited: int
+
+    @property
+    def name(self) -> str:
+        name = next(iter(self.begun.values())).name
+        return f"{name} #{self.sequence}" + (f" of group {self.group}" if self.group else "")
+
+
+@dataclass
+class Straggler:
+    """How often a rank came last to an operation, and how long (ns) the others waited for it."""
+
+    rank: int
+    times: int = 0
+    waited: int = 0
+    worst: Meeting | None = None
+
+
+@dataclass
+class Kind:
+    """All operations of one name, dtype, reduction and size: calls of all ranks, ns spent and waited in them."""
+
+    name: str
+    bytes: int
+    calls: int = 0
+    spent: int = 0
+    waited: int = 0
+    last: Counter[int] = field(default_factory=Counter)  # how often each rank came last
+
+
+def meetings(trace: Trace) -> list[Meeting]:
+    """The operations of which the trace still has every rank's part, in order of their beginning.
+
+    Also those that some ranks have begun and others never did, where these are known to be of the group.
+    """
+    parts: dict[tuple[int, int], dict[int, Operation]] = defaultdict(dict)
+    seen: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # group: rank: first and last number
+    for rank in trace.ranks:
+        for operation in rank.operations:
+            if operation.sequence == 0 or operation.name == "init":
+                continue
+            parts[operation.group, operation.sequence][rank.rank] = operation
+            first, last = seen[operation.group].get(rank.rank, (operation.sequence, operation.sequence))
+            seen[operation.group][rank.rank] = (min(first, operation.sequence), max(last, operation.sequence))
+    found = []
+    for (group, sequence), begun in parts.items():
+        members = seen[group]
+        if len(members) < 2 or any(first > sequence for first, _ in members.values()):
+            continue
+        missing = tuple(rank for rank, (_, last) in members.items() if last < sequence)
+        if missing:
+            waited = sum(operation.waited for operation in begun.values())
+            found.append(Meeting(group, sequence, begun, missing, waited))
+        elif len(begun) == len(members):
+            late = max(begun, key=lambda rank: begun[rank].begin)
+            at = begun[late].begin
+            waited = sum(min(at - operation.begin, operation.waited) for operation in begun.values())
+            found.append(Meeting(group, sequence, begun, (late,), waited))
+    return sorted(found, key=lambda meeting: min(operation.begin for operation in meeting.begun.values()))
+
+
+def stragglers(found: list[Meeting], ranks: int) -> list[Straggler]:
+    """Every rank, the one that the others waited for longest first."""
+    result = [Straggler(rank) for rank in range(ranks)]
+    for meeting in found:
+        for rank in meeting.late:
+            one = result[rank]
+            one.times += 1
+            one.waited += meeting.waited // len(meeting.late)
+            if one.worst is None or one.worst.waited < meeting.waited:
+                one.worst = meeting
+    return sorted(result, key=lambda one: (-one.waited, -one.times, one.rank))
+
+
+def kinds(trace: Trace, found: list[Meeting]) -> list[Kind]:
+    """The operations by what they are, those first in which most time was waited."""
+    result: dict[tuple[str, int], Kind] = {}
+    late = {(meeting.group, meeting.sequence): meeting.late for meeting in found}
+    for operation in _all(trace):
+        what = " ".join(filter(None, (operation.name, operation.dtype, operation.op)))
+        kind = result.setdefault((what, operation.bytes), Kind(what, operation.bytes))
+        kind.calls += 1
+        kind.spent += (trace.written if operation.end is None else operation.end) - operation.begin
+        kind.waited += operation.waited
+        # Each rank's part counts once, so a rank that came last counts as often as there are parts.
+        kind.last.update(late.get((operation.group, operation.sequence), ()) if operation.sequence else ())
+    return sorted(result.values(), key=lambda kind: -kind.waited)
+
+
+def _all(trace: Trace) -> Iterator[Operation]:
+    for rank in trace.ranks:
+        yield from (operation for operation in rank.operations if operation.name != "init")

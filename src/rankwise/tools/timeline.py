@@ -1,0 +1,98 @@
+"""A trace as Perfetto and Chrome (chrome://tracing) show it: the trace event format.
+
+Each rank is a process of the picture. Its rows: the collectives, the messages, and a row for each
+lane that the program named. Within an operation a slice says how much of it was waiting for other
+ranks and how much was moving; a trace knows the amounts and not the moments, so the waiting is
+drawn first, as it mostly is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rankwise.api.trace_file import Operation, RankTrace, Trace
+
+WAITING, MOVING = "terrible", "good"  # Chrome's names of colours: red and green
+
+Event = dict[str, Any]
+
+
+def timeline(trace: Trace) -> dict[str, Any]:
+    """The JSON object of the trace event format; times in us since the first thing in it."""
+    begins = [operation.begin for rank in trace.ranks for operation in rank.operations]
+    begins += [span.begin for rank in trace.ranks for span in rank.spans]
+    zero = min(begins, default=trace.started)
+    events: list[Event] = []
+    for rank in trace.ranks:
+        ended = f", {rank.ended}" if rank.ended and rank.ended != "exited with status 0" else ""
+        events.append(_meta("process_name", rank.rank, 0, {"name": f"rank {rank.rank} (pid {rank.pid}{ended})"}))
+        events.append(_meta("process_sort_index", rank.rank, 0, {"sort_index": rank.rank}))
+        events += _rank(rank, zero, trace.written)
+    about = {"command": trace.command, "failure": trace.failure}
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
+
+
+def _rank(rank: RankTrace, zero: int, until: int) -> Iterable[Event]:
+    # What has a number in init is a part of the meeting, which is there as a whole.
+    collectives = [
+        operation
+        for operation in rank.operations
+        if operation.peer is None and not (operation.name == "init" and operation.sequence)
+    ]
+    messages = [operation for operation in rank.operations if operation.peer is not None]
+    row = 0
+    for title, operations in (("collectives", collectives), ("messages", messages)):
+        for number, lane in enumerate(_apart(operations, until)):
+            row += 1
+            yield _meta("thread_name", rank.rank, row, {"name": title if number == 0 else f"{title} {number + 1}"})
+            for operation in lane:
+                yield from _slices(operation, rank.rank, row, zero, until)
+    for lane_name in dict.fromkeys(span.lane for span in rank.spans):
+        row += 1
+        yield _meta("thread_name", rank.rank, row, {"name": lane_name})
+        for span in rank.spans:
+            if span.lane == lane_name:
+                yield _slice(span.name, rank.rank, row, span.begin - zero, span.end - span.begin, cat="program")
+
+
+def _slices(operation: Operation, rank: int, row: int, zero: int, until: int) -> Iterable[Event]:
+    end = until if operation.end is None else operation.end
+    begin, length = operation.begin - zero, end - operation.begin
+    args: dict[str, Any] = {
+        name: value
+        for name in ("group", "sequence", "dtype", "op", "root", "peer", "tag", "bytes", "failed", "background")
+        if (value := getattr(operation, name)) not in (None, False)
+    }
+    args["waited_us"] = operation.waited / 1e3
+    if operation.end is None:
+        args["under_way"] = True
+    number = f" #{operation.sequence}" if operation.sequence else ""
+    yield _slice(operation.name + number, rank, row, begin, length, cat="operation", args=args)
+    waited = min(operation.waited, length)
+    if waited:
+        yield _slice("waiting", rank, row, begin, waited, cat="waiting", cname=WAITING)
+    if length > waited and not operation.background:
+        yield _slice("moving", rank, row, begin + waited, length - waited, cat="moving", cname=MOVING)
+
+
+def _apart(operations: list[Operation], until: int) -> list[list[Operation]]:
+    """Rows in which no two operations overlap: groups may be used by several threads at once."""
+    rows: list[list[Operation]] = []
+    for operation in sorted(operations, key=lambda operation: operation.begin):
+        for row in rows:
+            before = row[-1].end
+            if (until if before is None else before) <= operation.begin:
+                row.append(operation)
+                break
+        else:
+            rows.append([operation])
+    return rows
+
+
+def _slice(name: str, rank: int, row: int, begin: int, length: int, **more: Any) -> Event:
+    return {"ph": "X", "name": name, "pid": rank, "tid": row, "ts": begin / 1e3, "dur": length / 1e3, **more}
+
+
+def _meta(name: str, rank: int, row: int, args: dict[str, Any]) -> Event:
+    return {"ph": "M", "name": name, "pid": rank, "tid": row, "args": args}

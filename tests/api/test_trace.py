@@ -1,0 +1,110 @@
+"""rankwise.trace: spans of the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+import rankwise as rw
+from rankwise.api import trace
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Tracing on, as in a rank of `rankwise run --trace`; the descriptor that takes the spans."""
+    fd = os.memfd_create(trace.MEMFD)
+    monkeypatch.setenv("RANKWISE_TRACE_FD", str(fd))
+    monkeypatch.setattr(trace, "_pid", 0)
+    yield fd
+    trace.flush()
+    monkeypatch.setattr(trace, "_fd", None)
+    os.close(fd)
+
+
+def spans(fd: int) -> list[tuple[str, str, int, int]]:
+    trace.flush()
+    return [tuple(json.loads(line)) for line in os.pread(fd, 1 << 20, 0).splitlines()]
+
+
+def test_a_block_and_a_function(kept: int) -> None:
+    @rw.trace.span("step")
+    def countdown(n: int) -> int:
+        return countdown(n - 1) if n else 7
+
+    before = time.time_ns()
+    with rw.trace.span("outer", lane="compute"), rw.trace.span("inner", lane="compute"):
+        assert countdown(2) == 7
+    found = spans(kept)
+    assert [(lane, name) for lane, name, _, _ in found] == [("program", "step")] * 3 + [
+        ("compute", "inner"),
+        ("compute", "outer"),
+    ]
+    times = [(begin, end) for _, _, begin, end in found]
+    assert all(before <= begin <= end <= time.time_ns() for begin, end in times)
+    for inside, outside in pairwise(times):
+        assert outside[0] <= inside[0]
+        assert inside[1] <= outside[1]
+
+
+def test_an_error_passes_and_the_span_ends(kept: int) -> None:
+    with pytest.raises(KeyError), rw.trace.span("fails"):
+        raise KeyError
+    assert [name for _, name, _, _ in spans(kept)] == ["fails"]
+
+
+def test_spans_made_elsewhere(kept: int) -> None:
+    assert rw.trace.on()
+    rw.trace.add("kernel", 10, 20, lane="gpu")
+    with pytest.raises(ValueError, match="end=9: expected not before begin=10"):
+        rw.trace.add("kernel", 10, 9)
+    assert spans(kept) == [("gpu", "kernel", 10, 20)]
+
+
+def test_of_many_threads_none_is_lost(kept: int) -> None:
+    def body() -> None:
+        for _ in range(3000):
+            with rw.trace.span("short"):
+                pass
+
+    threads = [threading.Thread(target=body) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(spans(kept)) == 12_000
+
+
+def test_a_forked_child_does_not_tell_its_parents_spans(kept: int) -> None:
+    rw.trace.add("parent", 1, 2)
+    pid = os.fork()
+    if pid == 0:
+        rw.trace.add("child", 3, 4)
+        trace.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert sorted(name for _, name, _, _ in spans(kept)) == ["child", "parent"]
+
+
+@pytest.mark.parametrize("fd", ["", "0", "77"])
+def test_without_a_launcher_that_asks_nothing_is_kept(fd: str) -> None:
+    """A descriptor of that number may be something else: a process that a rank started."""
+    code = (
+        "import rankwise as rw\nassert not rw.trace.on()\nwith rw.trace.span('x'): pass\n"
+        "rw.trace.add('y', 1, 2)\nfrom rankwise.api import trace; assert not trace._pending"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "RANKWISE_TRACE_FD": fd},
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,260 @@
+"""Traces: what `rankwise run` keeps of a job, and what `rankwise trace` makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwise.api.trace_file import Operation, RankTrace, Span, Trace
+from rankwise.tools.stragglers import kinds, meetings, stragglers
+from rankwise.tools.timeline import timeline
+from rankwise.tools.trace import summary
+
+pytestmark = pytest.mark.timeout(100)
+RANKWISE = [sys.executable, "-m", "rankwise"]
+MS = 1_000_000  # ns
+
+# Rank 1 comes last to the second all_reduce: the others are in it when it begins.
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+import rankwise as rw
+group = rw.init()
+group.all_reduce(np.ones(2000))
+with rw.trace.span("alone", lane="compute"):
+    if group.rank == 1:
+        time.sleep(0.3)
+group.all_reduce(np.ones(3000))
+if group.rank == 0:
+    group.send(np.ones(10), 2, tag=4)
+if group.rank == 2:
+    group.recv(np.ones(10), 0, tag=4)
+group.barrier()
+if "die" in sys.argv and group.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+group.barrier()
+"""
+
+
+def rankwise(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "RANKWISE_TRACE"}
+    env |= {"TMPDIR": str(folder / "tmp"), **environment}
+    (folder / "tmp").mkdir(exist_ok=True)
+    return subprocess.run([*RANKWISE, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+
+
+def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The program on 3 ranks; words before -- are options of the launcher, those behind the program's."""
+    at = words.index("--") if "--" in words else len(words)
+    (folder / "program.py").write_text(PROGRAM)
+    return rankwise("run", "-n", "3", *words[:at], "program.py", *words[at + 1 :], folder=folder, **environment)
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_a_good_run_is_kept_where_it_is_asked_for(tmp_path: Path, how: str) -> None:
+    done = run(tmp_path, "--trace", "t.json") if how == "option" else run(tmp_path, RANKWISE_TRACE="t.json")
+    assert done.returncode == 0
+    assert done.stderr == "rankwise: the trace is in t.json; to see it: rankwise trace t.json\n"
+    trace = Trace.read(tmp_path / "t.json")
+    assert trace.failure is None
+    assert [rank.rank for rank in trace.ranks] == [0, 1, 2]
+    for rank in trace.ranks:
+        assert rank.ended == "exited with status 0"
+        names = [operation.name for operation in rank.operations if operation.sequence and operation.name != "init"]
+        assert names == ["all_reduce", "all_reduce", "barrier", "barrier"]
+        assert [(span.lane, span.name) for span in rank.spans] == [("compute", "alone")]
+        (span,) = rank.spans
+        reduces = [operation for operation in rank.operations if operation.name == "all_reduce"]
+        assert reduces[0].begin <= span.begin <= span.end <= reduces[1].begin + 5 * MS
+        assert all(trace.started <= operation.begin <= trace.written for operation in reduces)
+    late = trace.ranks[1].spans[0]
+    assert late.end - late.begin >= 290 * MS
+
+    shown = rankwise("trace", "t.json", folder=tmp_path)
+    assert shown.returncode == 0
+    assert shown.stderr == ""
+    assert re.search(r"^3 ranks for .*: .*program\.py$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^who came last to the 4 operations", shown.stdout, re.MULTILINE)
+    first = next(line for line in shown.stdout.splitlines() if line.endswith("in all_reduce #2"))
+    assert first.split()[0] == "1"
+    assert re.search(r"^all_reduce float64 sum  23 KiB +3 .* rank 1$", shown.stdout, re.MULTILINE)
+    picture = json.loads((tmp_path / "t.perfetto.json").read_text())
+    rows = {event["args"]["name"] for event in picture["traceEvents"] if event["name"] == "thread_name"}
+    assert rows == {"collectives", "messages", "compute"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", "t.json", "t.perfetto.json", "tmp"]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_failure_is_kept_among_the_temporary_files(tmp_path: Path) -> None:
+    done = run(tmp_path, "--", "die")
+    assert done.returncode == 137
+    *_, where, last = done.stderr.splitlines()
+    assert last.startswith("rankwise: rank 1 ")
+    assert where.startswith("rankwise: the last operations of each rank: rankwise trace ")
+    path = Path(where.split()[-1])
+    assert path.parent == tmp_path / "tmp" / f"rankwise-traces-{os.geteuid()}"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    trace = Trace.read(path)
+    assert trace.failure == "rank 1 was killed by SIGKILL after barrier #3"
+    assert trace.ranks[1].ended == "was killed by SIGKILL"
+    assert trace.ranks[0].ended == "exited with status 1"
+    assert trace.ranks[0].spans == []  # nobody asked for them
+    shown = rankwise("trace", str(path), "-o", "timeline.json", folder=tmp_path)
+    assert "failed: rank 1 was killed by SIGKILL after barrier #3" in shown.stdout
+    assert re.search(r"^ +1 +was killed by SIGKILL  outside any collective .*barrier #3", shown.stdout, re.MULTILINE)
+    assert (tmp_path / "timeline.json").exists()
+
+
+def test_only_the_newest_failures_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "tmp" / f"rankwise-traces-{os.geteuid()}"
+    folder.mkdir(parents=True)
+    for number in range(12):
+        (folder / f"{number}.json").write_text("{}")
+        os.utime(folder / f"{number}.json", (number, number))
+    run(tmp_path, "--", "die")
+    assert len(list(folder.iterdir())) == 10
+    assert not (folder / "2.json").exists()
+    assert (folder / "3.json").exists()
+
+
+@pytest.mark.parametrize("words", [("--trace", "none", "--", "die"), ()])
+def test_nothing_is_kept(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = run(tmp_path, *words)
+    assert "trace" not in done.stderr.replace("Traceback", "")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_job_without_operations_leaves_no_trace(tmp_path: Path) -> None:
+    done = rankwise("run", "-n", "2", "--", "sh", "-c", "exit 3", folder=tmp_path)
+    assert done.returncode == 3
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    done = run(tmp_path, "--trace", "nowhere/t.json")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "rankwise run: error: --trace nowhere/t.json: expected a file in a folder that can be written to\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "rankwise trace 0"}', '{"format": "rankwise trace 1"}'])
+def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    done = rankwise("trace", "t.json", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(r"rankwise trace: error: t.json is .*expected .*\n", done.stderr)
+    done = rankwise("trace", "absent.json", folder=tmp_path)
+    assert done.returncode == 1
+    assert "No such file" in done.stderr
+
+
+# ---- the arithmetic, on traces made up ----
+
+
+def operation(sequence: int, begin: int, end: int | None, waited: int = 0, **more: Any) -> Operation:
+    """A barrier of the group of all, its times in ms."""
+    barrier = Operation(
+        number=sequence,
+        name="barrier",
+        group=0,
+        sequence=sequence,
+        dtype=None,
+        op=None,
+        root=None,
+        peer=None,
+        tag=None,
+        bytes=0,
+        begin=begin * MS,
+        end=None if end is None else end * MS,
+        waited=waited * MS,
+        failed=False,
+        background=False,
+    )
+    return replace(barrier, **more)
+
+
+def trace(*ranks: list[Operation], spans: list[Span] | None = None) -> Trace:
+    told = [RankTrace(rank, 100 + rank, None, "", operations, spans or []) for rank, operations in enumerate(ranks)]
+    return Trace(["program"], 0, 100 * MS, None, told)
+
+
+def test_the_last_to_come_and_what_the_others_waited() -> None:
+    made = trace(
+        [operation(1, 0, 10, waited=9), operation(2, 20, 21)],
+        [operation(1, 9, 10), operation(2, 11, 21, waited=7)],
+        [operation(1, 5, 10, waited=3), operation(2, 12, 21, waited=8)],
+    )
+    found = meetings(made)
+    assert [(meeting.sequence, meeting.late, meeting.waited) for meeting in found] == [
+        (1, (1,), (9 + 3) * MS),
+        (2, (0,), (7 + 8) * MS),
+    ]
+    assert [(one.rank, one.times, one.waited) for one in stragglers(found, 3)] == [
+        (0, 1, 15 * MS),
+        (1, 1, 12 * MS),
+        (2, 0, 0),
+    ]
+    (kind,) = kinds(made, found)
+    assert (kind.calls, kind.spent, kind.waited) == (6, (10 + 1 + 5 + 1 + 10 + 9) * MS, (9 + 7 + 3 + 8) * MS)
+
+
+def test_who_never_comes_is_the_last() -> None:
+    made = trace(
+        [operation(1, 0, 1), operation(2, 2, None, waited=90)],
+        [operation(1, 0, 1)],
+        [operation(1, 0, 1), operation(2, 4, None, waited=88)],
+    )
+    (_, second) = meetings(made)
+    assert (second.late, second.waited) == ((1,), 178 * MS)
+    assert stragglers([second], 3)[0].rank == 1
+
+
+def test_what_is_no_more_in_a_trace_is_left_out() -> None:
+    """Rank 1 has done more since, for example messages: its trace begins later."""
+    made = trace([operation(1, 0, 1), operation(2, 2, 3)], [operation(2, 2, 3)])
+    assert [meeting.sequence for meeting in meetings(made)] == [2]
+
+
+def test_a_group_of_some_ranks_concerns_these_alone() -> None:
+    made = trace(
+        [operation(1, 0, 1), operation(1, 2, 5, waited=2, group=1)],
+        [operation(1, 0, 1)],
+        [operation(1, 0, 1), operation(1, 4, 5, group=1)],
+    )
+    (_, second) = meetings(made)
+    assert (second.name, second.late, second.waited) == ("barrier #1 of group 1", (2,), 2 * MS)
+
+
+def test_the_timeline() -> None:
+    made = trace(
+        [operation(1, 10, 20, waited=4), operation(2, 15, 30, group=1), operation(0, 12, None, peer=1, tag=3)],
+        spans=[Span("compute", "forward", 11 * MS, 13 * MS)],
+    )
+    events = timeline(made)["traceEvents"]
+    slices = {(event["name"], event["tid"]): event for event in events if event["ph"] == "X"}
+    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert list(rows) == ["collectives", "collectives 2", "messages", "compute"]
+    whole = slices["barrier #1", rows["collectives"]]
+    assert (whole["ts"], whole["dur"], whole["args"]["waited_us"]) == (0, 10_000, 4_000)
+    assert (slices["waiting", rows["collectives"]]["ts"], slices["waiting", rows["collectives"]]["dur"]) == (0, 4_000)
+    assert (slices["moving", rows["collectives"]]["ts"], slices["moving", rows["collectives"]]["dur"]) == (4_000, 6_000)
+    assert slices["barrier #2", rows["collectives 2"]]["args"]["group"] == 1
+    message = slices["barrier", rows["messages"]]
+    assert (message["ts"], message["dur"]) == (2_000, 88_000)
+    assert message["args"]["under_way"]
+    assert slices["forward", rows["compute"]]["ts"] == 1_000
+
+
+def test_a_trace_of_nothing() -> None:
+    assert summary(trace([]))[-1] == "no operation of which the trace has every rank's part"
+    assert timeline(trace([]))["traceEvents"]
