@@ -95,15 +95,15 @@ def test_the_backend_is_there_without_an_import() -> None:
 
 def test_ranks_on_several_hosts(on_ranks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def body(rank: int, size: int) -> str:
-        from rankwise.frontends.torch import meeting
+        from rankwise.backends import rendezvous
 
         dist = torch.distributed
-        ours = meeting.place
-        meeting.place = lambda: f"host {rank}"  # type: ignore[assignment]
+        ours = rendezvous.place
+        rendezvous.place = lambda: {"host": rank}  # type: ignore[assignment]
         try:
             apart = dist.new_group()
         finally:
-            meeting.place = ours
+            rendezvous.place = ours
         x = torch.arange(4.0) + rank
         dist.all_reduce(x, group=apart)
         assert x.tolist() == [1, 3, 5, 7]

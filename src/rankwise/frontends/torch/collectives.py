@@ -22,7 +22,7 @@ from torch.distributed import (
 
 from rankwise.frontends.torch import sparse
 from rankwise.frontends.torch.core import Core, a_list, with_options
-from rankwise.frontends.torch.reductions import OPS, REDUCED, Reduction, moved
+from rankwise.frontends.torch.reductions import OPS, REDUCED, moved, reduction
 from rankwise.frontends.torch.tensors import (
     Finish,
     check_same_type,
@@ -58,7 +58,7 @@ class Collectives(Core):
     def _reduce_each(self, tensors: list[Tensor], opts: Any) -> Work:
         calls, finishes, keep = [], [], []
         for tensor in tensors:
-            how = Reduction(opts.reduceOp, tensor.dtype)
+            how = reduction(opts.reduceOp, tensor.dtype)
             memory, finish = how.both(tensor)
             calls.append(("all_reduce", (memory.data_ptr(), memory.numel(), how.dtype, how.ours)))
             keep.append(memory)
@@ -87,7 +87,7 @@ class Collectives(Core):
         tensors = a_list(tensors)
         opts = with_options(ReduceOptions, opts, timeout, rootRank=root if opts is None else opts, reduceOp=op)
         (tensor,) = tensors
-        how = Reduction(opts.reduceOp, tensor.dtype)
+        how = reduction(opts.reduceOp, tensor.dtype)
         memory, finish = how.both(tensor)
         args = (memory.data_ptr(), memory.numel(), how.dtype, how.ours, self._check_root(opts.rootRank))
         return self._run("reduce", args, opts, tensors, finish if self._rank == opts.rootRank else None, memory)
@@ -221,7 +221,7 @@ class Collectives(Core):
                 f"output: expected {inputs[self._rank].numel()} elements, as input {self._rank} has, "
                 f"got {output.numel()}"
             )
-        how = Reduction(opts.reduceOp, output.dtype)
+        how = reduction(opts.reduceOp, output.dtype)
         sent = how.source(sources(inputs)) if not how.in_place else sources(inputs)
         memory, finish = how.target(output)
         counts = [tensor.numel() for tensor in inputs]
@@ -242,7 +242,7 @@ class Collectives(Core):
             raise ValueError(
                 f"input: expected {self._size} times the output's {output.numel()} elements, got {given.numel()}"
             )
-        how = Reduction(opts.reduceOp, output.dtype)
+        how = reduction(opts.reduceOp, output.dtype)
         sent = how.source(given)
         memory, finish = how.target(output)
         if overlap(sent, memory) and memory.data_ptr() != sent.data_ptr() + self._rank * memory.nbytes:

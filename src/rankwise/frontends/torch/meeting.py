@@ -22,7 +22,7 @@ from rankwise.contract.errors import CollectiveTimeout
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 
-SEVERAL_HOSTS = "gloo"
+SEVERAL_HOSTS = "hierarchical"
 
 
 @dataclass(frozen=True)

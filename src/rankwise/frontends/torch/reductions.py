@@ -111,3 +111,17 @@ class Reduction:
         if packed.data_ptr() == out.data_ptr():
             packed = packed.clone()
         return packed, lambda: put_back(out, packed)
+
+
+_known: dict[tuple[int, torch.dtype], Reduction] = {}
+
+
+def reduction(op: Any, given: torch.dtype) -> Reduction:
+    """The Reduction of elements of `given` by torch's `op`; those without a factor are made once."""
+    number = int(op.op)
+    if number not in OPS:
+        return Reduction(op, given)
+    found = _known.get((number, given))
+    if found is None:
+        found = _known[number, given] = Reduction(op, given)
+    return found

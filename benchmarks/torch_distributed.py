@@ -1,0 +1,140 @@
+"""torch.distributed on rankwise and on gloo: time of its operations, and of training steps.
+
+    rankwise run -n 2 benchmarks/torch_distributed.py [--steps-only | --operations-only] [--time 0.1]
+
+Both backends have a group in the same processes. They take turns: at every point a few calls of one,
+then a few of the other, until each has had its time. A time is that of the slowest rank, in us, by
+call; the median over the turns, and the best. Prints Markdown tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+from ddp import Sorter, Trainer, distributed
+
+SIZES = [8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+BACKENDS = ("rankwise", "gloo")
+LEAST_TURNS = 5
+TURN = 0.005  # seconds of one backend's turn, or a call
+
+Groups = dict[str, dist.ProcessGroup]
+
+
+def operations(size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:
+    """Each operation on `size` bytes: of the tensor reduced, of the whole gathered, of the whole scattered."""
+    ranks = dist.get_world_size()
+    whole = torch.ones(max(size // 4, ranks))
+    part = torch.ones(max(len(whole) // ranks, 1))
+    whole_of_parts = torch.ones(len(part) * ranks)
+    x = torch.zeros(max(size // 4, 1))
+    return {
+        "all_reduce": lambda: dist.all_reduce(x, group=group),
+        "all_gather_into_tensor": lambda: dist.all_gather_single(whole_of_parts, part, group=group),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_single(part, whole_of_parts, group=group),
+    }
+
+
+def measure(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
+    """Seconds a call by backend, one for each turn, of the slowest rank."""
+    control = dist.group.WORLD
+    repeats = {}
+    for name, call in calls.items():
+        for _ in range(3):
+            call()
+        begin = time.perf_counter()
+        call()
+        guess = torch.tensor(time.perf_counter() - begin)
+        dist.all_reduce(guess, dist.ReduceOp.MAX, group=control)
+        repeats[name] = max(1, min(1000, int(TURN / max(guess.item(), 1e-6))))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    spent = torch.zeros(1)
+    while spent.item() < seconds or len(times["gloo"]) < LEAST_TURNS:
+        for name, call in calls.items():
+            dist.barrier(group=control)
+            begin = time.perf_counter()
+            for _ in range(repeats[name]):
+                call()
+            passed = torch.tensor([time.perf_counter() - begin])
+            dist.all_reduce(passed, dist.ReduceOp.MAX, group=control)
+            times[name].append(passed.item() / repeats[name])
+            spent += passed / len(calls)
+    return times
+
+
+def table(title: str, rows: dict[str, dict[str, list[float]]], unit: float, name: str) -> None:
+    if dist.get_rank():
+        return
+    print(f"\n{title}\n")
+    print(f"| | rankwise, {name} | best | gloo, {name} | best | times faster | best |")
+    print("|---|---|---|---|---|---|---|")
+    for label, times in rows.items():
+        ours, theirs = ([statistics.median(times[b]), min(times[b])] for b in BACKENDS)
+        cells = [number(value * unit) for value in (*ours, *theirs)]
+        cells += [number(slow / fast) for fast, slow in zip(ours, theirs, strict=True)]
+        print(f"| {label} | {' | '.join(cells)} |", flush=True)
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def words(size: int) -> str:
+    if size < 1 << 10:
+        return f"{size} B"
+    return f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--time", type=float, default=0.1, help="seconds for each backend at each point")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
+    parser.add_argument("--steps", type=int, default=20, help="training steps of each backend")
+    parser.add_argument("--operations-only", action="store_true")
+    parser.add_argument("--steps-only", action="store_true")
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    dist.init_process_group("rankwise")
+    groups: Groups = {name: dist.new_group(backend=name) for name in BACKENDS}
+    ranks = dist.get_world_size()
+    names = [] if args.steps_only else list(operations(8, groups["gloo"]))
+    for name in names:
+        rows = {}
+        for size in args.sizes:
+            rows[words(size)] = measure({b: operations(size, g)[name] for b, g in groups.items()}, args.time)
+        table(f"{name}, {ranks} ranks, float32", rows, 1e6, "us")
+    if not args.operations_only:
+        rows = {}
+        for label, shards in (("DDP", False), ("FSDP2", True)):
+            trainers = {}
+            for backend, group in groups.items():
+                torch.manual_seed(0)
+                trainers[backend] = Trainer(distributed(Sorter(), group, shards=shards), dist.get_rank(), 32)
+            steps: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+            for count in range(args.steps + 3):
+                for backend, trainer in trainers.items():
+                    dist.barrier()
+                    begin = time.perf_counter()
+                    trainer.step()
+                    passed = torch.tensor([time.perf_counter() - begin])
+                    dist.all_reduce(passed, dist.ReduceOp.MAX)
+                    if count >= 3:
+                        steps[backend].append(passed.item())
+            rows[label] = steps
+        table(f"A training step of examples/ddp.py, {ranks} ranks", rows, 1e3, "ms")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
