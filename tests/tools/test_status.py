@@ -162,3 +162,46 @@ def test_another_users_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs.os, "listdir", refused)
     with pytest.raises(PermissionError, match=r"process 1 belongs to root: only that user and root may look into it"):
         jobs.jobs_of(1)
+
+
+# Rank 1 is killed; rank 0 does not end at once, so that there is something to look at.
+DEATH = """
+import os, signal, sys, time
+import rankwise as rw
+group = rw.init()
+if group.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    group.barrier()
+except rw.PeerLostError:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("lost", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_rank_that_died() -> None:
+    launcher = subprocess.Popen(
+        [*RANKWISE, "run", "-n", "2", "--", "python", "-c", DEATH], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"lost\n"
+    # It goes on for two seconds now: the launcher's patience with the others.
+    (job,) = jobs.jobs_of(launcher.pid)
+    states = [(rank.how, rank.state.exit_status) for rank in job.ranks()]
+    assert states == [("alive", None), ("SIGKILL", -signal.SIGKILL)]
+    launcher.communicate(timeout=50)
+    assert launcher.returncode == 128 + signal.SIGKILL
+
+
+def test_ranks_that_have_not_come() -> None:
+    program = "import sys; print('here', flush=True); sys.stdin.read()"
+    launcher = subprocess.Popen(
+        [*RANKWISE, "run", "-n", "1", "--", "python", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"here\n"
+    done = status(str(launcher.pid))
+    launcher.communicate(timeout=50)
+    assert re.search(r"^   0 +not joined +0 B", done.stdout, re.MULTILINE)
+    assert done.stdout.endswith("no rank has joined: they are starting, or use another backend than shm\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ class RankView:
     """One rank at one moment.
 
     how: "alive", "stopped" (by a signal, or a debugger), "not joined", "left" (its process has closed
-    the group or ended well), or how it ended: "killed by 9", "exit 1". behind: others wait for it.
+    the group), or how it ended: "SIGKILL", "exit 1". behind: others wait for it.
     """
 
     rank: int
@@ -64,7 +65,7 @@ class RunningJob:
 
     def _how(self, state: RankState) -> str:
         if state.exit_status is not None and (state.exited or state.exit_status):
-            return f"exit {state.exit_status}" if state.exit_status >= 0 else f"killed by {-state.exit_status}"
+            return f"exit {state.exit_status}" if state.exit_status >= 0 else _signal_name(-state.exit_status)
         if state.exited:
             return "ended"
         if not state.joined:
@@ -109,6 +110,13 @@ def jobs_of(pid: int) -> list[RunningJob]:
             f"process {pid} has no part in a job that runs now: expected a launcher or a rank of the backend shm"
         )
     return jobs
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # one of the unnamed real-time signals
 
 
 def parent_of(pid: int) -> int:

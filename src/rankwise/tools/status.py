@@ -132,6 +132,8 @@ def _lines(job: RunningJob) -> list[Line]:
     lines = [(title, False), *zip(columns(rows, ">><>>"), marked, strict=True)]
     if any(rank.behind for rank in ranks):
         lines.append((" > others wait for it", True))
+    if not any(rank.state.joined for rank in ranks):
+        lines.append(("no rank has joined: they are starting, or use another backend than shm", False))
     return [(_cut(line), behind) for line, behind in lines]
 
 
