@@ -78,6 +78,46 @@ def test_torchrun() -> None:
     assert find_job({"RANK": "1", "WORLD_SIZE": "2"}, ALONE) == Job(), "these two alone may be anyone's"
     by_hand = find_job({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ALONE)
     assert (by_hand.local_rank, by_hand.local_world_size, by_hand.one_host) == (None, None, False)
+    assert by_hand.master is None, "without MASTER_PORT there is nowhere to meet"
+
+
+def test_a_part_of_the_variables() -> None:
+    """What is there is listed, so that what is missing is seen."""
+    for name, environ in (
+        ("WORLD_SIZE", {"RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}),
+        ("RANK", {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}),
+        ("OMPI_COMM_WORLD_SIZE", {"OMPI_COMM_WORLD_RANK": "1"}),
+        ("OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE": "2"}),
+        ("PMI_SIZE", {"PMI_RANK": "1"}),
+    ):
+        listed = ", ".join(f"{name}={value}" for name, value in environ.items())
+        with pytest.raises(ValueError, match=f"^environment variable {name} is not set.*found: {listed}$"):
+            find_job(environ, ALONE, lambda _: "1")
+
+
+def test_two_jobs() -> None:
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
+    for environ, launcher, found in (
+        (OPEN_MPI, "Open MPI", "OMPI_COMM_WORLD_RANK=3, OMPI_COMM_WORLD_SIZE=8"),
+        ({**MPICH, "PMI_RANK": "1"}, "MPICH", "PMI_RANK=1, PMI_SIZE=2"),
+        (SLURM, "Slurm", "SLURM_PROCID=4"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"two jobs, rank 0 of 2 and rank \d of \d \(.*{launcher}.*unset"
+        ) as error:
+            find_job({**environ, **by_hand}, ALONE, lambda _: "1")
+        assert f"RANK=0, WORLD_SIZE=2, MASTER_ADDR=a, MASTER_PORT=7, {found}" in str(error.value).replace(
+            "OMPI_COMM_WORLD_LOCAL_RANK=3, ", ""
+        )
+    agreeing = {**by_hand, "RANK": "3", "WORLD_SIZE": "8"}
+    assert find_job({**OPEN_MPI, **agreeing}, ALONE).master == ("a", 7), "a script that passes mpiexec's numbers on"
+
+
+def test_where_to_meet_is_taken_from_every_launcher() -> None:
+    where = {"MASTER_ADDR": "node1", "MASTER_PORT": "7"}
+    for environ in (OPEN_MPI, MPICH, SLURM):
+        assert find_job({**environ, **where}, ALONE, lambda _: "1").master == ("node1", 7)
+        assert find_job(environ, ALONE, lambda _: "1").master is None
 
 
 def test_open_mpi() -> None:

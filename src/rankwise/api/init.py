@@ -81,6 +81,10 @@ def default_group() -> Group:
 def _suits(job: Job) -> str:
     if job.world_size == 1 and job.segment_fd is None:
         return "solo"
-    if job.one_host or job.local_world_size is None:
+    if job.one_host or (job.local_world_size is None and (job.master is None or _is_loopback(job.master[0]))):
         return "shm"
     return "hierarchical"  # the ranks of all hosts find out there whether any host holds several
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -18,19 +18,38 @@ def find_job(environ: Environment, settings: Settings, starter: Callable[[str], 
 
     Launchers run inside one another (torchrun under Slurm), and the inner one's ranks hold; hence
     the order. starter: see `starting_process`, which is the default. ValueError names a variable
-    that is missing or is not what it should be.
+    that is missing or is not what it should be, and lists the variables of two jobs where no launcher
+    would set both.
     """
     if settings.rank is not None or settings.world_size is not None:
         return _rankwise(settings)
-    if "RANK" in environ and "WORLD_SIZE" in environ and ("LOCAL_RANK" in environ or "MASTER_ADDR" in environ):
-        return _torchrun(environ, settings)
-    if "OMPI_COMM_WORLD_RANK" in environ:
+    by_torchrun = "TORCHELASTIC_RUN_ID" in environ
+    if ("RANK" in environ or "WORLD_SIZE" in environ) and ("LOCAL_RANK" in environ or "MASTER_ADDR" in environ):
+        job = _torchrun(environ, settings)
+        other = None if by_torchrun else _by_launcher(environ, settings, starter)
+        if other is not None and (other.rank, other.world_size) != (job.rank, job.world_size):
+            raise ValueError(
+                f"the environment names two jobs, rank {job.rank} of {job.world_size} and rank {other.rank} of "
+                f"{other.world_size} ({other.launcher}); unset the variables of one: {_found(environ)}"
+            )
+        return job
+    return _by_launcher(environ, settings, starter) or Job()
+
+
+def _by_launcher(environ: Environment, settings: Settings, starter: Callable[[str], str] | None) -> Job | None:
+    """The job of mpiexec or srun."""
+    if "OMPI_COMM_WORLD_RANK" in environ or "OMPI_COMM_WORLD_SIZE" in environ:
         return _open_mpi(environ, settings)
     if "PMI_RANK" in environ:
         return _mpich(environ, settings, starter or starting_process)
     if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
         return _slurm(environ, settings)
-    return Job()
+    return None
+
+
+def _found(environ: Environment) -> str:
+    """The variables of ranks that are set, as NAME=value."""
+    return ", ".join(f"{name}={environ[name]}" for name in _NAMES if name in environ)
 
 
 def _rankwise(settings: Settings) -> Job:
@@ -57,18 +76,14 @@ def _torchrun(environ: Environment, settings: Settings) -> Job:
     job = _job(
         environ,
         settings,
-        launcher="torchrun",
+        launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "RANK and WORLD_SIZE",
         rank="RANK",
         world_size="WORLD_SIZE",
         local_rank="LOCAL_RANK",
         local_world_size="LOCAL_WORLD_SIZE",
         id=" ".join(environ.get(part, "") for part in parts),
     )
-    port = _optional(environ, "MASTER_PORT")
-    if "MASTER_ADDR" not in environ or port is None:
-        return job
-    serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return replace(job, master=(environ["MASTER_ADDR"], port), master_serves=serves)
+    return replace(job, master_serves=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
 
 def _open_mpi(environ: Environment, settings: Settings) -> Job:
@@ -117,7 +132,7 @@ def _slurm(environ: Environment, settings: Settings) -> Job:
     tasks = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = _optional(environ, "SLURM_NODEID") or 0
     local = job.world_size if nodes == "1" else tasks[node] if node < len(tasks) else None
-    return Job(job.rank, job.world_size, job.local_rank, local, job.launcher, job.id, job.secret)
+    return replace(job, local_world_size=local)
 
 
 def _tasks_per_node(text: str) -> list[int]:
@@ -144,7 +159,11 @@ def _job(
     numbers = {name: _optional(environ, name) for name in (rank, world_size)}
     for name, number in numbers.items():
         if number is None:
-            raise ValueError(f"environment variable {name} is not set, and this process runs under {launcher}")
+            raise ValueError(
+                f"environment variable {name} is not set, and this process runs under {launcher}; "
+                f"found: {_found(environ)}"
+            )
+    port = _optional(environ, "MASTER_PORT")
     return _checked(
         Job(
             numbers[rank] or 0,
@@ -154,6 +173,7 @@ def _job(
             launcher,
             f"{launcher} {id}",
             settings.secret,
+            master=(environ["MASTER_ADDR"], port) if environ.get("MASTER_ADDR") and port is not None else None,
         )
     )
 
@@ -195,3 +215,10 @@ def _stat(pid: int) -> list[str]:
 
 
 _PARENT, _START_TIME = 1, 19
+
+_NAMES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+    "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS",
+)  # fmt: skip
