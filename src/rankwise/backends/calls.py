@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from rankwise.contract.errors import MismatchError
@@ -52,6 +53,7 @@ def describe(call: Call) -> str:
     return f"{operation}({', '.join(f'{name}={_text(value)}' for name, value in fields)})"
 
 
+@lru_cache(1024)
 def header(call: Call) -> bytes:
     """HEADER bytes that are the same for equal calls and hardly for others: a checksum, then the words."""
     text = repr(call).encode()

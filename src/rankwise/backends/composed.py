@@ -31,7 +31,7 @@ from rankwise.contract.work import Work
 
 T = TypeVar("T")
 
-SMALL = 1 << 14  # bytes of all ranks together that every rank gathers and reduces by itself
+ROOM = 1 << 14  # bytes that are kept for what is small
 PIECE = 1 << 22  # bytes of a rank's data that are reduced at a time
 
 log = logging.getLogger("rankwise")
@@ -50,6 +50,8 @@ class ComposedCommunicator(Communicator):
 
     blocking = True
     backend: ClassVar[str]
+    small: ClassVar[int] = 1 << 14
+    """Bytes of all ranks together that every rank gathers and reduces by itself."""
     engine_errors: tuple[type[Exception], ...]
 
     def __init__(
@@ -70,7 +72,7 @@ class ComposedCommunicator(Communicator):
         self._sequence = 0
         self._call: Call = ("barrier",)
         self._inside = False
-        self._room = np.empty(SMALL, np.uint8)
+        self._room = np.empty(ROOM, np.uint8)
         closing.register(self)
 
     def __repr__(self) -> str:
@@ -284,7 +286,7 @@ class ComposedCommunicator(Communicator):
         all_to_all), and all gather the shares; that moves as few bytes as any algorithm, 2(n-1)/n of them."""
         n, item = self._world_size, ITEMSIZE[dtype]
         size = count * item
-        if n == 1 or size * n <= SMALL:
+        if n == 1 or size * n <= self.small:
             room = self._scratch(size * n)
             if n > 1:
                 self._all_gather(ptr, address(room), size)
@@ -392,7 +394,7 @@ class ComposedCommunicator(Communicator):
 
     def _scratch(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Room for `size` bytes until the next call of this method; small ones are in one place."""
-        return self._room if size <= SMALL else np.empty(size, np.uint8)
+        return self._room if size <= ROOM else np.empty(size, np.uint8)
 
 
 def address(array: np.ndarray[Any, Any]) -> int:

@@ -189,7 +189,7 @@ class Run:
         print(f"machine: {self.machine}")
         if self.machine.load > self.machine.cores / 2:
             print("the machine is busy with other things: medians will be too long, minima less so")
-        launches = {OURS: peers.ours(options.backend)}
+        launches = {OURS: peers.ours(options.backend, options.vs, options.peer_env)}
         for name in options.vs:
             try:
                 launches[name] = peers.find(name, options.peer_env)

@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from rankwise.tools.bench.crew import Launch
+from rankwise.tools.bench.crew import CrewError, Launch
 
 PEERS = ("mpi", "openmpi", "mpich", "gloo")
 MPIS = ("mpi", "openmpi", "mpich")
@@ -29,9 +30,36 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "rankwise" / "bench"
 
 
-def ours(backend: str | None) -> Launch:
+def ours(backend: str | None, vs: Sequence[str], folder: Path) -> Launch:
+    """How to start rankwise. The backend mpi needs an mpiexec: that of the first MPI in `vs`, else any there is."""
+    if backend == "mpi":
+        return _ours_under_mpi([name for name in vs if name in MPIS] or list(MPIS), folder)
     choice = () if backend is None else ("--backend", backend)
-    return Launch("rankwise", (sys.executable, "-m", "rankwise", "run", "-n", "{n}", *choice))
+    environment = {"GLOO_SOCKET_IFNAME": "lo"} if backend == "gloo" else {}
+    return Launch("rankwise", (sys.executable, "-m", "rankwise", "run", "-n", "{n}", *choice), environment=environment)
+
+
+def _ours_under_mpi(names: Sequence[str], folder: Path) -> Launch:
+    reasons = []
+    for name in names:
+        try:
+            launch = find(name, folder)
+        except Missing as missing:
+            reasons.append(f"{name}: {missing}")
+            continue
+        # The MPI's environment has no rankwise; it borrows what is installed in this one.
+        python = (*launch.python, "-c", _BORROW, sysconfig.get_path("purelib"))
+        environment = {**launch.environment, "RANKWISE_BACKEND": "mpi"}
+        return Launch("rankwise", launch.launcher, python, environment)
+    raise CrewError(f"--backend mpi: {'; '.join(reasons)}")
+
+
+_BORROW = """
+import runpy, site, sys
+site.addsitedir(sys.argv[1])
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def find(name: str, folder: Path) -> Launch:
