@@ -1,0 +1,372 @@
+"""How much of the time that gradients travel is hidden behind the backward pass.
+
+    rankwise run -n 2 examples/overlap.py
+
+A model of some layers trains for a few steps in three ways:
+
+    alone       communication removed: what the computation takes
+    after       no overlap: the gradients are reduced when the backward pass is through
+    behind      overlap: each bucket is reduced while the layers before it are still computing
+
+What "after" and "behind" take longer than "alone" is the exposed communication. It is measured for
+two kinds of computation, each about as long as its communication:
+
+    sleeping    a layer's computation is a sleep: the cores are free for communication
+    computing   NumPy multiplies matrices, with one thread a rank: communication takes a share of the cores
+
+and, where torch is installed, in the same turns for torch modules whose gradients are reduced by
+`rw.data_parallel`, and by torch's DistributedDataParallel over gloo. The ways take turns step by step,
+so that a noisy machine favours none; the fastest step of each counts, and the median is told too.
+
+The timeline of one step of each kind, "after" and "behind", with a lane for what each rank computes
+and one for what it communicates, goes into a picture (with matplotlib) and into a file for
+https://ui.perfetto.dev or chrome://tracing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import rankwise as rw
+
+Floats = NDArray[np.float32]
+WAYS = ("alone", "after", "behind")
+Step = Callable[[], None]
+
+
+@dataclass
+class Span:
+    """What a rank did from begin to end, in seconds of a clock that all ranks share."""
+
+    rank: int
+    lane: str
+    name: str
+    begin: float
+    end: float
+
+
+class Recorder:
+    """Keeps the spans of this rank while `on`."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.on, self.spans = rank, False, list[Span]()
+
+    @contextmanager
+    def span(self, lane: str, name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        if self.on:
+            self.spans.append(Span(self.rank, lane, name, begin, time.monotonic()))
+
+    def reduce(self, bucket: rw.Bucket, group: rw.Group) -> None:
+        """A reducer's hook: what the reducer would do itself, and when."""
+        with self.span("communication", f"all_reduce of bucket {bucket.index}"):
+            group.all_reduce(bucket.flat, "mean")
+
+
+class Layers:
+    """A model as the reducer sees it: gradients, computed one layer after the other, the last one first."""
+
+    def __init__(self, args: argparse.Namespace, group: rw.Group) -> None:
+        self.args, self.recorder = args, Recorder(group.rank)
+        width = args.width
+        random = np.random.default_rng(0)
+        self.weights: list[Floats] = [
+            random.standard_normal((width, width), np.float32) / np.float32(width**0.5) for _ in range(args.layers)
+        ]
+        bucket_bytes = int(args.bucket_mib * 2**20)
+        self.reducer = rw.GradientReducer(self.weights, group, bucket_bytes)
+        self.traced = rw.GradientReducer(self.weights, group, bucket_bytes, hook=self.recorder.reduce)
+
+    def gradients(self, into: list[Any]) -> Iterator[int]:
+        """Compute each layer's gradient into its place, and say which one is there."""
+        raise NotImplementedError
+
+    def step(self, way: str, reducer: rw.GradientReducer | None = None) -> None:
+        reducer = reducer or self.reducer
+        views = reducer.views
+        ready = []
+        for layer in self.gradients(views):
+            ready.append(layer)
+            if way == "behind":
+                reducer.mark_ready(layer, views[layer])
+        if way == "after":
+            for layer in ready:
+                reducer.mark_ready(layer, views[layer])
+        if way != "alone":
+            reducer.wait_and_unpack()
+
+    def communication(self) -> None:
+        """A step's communication by itself."""
+        for layer, view in enumerate(self.reducer.views):
+            self.reducer.mark_ready(layer, view)
+        self.reducer.wait_and_unpack()
+
+
+class Sleeping(Layers):
+    """A layer's computation is a sleep of `seconds`."""
+
+    seconds = 0.0
+
+    def gradients(self, into: list[Any]) -> Iterator[int]:
+        for layer in reversed(range(len(self.weights))):
+            with self.recorder.span("compute", f"layer {layer}"):
+                time.sleep(self.seconds)
+            yield layer
+
+
+class Computing(Layers):
+    """Layers of tanh over matrix products, forward and backward, on a batch of `rows` rows."""
+
+    rows = 1
+
+    def gradients(self, into: list[Any]) -> Iterator[int]:
+        values = [np.ones((self.rows, self.args.width), np.float32)]
+        with self.recorder.span("compute", "forward"):
+            for weights in self.weights:
+                values.append(np.tanh(values[-1] @ weights))
+        slope = values[-1]
+        for layer in reversed(range(len(self.weights))):
+            with self.recorder.span("compute", f"layer {layer}"):
+                slope = slope * (1 - values[layer + 1] ** 2)
+                np.matmul(values[layer].T, slope, out=into[layer])
+                slope = slope @ self.weights[layer].T
+            yield layer
+
+
+def seconds_of(step: Step, group: rw.Group) -> float:
+    """What a step takes, from the moment all ranks begin it to the moment the last is through."""
+    group.barrier()
+    begin = time.perf_counter()
+    step()
+    return float(group.all_reduce(time.perf_counter() - begin, "max"))
+
+
+def best_of(count: int, step: Step, group: rw.Group) -> float:
+    return min(seconds_of(step, group) for _ in range(count))
+
+
+def balance(model: Sleeping | Computing, group: rw.Group) -> None:
+    """Make the computation about as long as the communication, or a little longer."""
+    target = 1.2 * best_of(20, model.communication, group)
+    if isinstance(model, Sleeping):
+        model.seconds = max(target / len(model.weights) - 60e-6, 100e-6)  # a sleep takes a little longer than told
+        return
+    while model.rows < 4096 and best_of(3, lambda: model.step("alone"), group) < target:
+        model.rows += max(1, model.rows // 4)
+
+
+def measure(name: str, steps: dict[str, Step], count: int, group: rw.Group) -> None:
+    """Time the three ways in turns, and print a line."""
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for way in WAYS:
+        steps[way]()  # warms up; buckets are packed as they come
+        steps[way]()
+    for _ in range(count):
+        for way in WAYS:
+            times[way].append(1e3 * seconds_of(steps[way], group))
+    if group.rank:
+        return
+    alone, after, behind = (min(times[way]) for way in WAYS)
+    medians = " / ".join(f"{statistics.median(times[way]):.1f}" for way in WAYS)
+    exposed, left = after - alone, behind - alone
+    share = f"{100 * left / exposed:5.0f} %" if exposed > 0 else "      -"
+    print(f"{name:36}{alone:8.1f}{after:8.1f}{behind:8.1f}{exposed:10.1f}{left:8.1f} {share}   {medians}", flush=True)
+
+
+# ---- the same for torch modules ----
+
+
+def torch_model(model: Layers) -> Any:
+    """A torch module of the same layers, and of the same kind of computation."""
+    import torch
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any, weights: Any) -> Any:
+            context.gradient = torch.empty_like(weights)
+            return x + 0.0
+
+        @staticmethod
+        def backward(context: Any, slope: Any) -> Any:
+            assert isinstance(model, Sleeping)
+            time.sleep(model.seconds)
+            return slope, context.gradient
+
+    class Layer(torch.nn.Module):
+        def __init__(self, weights: Floats) -> None:
+            super().__init__()
+            self.weights = torch.nn.Parameter(torch.tensor(weights))
+
+        def forward(self, x: Any) -> Any:
+            if isinstance(model, Sleeping):
+                return Sleep.apply(x, self.weights)  # type: ignore[no-untyped-call]
+            return torch.tanh(x @ self.weights)
+
+    return torch.nn.Sequential(*map(Layer, model.weights))
+
+
+def torch_steps(model: Layers, group: rw.Group, ddp: bool) -> dict[str, Step]:
+    import torch
+    import torch.distributed as dist
+
+    rows = model.rows if isinstance(model, Computing) else 1
+    x = torch.ones(rows, model.args.width)
+    inner = torch_model(model)
+    bucket_mib = model.args.bucket_mib
+    if ddp:
+        wrapped: Any = torch.nn.parallel.DistributedDataParallel(
+            inner, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True
+        )
+    else:
+        wrapped = rw.data_parallel(inner, group, int(bucket_mib * 2**20))
+    parameters = list(inner.parameters())
+
+    def backward() -> None:
+        wrapped.zero_grad(set_to_none=False)
+        wrapped(x).sum().backward()
+
+    def alone() -> None:
+        with wrapped.no_sync():
+            backward()
+
+    def after() -> None:
+        alone()
+        if ddp:
+            for parameter in reversed(parameters):
+                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        else:
+            for number in reversed(range(len(parameters))):
+                wrapped.reducer.mark_ready(number, parameters[number].grad)
+            wrapped.reducer.wait_and_unpack()
+
+    return {"alone": alone, "after": after, "behind": backward}
+
+
+@contextmanager
+def gloo(group: rw.Group) -> Iterator[bool]:
+    """torch.distributed over gloo for these ranks, where torch is there."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        yield False
+        return
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        store = group.broadcast_object(os.path.join(folder, "store"))
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=group.rank, world_size=group.world_size)
+        try:
+            yield True
+        finally:
+            group.barrier()
+            dist.destroy_process_group()
+
+
+# ---- the timeline ----
+
+
+def timeline(model: Layers, group: rw.Group) -> dict[str, list[Span]]:
+    """The spans of all ranks in one step "after" and one "behind"; on rank 0 alone."""
+    found = {}
+    for way in ("after", "behind"):
+        for last in (False, False, True):
+            group.barrier()
+            model.recorder.on, model.recorder.spans = last, []
+            model.step(way, model.traced)
+        every = group.gather_object([vars(span) for span in model.recorder.spans])
+        found[way] = [Span(**span) for spans in every or () for span in spans]
+    model.recorder.on = False
+    return found
+
+
+def write_timeline(timelines: dict[str, dict[str, list[Span]]], folder: Path) -> list[Path]:
+    """Chrome's trace format; and a picture, where matplotlib is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    events: list[dict[str, object]] = []
+    for kind, ways in timelines.items():
+        for way, spans in ways.items():
+            start = min(span.begin for span in spans)
+            for span in spans:
+                begin, length = 1e6 * (span.begin - start), 1e6 * (span.end - span.begin)
+                place = {"pid": f"{kind}, {way}", "tid": f"rank {span.rank} {span.lane}"}
+                events.append({"name": span.name, "ph": "X", "ts": begin, "dur": length, **place})
+    path = folder / "overlap.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    try:
+        return [path, draw(timelines, folder / "overlap.png")]
+    except ImportError:
+        return [path]
+
+
+def draw(timelines: dict[str, dict[str, list[Span]]], path: Path) -> Path:
+    import matplotlib
+
+    matplotlib.use("Agg")  # pictures to files, no screen needed
+    from matplotlib import pyplot
+
+    figure, rows = pyplot.subplots(len(timelines), 2, figsize=(13, 3 * len(timelines)), squeeze=False, sharex="row")
+    colours = {"compute": "#1f77b4", "communication": "#d62728"}
+    for axes, (kind, ways) in zip(rows, timelines.items(), strict=True):
+        for axis, (way, spans) in zip(axes, ways.items(), strict=True):
+            start = min(span.begin for span in spans)
+            lanes = sorted({(span.rank, span.lane) for span in spans}, key=lambda lane: (-lane[0], lane[1]))
+            for span in spans:
+                at, length = 1e3 * (span.begin - start), 1e3 * (span.end - span.begin)
+                lane = lanes.index((span.rank, span.lane))
+                axis.barh(lane, length, left=at, color=colours[span.lane], edgecolor="white", linewidth=0.2)
+            axis.set_yticks(range(len(lanes)), [f"rank {rank} {lane}" for rank, lane in lanes])
+            axis.set(title=f"{kind}, reduced {way} the backward pass", xlabel="ms")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How much of the communication is hidden behind the backward pass.")
+    parser.add_argument("--layers", type=int, default=24, help="layers of the model")
+    parser.add_argument("--width", type=int, default=768, help="each has width x width float32 parameters")
+    parser.add_argument("--bucket-mib", type=float, default=4.0, help="how much is reduced at once")
+    parser.add_argument("--steps", type=int, default=30, help="steps of each way")
+    parser.add_argument("--no-torch", action="store_true", help="rankwise alone")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the timeline")
+    args = parser.parse_args()
+
+    group = rw.init()
+    total = args.layers * args.width**2 * 4 / 2**20
+    if group.rank == 0:
+        head = f"{args.layers} layers, {total:.0f} MiB of gradients, {group.world_size} ranks"
+        print(f"{head}, ms a step: the fastest; at the end the medians")
+        print(f"{'':36}{'alone':>8}{'after':>8}{'behind':>8}{'exposed: after':>15}{'behind':>8}")
+    timelines = {}
+    with nullcontext(False) if args.no_torch else gloo(group) as with_torch:
+        for name, kind in (("sleeping", Sleeping), ("computing", Computing)):
+            model = kind(args, group)
+            balance(model, group)
+            steps: dict[str, Step] = {way: partial(model.step, way) for way in WAYS}
+            measure(f"{name}: GradientReducer", steps, args.steps, group)
+            if with_torch:
+                measure(f"{name}: rw.data_parallel", torch_steps(model, group, False), args.steps, group)
+                measure(f"{name}: torch DDP on gloo", torch_steps(model, group, True), args.steps, group)
+            timelines[name] = timeline(model, group)
+    if group.rank == 0:
+        print("the timeline is in", " and ".join(map(str, write_timeline(timelines, args.out))))
+
+
+if __name__ == "__main__":
+    main()
