@@ -35,9 +35,8 @@ def test_the_table_and_the_timeline(tmp_path: Path) -> None:
     assert str(tmp_path / "overlap.json") in lines[-1]
     events = json.loads((tmp_path / "overlap.json").read_text())["traceEvents"]
     kinds = [f"{kind}, {way}" for kind in ("sleeping", "computing") for way in ("after", "behind")]
-    assert lanes == {
-        (kind, f"rank {r} {lane}") for kind in kinds for r in (0, 1) for lane in ("compute", "communication")
-    }
+    lanes = [f"rank {rank} {lane}" for rank in (0, 1) for lane in ("compute", "communication")]
+    assert {(event["pid"], event["tid"]) for event in events} == {(kind, lane) for kind in kinds for lane in lanes}
     for kind in kinds:
         for rank in (0, 1):
             mine = [event for event in events if event["pid"] == kind and event["tid"].startswith(f"rank {rank} ")]
