@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rankwise._native import SegmentView
@@ -74,7 +74,7 @@ class Trace:
 
     def write(self, path: Path) -> None:
         """OSError where that cannot be."""
-        text = json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
+        text = json.dumps({"format": FORMAT, **vars(self)}, default=vars, separators=(",", ":"))
         path.write_text(text, encoding="utf-8")
 
     @classmethod
