@@ -265,3 +265,39 @@ def test_the_secret_is_in_no_command_line_and_no_message() -> None:
         assert done.returncode == 3
         assert secret not in done.stderr
     assert "key" not in repr(Job(0, 2, secret=b"key"))
+
+
+PORTS = """
+import os
+from pathlib import Path
+import rankwise as rw
+with rw.init() as group:
+    group.all_reduce(1)
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    sockets = {os.readlink(link) for link in links if os.path.islink(link)}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in sockets:  # it listens, and is ours
+                print(table, local.split(":")[0])
+    group.barrier()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_what_listens_does_so_on_this_host_alone(backend: str) -> None:
+    if backend == "gloo":
+        pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "rankwise", "run", "-n", "2", "--backend", backend, "--", "python", "-c", PORTS],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    loopback = "0100007F"  # 127.0.0.1, as the kernel writes it
+    assert set(lines) <= {"done", f"tcp {loopback}"}
+    assert lines.count("done") == 2
+    assert (len(lines) > 2) == (backend == "gloo")
