@@ -144,7 +144,7 @@ void Comm::agree_on_direct() {
 
 Comm::Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout)
     : segment_(std::move(segment)), region_(*segment_->at<Region>(region)), region_offset_(region),
-      steps_(*segment_, region_, rank), mail_(std::make_shared<Mail>(segment_, region_, steps_)), forks_(forks_so_far()) {
+      steps_(*segment_, region_, rank), mail_(Mail::make(segment_, region_, steps_)), forks_(forks_so_far()) {
     set_timeout(timeout);
 }
 
@@ -412,7 +412,10 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     collectives::all_gather(steps_, bytes(&made), bytes(regions.data()), Blocks(n, sizeof made));
     if (color < 0) return nullptr;
     const uint64_t offset = regions[ranks[0]];
-    if (offset == 1) throw OutOfMemory(trouble.empty() ? "split: no shared memory for the new group" : "split: " + trouble);
+    if (offset == 1) {
+        if (trouble.empty()) trouble = "shared memory: " + mib(region_bytes(ranks.size())) + " needed, which rank " + std::to_string(ranks[0]) + " did not get";
+        throw OutOfMemory("split: " + trouble);
+    }
     const int place = int(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
     auto part = std::make_shared<Comm>(segment_, offset, place, timeout());
     part->steps_.set_direct(steps_.direct() && part->steps_.n > 1);

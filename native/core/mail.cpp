@@ -47,6 +47,13 @@ Mail::Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps)
 
 Mail::~Mail() { close(0); }
 
+std::shared_ptr<Mail> Mail::make(std::shared_ptr<Segment> segment, Region& region, Steps& steps) {
+    // In a forked child it is left as it is: its thread is not there, and who knows what that held.
+    return {new Mail(std::move(segment), region, steps), [](Mail* mail) {
+                if (!mail->forked()) delete mail;
+            }};
+}
+
 Mail::Channel* Mail::channel(int from, int to, bool make) {
     std::atomic<uint64_t>& place = region_.channel(from, to);
     uint64_t offset = place.load(std::memory_order_acquire);
@@ -490,6 +497,7 @@ std::string Mail::close(double timeout) {
 void Request::wait(std::optional<double> timeout) {
     if (!complete_) {
         auto mail = mail_.lock();
+        if (mail && mail->forked()) throw Closed("this message is under way in the parent of this forked process");
         if (!mail || mail->closing_) throw Closed("the communicator of this request was closed before it was complete");
         mail->wait_until(timeout.value_or(mail->steps_.timeout), [&] { return complete_.load(); }, this);
     }
@@ -499,7 +507,7 @@ void Request::wait(std::optional<double> timeout) {
 bool Request::done() {
     if (complete_) return true;
     auto mail = mail_.lock();
-    if (!mail) return true;
+    if (!mail || mail->forked()) return true;  // wait says why
     std::lock_guard lock(mail->mutex_);
     mail->progress();
     return complete_ || mail->region_.failed();

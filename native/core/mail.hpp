@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "forks.hpp"
 #include "region.hpp"
 #include "steps.hpp"
 #include "stream.hpp"
@@ -65,7 +66,7 @@ private:
 
 class Mail : public std::enable_shared_from_this<Mail> {
 public:
-    Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps);
+    static std::shared_ptr<Mail> make(std::shared_ptr<Segment> segment, Region& region, Steps& steps);
     ~Mail();
 
     // waits: the caller waits at once, so that no thread need be woken to move the message.
@@ -105,6 +106,8 @@ private:
     struct Channel;
 
     Channel* channel(int from, int to, bool make);
+    Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps);
+    bool forked() const { return forks_ != forks_so_far(); }
     bool progress();  // with mutex_ held; true when a byte moved
     bool push(int to);
     bool pull(int from);
@@ -129,6 +132,7 @@ private:
     Steps& steps_;
     Tracer tracer_;
     const int rank_, n_;
+    const unsigned forks_ = forks_so_far();
     WaitPolicy policy_;
     std::mutex mutex_;
     std::vector<std::deque<std::shared_ptr<Request>>> sends_;     // by destination

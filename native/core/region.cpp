@@ -19,6 +19,18 @@ size_t slot_bytes_for(int nranks) {
     return 64 << 10;
 }
 
+// Where the parts of a region of n ranks lie, from its start.
+struct Layout {
+    size_t channels, members, staging, slot, bytes;
+    explicit Layout(size_t n) {
+        channels = round_up(sizeof(Region) + n * sizeof(Seat), kCacheLine);
+        members = round_up(channels + n * n * sizeof(uint64_t), kCacheLine);
+        staging = round_up(members + n * sizeof(int32_t), 4096);
+        slot = slot_bytes_for(int(n));
+        bytes = staging + (n > 1 ? n * kSlots * slot : 0);
+    }
+};
+
 }  // namespace
 
 const char* name(Op op) {
@@ -57,25 +69,22 @@ std::string Call::words() const {
     return text + ")";
 }
 
+size_t region_bytes(size_t n) { return Layout(n).bytes; }
+
 uint64_t create_region(Segment& segment, const std::vector<int>& members) {
     const size_t n = members.size();
-    const size_t table = sizeof(Region) + n * sizeof(Seat);
-    const size_t channels = round_up(table, kCacheLine);
-    const size_t roll = round_up(channels + n * n * sizeof(uint64_t), kCacheLine);
-    const size_t staging = round_up(roll + n * sizeof(int32_t), 4096);
-    const size_t slot = slot_bytes_for(int(n));
-    const size_t bytes = staging + (n > 1 ? n * kSlots * slot : 0);
-    const uint64_t offset = segment.allocate(bytes, BlockKind::Region);
+    const Layout layout(n);
+    const uint64_t offset = segment.allocate(layout.bytes, BlockKind::Region);
     Region& region = *segment.at<Region>(offset);
-    region.bytes = bytes;
+    region.bytes = layout.bytes;
     region.nranks = int32_t(n);
     region.number = segment.header().groups.fetch_add(1);
     region.seated = uint32_t(n);
-    region.slot_bytes = slot;
-    region.staging = staging;
-    region.channels = channels;
-    region.members = roll;
-    std::copy(members.begin(), members.end(), reinterpret_cast<int32_t*>(region.base() + roll));
+    region.slot_bytes = layout.slot;
+    region.staging = layout.staging;
+    region.channels = layout.channels;
+    region.members = layout.members;
+    std::copy(members.begin(), members.end(), reinterpret_cast<int32_t*>(region.base() + layout.members));
     for (int member : members)  // a rank whose end was marked before it could be marked here
         if (segment.record(member).exited.load()) region_lost_rank(region, member);
     return offset;

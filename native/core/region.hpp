@@ -105,6 +105,8 @@ struct Region {
     bool asleep() const;  // whether any rank is, or is about to be
 };
 
+// The room that a region of n ranks takes.
+size_t region_bytes(size_t n);
 // A new region for these world ranks; its offset in the segment.
 uint64_t create_region(Segment& segment, const std::vector<int>& members);
 

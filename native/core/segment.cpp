@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -36,8 +37,6 @@ constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit 
     throw Error(std::string(what) + ": " + std::strerror(errno));
 }
 
-std::string mib(size_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
-
 std::string signal_name(int number) {
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 32)
     if (const char* name = sigabbrev_np(number)) return std::string("SIG") + name;
@@ -45,14 +44,23 @@ std::string signal_name(int number) {
     return "signal " + std::to_string(number);
 }
 
+size_t limit_of(decltype(RLIMIT_AS) resource) {
+    rlimit limit;
+    return getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? size_t(limit.rlim_cur) : SIZE_MAX;
+}
+
 uint8_t* map(int fd, size_t bytes) {
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base == MAP_FAILED && errno == ENOMEM)
+        throw OutOfMemory("the shared segment needs " + mib(bytes) + " of addresses, " + mib(limit_of(RLIMIT_AS)) + " may be used in all (ulimit -v)");
     if (base == MAP_FAILED) fail_system("mapping the shared segment");
     madvise(base, bytes, MADV_DONTDUMP);
     return static_cast<uint8_t*>(base);
 }
 
 }  // namespace
+
+std::string mib(size_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
 
 size_t available_memory() {
     size_t available = SIZE_MAX;
@@ -84,7 +92,10 @@ std::shared_ptr<Segment> Segment::create(int world_size) {
     const size_t traces = round_up(sizeof(SegmentHeader) + world_size * sizeof(RankRecord), kPage);
     const size_t head = round_up(traces + world_size * kTraced * sizeof(TraceEntry), kPage);
     size_t pages = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-    size_t bytes = round_up(std::max<size_t>(2 * pages, size_t(4) << 30), kPage);
+    size_t bytes = std::max<size_t>(2 * pages, size_t(4) << 30);
+    bytes = std::min({bytes, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / kPage * kPage;
+    if (const size_t least = head + region_bytes(world_size) + 3 * kPage; bytes < least)
+        throw OutOfMemory("the shared segment needs " + mib(least) + ", " + mib(bytes) + " are available under this process's limits (ulimit -v, -f)");
 
     int fd = memfd_create("rankwise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) fail_system("memfd_create");
@@ -180,8 +191,10 @@ uint64_t Segment::allocate(size_t bytes, BlockKind kind) {
         throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(free) + " available");
     HeapLock lock(*header_, kPatience);
     lock.check();
+    size_t largest = 0;  // free block
     for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next) {
         Block& block = *at<Block>(offset);
+        if (block.kind == BlockKind::Free) largest = std::max<size_t>(largest, block.bytes);
         if (block.kind != BlockKind::Free || block.bytes < need) continue;
         // Commit the pages now: a page that cannot be had is an error here, not a SIGBUS later.
         const size_t remainder = block.bytes - need;
@@ -196,7 +209,7 @@ uint64_t Segment::allocate(size_t bytes, BlockKind kind) {
         block.kind = kind;
         return offset + kPage;
     }
-    throw OutOfMemory("shared memory: " + mib(need) + " needed, the segment of " + mib(header_->bytes) + " has no room");
+    throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(largest) + " available in one piece of the segment's " + mib(header_->bytes));
 }
 
 void Segment::release(uint64_t offset) {
@@ -245,7 +258,7 @@ void Segment::mark_exited(int rank, int32_t status) {
 
 std::string Segment::how_it_ended(int rank) const {
     const RankRecord& r = record(rank);
-    const auto until = Clock::now() + std::chrono::milliseconds(100);
+    const auto until = Clock::now() + std::chrono::milliseconds(400);
     while (r.exit_status.load() == kStatusUnknown && Clock::now() < until) usleep(1000);
     const int32_t status = r.exit_status.load();
     if (!r.exited.load() && status == kStatusUnknown) return "left the group";

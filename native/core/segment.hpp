@@ -78,8 +78,8 @@ public:
 
     // The process of `rank` ended: record it, and fail every group in which it still sat.
     void mark_exited(int rank, int32_t status);
-    // "was killed by SIGKILL", "exited with status 3": what is known of a rank that ended. Waits
-    // a moment for whoever reaps the process to say how.
+    // "was killed by SIGKILL", "exited with status 3": what is known of a rank that ended. Waits a
+    // moment for whoever reaps the process to say how: one that left its groups is mostly about to exit.
     std::string how_it_ended(int rank) const;
 
 private:
@@ -93,5 +93,6 @@ private:
 
 // Bytes that may still be taken before the machine or the cgroup runs out.
 size_t available_memory();
+std::string mib(size_t bytes);  // "3 MiB"
 
 }  // namespace rankwise

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "errors.hpp"
-#include "forks.hpp"
 
 namespace rankwise {
 
@@ -52,6 +51,7 @@ void Task::drop(std::exception_ptr why) {
 void Task::wait(double timeout) {
     const auto since = Clock::now();
     for (uint32_t seen; !((seen = state_.load()) & kDone);) {
+        if (forks_ != forks_so_far()) throw Closed("this operation is under way in the parent of this forked process");
         if (running_stream && home_ == running_stream) throw Error("work on a stream cannot wait for what is queued behind it on the same stream");
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
         if (left.count() <= 0)

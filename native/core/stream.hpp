@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "forks.hpp"
 #include "waiting.hpp"
 
 namespace rankwise {
@@ -32,6 +33,7 @@ private:
     std::function<void()> body_;
     std::exception_ptr failure_;
     std::atomic<uint32_t> state_{0};  // futex: kDone, and a count of nudges above it
+    const unsigned forks_ = forks_so_far();
     const void* home_ = nullptr;      // the stream it is queued on
     bool foreign_ = false;
 };

@@ -47,7 +47,7 @@ inline thread_local bool is_engine_thread = false;  // started by the engine: no
 inline bool interrupted() { return !is_engine_thread && interrupt_check(); }
 
 // The longest sleep between two looks at deadline, abort mark and interrupts.
-inline constexpr std::chrono::milliseconds kLongestNap{200};
+inline constexpr std::chrono::milliseconds kLongestNap{100};
 
 // How long to sleep with `left` seconds to the deadline.
 inline std::chrono::nanoseconds nap_before(std::chrono::duration<double> left) {

@@ -1,4 +1,4 @@
-"""The end of the interpreter: everything that is still open is closed, in CLOSE_TIMEOUT altogether."""
+"""The end of the interpreter: everything that is still open is closed, in EXIT_TIMEOUT altogether."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Turn(IntEnum):
 
 
 CLOSE_TIMEOUT = 1.0  # seconds that close() gives to pending work unless told otherwise
+EXIT_TIMEOUT = 0.7  # seconds for all of it at the interpreter's end, which with the rest then takes less than one
 
 _closers: dict[Turn, Callable[[Callable[[], float]], None]] = {}
 
@@ -27,6 +28,6 @@ def close_at_exit(turn: Turn, close: Callable[[Callable[[], float]], None]) -> N
 
 @atexit.register
 def _close_all() -> None:
-    end = time.monotonic() + CLOSE_TIMEOUT
+    end = time.monotonic() + EXIT_TIMEOUT
     for _, close in sorted(_closers.items()):
         close(lambda: max(0.0, end - time.monotonic()))

@@ -16,6 +16,7 @@ from types import FrameType
 
 from rankwise.api.launch import Job, Rank, signal_name
 from rankwise.api.relay import Relay
+from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import Settings
 from rankwise.tools.cli import Parser
 from rankwise.tools.keep import Keep
@@ -72,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         return _run(job, relay, keep)
     except FileNotFoundError as error:
         return _refuse(str(error), NOT_FOUND)
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError, RankwiseError) as error:
         return _refuse(str(error), 2)
 
 
