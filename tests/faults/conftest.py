@@ -18,8 +18,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _row(item: Any) -> Row:
     number, what = item.get_closest_marker("fault").args
-    backend = item.callspec.params.get("backend")
-    return rows.setdefault((number, f"{what}, {backend}" if backend else what), Row())
+    variant = [str(value) for name, value in item.callspec.params.items() if name != "trial"]
+    return rows.setdefault((number, ", ".join([what, *variant])), Row())
 
 
 @pytest.fixture

@@ -22,6 +22,14 @@ HANG = 40.0  # seconds after which what has not happened counts as a hang
 PROGRAM = Path(__file__).with_name("rank.py")
 
 
+def lives(pid: int) -> bool:
+    """Whether a process runs: one that has ended does not, though nobody reaped it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 class Crew:
     """`n` ranks that run `place` of rank.py until something happens to them.
 
@@ -102,6 +110,19 @@ class Crew:
             self._read(min(left, 0.2))
         return self.of(what)
 
+    def one(self, what: str, rank: int) -> Report:
+        """Wait for this report of one rank."""
+        end = time.monotonic() + HANG
+        while rank not in (found := self.of(what)):
+            assert time.monotonic() < end, f"rank {rank} did not report {what!r} within {HANG:g} s"
+            self._read(0.2)
+        return found[rank]
+
+    def drain(self) -> None:
+        """Take what was reported until now."""
+        while self._read(0):
+            pass
+
     def signal(self, rank: int, signum: int) -> float:
         """Send a rank a signal; when that was."""
         at = time.monotonic()
@@ -114,8 +135,7 @@ class Crew:
         while self.launcher.poll() is None:
             assert time.monotonic() < end, f"the job had not ended after {HANG:g} s"
             self._read(0.01)
-        while self._read(0):
-            pass
+        self.drain()
         return self.launcher.returncode
 
     def errors(self, but: int) -> dict[int, Report]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -121,8 +125,142 @@ def parts(rank: Rank, group: rw.Group) -> None:
         raise
 
 
+def leave_early(rank: Rank, group: rw.Group, victim: int, way: str, status: int) -> None:
+    """After some operations one rank ends in its own way, which the others did not expect."""
+    for _ in range(rank.common.randrange(30)):
+        group.all_reduce(np.ones(rank.common.choice((1, 10_000))))
+    if group.rank == victim:
+        rank.report("leaves")
+        if way == "raises":
+            raise LookupError("lost my keys")
+        if way == "os._exit":
+            os._exit(status)
+        sys.exit(status)
+    barrier(rank, group)
+
+
+def sums(rank: Rank, group: rw.Group, rounds: int) -> None:
+    """All_reduces of any size, each checked."""
+    for turn in range(rounds):
+        x = np.full(rank.common.choice((1, 1_000, 100_000, 2_000_000)), group.rank + turn, np.float64)
+        group.all_reduce(x)
+        assert (x == sum(range(group.world_size)) + turn * group.world_size).all(), "a wrong sum"
+        if turn % 10 == 0:
+            rank.report("sums", turn=turn)
+
+
+def blocked(rank: Rank, group: rw.Group, kept: int, how: str) -> None:
+    """All but one rank wait, each for ever, for that one, which sleeps."""
+    if group.rank == kept:
+        rank.report("blocked")
+        time.sleep(60)
+    calls = {
+        "barrier": group.barrier,
+        "all_reduce": lambda: group.all_reduce(np.ones(100_000)),
+        "recv": lambda: group.recv((3,), kept),
+        "wait": lambda: group.all_reduce(np.ones(3), async_op=True).wait(),
+        "split": lambda: group.split(0),
+        "object": lambda: group.all_gather_object([1, 2]),
+    }
+    rank.report("blocked")
+    calls[how]()
+
+
+def leave_pending(rank: Rank, group: rw.Group, state: str) -> None:
+    """The interpreter ends while something is under way that nobody completes."""
+    for _ in range(rank.common.randrange(5)):
+        group.all_reduce(np.ones(1000))
+    peer = (group.rank + 1) % group.world_size
+    if state == "nothing":
+        group.all_reduce(np.ones(3), async_op=True).wait()
+    elif state == "irecv":
+        group.irecv((3,), peer)
+    elif state == "isend":
+        group.isend(np.ones(1_000_000), peer)
+    elif state == "operation" and group.rank == 0:
+        group.all_reduce(np.ones(3), async_op=True)
+    elif state == "function":
+        group.all_reduce(np.ones(3), lambda a, b: time.sleep(30), async_op=True)
+    elif state == "thread":
+        blocked = rank.common.choice((lambda: group.recv((3,), peer), group.barrier))
+        if group.rank == 0:
+            threading.Thread(target=quietly, args=(blocked,), daemon=True).start()
+    elif state == "busy thread":
+        threading.Thread(target=quietly, args=(lambda: barrier(rank, group),), daemon=True).start()
+    elif state == "cycle":
+        part = group.dup()
+        part.me = part
+    time.sleep(rank.own.uniform(0, 0.02))
+    rank.report("leaves")
+
+
+def quietly(call: Callable[[], object]) -> None:
+    with suppress(rw.RankwiseError):
+        call()
+
+
+def fork(rank: Rank, group: rw.Group, state: str, way: str) -> None:
+    """A child of a rank is none; what it does, and how it ends, does the parent no harm."""
+    peer, source = (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
+    group.all_reduce(np.ones(3), async_op=True).wait()  # threads of the engine exist from here on
+    receiving = group.irecv((3,), source)
+    under_way = group.all_reduce(np.ones(300_000), async_op=True) if state == "operation" else None
+    if state == "busy thread":
+        other = group.dup()
+        busy = threading.Thread(target=lambda: [other.all_reduce(np.ones(10_000)) for _ in range(300)])
+        busy.start()
+    child = os.fork()
+    if child == 0:
+        uses = [group.barrier, lambda: group.send(1, 0), receiving.wait, lambda: group.split(0)]
+        if under_way is not None:
+            uses.append(under_way.wait)
+        refused = 0
+        for use in uses:
+            try:
+                use()
+            except rw.ClosedError:
+                refused += 1
+        if refused < len(uses):
+            os._exit(99)
+        if way == "close":
+            group.close()
+        if way == "del":
+            del group, receiving, under_way
+            gc.collect()
+        if way == "os._exit":
+            os._exit(7)
+        if way == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(7)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == (-signal.SIGKILL if way == "kill" else 7), f"the child ended with {status}"
+    if under_way is not None:
+        assert under_way.wait()[0] == group.world_size
+    if state == "busy thread":
+        busy.join()
+    group.send(np.full(3, float(group.rank)), peer)
+    assert (receiving.wait() == source).all()
+    assert group.all_reduce(1) == group.world_size
+    rank.report("goes on")
+
+
 PLACES: dict[str, Callable[..., object]] = {
-    place.__name__: place for place in (all_reduce, barrier, send_and_recv, asleep, in_python, works, anything, init)
+    place.__name__: place
+    for place in (
+        all_reduce,
+        barrier,
+        send_and_recv,
+        asleep,
+        in_python,
+        works,
+        anything,
+        init,
+        leave_early,
+        sums,
+        blocked,
+        leave_pending,
+        fork,
+    )
 }
 
 
@@ -139,7 +277,7 @@ def main() -> None:
         PLACES[place](rank, group, *json.loads(args))
     except (rw.RankwiseError, KeyboardInterrupt, RuntimeError) as error:
         rank.report_error(error)
-        if group is not None:
+        if group is not None and not isinstance(error, KeyboardInterrupt):
             try:
                 group.barrier()
             except rw.RankwiseError as again:

@@ -1,0 +1,34 @@
+"""Odd arrays and odd numbers: the scenarios of the conformance suite, on ranks drawn at random."""
+
+from __future__ import annotations
+
+import pytest
+
+from faults.trials import Trial, fault
+from rankwise.testing import run_ranks
+from rankwise.testing.scenarios.arguments import ARGUMENTS
+from rankwise.testing.scenarios.memory import MEMORY
+from rankwise.testing.scenarios.numerics import NUMERICS, random_reals
+
+both = pytest.mark.parametrize("backend", ["threads", "shm"])
+
+
+@both
+@fault(13, "odd arrays and arguments", few=3, full=60)
+def test_odd_arrays(trial: Trial, backend: str) -> None:
+    scenario = trial.rng.choice([*MEMORY, *ARGUMENTS])
+    print(scenario.__name__)
+    run_ranks(trial.rng.randint(2, 5), scenario, backend=backend, timeout=60)
+
+
+@both
+@fault(14, "odd numbers", few=3, full=40)
+def test_odd_numbers(trial: Trial, backend: str) -> None:
+    scenario = trial.rng.choice(NUMERICS)
+    print(scenario.__name__)
+    run_ranks(trial.rng.randint(2, 5), scenario, backend=backend, timeout=60)
+
+
+@fault(14, "sums of many ranks in narrow types", few=1, full=5)
+def test_many_terms(trial: Trial) -> None:
+    run_ranks(trial.rng.randint(32, 64), random_reals, timeout=100)

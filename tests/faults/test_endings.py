@@ -1,0 +1,95 @@
+"""A rank, or the launcher, that ends before its time or stands still for a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from faults.crew import Crew, lives
+from faults.trials import Trial, fault
+from rankwise import Group, PeerLostError
+from rankwise.testing import RanksFailed, run_ranks
+
+
+@fault(2, "the launcher is killed", few=2, full=40)
+def test_launcher_killed(trial: Trial) -> None:
+    n = trial.rng.randint(1, 4)
+    with Crew(trial, n, trial.rng.choice(["barrier", "in_python", "anything", "asleep"])) as crew:
+        if trial.rng.random() < 0.7:
+            crew.all("ready")
+            trial.moment(0.1)
+        else:
+            trial.moment(0.5)
+        at = time.monotonic()
+        crew.launcher.kill()
+        crew.launcher.wait()
+        crew.drain()
+        while any(lives(pid) for pid in crew.pids.values()):
+            assert time.monotonic() < at + 10, "ranks outlive their launcher"
+            time.sleep(0.001)
+        trial.took(time.monotonic() - at)
+
+
+@pytest.mark.parametrize("way", ["raises", "sys.exit", "os._exit", "returns"])
+@fault(3, "leaves early", few=2, full=25)
+def test_a_rank_ends_early(trial: Trial, way: str) -> None:
+    n = trial.rng.randint(2, 4)
+    victim = trial.rng.randrange(n)
+    status = {"raises": 1, "returns": 0}.get(way, trial.rng.randint(2, 120))
+    with Crew(trial, n, "leave_early", victim, way, status) as crew:
+        code = crew.end()
+        left = crew.of("leaves")[victim]["at"]
+        errors = crew.errors(but=victim)
+        trial.took(max(error["at"] for error in errors.values()) - left)
+        for error in errors.values():
+            assert (error["type"], error["lost"]) == ("PeerLostError", victim), error
+            assert error["how"] == f"exited with status {status}", error
+        assert code == status
+        if status:
+            assert f"rankwise: rank {victim} (pid {crew.pids[victim]}) exited with status {status}" in crew.stderr
+
+
+@fault(3, "raises, as a thread", few=3, full=60)
+def test_a_thread_raises(trial: Trial) -> None:
+    n = trial.rng.randint(2, 5)
+    victim, before = trial.rng.randrange(n), trial.rng.randrange(50)
+    when: dict[int, float] = {}
+    told: dict[int, tuple[int, str]] = {}
+
+    def body(group: Group) -> None:
+        for _ in range(before):
+            group.all_reduce(1)
+        if group.rank == victim:
+            when[victim] = time.monotonic()
+            raise LookupError("lost my keys")
+        try:
+            group.barrier()
+        except PeerLostError as error:
+            when[group.rank], told[group.rank] = time.monotonic(), (error.rank, error.how)
+            raise
+
+    with pytest.raises(RanksFailed, match="lost my keys") as caught:
+        run_ranks(n, body, timeout=20)
+    assert len(caught.value.failures) == len(when) == n
+    assert list(told.values()) == [(victim, "raised LookupError")] * (n - 1)
+    trial.took(max(when.values()) - when[victim])
+
+
+@fault(4, "stopped for a while and continued", few=1, full=15)
+def test_stopped_and_continued(trial: Trial) -> None:
+    n = trial.rng.randint(2, 4)
+    with Crew(trial, n, "sums", 150) as crew:
+        crew.all("ready")
+        trial.moment(0.2)
+        stopped = [rank for rank in range(n) if trial.rng.random() < 0.4] or [trial.rng.randrange(n)]
+        for rank in stopped:
+            os.kill(crew.pids[rank], signal.SIGSTOP)
+        time.sleep(3)
+        for rank in stopped:
+            os.kill(crew.pids[rank], signal.SIGCONT)
+        assert crew.end() == 0, crew.stderr
+        assert crew.stderr == ""
+        assert not crew.of("error")
