@@ -25,6 +25,11 @@ void bind_registered(nb::module_& m);
 using Address = uint64_t;
 inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
+inline uint64_t checked_count(int64_t count) {
+    if (count < 0) throw rankwise::BadArgument("count: " + std::to_string(count) + " given, expected a number of elements of at least 0");
+    return uint64_t(count);
+}
+
 inline rankwise::DType checked_dtype(int dtype) {
     if (dtype < 0 || dtype >= rankwise::kDTypes)
         throw rankwise::BadArgument("dtype: " + std::to_string(dtype) + " given, expected a DType");

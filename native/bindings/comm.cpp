@@ -1,4 +1,5 @@
 #include "shortcuts.hpp"
+#include "sites.hpp"
 #include "streams.hpp"
 
 using namespace rankwise;
@@ -10,7 +11,7 @@ using Release = nb::call_guard<ReleaseGil>;
 
 // How a parameter of an operation comes from Python.
 template <class T> struct From {
-    using Type = std::decay_t<T>;
+    using Type = T;
     static const Type& convert(const Type& value) { return value; }
 };
 template <> struct From<void*> {
@@ -18,6 +19,18 @@ template <> struct From<void*> {
     static void* convert(Address address) { return pointer(address); }
 };
 template <> struct From<const void*> : From<void*> {};
+template <> struct From<uint64_t> {
+    using Type = int64_t;
+    static uint64_t convert(int64_t count) { return checked_count(count); }
+};
+template <> struct From<Counts> {
+    using Type = std::vector<int64_t>;
+    static Counts convert(const Type& counts) {
+        for (int64_t count : counts)
+            if (count < 0) throw BadArgument("counts: " + std::to_string(count) + " among those given, expected numbers of elements of at least 0");
+        return Counts(counts.begin(), counts.end());
+    }
+};
 template <> struct From<DType> {
     using Type = int;
     static DType convert(int number) { return checked_dtype(number); }
@@ -27,29 +40,49 @@ template <> struct From<ReduceOp> {
     static ReduceOp convert(int number) { return checked_op(number); }
 };
 
+struct Started {
+    explicit Started(const std::string& site) { started_at = &site; }
+    ~Started() { started_at = nullptr; }
+};
+
 // The operation in the calling thread, and the operation on the communicator's stream.
 template <class... A> auto blocking(void (Comm::*operation)(A...)) {
-    return [operation](Comm& c, const typename From<A>::Type&... args) { (c.*operation)(From<A>::convert(args)...); };
+    return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args) {
+        (c.*operation)(From<std::decay_t<A>>::convert(args)...);
+    };
 }
 template <class... A> auto started(void (Comm::*operation)(A...)) {
-    return [operation](Comm& c, const typename From<A>::Type&... args) {
-        return c.start([&c, operation, args...] { (c.*operation)(From<A>::convert(args)...); });
+    return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args) {
+        return c.start([&c, operation, site = python_site(), ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
+            Started started(site);
+            (c.*operation)(converted...);
+        });
     };
 }
 
 // A Python function on the communicator's stream, in its turn.
-std::shared_ptr<Task> start_call(Comm& c, nb::callable function) { return c.start(python_piece(std::move(function)), true); }
-
-std::shared_ptr<Request> start_send(Comm& c, Address ptr, uint64_t count, int dtype, int dest, int tag) {
-    const DType type = checked_dtype(dtype);
-    ReleaseGil released;
-    return c.send(pointer(ptr), count, type, dest, tag);
+std::shared_ptr<Task> start_call(Comm& c, nb::callable function) {
+    return c.start(
+        [piece = python_piece(std::move(function)), site = python_site()] {
+            started_at = &site;  // no destructor undoes it: the interpreter's end may unwind this frame
+            piece();
+            started_at = nullptr;
+        },
+        true);
 }
 
-std::shared_ptr<Request> start_recv(Comm& c, Address ptr, uint64_t count, int dtype, int src, int tag) {
+std::shared_ptr<Request> start_send(Comm& c, Address ptr, int64_t count, int dtype, int dest, int tag) {
     const DType type = checked_dtype(dtype);
+    const uint64_t elements = checked_count(count);
     ReleaseGil released;
-    return c.recv(pointer(ptr), count, type, src, tag);
+    return c.send(pointer(ptr), elements, type, dest, tag);
+}
+
+std::shared_ptr<Request> start_recv(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag) {
+    const DType type = checked_dtype(dtype);
+    const uint64_t elements = checked_count(count);
+    ReleaseGil released;
+    return c.recv(pointer(ptr), elements, type, src, tag);
 }
 
 std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int tag) {
@@ -98,6 +131,8 @@ void bind_comm(nb::module_& m) {
         .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
         .def("start_call", &start_call, nb::arg("function"))
+        .def("hold", &Comm::hold, Release())
+        .def("release", &Comm::release)
         .def("sync", &Comm::sync, Release())
         .def("record_event", &Comm::record_event, nb::arg("event"))
         .def("wait_event", &Comm::wait_event, nb::arg("event"))

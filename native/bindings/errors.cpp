@@ -11,6 +11,17 @@ nb::dict by_rank(const rankwise::Calls& calls) {
     return d;
 }
 
+nb::tuple ranks(const std::vector<int>& numbers) {
+    nb::list all;
+    for (int rank : numbers) all.append(rank);
+    return nb::tuple(all);
+}
+
+// The stacks that ranks have told; where none has, that of the thread which gets the error.
+std::string stacks_in_words(const nb::dict& stacks) {
+    return nb::cast<std::string>(nb::module_::import_("rankwise.contract.stacks").attr("in_words")(stacks));
+}
+
 void raise(const nb::object& error) { PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr()); }
 
 void translate(const std::exception_ptr& p, void*) {
@@ -20,15 +31,17 @@ void translate(const std::exception_ptr& p, void*) {
     } catch (const Interrupted&) {  // the signal handler's exception is pending already
     } catch (const PeerLost& e) {
         raise(python_error("PeerLostError")(e.what(), nb::arg("rank") = e.rank, nb::arg("how") = e.how,
-                                            nb::arg("operation") = e.operation, nb::arg("sequence") = e.sequence));
+                                            nb::arg("operation") = e.operation, nb::arg("sequence") = e.sequence,
+                                            nb::arg("host") = e.host, nb::arg("pid") = e.pid));
     } catch (const Mismatch& e) {
-        raise(python_error("MismatchError")(e.what(), nb::arg("calls") = by_rank(e.calls), nb::arg("sequence") = e.sequence));
+        raise(python_error("MismatchError")(e.what(), nb::arg("calls") = by_rank(e.calls), nb::arg("sequence") = e.sequence,
+                                            nb::arg("sites") = by_rank(e.sites), nb::arg("different") = ranks(e.different)));
     } catch (const TimedOut& e) {
-        nb::list missing;
-        for (int rank : e.missing) missing.append(rank);
-        raise(python_error("CollectiveTimeout")(e.what(), nb::arg("limit") = e.limit, nb::arg("missing") = nb::tuple(missing),
+        nb::dict stacks = by_rank(e.stacks);
+        const std::string text = e.what() + stacks_in_words(stacks);
+        raise(python_error("CollectiveTimeout")(text, nb::arg("limit") = e.limit, nb::arg("missing") = ranks(e.missing),
                                                 nb::arg("states") = by_rank(e.states), nb::arg("operation") = e.operation,
-                                                nb::arg("sequence") = e.sequence));
+                                                nb::arg("sequence") = e.sequence, nb::arg("stacks") = stacks));
     } catch (const Closed& e) {
         raise(python_error("ClosedError")(e.what()));
     } catch (const BadArgument& e) {

@@ -161,14 +161,31 @@ bool scatter_to_here(Comm& c, const Plain& part, int src, int64_t* header) {
     return fits;
 }
 
+// The communicator for the calls of this thread alone.
+class Turn {
+public:
+    explicit Turn(Comm& c) : c_(c) {
+        ReleaseGil released;
+        c.hold();
+    }
+    ~Turn() { c_.release(); }
+    Turn(const Turn&) = delete;
+
+private:
+    Comm& c_;
+};
+
 // After the header the others count on this rank: where `out` does not fit, `rest(header)` goes on.
 bool scatter(Comm& c, nb::handle array, int src, nb::handle out, nb::handle rest) {
     const Plain part(out, true);
     if (!part || part.dims() == 0 || src < 0 || src >= c.world_size()) return false;
     if (src == c.rank()) {
         const Plain x(array, false);
-        return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
+        if (!fits_split(c, x, part, true)) return false;
+        const Turn turn(c);
+        return scatter_from_here(c, x, part, src);
     }
+    const Turn turn(c);
     int64_t header[kHeader] = {};
     if (scatter_to_here(c, part, src, header)) return true;
     nb::list told;

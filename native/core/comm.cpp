@@ -33,41 +33,69 @@ uint64_t digest(const Counts& counts) {
 // A collective call: waits for its turn among this rank's threads, announces itself, and ends.
 class Comm::Call_ {
 public:
-    Call_(Comm& comm, const Call& call, uint64_t bytes = 0) : comm_(comm) {
-        comm.check_open();
-        comm.stream_.sync(comm.timeout());  // what was queued before comes first
-        uint32_t free = 0;
-        if (!comm.busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) wait_turn();
+    Call_(Comm& comm, const Call& call, uint64_t bytes = 0) : comm_(comm), within_hold_(!comm.take_turn()) {
         try {
             comm.check_open();
             comm.steps_.begin(call, bytes);
         } catch (...) {
-            release();
+            leave();
             throw;
         }
     }
     ~Call_() {
         comm_.steps_.end(std::uncaught_exceptions() > 0);
-        release();
+        leave();
     }
 
 private:
-    void wait_turn() {
-        const auto since = Clock::now();
-        while (comm_.busy_.exchange(2, std::memory_order_acquire) != 0) {
-            futex_sleep(comm_.busy_, 2, kLongestNap);
-            comm_.check_open();
-            if (interrupted()) throw Interrupted();
-            if (Clock::now() - since > std::chrono::duration<double>(comm_.timeout()))
-                throw TimedOut("another thread's call on this communicator did not end within " + seconds(comm_.timeout()),
-                               comm_.timeout(), {}, comm_.steps_.states(), "", -1);
-        }
-    }
-    void release() {
-        if (comm_.busy_.exchange(0, std::memory_order_release) == 2) futex_wake_all(comm_.busy_);
+    void leave() {
+        if (!within_hold_) comm_.leave_turn();
     }
     Comm& comm_;
+    const bool within_hold_;
 };
+
+// After what was queued before, one at a time. False where this thread has the turn already.
+bool Comm::take_turn() {
+    check_open();
+    if (!stream_.idle()) {
+        if (held_here()) return false;
+        stream_.sync(timeout());
+    }
+    uint32_t free = 0;
+    if (busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) return true;
+    if (held_here()) return false;
+    const auto since = Clock::now();
+    while (busy_.exchange(2, std::memory_order_acquire) != 0) {
+        futex_sleep(busy_, 2, kLongestNap);
+        check_open();
+        if (interrupted()) throw Interrupted();
+        if (Clock::now() - since > std::chrono::duration<double>(timeout()))
+            throw TimedOut("another thread's call on this communicator did not end within " + seconds(timeout()), timeout(), {},
+                           steps_.states(), "", -1);
+    }
+    return true;
+}
+
+void Comm::leave_turn() {
+    if (busy_.exchange(0, std::memory_order_release) == 2) futex_wake_all(busy_);
+}
+
+bool Comm::held_here() const { return holder_.load() == std::this_thread::get_id(); }
+
+void Comm::hold() {
+    if (!held_here()) {
+        take_turn();
+        holder_ = std::this_thread::get_id();
+    }
+    ++holds_;
+}
+
+void Comm::release() {
+    if (--holds_ > 0) return;
+    holder_ = std::thread::id();
+    leave_turn();
+}
 
 namespace {
 // The time in which the ranks meet, in this rank's trace.

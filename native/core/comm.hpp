@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "mail.hpp"
@@ -64,6 +65,10 @@ public:
     void wait_event(uint64_t event);
     // Until all that was started so far has run. Throws TimedOut.
     void sync_stream();
+    // Between hold and release this thread's calls have the communicator for themselves: no other
+    // thread's comes in between, nor does what is started meanwhile. May be nested.
+    void hold();
+    void release();
     // The same, blocking.
     void send_now(const void* data, uint64_t count, DType dtype, int to, int tag);
     void recv_now(void* data, uint64_t count, DType dtype, int from, int tag);
@@ -79,6 +84,9 @@ public:
 private:
     class Call_;
     friend class Call_;
+    bool take_turn();
+    void leave_turn();
+    bool held_here() const;
     void agree_on_direct();
     void hold_for(const std::shared_ptr<Task>& mark);
     void complete(const std::shared_ptr<Request>& request);
@@ -93,6 +101,8 @@ private:
     std::shared_ptr<Mail> mail_;
     Stream stream_;
     std::atomic<uint32_t> busy_{0};  // futex: 0 free, 1 a call is under way, 2 and others wait
+    std::atomic<std::thread::id> holder_{};  // the thread between hold and release
+    int holds_ = 0;                  // how deep that is nested
     std::atomic<bool> closing_{false};  // close has begun: it still lets finish what was started
     std::atomic<bool> closed_{false};
     const unsigned forks_;           // how often this process had been forked off when it joined

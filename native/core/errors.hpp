@@ -18,15 +18,19 @@ struct PeerLost : Error {
     int rank;
     std::string how, operation;
     int64_t sequence;
-    PeerLost(const std::string& text, int rank, std::string how, std::string operation, int64_t sequence)
-        : Error(text), rank(rank), how(std::move(how)), operation(std::move(operation)), sequence(sequence) {}
+    std::string host;
+    int pid;
+    PeerLost(const std::string& text, int rank, std::string how, std::string operation, int64_t sequence, std::string host = "", int pid = 0)
+        : Error(text), rank(rank), how(std::move(how)), operation(std::move(operation)), sequence(sequence),
+          host(std::move(host)), pid(pid) {}
 };
 
 struct Mismatch : Error {
-    Calls calls;
+    Calls calls, sites;
+    std::vector<int> different;  // ranks whose calls are not what most called
     int64_t sequence;
-    Mismatch(const std::string& text, Calls calls, int64_t sequence)
-        : Error(text), calls(std::move(calls)), sequence(sequence) {}
+    Mismatch(const std::string& text, Calls calls, Calls sites, std::vector<int> different, int64_t sequence)
+        : Error(text), calls(std::move(calls)), sites(std::move(sites)), different(std::move(different)), sequence(sequence) {}
 };
 
 struct TimedOut : Error {
@@ -35,10 +39,11 @@ struct TimedOut : Error {
     Calls states;
     std::string operation;
     int64_t sequence;
+    Calls stacks;
     TimedOut(const std::string& text, double limit, std::vector<int> missing, Calls states,
-             std::string operation, int64_t sequence)
+             std::string operation, int64_t sequence, Calls stacks = {})
         : Error(text), limit(limit), missing(std::move(missing)), states(std::move(states)),
-          operation(std::move(operation)), sequence(sequence) {}
+          operation(std::move(operation)), sequence(sequence), stacks(std::move(stacks)) {}
 };
 
 struct Closed : Error { using Error::Error; };

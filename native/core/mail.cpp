@@ -418,10 +418,11 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, Request
                        describe(request->count_, request->dtype_, request->tag_) + ")";
                 if (request->peer_ != kAny) missing.push_back(request->peer_);
             }
+            steps_.ask_for_stacks();
             Calls where = steps_.states();
             std::string text = what + ": not complete within " + seconds(timeout);
             for (const auto& [r, state] : where) text += "\n  rank " + std::to_string(r) + ": " + state;
-            throw TimedOut(text, timeout, missing, where, request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1);
+            throw TimedOut(text, timeout, missing, where, request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, steps_.stacks());
         }
         waiting.tell();
         futex_sleep(seat.mail, rung, nap_before(left));
@@ -501,7 +502,7 @@ void Request::wait(std::optional<double> timeout) {
         if (!mail || mail->closing_) throw Closed("the communicator of this request was closed before it was complete");
         mail->wait_until(timeout.value_or(mail->steps_.timeout), [&] { return complete_.load(); }, this);
     }
-    if (!failure_.empty()) throw Mismatch(failure_, {}, -1);
+    if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
 }
 
 bool Request::done() {

@@ -61,8 +61,7 @@ bool Call::has_root() const {
 std::string Call::words() const {
     std::string text = name(op());
     if (!has_dtype()) return text + "()";
-    const bool by_rank = op() >= Op::AllGatherV && op() <= Op::AllToAllV;
-    text += by_rank ? "(counts#" + std::to_string(amount % 100000) : "(count=" + std::to_string(amount);
+    text += by_rank() ? "(counts#" + std::to_string(amount % 100000) : "(count=" + std::to_string(amount);
     text += std::string(", dtype=") + (uint64_t(dtype()) < kDTypes ? name(dtype()) : "?");
     if (reduces()) text += std::string(", op=") + name(reduce());
     if (has_root()) text += ", root=" + std::to_string(root());

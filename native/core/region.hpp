@@ -38,6 +38,7 @@ struct Call {
     bool has_dtype() const;  // and a count
     bool reduces() const;
     bool has_root() const;
+    bool by_rank() const { return op() >= Op::AllGatherV && op() <= Op::AllToAllV; }  // amount is a digest
     std::string words() const;  // "all_reduce(count=3, dtype=float32, op=sum)"
 };
 Call make_call(Op op, DType dtype = DType::U8, ReduceOp reduce = ReduceOp::SUM, int root = 0, uint64_t amount = 0);
@@ -57,6 +58,12 @@ struct alignas(kCacheLine) Line {
 };
 static_assert(sizeof(Line) == kCacheLine);
 
+// Where in the program a rank made its call; told when the group has failed.
+struct alignas(kCacheLine) Site {
+    std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 there
+    char text[252];
+};
+
 struct alignas(kCacheLine) Seat {
     Line lines[kLines];
     alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex: rung for a sleeper waiting in a collective
@@ -69,6 +76,7 @@ struct alignas(kCacheLine) Seat {
     std::atomic<uint64_t> calls;                     // how many operations it has begun
     std::atomic<uint32_t> explained;                 // `why` is being written, or there
     char why[228];                                   // the words of a verdict of this rank's
+    Site site;
 };
 
 // Why a group failed.

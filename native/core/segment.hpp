@@ -29,6 +29,8 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<uint32_t> exited;      // its process has ended
     std::atomic<uint32_t> told;        // and every group knows
     std::atomic<int32_t> exit_status;  // exit code, minus the signal, or kStatusUnknown
+    std::atomic<uint64_t> stacks;      // offset of the text that it answers with, where it does (stacks.hpp)
+    std::atomic<uint32_t> stacks_asked, stacks_told;  // futex: how often it was asked; which question the text answers
     alignas(kCacheLine) std::atomic<uint64_t> operations;  // how many it has begun: the next one's place in its trace
     std::atomic<uint64_t> bytes;       // moved by these; small operations are added up a few KiB at a time
     std::atomic<uint64_t> waited;      // ticks that it waited for others, beyond the shortest waits

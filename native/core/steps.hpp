@@ -11,6 +11,7 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <new>
 
@@ -25,6 +26,10 @@ inline constexpr size_t kScratch = 256 << 10;
 struct FreeAligned {
     void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t(64)); }
 };
+
+// Asked, in the thread that makes a call, when that call's group has failed: where in the program it
+// was made, "train.py:12", or "". Set once by the embedding.
+extern std::string (*call_site)();
 
 class Steps {
 public:
@@ -119,6 +124,9 @@ public:
     // Fail the group because `peer` ended or left, and throw.
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
     Calls states() const;  // where each rank is, in words
+    // The program's stacks of the ranks that tell them: ask for them, and what they said.
+    void ask_for_stacks() const;
+    Calls stacks() const;
 
 private:
     void await_value(int peer, uint64_t value) {
@@ -138,7 +146,11 @@ private:
     }
     template <class Transfer> void move_memory(int peer, uint8_t* here, uint64_t address, size_t bytes, Transfer&& transfer);
     void copy_in_segment(uint8_t* to, const uint8_t* from, size_t bytes);
-    Calls recent_calls(size_t most) const;
+    std::map<uint64_t, Call> recent_calls(int peer) const;
+    void tell_site();
+    void await_sites() const;
+    std::string site_of(int peer) const;
+    [[noreturn]] void throw_mismatch();
     void trace();
     void tell_bytes();
     class Waiting;

@@ -50,6 +50,29 @@ void calls_that_differ(Comm& c) {
     }), "Mismatch");
 }
 
+// The calls side by side, with the place of each caller, where a rank is in none, and who is to blame.
+void the_message_of_a_mismatch(Comm& c) {
+    if (c.world_size() < 3) return;
+    auto g = c.split(0, 0);
+    g->barrier();
+    if (c.rank() == 2) return c.barrier();  // not in a call of this group
+    float x[5] = {};
+    try {
+        if (c.rank() == 1) g->reduce(x, 5, DType::F32, ReduceOp::MAX, 1);
+        else g->reduce(x, 4, DType::F32, ReduceOp::SUM, 1);
+        g->barrier();
+        CHECK(false, "no mismatch");
+    } catch (const Mismatch& e) {
+        const std::string text = e.what();
+        CHECK(text.find("rank 1: reduce(count=5, dtype=float32, op=max, root=1) at here:1   <-- other count, op") != std::string::npos, text);
+        CHECK(text.find("rank 0: reduce(count=4, dtype=float32, op=sum, root=1)") != std::string::npos, text);
+        CHECK(text.find("rank 2: nothing yet (now in barrier #") != std::string::npos, text);
+        CHECK(e.different == std::vector<int>{1}, text);
+        for (const auto& [r, site] : e.sites) CHECK(r != 2 && site == "here:1");
+    }
+    c.barrier();
+}
+
 void one_comes_late(Comm& c) {
     auto g = c.split(0, 0);
     g->set_timeout(0.1);
@@ -167,10 +190,12 @@ void a_process_dies() {
 }  // namespace
 
 int main() {
+    call_site = [] { return std::string("here:1"); };
     a_process_dies();  // before there are threads
     for (int n : {2, 3, 4})
         ranks::run(n, [](Comm& c) {
             calls_that_differ(c);
+            the_message_of_a_mismatch(c);
             one_comes_late(c);
             one_leaves(c);
             one_gives_up(c);

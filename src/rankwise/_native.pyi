@@ -115,6 +115,11 @@ class Comm:
         It must not raise.
         """
 
+    def hold(self) -> None:
+        """Until `release` this thread has the communicator for itself: other threads' calls and started ones wait."""
+
+    def release(self) -> None: ...
+
     # As rankwise.contract.shortcuts says.
     def all_reduce_array(self, x: object, op: object) -> bool: ...
     def reduce_array(self, x: object, dst: int, op: object) -> bool: ...
@@ -185,6 +190,16 @@ class Segment:
     def state(self, rank: int) -> tuple[str, int, int, bool]:
         """Where a rank is: (its present or last operation, sequence, pid, whether it is inside it)."""
 
+    def offer_stacks(self, rank: int) -> None:
+        """Say that this rank tells its stacks when others ask: a thread of it is to call `await_question`."""
+
+    def await_question(self, rank: int) -> bool:
+        """Sleep until another rank asks for this rank's stacks. False once `stop_stacks` was called."""
+
+    def tell_stacks(self, rank: int, text: str) -> None:
+        """Answer; of long texts the last 32 KiB count."""
+
+    def stop_stacks(self, rank: int) -> None: ...
     def lost_rank(self) -> int | None:
         """The rank whose loss failed the group of all ranks; None while it stands, or failed otherwise."""
 

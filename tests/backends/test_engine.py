@@ -55,6 +55,23 @@ def test_after_close_every_operation_says_so() -> None:
             call()
 
 
+def test_negative_counts_are_named() -> None:
+    x = np.ones(2)
+    p, f64 = x.ctypes.data, DType.F64
+    with alone() as comm:
+        for call in (
+            lambda: comm.all_reduce(p, -1, f64, ReduceOp.SUM),
+            lambda: comm.start("broadcast", p, -1, f64, 0),
+            lambda: comm.send(p, -1, f64, 0),
+            lambda: comm.recv(p, -1, f64, 0),
+        ):
+            with pytest.raises(ValueError, match=r"^count: -1 given, expected"):
+                call()
+        with pytest.raises(ValueError, match=r"^counts: -1 among those given, expected"):
+            comm.all_gather_v(p, p, [-1], f64)
+        comm.barrier()
+
+
 def test_it_keeps_its_rank_and_size_when_closed() -> None:
     comm = alone()
     comm.close()

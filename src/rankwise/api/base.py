@@ -59,7 +59,7 @@ class GroupBase:
     def _run(self, body: Callable[[], T], async_op: bool) -> T | Work[T]:
         """Run a body that makes several calls: now, or on the communicator's stream."""
         if not async_op:
-            return body()
+            return self.comm.call(body)
         results: list[T] = []
         return ArrayWork(self.comm.start_call(lambda: results.append(body())), results.pop, self._pending)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
 from typing import Any, NoReturn
@@ -94,6 +95,23 @@ class Group(Objects, Prefixes, Plans, Memory, Messages):
         (True, True)
         """
         return GroupStream(self.comm)
+
+    @contextmanager
+    def timeout_of(self, seconds: float) -> Iterator[None]:
+        """Another timeout for the operations within: `with group.timeout_of(5): group.barrier()`.
+
+        It holds for this group, whichever thread calls. What is started with async_op=True takes the
+        timeout that holds when it runs; give its `wait` one instead.
+
+        >>> with group.timeout_of(5):
+        ...     group.barrier()
+        """
+        before = self.timeout
+        self.timeout = seconds
+        try:
+            yield
+        finally:
+            self.timeout = before
 
     @property
     def closed(self) -> bool:

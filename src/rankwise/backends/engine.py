@@ -7,16 +7,18 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rankwise import _native
-from rankwise.backends import closing
+from rankwise.backends import closing, stacks
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator, Message
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
+
+T = TypeVar("T")
 
 _log = logging.getLogger("rankwise")
 
@@ -110,7 +112,8 @@ class EngineCommunicator(Communicator):
     blocking = True
     any_source = True
 
-    def __init__(self, comm: _native.Comm, backend: str) -> None:
+    def __init__(self, comm: _native.Comm, backend: str, at_close: Callable[[], None] | None = None) -> None:
+        self._at_close = at_close
         self.backend = backend
         self._comm = comm
         self._rank = comm.rank
@@ -188,6 +191,13 @@ class EngineCommunicator(Communicator):
     ) -> None:
         self._comm.all_to_all_v(send_ptr, recv_ptr, send_counts, recv_counts, dtype)
 
+    def call(self, function: Callable[[], T]) -> T:
+        self._comm.hold()
+        try:
+            return function()
+        finally:
+            self._comm.release()
+
     def start(self, operation: str, *args: Any) -> Work[None]:
         return EngineWork(getattr(self._comm, f"start_{operation}")(*args))
 
@@ -245,6 +255,8 @@ class EngineCommunicator(Communicator):
             return
         self._closed = True
         trouble = self._comm.close(timeout)
+        if self._at_close is not None:
+            self._at_close()
         if trouble is not None:
             _log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
 
@@ -254,3 +266,14 @@ class EngineCommunicator(Communicator):
     def __del__(self) -> None:
         if hasattr(self, "_closed"):  # absent where __init__ raised
             self.close()
+
+
+def join(segment: _native.Segment, rank: int, timeout: float, backend: str, process: bool) -> EngineCommunicator:
+    """This rank's communicator of all ranks of the segment; returns once all have joined.
+
+    process: the rank is a process of its own, not a thread of one.
+    """
+    answers = stacks.answer(segment, rank)
+    return EngineCommunicator(
+        segment.join(rank, timeout, process), backend, partial(segment.stop_stacks, rank) if answers else None
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rankwise import _native
 from rankwise.backends import rendezvous
-from rankwise.backends.engine import EngineCommunicator
+from rankwise.backends.engine import EngineCommunicator, join
 from rankwise.contract.job import Job
 
 _taken: set[int] = set()  # inodes of the inherited segments that this process has joined
@@ -25,7 +25,7 @@ def open(job: Job, timeout: float) -> EngineCommunicator:
         _taken.add(inode)
     else:
         segment = rendezvous.meet(replace(job, id=f"{job.launcher}, segment {inode}"), timeout)
-    return EngineCommunicator(segment.join(job.rank, timeout, True), "shm")
+    return join(segment, job.rank, timeout, "shm", process=True)
 
 
 def _inode(fd: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise import _native
-from rankwise.backends.engine import EngineCommunicator
+from rankwise.backends.engine import EngineCommunicator, join
 from rankwise.contract.job import Job
 
 
@@ -11,4 +11,4 @@ def open(job: Job, timeout: float) -> EngineCommunicator:
     """A world of one rank. ValueError where the job has more."""
     if job.world_size != 1:
         raise ValueError(f"backend='solo' is for one rank, and this job has {job.world_size} ({job.launcher})")
-    return EngineCommunicator(_native.Segment.create(1).join(0, timeout, False), "solo")
+    return join(_native.Segment.create(1), 0, timeout, "solo", process=False)

@@ -7,14 +7,14 @@ comm = connect(segment, rank, timeout)       # in each of n threads
 from __future__ import annotations
 
 from rankwise import _native
-from rankwise.backends.engine import EngineCommunicator
+from rankwise.backends.engine import EngineCommunicator, join
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.job import Job
 
 
 def connect(segment: _native.Segment, rank: int, timeout: float) -> EngineCommunicator:
     """This thread's communicator as `rank`; returns once all `segment.world_size` threads have called it."""
-    return EngineCommunicator(segment.join(rank, timeout, False), "threads")
+    return join(segment, rank, timeout, "threads", process=False)
 
 
 def open(job: Job, timeout: float) -> EngineCommunicator:

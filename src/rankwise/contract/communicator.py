@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.errors import UnsupportedError
@@ -16,6 +16,8 @@ from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Completed, Work
+
+T = TypeVar("T")
 
 ANY = -1  # as src or tag of a receive: whichever message comes first
 
@@ -156,6 +158,14 @@ class Communicator(ABC):
 
         rank i's send_counts[j] equals rank j's recv_counts[i], or both raise MismatchError.
         """
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call `function`, which calls several collectives, and give its result.
+
+        Where threads share the communicator, its calls should follow one another with no other thread's
+        in between; this here just calls it.
+        """
+        return function()
 
     def start(self, operation: str, *args: Any) -> Work[None]:
         """Begin a collective of this name, with its arguments; `start("broadcast", ptr, count, dtype, root)`.

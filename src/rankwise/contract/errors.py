@@ -32,25 +32,40 @@ class PeerLostError(RankwiseError):
     """A rank of the group died, ended early or left.
 
     rank: the lost rank, numbered within the group; how: in words, with signal or exit status;
-    operation: what this rank was doing; sequence: the number of that operation in its group.
+    operation: what this rank was doing; sequence: the number of that operation in its group. host,
+    pid: where its process ran, if that is known.
 
     >>> error = rw.PeerLostError("rank 1 was killed by SIGKILL", rank=1, how="SIGKILL", operation="all_reduce")
     >>> error.rank, error.how, error.operation
     (1, 'SIGKILL', 'all_reduce')
     """
 
-    def __init__(self, message: str, *, rank: int = -1, how: str = "", operation: str = "", sequence: int = -1) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        how: str = "",
+        operation: str = "",
+        sequence: int = -1,
+        host: str = "",
+        pid: int = 0,
+    ) -> None:
         super().__init__(message)
         self.rank = rank
         self.how = how
         self.operation = operation
         self.sequence = sequence
+        self.host = host
+        self.pid = pid
 
 
 class MismatchError(RankwiseError):
     """The ranks of a group called different operations, or one with different arguments.
 
-    calls: what each rank called as far as this rank could see, {rank: description}.
+    calls: what each rank called, and where, as far as this rank could see, {rank: description}; sites:
+    the places alone, {rank: "file:line"}, of the ranks that were in a call of the group; different:
+    the ranks whose call is not the one that most ranks made.
 
     >>> with group.dup() as part:
     ...     try:
@@ -60,16 +75,28 @@ class MismatchError(RankwiseError):
     [0, 1]
     """
 
-    def __init__(self, message: str, *, calls: dict[int, str] | None = None, sequence: int = -1) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        calls: dict[int, str] | None = None,
+        sequence: int = -1,
+        sites: dict[int, str] | None = None,
+        different: tuple[int, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.calls = dict(calls or {})
         self.sequence = sequence
+        self.sites = dict(sites or {})
+        self.different = tuple(different)
 
 
 class CollectiveTimeout(RankwiseError, TimeoutError):
     """A rank did not come within the limit.
 
-    limit: seconds; missing: the ranks waited for; states: where each rank is, {rank: description}.
+    limit: seconds; missing: the ranks waited for; states: where each rank is, {rank: description};
+    stacks: with RANKWISE_TIMEOUT_STACKS=1 the Python stacks of the ranks, {rank: text}. The message
+    has all of these, and without that variable the stack of this rank.
 
     >>> work = group.irecv((1,), src=group.rank)
     >>> try:
@@ -91,6 +118,7 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
         states: dict[int, str] | None = None,
         operation: str = "",
         sequence: int = -1,
+        stacks: dict[int, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.limit = limit
@@ -98,6 +126,7 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
         self.states = dict(states or {})
         self.operation = operation
         self.sequence = sequence
+        self.stacks = dict(stacks or {})
 
 
 class UnsupportedError(RankwiseError):

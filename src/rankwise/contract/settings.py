@@ -18,6 +18,7 @@ class Settings:
                             meet by a socket prove to each other that they know it
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
+    RANKWISE_TIMEOUT_STACKS 1: when an operation's time is over, the error shows the Python stacks of all ranks
     RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its --trace
     RANKWISE_TRACE_FD       descriptor of what takes a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
@@ -33,6 +34,7 @@ class Settings:
     secret: bytes = field(default=b"", repr=False)
     backend: str | None = None
     timeout: float = 300.0
+    timeout_stacks: bool = False
     trace: str | None = None
     trace_fd: int | None = None
     check: bool | None = None
@@ -49,6 +51,7 @@ class Settings:
             secret=os.environb.get(b"RANKWISE_SECRET", b""),
             backend=os.environ.get("RANKWISE_BACKEND") or None,
             timeout=_seconds("RANKWISE_TIMEOUT", 300.0),
+            timeout_stacks=bool(_integer("RANKWISE_TIMEOUT_STACKS")),
             trace=os.environ.get("RANKWISE_TRACE") or None,
             trace_fd=_integer("RANKWISE_TRACE_FD"),
             check=None if (check := _integer("RANKWISE_CHECK")) is None else bool(check),

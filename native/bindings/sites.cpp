@@ -1,0 +1,52 @@
+#include "sites.hpp"
+
+#include "bindings.hpp"
+#include "gil.hpp"
+#include "steps.hpp"
+
+thread_local const std::string* started_at = nullptr;
+
+namespace {
+
+// The folder of this package's Python files, with a slash.
+const std::string& package() {
+    static const std::string folder = [] {
+        const std::string file = nb::cast<std::string>(nb::module_::import_("rankwise.contract.errors").attr("__file__"));
+        return file.substr(0, file.rfind("contract"));
+    }();
+    return folder;
+}
+
+// Files whose frames pass calls on: our own, torch.distributed, and what is compiled into Python.
+bool passes_on(const char* file) {
+    const std::string_view name(file);
+    return name.starts_with(package()) || name.starts_with("<frozen ") || name.find("/torch/distributed/") != std::string_view::npos;
+}
+
+}  // namespace
+
+std::string python_site() {
+    PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+    std::string site;
+    while (frame && site.empty()) {
+        PyCodeObject* code = PyFrame_GetCode(frame);
+        const char* file = PyUnicode_AsUTF8(code->co_filename);
+        if (!file) PyErr_Clear();
+        else if (!passes_on(file)) site = std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
+        Py_DECREF(code);
+        PyFrameObject* caller = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = caller;
+    }
+    Py_XDECREF(frame);
+    return site;
+}
+
+void bind_sites() {
+    rankwise::call_site = [] {
+        if (started_at) return *started_at;
+        if (rankwise::is_engine_thread) return std::string();
+        HoldGil gil;
+        return python_site();
+    };
+}

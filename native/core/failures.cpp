@@ -1,0 +1,227 @@
+// What a rank says when its group has failed: who, what and where.
+#include <unistd.h>
+
+#include <map>
+
+#include "stacks.hpp"
+#include "steps.hpp"
+
+namespace rankwise {
+
+std::string (*call_site)() = [] { return std::string(); };
+
+namespace {
+
+constexpr std::chrono::milliseconds kSitesWithin{200};  // that ranks wait for each other's call sites
+const char* const kNotYet = "nothing yet";
+
+std::string ranks_in_words(const std::vector<int>& ranks) {
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+    return text;
+}
+
+std::string host_name() {
+    char name[256] = {};
+    return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+// In what two calls differ: "count, dtype".
+std::string differences(const Call& a, const Call& b) {
+    if (a.op() != b.op()) return "operation";
+    std::string text;
+    auto add = [&](bool differs, const char* what) {
+        if (differs) text += (text.empty() ? "" : ", ") + std::string(what);
+    };
+    add(a.amount != b.amount, a.by_rank() ? "counts" : "count");
+    add(a.has_dtype() && a.dtype() != b.dtype(), "dtype");
+    add(a.reduces() && a.reduce() != b.reduce(), "op");
+    add(a.has_root() && a.root() != b.root(), "root");
+    return text;
+}
+
+using Numbered = std::map<uint64_t, Call>;  // a rank's latest calls, by their number in the group
+
+// The call of this number that most ranks have in common; of several the lowest rank's.
+const Call* usual(const std::vector<Numbered>& calls, uint64_t number) {
+    const Call* best = nullptr;
+    size_t most = 0;
+    for (const Numbered& mine : calls) {
+        const auto call = mine.find(number);
+        if (call == mine.end()) continue;
+        size_t same = 0;
+        for (const Numbered& theirs : calls)
+            if (const auto other = theirs.find(number); other != theirs.end()) same += other->second == call->second;
+        if (same > most) best = &call->second, most = same;
+    }
+    return best;
+}
+
+// The number of the first call in which the ranks differ, as far as is known; else of the latest.
+uint64_t first_different(const std::vector<Numbered>& calls) {
+    Numbered one_of_each;
+    uint64_t first = UINT64_MAX;
+    for (const Numbered& mine : calls)
+        for (const auto& [number, call] : mine)
+            if (const auto [other, fresh] = one_of_each.emplace(number, call); !fresh && !(other->second == call)) first = std::min(first, number);
+    if (first != UINT64_MAX) return first;
+    return one_of_each.empty() ? 1 : one_of_each.rbegin()->first;
+}
+
+}  // namespace
+
+void Steps::lost(int peer, const std::string& operation, int64_t sequence) {
+    fail_region(region_, Cause::PeerLost, peer, region_.seats[peer].calls.load(), "");
+    throw_failure(operation, sequence);
+}
+
+void Steps::mismatch() {
+    fail_region(region_, Cause::Mismatch, rank, calls_, "");
+    throw_failure();
+}
+
+void Steps::timed_out(uint64_t value) {
+    std::string missing;
+    for (int p = 0; p < n; ++p)
+        if (p != rank && region_.seats[p].lines[(value - 1) % kLines].seq.load() < value)
+            missing += (missing.empty() ? "" : ",") + std::to_string(p);
+    ask_for_stacks();
+    fail_region(region_, Cause::TimedOut, rank, calls_, missing);
+    throw_failure();
+}
+
+Calls Steps::states() const {
+    Calls result;
+    for (int p = 0; p < n; ++p) {
+        const RankRecord& r = segment_.record(region_.member()[p]);
+        std::string text;
+        if (!r.joined.load()) text = "has not joined";
+        else if (r.exited.load()) text = segment_.how_it_ended(region_.member()[p]);
+        else text = words(whereabouts(segment_.header(), region_.member()[p]), region_.number);
+        result.emplace_back(p, text);
+    }
+    return result;
+}
+
+void Steps::ask_for_stacks() const { rankwise::ask_for_stacks(segment_, {region_.member(), region_.member() + n}); }
+
+Calls Steps::stacks() const {
+    Calls result;
+    for (int p = 0; p < n; ++p)
+        if (auto text = stacks_told(segment_, region_.member()[p])) result.emplace_back(p, *text);
+    return result;
+}
+
+// Once for each group: the place in the program from where this rank made the call that failed.
+void Steps::tell_site() {
+    Site& site = region_.seats[rank].site;
+    uint32_t none = 0;
+    if (!site.state.compare_exchange_strong(none, 1)) return;
+    std::string text = call_site();
+    if (text.size() >= sizeof site.text) text = "..." + text.substr(text.size() - sizeof site.text + 4);
+    text.copy(site.text, sizeof site.text - 1);
+    site.state.store(2);
+}
+
+// Those who are in a call of this group are about to learn that it failed: give them a moment to say
+// where they called it.
+void Steps::await_sites() const {
+    const auto until = Clock::now() + kSitesWithin;
+    for (int p = 0; p < n; ++p) {
+        const int world_rank = region_.member()[p];
+        auto inside = [&] {
+            const Whereabouts where = whereabouts(segment_.header(), world_rank);
+            return where.inside && where.operation->group == region_.number && !segment_.record(world_rank).exited.load();
+        };
+        while (region_.seats[p].site.state.load() != 2 && Clock::now() < until && inside()) usleep(500);
+    }
+}
+
+std::string Steps::site_of(int peer) const {
+    const Site& site = region_.seats[peer].site;
+    return site.state.load() == 2 ? site.text : "";
+}
+
+// The latest calls of a rank, as far as its lines tell.
+std::map<uint64_t, Call> Steps::recent_calls(int peer) const {
+    std::map<uint64_t, const Line*> by_step;
+    for (const Line& line : region_.seats[peer].lines)
+        if (const uint64_t seq = line.seq.load()) by_step[seq] = &line;
+    std::map<uint64_t, Call> calls;
+    uint64_t number = region_.seats[peer].calls.load();
+    for (auto line = by_step.rbegin(); line != by_step.rend() && number > 0; ++line) {
+        calls[number] = line->second->said();
+        const auto before = std::next(line);
+        if (before != by_step.rend() && before->second->history.load() != line->second->history.load()) --number;
+    }
+    return calls;
+}
+
+void Steps::throw_mismatch() {
+    constexpr uint64_t kShown = 3;  // calls of a rank
+    tell_site();
+    await_sites();
+    std::vector<Numbered> calls;
+    for (int p = 0; p < n; ++p) calls.push_back(recent_calls(p));
+    const uint64_t first = first_different(calls);
+    const Failure f = region_.failure();
+    Calls said, sites;
+    std::vector<int> different;
+    std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by rank " + std::to_string(f.rank) +
+                       " at its operation #" + std::to_string(f.sequence) + ")";
+    for (int p = 0; p < n; ++p) {
+        const Numbered& mine = calls[size_t(p)];
+        std::string call, differs;
+        for (auto one = mine.lower_bound(first); one != mine.end() && one->first < first + kShown; ++one)
+            call += (call.empty() ? "" : ", then ") + one->second.words();
+        if (const auto one = mine.find(first); one != mine.end()) differs = differences(one->second, *usual(calls, first));
+        if (call.empty()) call = kNotYet;
+        const int world_rank = region_.member()[p];
+        const Whereabouts where = whereabouts(segment_.header(), world_rank);
+        if (const std::string site = site_of(p); !site.empty()) {
+            call += " at " + site;
+            sites.emplace_back(p, site);
+        } else if (segment_.record(world_rank).exited.load()) {
+            call += " (" + segment_.how_it_ended(world_rank) + ")";
+        } else if (!where.inside || where.operation->group != region_.number) {
+            call += " (now " + words(where, region_.number) + ")";
+        }
+        said.emplace_back(p, call);
+        if (!differs.empty()) different.push_back(p);
+        text += "\n  rank " + std::to_string(p) + ": " + call + (differs.empty() ? "" : "   <-- other " + differs);
+    }
+    throw Mismatch(text, said, sites, different, int64_t(f.sequence));
+}
+
+void Steps::throw_failure(const std::string& operation, int64_t sequence) {
+    const Failure f = region_.failure();
+    const std::string who = "rank " + std::to_string(f.rank);
+    const std::string here = operation == name(Op::None) ? "" : ", while rank " + std::to_string(rank) + " was in " + operation +
+                             (sequence < 0 ? "" : " #" + std::to_string(sequence));
+    if (f.cause == Cause::PeerLost) {
+        const int world_rank = region_.member()[f.rank];
+        std::string how = f.how;
+        std::string where;
+        if (how.empty()) {
+            how = segment_.how_it_ended(world_rank);
+            const Whereabouts last = whereabouts(segment_.header(), world_rank);
+            if (last.begun()) where = (last.inside ? " in " : " after ") + words(*last.operation, region_.number);
+        }
+        const int32_t pid = segment_.record(world_rank).pid.load();  // 0: it never joined
+        const std::string host = host_name();  // all ranks of a segment are on one
+        const std::string process = pid ? " (pid " + std::to_string(pid) + " on " + host + ") " : " ";
+        throw PeerLost(who + process + how + where + here, f.rank, how, operation, sequence, host, pid);
+    }
+    if (f.cause == Cause::TimedOut) {
+        std::vector<int> missing;
+        for (const char* at = f.how; *at; at += *at == ',') missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
+        const Calls where = states();
+        std::string text = "no answer within " + seconds(timeout) + " from " + ranks_in_words(missing) + ", awaited by " + who + here;
+        if (missing == std::vector<int>{f.rank}) text = who + " waited for an event, before its next operation, longer than its timeout allows" + here;
+        for (const auto& [r, what] : where) text += "\n  rank " + std::to_string(r) + ": " + what;
+        throw TimedOut(text, timeout, missing, where, operation, sequence, stacks());
+    }
+    throw_mismatch();
+}
+
+}  // namespace rankwise

@@ -1,0 +1,204 @@
+"""What the errors of a failed group say: who, what and where. That they come at all is tests/faults'."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankwise import CollectiveTimeout, Group, MismatchError, PeerLostError
+from rankwise.testing import RanksFailed, run_ranks
+
+BACKENDS = pytest.mark.parametrize("backend", ["threads", "shm"])
+
+
+def _line(marker: str) -> str:
+    """file:line of the line of this file that ends with a comment of this name."""
+    lines = Path(__file__).read_text().splitlines()
+    return f"{__file__}:{next(i for i, line in enumerate(lines, 1) if line.endswith(f'# {marker}'))}"
+
+
+def _mismatch(group: Group, kind: str) -> MismatchError | None:
+    x = np.ones(5)
+    part = group.subgroup([2, 1, 0]) if kind == "subgroup" else group
+    assert part is not None
+    try:
+        if kind == "async":
+            work = group.all_reduce(x[group.rank % 2 :], async_op=True)  # started
+            work.wait()
+        elif kind == "compound":
+            group.all_gather_v(x if group.rank != 1 else x.astype(np.int32))  # compound
+        elif part.rank == 1:
+            part.all_reduce(x, op="max")  # odd
+        else:
+            part.all_reduce(x)  # even
+    except MismatchError as error:
+        return error
+    return None
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("kind", "places", "mark"),
+    [
+        ("blocking", ("even", "odd", "even"), "other op"),
+        ("subgroup", ("even", "odd", "even"), "other op"),
+        ("async", ("started", "started", "started"), "other count"),
+        ("compound", ("compound", "compound", "compound"), "other dtype"),
+    ],
+)
+def test_a_mismatch_shows_every_call_and_its_place(
+    backend: str, kind: str, places: tuple[str, str, str], mark: str
+) -> None:
+    for error in run_ranks(3, partial(_mismatch, kind=kind), backend=backend, timeout=20):
+        assert error is not None
+        assert error.sites == {rank: _line(place) for rank, place in enumerate(places)}
+        assert error.different == (1,)
+        for rank, line in enumerate(str(error).splitlines()[1:]):
+            assert line.startswith(f"  rank {rank}: {error.calls[rank]}")
+            assert error.calls[rank].endswith(f" at {error.sites[rank]}")
+            assert line.endswith(f"   <-- {mark}") == (rank == 1)
+
+
+def _absent(group: Group) -> str:
+    part = group.dup()
+    if group.rank == 2:
+        group.barrier()
+        return ""
+    with pytest.raises(MismatchError) as caught:
+        part.all_reduce(np.ones(2 + part.rank))
+    group.barrier()
+    assert 2 not in caught.value.sites
+    return caught.value.calls[2]
+
+
+@BACKENDS
+def test_a_rank_that_is_in_no_call_says_so(backend: str) -> None:
+    for calls in run_ranks(3, _absent, backend=backend, timeout=20)[:2]:
+        assert "(now in barrier #" in calls or "(now outside any collective" in calls
+
+
+def _timeout(group: Group) -> CollectiveTimeout | None:
+    part = group.dup()
+    if group.rank == 1:
+        assert group.probe(src=0, timeout=20) is not None  # which is no collective
+        group.recv((1,), 0)
+        return None
+    with pytest.raises(CollectiveTimeout) as caught, part.timeout_of(0.3):
+        part.reduce(np.ones(3))  # late
+    assert part.timeout > 1
+    group.send(np.ones(1), 1)
+    return caught.value
+
+
+@BACKENDS
+def test_a_timeout_says_where_every_rank_is(backend: str) -> None:
+    error = run_ranks(2, _timeout, backend=backend, timeout=20)[0]
+    assert error is not None
+    assert (error.limit, error.missing, error.operation, error.sequence) == (0.3, (1,), "reduce", 1)
+    assert error.states[0].startswith("in reduce #1 for 0.3 s")
+    assert error.states[1].startswith("outside any collective for 0.")
+    assert ", last was split #" in error.states[1]
+    assert error.stacks == {}
+    message = str(error)
+    assert "Python stack of this rank, innermost last:" in message
+    file, _, line = _line("late").rpartition(":")
+    assert f'File "{file}", line {line}, in _timeout' in message
+
+
+STACKS = """
+import ctypes, sys, threading, time
+import numpy as np
+import rankwise as rw
+
+group = rw.init()
+over = threading.Event()
+def sleeps(): time.sleep(60)
+def computes():
+    while True: sum(range(1000))
+def holds(): ctypes.PyDLL(None).usleep(60_000_000)
+if group.rank == 0:
+    try:
+        group.all_reduce(np.ones(3))
+    except rw.CollectiveTimeout as error:
+        for rank, text in sorted(error.stacks.items()):
+            assert text.rstrip() in str(error)
+            words = ("in all_reduce", "in sleeps", "in computes", "no answer")
+            print(rank, [word for word in words if word in text])
+else:
+    [sleeps, computes, holds][group.rank - 1]()
+"""
+
+
+def test_the_stacks_of_all_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "stacks.py"
+    script.write_text(STACKS)
+    command = [sys.executable, "-m", "rankwise", "run", "-n", "4", "--timeout", "1.5", str(script)]
+    environment = {**os.environ, "RANKWISE_TIMEOUT_STACKS": "1"}
+    # Rank 0 prints and ends; its end is none of a failure, so the others' sleep is cut short by the test.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().split(" ", 1) for _ in range(4)]
+        process.terminate()
+        process.wait(30)
+    found = {int(rank): text.strip() for rank, text in lines}
+    assert found == {0: "['in all_reduce']", 1: "['in sleeps']", 2: "['in computes']", 3: "['no answer']"}
+
+
+def _lost(group: Group) -> None:
+    group.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLostError) as caught:
+        group.all_reduce(np.ones(10))
+    error = caught.value
+    expected = (1, "was killed by SIGKILL", "all_reduce", socket.gethostname())
+    assert (error.rank, error.how, error.operation, error.host) == expected
+    assert error.sequence > 0
+    assert f"rank 1 (pid {error.pid} on {error.host}) was killed by SIGKILL after barrier #" in str(error)
+    raise error
+
+
+def test_a_lost_rank_is_named_in_full() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(3, _lost, backend="shm", timeout=20)
+    assert "AssertionError" not in str(caught.value)
+
+
+@BACKENDS
+def test_compound_calls_of_several_threads(backend: str) -> None:
+    run_ranks(2, _compound, backend=backend, timeout=60)
+
+
+def _compound(group: Group) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: group.all_gather_v(np.arange(3 + group.rank)).tolist() == [0, 1, 2, 0, 1, 2, 3],
+        lambda: group.scatter(np.arange(4) if group.rank == 0 else None).tolist() == [[0, 1], [2, 3]][group.rank],
+        lambda: (group.scatter(np.arange(4.0), out=np.empty(2)) == [[0, 1], [2, 3]][group.rank]).all(),
+        lambda: group.all_gather_object({"rank": group.rank}) == [{"rank": 0}, {"rank": 1}],
+    ]
+    errors: list[BaseException] = []
+
+    def use(call: Callable[[], object]) -> None:
+        try:
+            for _ in range(100):
+                assert call()
+        except BaseException as error:  # noqa: BLE001 - shown by the rank's own thread
+            errors.append(error)
+
+    for call in calls:
+        threads = [threading.Thread(target=use, args=(call,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors[0]
