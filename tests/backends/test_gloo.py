@@ -204,6 +204,19 @@ print(first, rw.init("gloo").all_reduce(1))
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == [b"[0, 1] 2\n"] * 2
 
 
+def test_torchrun(tmp_path: Path) -> None:
+    """Whose agent serves the store."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, rankwise as rw; g = rw.init(); os.write(1, b'%s %d\\n' % (g.backend.encode(), g.all_reduce(1)))"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program)]
+    for backend in ("", "gloo"):
+        environment = {**os.environ, "RANKWISE_BACKEND": backend, "OMP_NUM_THREADS": "1"}
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+        assert sorted(ran.stdout.splitlines()) == [f"{backend or 'shm'} 2"] * 2, ran.stderr
+
+
 def test_several_hosts_need_a_master_address() -> None:
     from rankwise.backends.gloo import open
     from rankwise.contract.job import Job

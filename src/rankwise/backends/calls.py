@@ -76,7 +76,9 @@ def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:
     return MismatchError("\n".join(lines), calls=calls, sequence=sequence)
 
 
-def check_pair(dtype: DType, op: ReduceOp) -> None:
+def check_reduction(count: int, dtype: DType, op: ReduceOp) -> None:
+    if count < 0:
+        raise ValueError(f"count={count}: expected 0 or more")
     if (why := _REFUSED[dtype][op]) is not None:
         raise TypeError(f"op={op.name.lower()} of {DTYPE_NAMES[dtype]}: {why}")
 

@@ -21,11 +21,13 @@ import numpy as np
 
 from rankwise._native import reduce_local
 from rankwise.backends import calls, closing
-from rankwise.backends.calls import ITEMSIZE, Call, check_count, check_pair, check_rank, checked_counts
+from rankwise.backends.calls import ITEMSIZE, Call, check_count, check_rank, check_reduction, checked_counts
+from rankwise.backends.plain_arrays import PlainArrays
 from rankwise.backends.stream import Stream
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, RankwiseError
+from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 
@@ -80,6 +82,10 @@ class ComposedCommunicator(Communicator):
         return f"<{self.backend} communicator, rank {self._rank} of {self._world_size}{state}>"
 
     @property
+    def shortcuts(self) -> Shortcuts:
+        return PlainArrays(self)
+
+    @property
     def rank(self) -> int:
         return self._rank
 
@@ -102,8 +108,7 @@ class ComposedCommunicator(Communicator):
         self._run(("barrier",), self._barrier)
 
     def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        check_pair(dtype, op)
-        check_count(count)
+        check_reduction(count, dtype, op)
         call = ("all_reduce", count, dtype, op)
         if self._checks and count * ITEMSIZE[dtype] <= calls.BESIDE:
             self._run(call, self._checked_all_reduce, ptr, count, dtype, op, checked=True)
@@ -117,8 +122,7 @@ class ComposedCommunicator(Communicator):
 
     def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         check_rank(root, self._world_size)
-        check_pair(dtype, op)
-        check_count(count)
+        check_reduction(count, dtype, op)
         self._run(("reduce", count, dtype, op, root), self._reduce, ptr, count, dtype, op, root)
 
     def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
@@ -136,8 +140,7 @@ class ComposedCommunicator(Communicator):
         self._run(("scatter", count, dtype, root), self._scatter, send_ptr, recv_ptr, count * ITEMSIZE[dtype], root)
 
     def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        check_pair(dtype, op)
-        check_count(count)
+        check_reduction(count, dtype, op)
         self._run(("reduce_scatter", count, dtype, op), self._reduce_scatter, send_ptr, recv_ptr, count, dtype, op)
 
     def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
@@ -159,7 +162,7 @@ class ComposedCommunicator(Communicator):
         self._run(("scatter_v", counts, dtype, root), self._scatter_v, send_ptr, recv_ptr, sizes(counts, dtype), root)
 
     def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        check_pair(dtype, op)
+        check_reduction(0, dtype, op)
         counts = checked_counts(counts, self._world_size)
         self._run(
             ("reduce_scatter_v", counts, dtype, op), self._reduce_scatter_v, send_ptr, recv_ptr, counts, dtype, op
