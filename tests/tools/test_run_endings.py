@@ -103,6 +103,66 @@ group.barrier()
     assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 9", done.stderr.splitlines()[-1])
 
 
+@pytest.mark.parametrize("options", [[], ["--tag-output"]])
+def test_the_traceback_of_the_rank_to_blame_comes_last_and_none_is_mixed(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "program.py").write_text("""
+import sys, traceback
+import rankwise as rw
+
+def deep(group, left):
+    if left:
+        deep(group, left - 1)
+    elif group.rank == 2:
+        raise LookupError("lost my keys")
+    group.barrier()
+
+group = rw.init()
+try:
+    raise ValueError("handled")
+except ValueError:
+    traceback.print_exc()
+print("goes on", file=sys.stderr)
+deep(group, 40)
+""")
+    done = subprocess.run(
+        [*RUN, "-n", "5", *options, tmp_path / "program.py"], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 1
+    *lines, last = [re.sub(r"^\[\d\] ", "", line) for line in done.stderr.splitlines()]
+    assert re.match(r"rankwise: rank 2 \(pid \d+\) exited with status 1", last)
+    lines = [line for line in lines if not line.startswith("rankwise: ")]
+    assert lines[-1] == "LookupError: lost my keys"
+    assert lines.count("goes on") == 5
+    begins = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
+    assert len(begins) == 10
+    for begin, end in zip(begins, [*begins[1:], len(lines)], strict=True):
+        frames = lines[begin + 1 : end]
+        messages = [line for line in frames if not line.startswith(" ") and line != "goes on"]
+        assert len(messages) == 1, "tracebacks are mixed"
+        assert messages[0].startswith(("ValueError", "LookupError", "rankwise.contract.errors.PeerLostError"))
+
+
+def test_a_traceback_of_a_rank_that_goes_on_is_shown_while_it_runs(tmp_path: Path) -> None:
+    code = """
+import os, sys, time, traceback
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+    go = tmp_path / "go"
+    launcher = subprocess.Popen([*RUN, "-n", "2", "python", "-c", code, go], stderr=subprocess.PIPE, text=True)
+    assert launcher.stderr is not None
+    shown = 0
+    while shown < 2:
+        shown += launcher.stderr.readline() == "ZeroDivisionError: division by zero\n"
+    go.touch()
+    assert launcher.communicate(timeout=20)[1] == ""
+    assert launcher.returncode == 0
+
+
 def test_a_rank_that_never_joined_is_blamed_too() -> None:
     done = subprocess.run([*RUN, "-n", "2", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=50)
     assert done.returncode == 3

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -24,6 +25,7 @@ from rankwise.api.trace import MEMFD
 from rankwise.api.trace_file import Trace, rank_trace
 
 GRACE = 1.0  # seconds that ranks have to end by themselves, and again between SIGTERM and SIGKILL
+HOLD = 1.0  # seconds that a traceback is held back while its rank runs
 QUIET = 0.1  # seconds without output after which an incomplete line is shown on a terminal
 PIECE = 1 << 16  # bytes read from a pipe at once
 PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
@@ -208,6 +210,8 @@ class Job:
                     break
             if fd in self._pipes:  # held open by a process that left its group
                 self._end_pipe(fd)
+        # The traceback of the rank to blame is the last on the screen.
+        self._relay.release(last=-1 if self.culprit is None else self.culprit.number)
 
     def interrupt(self, signum: int) -> None:
         """Pass a signal on to the ranks; those that it does not end are ended a moment later.
@@ -318,11 +322,14 @@ class Job:
         waits = [] if limit is None else [limit]
         if self._plan:
             waits.append(max(0.0, self._plan[0][0] - time.monotonic()))
-        if self._relay.hides():
+        holding = self._relay.holds() and not self._plan  # while ranks are being ended all are held to the end
+        if self._relay.hides() or holding:
             waits.append(QUIET)
         events = self._selector.select(min(waits, default=None))
         if not events:
             self._relay.quiet()
+        if holding:
+            self._relay.release(before=time.monotonic() - HOLD)
         ended: list[Rank] = []
         for key, _ in events:
             if isinstance(key.data, Rank):
@@ -409,6 +416,8 @@ class Job:
         finally:
             if not self._over:
                 self._signal_all(signal.SIGKILL)
+            with suppress(OSError):  # who read our output may be gone
+                self._relay.release()
             for rank in self.ranks:
                 rank.process.wait()
                 if rank.returncode is None and rank.pidfd >= 0:

@@ -3,12 +3,16 @@
 A stream is one rank's stdout or stderr; a sink is where streams go: this process's own stdout or
 stderr. A line goes to its sink when it is complete, in one piece. On a terminal an incomplete line
 (a progress bar, a prompt) is shown as well; lines of other ranks then appear above it.
+
+A traceback on stderr, and what follows it there, is held together until somebody asks for it: so
+those of several ranks do not mix, and that of the rank to blame can be the last on the screen.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
+import time
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -16,6 +20,10 @@ LONGEST_LINE = 8 << 20  # bytes of an incomplete line kept back; a longer one co
 
 # Where a line begins anew: after a newline, and after the carriage return of a progress bar.
 _BEGINNINGS = re.compile(rb"(?s)(?<=\n)(?=.)|(?<=\r)(?=[^\n])")
+# Where a traceback begins: Python's own, that of a group of exceptions, of a crash.
+_TRACEBACK = re.compile(
+    rb"(?m)^(?:\[\d+\] )?(?:  \+ Exception Group )?(?:Traceback \(most recent call last\):|Fatal Python error: )"
+)
 _CLEAR_LINE = b"\r\x1b[K"
 
 
@@ -43,9 +51,16 @@ class Sink:
 
 @dataclass(eq=False)
 class Stream:
-    """One rank's stdout or stderr. `line` is its incomplete line, of which `shown` bytes are on the screen."""
+    """One rank's stdout or stderr. `line` is its incomplete line, of which `shown` bytes are on the screen.
+
+    rank: whose stderr it is, from which tracebacks are held; -1 for a stdout. held: a traceback and
+    all that came after it, since `since`.
+    """
 
     sink: Sink
+    rank: int = -1
+    held: bytearray = field(default_factory=bytearray)
+    since: float = 0.0
     tag: bytes = b""
     line: bytearray = field(default_factory=bytearray)
     shown: int = 0
@@ -78,7 +93,7 @@ class Relay:
     def add(self, rank: int) -> tuple[Stream, Stream]:
         """The stdout and stderr of a rank."""
         tag = b"[%d] " % rank if self._tag else b""
-        pair = Stream(self._out, tag), Stream(self._err, tag)
+        pair = Stream(self._out, tag=tag), Stream(self._err, rank, tag=tag)
         self._streams.extend(pair)
         return pair
 
@@ -90,7 +105,7 @@ class Relay:
         data = stream.mark(data)
         cut = data.rfind(b"\n") + 1
         if cut:
-            self._write(stream, bytes(stream.line[stream.shown :]) + data[:cut])
+            self._lines(stream, bytes(stream.line[stream.shown :]) + data[:cut])
             stream.line = bytearray()
             stream.shown = 0
         stream.line += data[cut:]
@@ -101,9 +116,36 @@ class Relay:
 
     def end(self, stream: Stream) -> None:
         """The rank writes no more: its incomplete line goes out as it is."""
-        self._write(stream, bytes(stream.line[stream.shown :]))
+        self._lines(stream, bytes(stream.line[stream.shown :]))
         stream.line = bytearray()
         stream.shown = 0
+
+    def holds(self) -> bool:
+        """Whether a traceback is held."""
+        return any(stream.held for stream in self._streams)
+
+    def release(self, rank: int | None = None, *, last: int = -1, before: float = float("inf")) -> None:
+        """Pass on the tracebacks held, of one rank or of all, that of rank `last` after the others.
+
+        before: only those held since before this time (time.monotonic).
+        """
+        chosen = [s for s in self._streams if s.held and rank in (None, s.rank) and s.since < before]
+        for stream in sorted(chosen, key=lambda stream: (stream.rank == last, stream.since)):
+            held, stream.held = bytes(stream.held), bytearray()
+            self._write(stream, held)
+
+    def _lines(self, stream: Stream, data: bytes) -> None:
+        """Write lines of a stream, or hold them from where a traceback begins."""
+        if not stream.held and stream.rank >= 0 and (traceback := _TRACEBACK.search(data)):
+            self._write(stream, data[: traceback.start()])
+            data, stream.since = data[traceback.start() :], time.monotonic()
+            stream.held += data
+        elif stream.held:
+            stream.held += data
+        else:
+            self._write(stream, data)
+        if len(stream.held) > LONGEST_LINE:
+            self.release(stream.rank)
 
     def hides(self) -> bool:
         """Whether an incomplete line is kept from the screen that `quiet` would show."""
@@ -120,7 +162,7 @@ class Relay:
         self._write(Stream(self._err), line.encode(errors="replace") + b"\n")
 
     def _may_show(self, stream: Stream) -> bool:
-        return stream.sink.live and self._open in (None, stream) and len(stream.line) > stream.shown
+        return not stream.held and stream.sink.live and self._open in (None, stream) and len(stream.line) > stream.shown
 
     def _show(self, stream: Stream) -> None:
         self._write(stream, bytes(stream.line[stream.shown :]))
