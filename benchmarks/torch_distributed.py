@@ -116,11 +116,11 @@ def main() -> None:
         table(f"{name}, {ranks} ranks, float32", rows, 1e6, "us")
     if not args.operations_only:
         rows = {}
-        for label, shards in (("DDP", False), ("FSDP2", True)):
+        for label, shards, batch in [(k, k == "FSDP2", b) for k in ("DDP", "FSDP2") for b in (4, 32)]:
             trainers = {}
             for backend, group in groups.items():
                 torch.manual_seed(0)
-                trainers[backend] = Trainer(distributed(Sorter(), group, shards=shards), dist.get_rank(), 32)
+                trainers[backend] = Trainer(distributed(Sorter(), group, shards=shards), dist.get_rank(), batch)
             steps: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
             for count in range(args.steps + 3):
                 for backend, trainer in trainers.items():
@@ -131,7 +131,7 @@ def main() -> None:
                     dist.all_reduce(passed, dist.ReduceOp.MAX)
                     if count >= 3:
                         steps[backend].append(passed.item())
-            rows[label] = steps
+            rows[f"{label}, {batch} rows a rank"] = steps
         table(f"A training step of examples/ddp.py, {ranks} ranks", rows, 1e3, "ms")
     dist.destroy_process_group()
 

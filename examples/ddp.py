@@ -24,7 +24,7 @@ LETTERS, LENGTH = 32, 16
 
 
 class Sorter(nn.Module):
-    """(rows, LENGTH) letters -> (rows, LENGTH, LETTERS) scores of the letter at each place of the sorted row."""
+    """(rows, LENGTH) letters -> (rows * LENGTH, LETTERS) scores of the letter at each place of the sorted row."""
 
     def __init__(self, width: int = 128, layers: int = 3) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Sorter(nn.Module):
         x = self.letters(text) + self.places
         for layer in self.layers:
             x = layer(x)
-        scores: Tensor = self.scores(x)
+        scores: Tensor = self.scores(x.flatten(0, 1))
         return scores
 
 
@@ -67,7 +67,7 @@ class Trainer:
         text = torch.randint(LETTERS, (self.rows, LENGTH), generator=self.chance)
         self.optimizer.zero_grad()
         scores = self.model(text)
-        loss = nn.functional.cross_entropy(scores.flatten(0, 1), text.sort(1).values.flatten())
+        loss = nn.functional.cross_entropy(scores, text.sort(1).values.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.item()

@@ -23,7 +23,7 @@ def register() -> None:
     """Make the backend known to torch.distributed; again is once. torch calls this when it is imported."""
     from torch import distributed
 
-    if distributed.is_available() and NAME.upper() not in distributed.Backend._plugins:
+    if distributed.is_available() and not hasattr(distributed.Backend, NAME.upper()):
         distributed.Backend.register_backend(NAME, _open, devices=["cpu"])
 
 
