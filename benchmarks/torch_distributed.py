@@ -26,7 +26,7 @@ from ddp import Sorter, Trainer, distributed
 SIZES = [8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 BACKENDS = ("rankwise", "gloo")
 LEAST_TURNS = 5
-TURN = 0.005  # seconds of one backend's turn, or a call
+TURN = 0.002  # seconds of one backend's turn, or a call
 
 Groups = dict[str, dist.ProcessGroup]
 
