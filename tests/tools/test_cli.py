@@ -28,11 +28,11 @@ def test_help_names_every_command_and_shows_examples() -> None:
             assert what in done.stdout
 
 
-@pytest.mark.parametrize("name", ["run"])
+@pytest.mark.parametrize("name", ["run", "doctor"])
 def test_help_of_a_command_shows_examples(name: str) -> None:
     done = command(name, "--help")
     assert done.returncode == 0
-    assert f"rankwise {name} -n" in done.stdout.split("examples:")[1]
+    assert f"rankwise {name}" in done.stdout.split("examples:")[1]
 
 
 def test_version() -> None:

@@ -13,6 +13,7 @@ COMMANDS = {
     "run": ("rankwise.tools.run", "run a program on N ranks of this host"),
     "status": ("rankwise.tools.status", "show where every rank of a running job is"),
     "trace": ("rankwise.tools.trace", "show the operations of a job that has run: who waited for whom"),
+    "doctor": ("rankwise.tools.doctor.command", "say what this machine has, and try every backend"),
     "tclsh": ("rankwise.frontends.tcl.main", "run a Tcl script, or a Tcl shell, with the torch:: commands"),
     "bench": ("rankwise.tools.bench.command", "measure the operations here, alone or next to MPI and gloo"),
 }

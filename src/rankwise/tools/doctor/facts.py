@@ -1,0 +1,171 @@
+"""What this machine has. Every fact is found by itself: what cannot be is said, and stops none of the others."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rankwise.api.launch import usable_cores
+
+LIMIT = 10.0  # seconds that another program may take to say what it is
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of the report: what, how much, and what there is to say about it."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def facts() -> list[Fact]:
+    """All facts, in the order of the report."""
+    found = []
+    for name, find in FACTS.items():
+        try:
+            value, note = find()
+        except Exception as error:  # noqa: BLE001 - the report says so and goes on
+            value, note = "unknown", f"{type(error).__name__}: {error}"
+        found.append(Fact(name, value, note))
+    return found
+
+
+def _system() -> tuple[str, str]:
+    return f"{platform.system()} {platform.release()} {platform.machine()}", _libc()
+
+
+def _libc() -> str:
+    return " ".join(platform.libc_ver())
+
+
+def _python() -> tuple[str, str]:
+    return f"{platform.python_version()}, rankwise {version('rankwise')}", sys.executable
+
+
+def _cores() -> tuple[str, str]:
+    machine, affinity, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0)), usable_cores()
+    limits = [f"{machine} in the machine", f"{affinity} by affinity"]
+    quota = _quota()
+    if quota is not None:
+        limits.append(f"{quota:g} by the cgroup's quota")
+    return f"{usable} usable", ", ".join(limits)
+
+
+def _quota() -> float | None:
+    """Cores that the cgroup allows on average, or None."""
+    try:
+        most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if most == "max" else int(most) / int(period)
+
+
+def _memory() -> tuple[str, str]:
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    limit = cgroup.read_text().strip() if cgroup.exists() else "max"
+    note = "no limit by the cgroup" if limit == "max" else f"the cgroup allows {_size(int(limit))}"
+    return f"{_size(free)} free of {_size(total)}", note
+
+
+def _segment() -> tuple[str, str]:
+    """The segment is a memfd: neither /dev/shm nor its size matters, the memory and these limits do."""
+    with open(os.memfd_create("rankwise doctor"), "wb") as file:
+        file.truncate(1 << 20)
+    address, files = (resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
+    space = "unlimited" if address == resource.RLIM_INFINITY else _size(address)
+    return "memfd works", f"address space {space}, {files} open files; /dev/shm is not used"
+
+
+def _direct() -> tuple[str, str]:
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    mode = scope.read_text().strip() if scope.exists() else "0"
+    if mode in ("0", "1"):
+        return "allowed" if mode == "0" else "allowed to relatives", "ranks may read each other's memory"
+    return "not allowed", f"kernel.yama.ptrace_scope is {mode}: large messages are copied twice"
+
+
+def _mpi() -> tuple[str, str]:
+    mpiexec = mpi_launcher()
+    if mpiexec is None:
+        return "none", "no mpiexec in PATH or beside this Python"
+    return _first_line([mpiexec, "--version"]), mpiexec
+
+
+def mpi_launcher() -> str | None:
+    """The mpiexec of this Python's environment, else the one in PATH."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def _package(name: str) -> Callable[[], tuple[str, str]]:
+    def find() -> tuple[str, str]:
+        try:
+            return version(name), ""
+        except PackageNotFoundError:
+            return "not installed", ""
+
+    return find
+
+
+def _gpus() -> tuple[str, str]:
+    if shutil.which("nvidia-smi") is None:
+        nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+        return ", ".join(nodes) or "none", "there is no nvidia-smi"
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    lines = _output(query).splitlines()
+    return f"{len(lines)}: {lines[0]}" if lines else "none", ""
+
+
+def _nccl() -> tuple[str, str]:
+    """Asked in a process of its own, as loading it may take long, or the process with it."""
+    code = "from nccl.bindings import nccl; v = nccl.get_version(); print(f'{v // 10000}.{v // 100 % 100}.{v % 100}')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False)
+    if done.returncode == 0:
+        return done.stdout.strip(), ""
+    last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    return "none", last.partition("Error: ")[2] or last
+
+
+def _first_line(command: list[str]) -> str:
+    text = _output(command).strip().splitlines()
+    return text[0] if text else "it says nothing"
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return done.stdout or done.stderr
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
+FACTS: dict[str, Callable[[], tuple[str, str]]] = {
+    "system": _system,
+    "Python": _python,
+    "cores": _cores,
+    "memory": _memory,
+    "segment": _segment,
+    "direct copies": _direct,
+    "NumPy": _package("numpy"),
+    "MPI": _mpi,
+    "mpi4py": _package("mpi4py"),
+    "torch": _package("torch"),
+    "GPUs": _gpus,
+    "nccl4py": _package("nccl4py"),
+    "NCCL": _nccl,
+}
