@@ -1,4 +1,4 @@
-"""A rank of test_multihost: `program.py ACTION ARGUMENT`. What it finds it prints as one line of JSON."""
+"""A rank of test_multihost: `program.py ACTION ARGUMENTS`. What it finds it prints as one line of JSON."""
 
 from __future__ import annotations
 
@@ -45,8 +45,12 @@ def crossing(group: rw.Group, size: int) -> dict[str, int]:
     return found
 
 
-def seconds(group: rw.Group, size: int) -> float:
-    """The shortest of several all_reduces of `size` bytes."""
+def seconds(group: rw.Group, *sizes: int) -> list[float]:
+    """The shortest of several all_reduces of each size in bytes, of the slowest rank."""
+    return [float(group.all_reduce(fastest(group, size), "max")) for size in sizes]
+
+
+def fastest(group: rw.Group, size: int) -> float:
     x = np.ones(size // 4, np.float32)
     times = []
     for _ in range(7):
@@ -54,7 +58,7 @@ def seconds(group: rw.Group, size: int) -> float:
         start = time.perf_counter()
         group.all_reduce(x)
         times.append(time.perf_counter() - start)
-    return float(group.all_reduce(min(times), "max"))
+    return min(times)
 
 
 def until_failure(group: rw.Group, size: int) -> dict[str, Any]:
@@ -74,10 +78,10 @@ def until_failure(group: rw.Group, size: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    action, argument = sys.argv[1], int(sys.argv[2])
+    actions: dict[str, Callable[..., Any]] = {"crossing": crossing, "seconds": seconds, "until_failure": until_failure}
+    action, *arguments = sys.argv[1:]
     group = rw.init()
-    result = {"crossing": crossing, "seconds": seconds, "until_failure": until_failure}[action](group, argument)
-    print(json.dumps(result), flush=True)
+    print(json.dumps(actions[action](group, *map(int, arguments))), flush=True)
 
 
 if __name__ == "__main__":
