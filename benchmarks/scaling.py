@@ -1,0 +1,221 @@
+"""What each algorithm costs on many hosts: a model of latency and bandwidth, and a discrete simulation to check it.
+
+    python benchmarks/scaling.py            the tables of docs/scaling.md
+
+The model. A message of m bytes between hosts takes A + m * B of the link that carries it, A being the
+latency with all software, B the seconds a byte of one host's card, which all ranks of the host share.
+A step within a host costs a + m * b in the same way. A host sends and receives at once.
+
+The simulation knows nothing of the formulas: it has cards as resources, which a message holds for
+m * B at the sender and at the receiver, and lets the messages of each algorithm go when what they
+depend on has come. It is a list of ready times instead of a library of processes, as every message
+is known from the start.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, log2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """hosts of `ranks` ranks. A, B: between hosts, seconds and seconds a byte; a, b: the same within a host."""
+
+    hosts: int
+    ranks: int
+    A: float
+    B: float
+    a: float
+    b: float
+
+    @property
+    def n(self) -> int:
+        return self.hosts * self.ranks
+
+
+# ---- the model: seconds of an all_reduce of m bytes ----
+
+
+def flat_ring(machine: Machine, m: float) -> float:
+    """Ranks in the order of hosts: 2 (n - 1) steps of m / n. Of `ranks` hops one leaves the host; it sets the pace."""
+    return 2 * (machine.n - 1) * (_hop(machine) + m / machine.n * machine.B)
+
+
+def flat_ring_by_turns(machine: Machine, m: float) -> float:
+    """Ranks dealt to the hosts in turns: every hop leaves its host, and the ranks of a host share its card."""
+    piece = m / machine.n * machine.B
+    return 2 * (machine.n - 1) * max(machine.A + piece, machine.ranks * piece)
+
+
+def flat_all_to_all(machine: Machine, m: float) -> float:
+    """What `gloo` does: each rank receives its n-th from all and reduces it, then a ring gathers the results."""
+    other = machine.n - machine.ranks
+    there = machine.A + machine.ranks * other * m / machine.n * machine.B
+    return there + (machine.n - 1) * (_hop(machine) + m / machine.n * machine.B)
+
+
+def hierarchical(machine: Machine, m: float) -> float:
+    """reduce_scatter within, all_to_all and a ring over the hosts in `ranks` lanes that share the card, all_gather."""
+    share = m / machine.hosts * machine.B
+    within = 2 * (machine.a + m * machine.b)
+    there = machine.A + (machine.hosts - 1) * share
+    back = (machine.hosts - 1) * max(machine.A + share / machine.ranks, share)
+    return within + there + back
+
+
+def hierarchical_tree(machine: Machine, m: float) -> float:
+    """Not built, for comparison: halving and doubling between the hosts (Rabenseifner), in lanes."""
+    within, steps = 2 * (machine.a + m * machine.b), ceil(log2(machine.hosts))
+    return within + 2 * steps * machine.A + 2 * (machine.hosts - 1) / machine.hosts * m * machine.B
+
+
+def _hop(machine: Machine) -> float:
+    """The latency of a hop along the ranks in order, on average."""
+    return (machine.A + (machine.ranks - 1) * machine.a) / machine.ranks
+
+
+MODELS: dict[str, Callable[[Machine, float], float]] = {
+    "flat ring": flat_ring,
+    "flat ring, ranks by turns": flat_ring_by_turns,
+    "gloo (flat all_to_all + ring)": flat_all_to_all,
+    "hierarchical": hierarchical,
+    "hierarchical, tree between": hierarchical_tree,
+}
+
+
+# ---- the simulation ----
+
+
+@dataclass(frozen=True)
+class Message:
+    """From rank to rank. after: the numbers of the messages that its sender must have received."""
+
+    source: int
+    target: int
+    size: float
+    after: tuple[int, ...] = ()
+
+
+def simulate(machine: Machine, host: Callable[[int], int], messages: list[Message]) -> float:
+    """When the last message has come, where each card sends one thing at a time and receives one at a time."""
+    waits_for = [len(message.after) for message in messages]
+    frees: dict[int, list[int]] = defaultdict(list)
+    for number, message in enumerate(messages):
+        for before in message.after:
+            frees[before].append(number)
+    sends: dict[int, float] = defaultdict(float)
+    receives: dict[int, float] = defaultdict(float)
+    # A message enters when its sender has what it needs; cards serve who entered first.
+    ready = [(0.0, number) for number, count in enumerate(waits_for) if not count]
+    came: list[float] = [0.0] * len(messages)
+    heapq.heapify(ready)
+    while ready:
+        now, number = heapq.heappop(ready)
+        message = messages[number]
+        here, there = host(message.source), host(message.target)
+        if here == there:
+            came[number] = now + machine.a + message.size * machine.b
+        else:
+            start = max(now, sends[here], receives[there])
+            if start > now:
+                heapq.heappush(ready, (start, number))
+                continue
+            sends[here] = receives[there] = start + message.size * machine.B
+            came[number] = start + message.size * machine.B + machine.A
+        for later in frees[number]:
+            waits_for[later] -= 1
+            if not waits_for[later]:
+                heapq.heappush(ready, (max(came[before] for before in messages[later].after), later))
+    return max(came)
+
+
+def ring_messages(
+    ranks: list[int], size: float, rounds: int, first: int = 0, after: dict[int, tuple[int, ...]] | None = None
+) -> list[Message]:
+    """`rounds` rounds of a ring: each rank passes on what it received in the round before."""
+    n, found = len(ranks), []
+    for turn in range(rounds):
+        for place, rank in enumerate(ranks):
+            before = (after or {}).get(place, ()) if turn == 0 else (first + (turn - 1) * n + (place - 1) % n,)
+            found.append(Message(rank, ranks[(place + 1) % n], size, before))
+    return found
+
+
+def simulated_flat_ring(machine: Machine, m: float, by_turns: bool) -> float:
+    n = machine.n
+    host = (lambda r: r % machine.hosts) if by_turns else (lambda r: r // machine.ranks)
+    return simulate(machine, host, ring_messages(list(range(n)), m / n, 2 * (n - 1)))
+
+
+def exchange(ranks: list[int], size: float, first: int) -> tuple[list[Message], dict[int, tuple[int, ...]]]:
+    """Everybody to everybody, each in its own order; and the numbers of what each place receives."""
+    n, found, got = len(ranks), [], defaultdict(tuple)
+    for step in range(1, n):
+        for place, rank in enumerate(ranks):
+            target = (place + step) % n
+            got[target] += (first + len(found),)
+            found.append(Message(rank, ranks[target], size))
+    return found, got
+
+
+def simulated_all_to_all(machine: Machine, m: float) -> float:
+    ranks = list(range(machine.n))
+    there, got = exchange(ranks, m / machine.n, 0)
+    back = ring_messages(ranks, m / machine.n, machine.n - 1, len(there), got)
+    return simulate(machine, lambda r: r // machine.ranks, there + back)
+
+
+def simulated_hierarchical(machine: Machine, m: float) -> float:
+    messages: list[Message] = []
+    for lane in range(machine.ranks):
+        ranks = [h * machine.ranks + lane for h in range(machine.hosts)]
+        size = m / machine.ranks / machine.hosts
+        there, got = exchange(ranks, size, len(messages))
+        messages += there
+        messages += ring_messages(ranks, size, machine.hosts - 1, len(messages), got)
+    return 2 * (machine.a + m * machine.b) + simulate(machine, lambda r: r // machine.ranks, messages)
+
+
+SIMULATIONS: dict[str, Callable[[Machine, float], float]] = {
+    "flat ring": lambda machine, m: simulated_flat_ring(machine, m, False),
+    "flat ring, ranks by turns": lambda machine, m: simulated_flat_ring(machine, m, True),
+    "gloo (flat all_to_all + ring)": simulated_all_to_all,
+    "hierarchical": simulated_hierarchical,
+}
+
+# Fitted to benchmarks/two_hosts.py on this machine, two hosts of two ranks, cards of 1 Gbit/s.
+HERE = {"A": 150e-6, "B": 8.25e-9, "a": 20e-6, "b": 0.4e-9}
+# A cluster: 100 Gbit/s a host, TCP; memory as here.
+CLUSTER = {"A": 30e-6, "B": 0.083e-9, "a": 5e-6, "b": 0.1e-9}
+
+
+def main() -> None:
+    print("simulation / model, 16 MiB and 64 KiB\n")
+    print("| hosts x ranks | " + " | ".join(SIMULATIONS) + " |")
+    print("|---|" + "---:|" * len(SIMULATIONS))
+    for hosts, ranks in ((2, 2), (4, 2), (4, 4), (8, 4)):
+        machine = Machine(hosts, ranks, **HERE)
+        cells = []
+        for name, run in SIMULATIONS.items():
+            cells.append(
+                " and ".join(f"{run(machine, m) / MODELS[name](machine, m):.2f}" for m in (16 << 20, 64 << 10))
+            )
+        print(f"| {hosts} x {ranks} | " + " | ".join(cells) + " |")
+    for title, machine in (
+        ("2 hosts x 2 ranks, 1 Gbit/s (this machine)", Machine(2, 2, **HERE)),
+        ("1,024 hosts x 8 ranks, 100 Gbit/s", Machine(1024, 8, **CLUSTER)),
+    ):
+        print(f"\nall_reduce on {title}, ms by the model\n")
+        sizes = (8, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)
+        print("| algorithm | " + " | ".join(f"{m:,} B" for m in sizes) + " |")
+        print("|---|" + "---:|" * len(sizes))
+        for name, model in MODELS.items():
+            print(f"| {name} | " + " | ".join(f"{1e3 * model(machine, m):.4g}" for m in sizes) + " |")
+
+
+if __name__ == "__main__":
+    main()
