@@ -40,7 +40,14 @@ demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
 
 test: test-native test-model test-python ## install what the tests need, run the tests of the core and of the package
 
+# iproute2, by which tests make hosts; without it they say so and are skipped.
+define network_tools
+@command -v tc >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		{ apt-get install -qq -y iproute2 || { apt-get update -qq && apt-get install -qq -y iproute2; }; }; } >/dev/null 2>&1 || true
+endef
+
 test-python: $(ENV)/.test $(MPIS) ## the Python tests only; TEST_ARGS="-k name" picks some
+	$(network_tools)
 	$(ENV)/bin/python -m pytest $(TEST_ARGS)
 
 test-native: $(ENV)/.native ## the tests of the C++ core: plain, ThreadSanitizer, AddressSanitizer
@@ -69,8 +76,7 @@ test-faults: $(ENV)/.test ## every fault many times at random moments, and a tab
 	RANKWISE_FAULTS=full $(ENV)/bin/python -m pytest -q tests/faults $(TEST_ARGS)
 
 test-multihost: $(ENV)/.test ## 2 and 4 hosts of 2 ranks, which are network namespaces (root, iproute2): 5 minutes
-	@command -v tc >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-		{ apt-get install -qq -y iproute2 || { apt-get update -qq && apt-get install -qq -y iproute2; }; }; } >/dev/null 2>&1 || true
+	$(network_tools)
 	RANKWISE_MULTIHOST=full $(ENV)/bin/python -m pytest -q tests/multihost $(TEST_ARGS)
 
 test-engines: $(ENV)/.test $(MPIS) ## the whole conformance suite over gloo, Open MPI and MPICH, on 2 and 4 ranks: 5 minutes
