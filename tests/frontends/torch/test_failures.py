@@ -44,8 +44,8 @@ def test_a_rank_killed_in_backward(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 128 + 9, done.stderr
     assert "CAUGHT RuntimeError" in done.stdout, done.stdout + done.stderr
-    assert re.search(r"CAUGHT.*PeerLostError: rank 1 \(pid \d+\) was killed by SIGKILL", done.stdout)
-    assert re.search(r"THEN PeerLostError rank 1 \(pid \d+\) was killed by SIGKILL", done.stdout)
+    assert re.search(r"CAUGHT.*PeerLostError: rank 1 \(.*\) was killed by SIGKILL", done.stdout)
+    assert re.search(r"THEN PeerLostError rank 1 \(.*\) was killed by SIGKILL", done.stdout)
 
 
 def test_ranks_that_call_different_things(on_ranks: Callable[..., Any]) -> None:

@@ -18,7 +18,8 @@ import torch, torch.distributed as dist
 dist.init_process_group("rankwise")
 x = torch.full((3,), float(dist.get_rank()))
 dist.all_reduce(x)
-print("rank", dist.get_rank(), "of", dist.get_world_size(), x.tolist(), flush=True)
+line = f"rank {dist.get_rank()} of {dist.get_world_size()} {x.tolist()}"
+print(line + chr(10), end="", flush=True)  # one write, which that of another rank cannot cut
 dist.barrier()
 dist.destroy_process_group()
 """
