@@ -20,7 +20,8 @@ so that a noisy machine favours none; the fastest step of each counts, and the m
 
 The timeline of one step of each kind, "after" and "behind", with a lane for what each rank computes
 and one for what it communicates, goes into a picture (with matplotlib) and into a file for
-https://ui.perfetto.dev or chrome://tracing.
+https://ui.perfetto.dev or chrome://tracing. `rankwise run --trace FILE` keeps the same for
+`rankwise trace FILE`.
 """
 
 from __future__ import annotations
@@ -67,10 +68,13 @@ class Recorder:
 
     @contextmanager
     def span(self, lane: str, name: str) -> Iterator[None]:
-        begin = time.monotonic()
+        begin = time.time_ns()
         yield
         if self.on:
-            self.spans.append(Span(self.rank, lane, name, begin, time.monotonic()))
+            end = time.time_ns()
+            self.spans.append(Span(self.rank, lane, name, begin / 1e9, end / 1e9))
+            if lane == "compute":  # the operations are in the job's trace by themselves
+                rw.trace.add(name, begin, end, lane)
 
     def reduce(self, bucket: rw.Bucket, group: rw.Group) -> None:
         """A reducer's hook: what the reducer would do itself, and when."""

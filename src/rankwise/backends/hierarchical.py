@@ -22,6 +22,7 @@ import hashlib
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -123,6 +124,14 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._timeout = seconds
         for part in self._parts():
             part.timeout = seconds
+
+    # ---- memory in which the ranks of a host work in place ----
+
+    def allocate(self, nbytes: int) -> Any:
+        return self._local.allocate(nbytes)
+
+    def allocating(self) -> AbstractContextManager[None]:
+        return self._local.allocating()
 
     # ---- messages ----
 
