@@ -116,8 +116,9 @@ class Layers:
 
     def communication(self) -> None:
         """A step's communication by itself."""
-        for layer, view in enumerate(self.reducer.views):
-            self.reducer.mark_ready(layer, view)
+        views = self.reducer.views
+        for layer in reversed(range(len(views))):  # as in every step: the reducer learns the order from the first
+            self.reducer.mark_ready(layer, views[layer])
         self.reducer.wait_and_unpack()
 
 
@@ -343,10 +344,10 @@ def draw(timelines: dict[str, dict[str, list[Span]]], path: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How much of the communication is hidden behind the backward pass.")
-    parser.add_argument("--layers", type=int, default=24, help="layers of the model")
+    parser.add_argument("--layers", type=int, default=48, help="layers of the model")
     parser.add_argument("--width", type=int, default=768, help="each has width x width float32 parameters")
     parser.add_argument("--bucket-mib", type=float, default=4.0, help="how much is reduced at once")
-    parser.add_argument("--steps", type=int, default=30, help="steps of each way")
+    parser.add_argument("--steps", type=int, default=25, help="steps of each way")
     parser.add_argument("--no-torch", action="store_true", help="rankwise alone")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the timeline")
     args = parser.parse_args()
