@@ -35,7 +35,6 @@ class Comm::Call_ {
 public:
     Call_(Comm& comm, const Call& call, uint64_t bytes = 0) : comm_(comm), within_hold_(!comm.take_turn()) {
         try {
-            comm.check_open();
             comm.steps_.begin(call, bytes);
         } catch (...) {
             leave();
@@ -43,7 +42,7 @@ public:
         }
     }
     ~Call_() {
-        comm_.steps_.end(std::uncaught_exceptions() > 0);
+        comm_.steps_.end();
         leave();
     }
 
@@ -63,8 +62,18 @@ bool Comm::take_turn() {
         stream_.sync(timeout());
     }
     uint32_t free = 0;
-    if (busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) return true;
-    if (held_here()) return false;
+    if (!busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
+        if (held_here()) return false;
+        wait_turn();
+    }
+    if (closed_.load(std::memory_order_relaxed)) {  // meanwhile
+        leave_turn();
+        check_open();
+    }
+    return true;
+}
+
+void Comm::wait_turn() {
     const auto since = Clock::now();
     while (busy_.exchange(2, std::memory_order_acquire) != 0) {
         futex_sleep(busy_, 2, kLongestNap);
@@ -74,7 +83,6 @@ bool Comm::take_turn() {
             throw TimedOut("another thread's call on this communicator did not end within " + seconds(timeout()), timeout(), {},
                            steps_.states(), "", -1);
     }
-    return true;
 }
 
 void Comm::leave_turn() {

@@ -85,6 +85,7 @@ private:
     class Call_;
     friend class Call_;
     bool take_turn();
+    void wait_turn();
     void leave_turn();
     bool held_here() const;
     void agree_on_direct();

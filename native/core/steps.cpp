@@ -36,10 +36,10 @@ void Steps::trace() {
     traced_ = true;
 }
 
-void Steps::end(bool failed) {
+void Steps::end() {
     if (!traced_) trace();
     const bool quick = bytes_ < kTimedFrom && !waited_;
-    tracer_.end(entry_, quick ? began_ : ticks(), waited_, failed ? kFailed : 0);
+    tracer_.end(entry_, quick ? began_ : ticks(), waited_, region_.failed() ? kFailed : 0);
     untold_bytes_ += bytes_;
     if (untold_bytes_ >= kTimedFrom) tell_bytes();
 }

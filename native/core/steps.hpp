@@ -45,7 +45,7 @@ public:
     // A new operation of this rank, of so many bytes. Throws where the group has failed.
     void begin(const Call& call, uint64_t bytes);
     // It ended: by an exception, or well.
-    void end(bool failed);
+    void end();
     // What came before was the meeting of the ranks: the program's first operation is number 1.
     void count_from_here();
 
@@ -132,6 +132,7 @@ private:
     void await_value(int peer, uint64_t value) {
         std::atomic<uint64_t>& seq = region_.seats[peer].lines[(value - 1) % kLines].seq;
         if (seq.load(std::memory_order_acquire) >= value) return;
+        if (!traced_) trace();  // while the line is on its way
         for (int i = policy_.first_looks; i > 0; --i) {
             cpu_relax();
             if (seq.load(std::memory_order_acquire) >= value) return;
