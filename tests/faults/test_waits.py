@@ -74,7 +74,7 @@ def test_timeout(trial: Trial, backend: str) -> None:
 
 
 @both
-@fault(6, "mismatch", few=8, full=150)
+@fault(6, "mismatch", few=5, full=150)
 def test_mismatch(trial: Trial, backend: str) -> None:
     n = trial.rng.randint(2, 4)
     odd = trial.rng.randrange(n)
