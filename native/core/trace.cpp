@@ -66,6 +66,7 @@ TraceEntry* Tracer::begin(uint64_t what, uint32_t group, int tag, uint64_t seque
         const uint64_t number = record_.operations.fetch_add(1, relaxed);
         TraceEntry& e = ring_[number % kTraced];
         if (e.stamp.load(relaxed) && !e.end.load(relaxed)) continue;  // still under way
+        __builtin_prefetch(&ring_[(number + 2) % kTraced], 1);  // the ring is larger than the nearest cache
         e.stamp.store(0, relaxed);
         e.what.store(what, release);  // each: not before the stamp is gone
         e.place.store(group | uint64_t(uint32_t(tag)) << 32, release);
