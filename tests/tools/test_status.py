@@ -137,12 +137,14 @@ def test_live_in_a_terminal() -> None:
     ("words", "why"),
     [
         (["4194305"], "there is no process 4194305"),
-        ([str(os.getpid())], "has no part in a job that runs now: expected a launcher or a rank"),
+        (["another"], "has no part in a job that runs now: expected a launcher or a rank"),
         (["--watch"], "--watch needs a terminal"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(words: list[str], why: str) -> None:
-    done = status(*words)
+    with subprocess.Popen(["sleep", "60"]) as another:
+        done = status(*[str(another.pid) if word == "another" else word for word in words])
+        another.kill()
     assert done.returncode == 1
     assert done.stdout == ""
     assert re.fullmatch(f"rankwise status: error: .*{re.escape(why)}.*\n", done.stderr)

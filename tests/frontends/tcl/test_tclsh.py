@@ -131,7 +131,7 @@ def test_ranks_run_a_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["error boom", "torch::distributed_gather nonexistent", "exit 1"])
 def test_a_rank_that_ends_ends_the_job(tmp_path: Path, end: str) -> None:
     text = f"""
-        torch::distributed_init 0 3 "gloo"
+        torch::distributed_init 0 3 "shm"
         torch::distributed_barrier
         if {{[torch::get_rank] == 1}} {{{end}}}
         torch::distributed_barrier
@@ -148,13 +148,13 @@ def test_a_rank_that_ends_ends_the_job(tmp_path: Path, end: str) -> None:
 
 def test_a_lost_rank_can_be_caught(tmp_path: Path) -> None:
     text = """
-        torch::distributed_init 0 2 "gloo"
+        torch::distributed_init 0 2 "shm"
         if {[torch::get_rank] == 1} {exit 0}
         try {torch::distributed_barrier} trap {RANKWISE PeerLostError} message {puts "lost: $message"}
     """
     done = ranks(2, "--timeout", "20", script(tmp_path, text))
     assert done.returncode == 0
-    assert re.match(r"lost: rank 1 \(pid \d+\) exited with status 0", done.stdout), done.stdout
+    assert re.match(r"lost: rank 1 \(pid \d+ on \S+\) exited with status 0", done.stdout), done.stdout
 
 
 def test_a_script_that_is_not_there() -> None:
