@@ -212,8 +212,6 @@ def fork(rank: Rank, group: rw.Group, state: str, way: str) -> None:
     child = os.fork()
     if child == 0:
         uses = [group.barrier, lambda: group.send(1, 0), receiving.wait, lambda: group.split(0)]
-        if under_way is not None:
-            uses.append(under_way.wait)
         refused = 0
         for use in uses:
             try:
@@ -222,6 +220,9 @@ def fork(rank: Rank, group: rw.Group, state: str, way: str) -> None:
                 refused += 1
         if refused < len(uses):
             os._exit(99)
+        with suppress(rw.ClosedError):  # but where it was complete before the fork
+            if under_way is not None and under_way.wait()[0] != group.world_size:
+                os._exit(98)
         if way == "close":
             group.close()
         if way == "del":
