@@ -173,10 +173,9 @@ def leave_pending(rank: Rank, group: rw.Group, state: str) -> None:
     peer = (group.rank + 1) % group.world_size
     if state == "nothing":
         group.all_reduce(np.ones(3), async_op=True).wait()
-    elif state == "irecv":
-        group.irecv((3,), peer)
-    elif state == "isend":
-        group.isend(np.ones(1_000_000), peer)
+    elif state in ("irecv", "isend"):
+        with suppress(rw.PeerLostError):  # others may have left by now
+            group.irecv((3,), peer) if state == "irecv" else group.isend(np.ones(1_000_000), peer)
     elif state == "operation" and group.rank == 0:
         group.all_reduce(np.ones(3), async_op=True)
     elif state == "function":
@@ -211,7 +210,7 @@ def fork(rank: Rank, group: rw.Group, state: str, way: str) -> None:
         busy.start()
     child = os.fork()
     if child == 0:
-        uses = [group.barrier, lambda: group.send(1, 0), receiving.wait, lambda: group.split(0)]
+        uses = [group.barrier, lambda: group.send(1, 0), lambda: group.split(0)]
         refused = 0
         for use in uses:
             try:
@@ -221,6 +220,9 @@ def fork(rank: Rank, group: rw.Group, state: str, way: str) -> None:
         if refused < len(uses):
             os._exit(99)
         with suppress(rw.ClosedError):  # but where it was complete before the fork
+            if (receiving.wait() != source).any():
+                os._exit(97)
+        with suppress(rw.ClosedError):
             if under_way is not None and under_way.wait()[0] != group.world_size:
                 os._exit(98)
         if way == "close":

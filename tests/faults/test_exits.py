@@ -35,7 +35,9 @@ def test_exit(trial: Trial, state: str) -> None:
         assert len(lines) <= n
         if state in ("nothing", "cycle"):
             assert lines == []
-        elif state != "busy thread":  # where it may be that all threads were between two operations
+        elif state in ("irecv", "operation", "function"):
+            # Else it may be that nothing was pending any more: threads between two operations or told
+            # that a peer had left, messages that a peer took in while it ended.
             assert lines
 
 
