@@ -448,7 +448,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
         differing = {rank: _words(one) for rank, one in zip(self._members, words, strict=True)}
         firsts = self._by_first(words[0])
         differing |= {members[0]: _words(one) for members, one in zip(self._layout.members, firsts, strict=True)}
-        raise calls.mismatch(differing, self._sequence)
+        # Every rank comes to this: none waits that had to be told, and one may be still reading the words.
+        self._refusal = calls.mismatch(differing, self._sequence)
+        raise self._refused()
 
     def _checked_all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         self._compare(self._call)
