@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
-from faults.crew import Crew, lives
+from faults.crew import HANG, Crew, lives
 from faults.trials import Trial, fault
+from leftovers import started_processes
 from rankwise import Group, PeerLostError
+from rankwise.api.jobs import parent_of
 from rankwise.testing import RanksFailed, run_ranks
 
 
@@ -31,6 +35,26 @@ def test_launcher_killed(trial: Trial) -> None:
             assert time.monotonic() < at + 10, "ranks outlive their launcher"
             time.sleep(0.001)
         trial.took(time.monotonic() - at)
+
+
+@fault(2, "the launcher is killed, starting", few=4, full=60)
+def test_launcher_killed_while_it_starts_ranks(trial: Trial) -> None:
+    """The ranks know nothing of rankwise: nobody but the launcher's keeper would end them."""
+    n = trial.rng.randint(1, 6)
+    command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), "sleep", "1000"]
+    before = started_processes()
+    launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    awaited = trial.rng.randint(1, n + 1)  # the first is the keeper
+    end = time.monotonic() + HANG
+    while sum(parent_of(int(entry)) == launcher.pid for entry in os.listdir("/proc") if entry.isdecimal()) < awaited:
+        assert time.monotonic() < end, "the ranks do not start"
+    trial.moment(trial.rng.choice([0, 0.0005, 0.005]))
+    at = time.monotonic()
+    launcher.kill()
+    launcher.wait()
+    while left := {pid: words for pid, words in started_processes().items() if pid not in before}:
+        assert time.monotonic() < at + 10, f"they outlive their launcher: {left}"
+    trial.took(time.monotonic() - at)
 
 
 @pytest.mark.parametrize("way", ["raises", "sys.exit", "os._exit", "returns"])

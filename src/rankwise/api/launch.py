@@ -30,7 +30,8 @@ QUIET = 0.1  # seconds without output after which an incomplete line is shown on
 PIECE = 1 << 16  # bytes read from a pipe at once
 PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 
-# Reads process ids, a line each, until its input ends; that happens when the launcher is no more.
+# Reads process ids, a line each, until its input ends; that happens when the launcher is no more, nor a rank that
+# has yet to run its command.
 _KEEPER = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
 
 
@@ -105,7 +106,10 @@ class Job:
     argv: the command; every rank runs the same. stdin: whether rank 0 inherits it. pass_fds:
     descriptors that the ranks inherit, under the same numbers. backend, timeout: what the ranks
     take as RANKWISE_BACKEND and RANKWISE_TIMEOUT, where given. spans: whether what the program adds
-    by rankwise.trace is kept for `trace`.
+    by rankwise.trace is kept for `trace`. fork: whether this process has one thread, so that the ranks
+    can be forked and each tell the keeper of itself before it runs its command. Without, the keeper
+    is told a moment later, and a command must see to it itself that it ends should this process
+    be killed in that moment.
 
     Raises ValueError for n below 1, an unknown backend, a timeout that is no time; MemoryError
     when there is no room for the shared memory; OSError when a process cannot be started.
@@ -122,6 +126,7 @@ class Job:
         backend: str | None = None,
         timeout: float | None = None,
         spans: bool = False,
+        fork: bool = False,
     ) -> None:
         if n < 1:
             raise ValueError(f"n={n}: expected a number of ranks of at least 1")
@@ -147,6 +152,7 @@ class Job:
         self._backend = backend
         self._timeout = timeout
         self._keep_spans = spans
+        self._fork = fork
         self._spans: list[int] = []  # for each rank a memfd, where they are kept
         self._selector = selectors.DefaultSelector()
         self._pipes: dict[int, Stream] = {}
@@ -258,6 +264,11 @@ class Job:
             bufsize=0,
         )
         assert self._keeper.stdin is not None
+        kept = self._keeper.stdin.fileno()
+
+        def announce() -> None:
+            os.write(kept, b"%d\n" % os.getpid())
+
         self._listen(self._wake_reader, self._woken)
         for number in range(self._n):
             if self.interrupted is not None:
@@ -273,10 +284,12 @@ class Job:
                 env=self._environment(number, segment.fd),
                 pass_fds=(segment.fd, *self._spans[number:], *self._pass_fds),
                 start_new_session=True,  # a group of its own, which cannot be stopped by the terminal
+                preexec_fn=announce if self._fork else None,  # in the new process, already of that group
             )
             rank = Rank(number, process)
             self.ranks.append(rank)
-            self._keeper.stdin.write(b"%d\n" % rank.pid)
+            if not self._fork:
+                os.write(kept, b"%d\n" % rank.pid)
             rank.pidfd = os.pidfd_open(rank.pid)
             self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
             for pipe, stream in zip((process.stdout, process.stderr), self._relay.add(number), strict=True):

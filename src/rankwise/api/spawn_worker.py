@@ -11,6 +11,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import BinaryIO
 
+from rankwise import _native
 from rankwise.contract.settings import Settings
 
 _CANNOT_TRAVEL = (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
@@ -18,8 +19,11 @@ _CANNOT_TRAVEL = (pickle.PicklingError, TypeError, AttributeError, ValueError, R
 
 def main(payload: BinaryIO, results: Sequence[int]) -> None:
     """Call the function in `payload`; write its result to this rank's descriptor of `results`."""
-    rank = Settings.read().rank
+    settings = Settings.read()
+    rank, caller = settings.rank, settings.launcher_pid
     assert rank is not None
+    assert caller is not None
+    _native.end_with(caller)  # whether or not the function ever calls rankwise.init
     # An error that nothing catches ends this process as any other; but the caller prints it, not we.
     sys.excepthook = partial(_report_error, results[rank])
     with payload:

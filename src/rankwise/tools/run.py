@@ -69,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
             backend=options.backend,
             timeout=options.timeout,
             spans=keep.always is not None,
+            fork=True,
         )
         return _run(job, relay, keep)
     except FileNotFoundError as error:
