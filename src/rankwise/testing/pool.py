@@ -33,27 +33,28 @@ class RankPool:
 
     def __init__(self, n: int, backend: str, timeout: float) -> None:
         self.usable = True
-        self._segment = _native.Segment.create(n)
+        self._segment: _native.Segment | None = _native.Segment.create(n)
+        fd = self._segment.fd
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         for rank in range(n):
-            self._start(rank, n, backend)
+            self._start(rank, n, backend, fd)
 
-    def _start(self, rank: int, n: int, backend: str) -> None:
+    def _start(self, rank: int, n: int, backend: str, fd: int) -> None:
         ours, theirs = socket.socketpair()
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "RANKWISE_RANK": str(rank),
             "RANKWISE_WORLD_SIZE": str(n),
-            "RANKWISE_SEGMENT_FD": str(self._segment.fd),
+            "RANKWISE_SEGMENT_FD": str(fd),
             "RANKWISE_LAUNCHER_PID": str(os.getpid()),
         }
         environment.setdefault("OMP_NUM_THREADS", "1")
         command = [sys.executable, "-m", "rankwise.testing.worker", str(theirs.fileno()), backend, str(START_TIMEOUT)]
         with theirs:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self._segment.fd)
+                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), fd)
             )
         self._processes.append(process)
         self._connections.append(Connection(ours.detach()))
@@ -88,7 +89,8 @@ class RankPool:
             outcome = pickle.loads(self._connections[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
             status = self._processes[rank].wait()
-            self._segment.mark_exited(rank, status, self._processes[rank].pid)
+            if self._segment is not None:
+                self._segment.mark_exited(rank, status, self._processes[rank].pid)
             how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
             return Outcome(failure=f"the process {how}")
         assert isinstance(outcome, Outcome)
@@ -106,6 +108,7 @@ class RankPool:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._segment = None  # unmapped now, even while a traceback keeps this object
 
 
 def in_step(group: Group) -> bool:
