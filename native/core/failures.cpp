@@ -75,6 +75,11 @@ void Steps::lost(int peer, const std::string& operation, int64_t sequence) {
     throw_failure(operation, sequence);
 }
 
+void Steps::refuse(const Call& call) {
+    refused_ = call;
+    throw_failure(name(call.op()), int64_t(calls_) + 1);
+}
+
 void Steps::mismatch() {
     fail_region(region_, Cause::Mismatch, rank, calls_, "");
     throw_failure();
@@ -112,7 +117,8 @@ Calls Steps::stacks() const {
     return result;
 }
 
-// Once for each group: the place in the program from where this rank made the call that failed.
+// Once for each group: the place in the program from where this rank made the call that failed, and
+// the call itself if it was refused.
 void Steps::tell_site() {
     Site& site = region_.seats[rank].site;
     uint32_t none = 0;
@@ -120,6 +126,7 @@ void Steps::tell_site() {
     std::string text = call_site();
     if (text.size() >= sizeof site.text) text = "..." + text.substr(text.size() - sizeof site.text + 4);
     text.copy(site.text, sizeof site.text - 1);
+    if (refused_.op() != Op::None) site.call = refused_, site.number = calls_ + 1;
     site.state.store(2);
 }
 
@@ -164,6 +171,8 @@ void Steps::throw_mismatch() {
     std::vector<Numbered> calls;
     for (int p = 0; p < n; ++p) calls.push_back(recent_calls(p));
     const uint64_t first = first_different(calls);
+    for (int p = 0; p < n; ++p)  // who came to it too late
+        if (const Site& site = region_.seats[p].site; site.state.load() == 2 && site.number == first) calls[size_t(p)].emplace(first, site.call);
     const Failure f = region_.failure();
     Calls said, sites;
     std::vector<int> different;

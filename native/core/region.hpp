@@ -61,7 +61,9 @@ static_assert(sizeof(Line) == kCacheLine);
 // Where in the program a rank made its call; told when the group has failed.
 struct alignas(kCacheLine) Site {
     std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 there
-    char text[252];
+    Call call;                    // what it was, where the group had failed before it: then no line tells it
+    uint64_t number;              // of that call; 0 none
+    char text[224];
 };
 
 struct alignas(kCacheLine) Seat {

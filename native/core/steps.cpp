@@ -19,7 +19,7 @@ Steps::Steps(Segment& segment, Region& region, int rank)
       policy_(WaitPolicy::for_ranks(segment.world_size())) {}
 
 void Steps::begin(const Call& call, uint64_t bytes) {
-    if (region_.failed()) throw_failure(name(call.op()), int64_t(calls_) + 1);
+    if (region_.failed()) refuse(call);
     call_ = call;
     history_ = mix(mix(history_, call.what), call.amount);
     ++calls_;

@@ -158,6 +158,7 @@ private:
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void look_for_trouble(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since);
     void wake_sleepers();
+    [[noreturn]] void refuse(const Call& call);  // one that comes when the group has failed
     [[noreturn]] void mismatch();
     [[noreturn]] void timed_out(uint64_t value);
     [[noreturn]] void throw_failure() { throw_failure(name(call_.op()), int64_t(calls_)); }
@@ -176,6 +177,7 @@ private:
     Call call_{};
     uint64_t history_ = 0;         // digest of all calls so far
     uint64_t calls_ = 0;
+    Call refused_{};
     uint64_t next_ = 0;            // the step that the next post announces
     uint64_t seen_ = 0;            // every peer has posted at least this many steps
     uint64_t pieces_ = 0;

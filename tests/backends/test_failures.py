@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -81,6 +82,7 @@ def test_a_mismatch_shows_every_call_and_its_place(
 
 def _absent(group: Group) -> str:
     part = group.dup()
+    group.barrier()  # none is in dup any more
     if group.rank == 2:
         group.barrier()
         return ""
@@ -115,9 +117,8 @@ def test_a_timeout_says_where_every_rank_is(backend: str) -> None:
     error = run_ranks(2, _timeout, backend=backend, timeout=20)[0]
     assert error is not None
     assert (error.limit, error.missing, error.operation, error.sequence) == (0.3, (1,), "reduce", 1)
-    assert error.states[0].startswith("in reduce #1 for 0.3 s")
-    assert error.states[1].startswith("outside any collective for 0.")
-    assert ", last was split #" in error.states[1]
+    assert re.match(r"in reduce #1 for \d", error.states[0])
+    assert re.match(r"outside any collective for \d.*, last was split #", error.states[1])
     assert error.stacks == {}
     message = str(error)
     assert "Python stack of this rank, innermost last:" in message

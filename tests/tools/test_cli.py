@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -37,6 +39,17 @@ def test_help_of_a_command_shows_examples(name: str) -> None:
 
 def test_version() -> None:
     assert command("--version").stdout == f"rankwise {rankwise.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["--version"], ["status", "--json"]])
+def test_a_reader_that_has_gone_is_no_error(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "rankwise", *words], stdout=out, stderr=subprocess.PIPE, text=True, timeout=50
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("words", [["fly"], ["--fly"], ["fly", "-n", "2"]])

@@ -142,6 +142,34 @@ deep(group, 40)
         assert messages[0].startswith(("ValueError", "LookupError", "rankwise.contract.errors.PeerLostError"))
 
 
+@pytest.mark.parametrize("options", [[], ["--tag-output"]])
+def test_a_rank_that_only_lost_another_is_not_blamed(tmp_path: Path, options: list[str]) -> None:
+    """Also where the launcher cannot see who lost whom, as on gloo: these ranks never call rankwise.init."""
+    (tmp_path / "program.py").write_text("""
+import os, sys, time
+from pathlib import Path
+
+gone = Path(sys.argv[1])
+if os.environ["RANKWISE_RANK"] == "0":
+    from rankwise import PeerLostError
+    gone.write_text(str(os.getpid()))
+    raise PeerLostError("rank 1 closed its socket", rank=1, how="ended")
+while not gone.exists() or "Z" not in Path(f"/proc/{gone.read_text() or os.getpid()}/stat").read_text():
+    time.sleep(0.01)
+raise LookupError("lost my keys")
+""")
+    done = subprocess.run(
+        [*RUN, "-n", "2", *options, tmp_path / "program.py", tmp_path / "gone"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    *_, error, last = [line.removeprefix("[1] ") for line in done.stderr.splitlines()]
+    assert error == "LookupError: lost my keys"
+    assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 1", last)
+    assert "PeerLostError: rank 1 closed its socket" in done.stderr
+
+
 def test_a_traceback_of_a_rank_that_goes_on_is_shown_while_it_runs(tmp_path: Path) -> None:
     code = """
 import os, sys, time, traceback

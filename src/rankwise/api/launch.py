@@ -34,13 +34,16 @@ PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 # has yet to run its command.
 _KEEPER = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
 
+_CONSEQUENCE = "rankwise.contract.errors.PeerLostError: "  # how Python prints it; NumPy is not imported for its class
+
 
 @dataclass(eq=False)
 class Rank:
     """One rank's process, and once it has ended, how and where.
 
     returncode: exit status, or minus the signal; None while it runs. operation, sequence: what it
-    was in or did last, empty if it never joined the others; inside: whether it was inside it.
+    was in or did last, empty if it never joined the others; inside: whether it was inside it. follows:
+    whether its traceback is that of a PeerLostError; known when the job is over.
     """
 
     number: int
@@ -50,6 +53,7 @@ class Rank:
     operation: str = ""
     sequence: int = 0
     inside: bool = False
+    follows: bool = False
 
     @property
     def pid(self) -> int:
@@ -183,11 +187,12 @@ class Job:
 
     @property
     def culprit(self) -> Rank | None:
-        """The rank to blame: the failed one that the others lost, else the one that ended first."""
+        """The rank to blame: the failed one that the others lost, else the first to end but for losing another."""
         for rank in self.failures:
             if rank.number == self._lost:
                 return rank
-        return self.failures[0] if self.failures else None
+        causes = [rank for rank in self.failures if not rank.follows]
+        return next(iter(causes or self.failures), None)
 
     @property
     def exit_code(self) -> int:
@@ -216,6 +221,8 @@ class Job:
                     break
             if fd in self._pipes:  # held open by a process that left its group
                 self._end_pipe(fd)
+        for rank in self.failures:
+            rank.follows = self._relay.error(rank.number).startswith(_CONSEQUENCE)
         # The traceback of the rank to blame is the last on the screen.
         self._relay.release(last=-1 if self.culprit is None else self.culprit.number)
 

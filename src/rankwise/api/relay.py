@@ -120,6 +120,16 @@ class Relay:
         stream.line = bytearray()
         stream.shown = 0
 
+    def error(self, rank: int) -> str:
+        """The error that the last traceback held of a rank is about, "ValueError: bad"; "" without one."""
+        for stream in self._streams:
+            if stream.rank == rank and (tracebacks := list(_TRACEBACK.finditer(stream.held))):
+                for line in stream.held[tracebacks[-1].end() :].splitlines()[1:]:
+                    words = bytes(line).removeprefix(stream.tag)
+                    if not words.startswith(b" "):
+                        return words.decode(errors="replace")
+        return ""
+
     def holds(self) -> bool:
         """Whether a traceback is held."""
         return any(stream.held for stream in self._streams)

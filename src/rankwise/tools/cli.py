@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -35,7 +37,18 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (sys.argv by default); the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _command(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:  # who read our output is gone: end as if by SIGPIPE, without a word
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _command(words: list[str]) -> int:
     if words and words[0] in COMMANDS:
         code: int = import_module(COMMANDS[words[0]][0]).main(words[1:])
         return code

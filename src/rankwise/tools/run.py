@@ -72,6 +72,8 @@ def main(argv: Sequence[str]) -> int:
             fork=True,
         )
         return _run(job, relay, keep)
+    except BrokenPipeError:
+        raise  # whoever reads our output is gone: the command line knows what to do
     except FileNotFoundError as error:
         return _refuse(str(error), NOT_FOUND)
     except (ValueError, OSError, MemoryError, RankwiseError) as error:
@@ -195,9 +197,6 @@ def _run(job: Job, relay: Relay, keep: Keep) -> int:
             kept = keep.trace_of(job)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # who read our output is gone: end as if by SIGPIPE, without a word
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     if kept is not None:
         relay.note(f"rankwise: {kept}")
     if job.interrupted is not None:
