@@ -111,13 +111,13 @@ class Several(Work[None]):
     """Works of a communicator as one."""
 
     def __init__(self, works: list[Work[None]]) -> None:
-        self._works = works
+        self.works = works
 
     def wait(self, timeout: float | None = None) -> None:
-        wait_all(self._works, timeout)
+        wait_all(self.works, timeout)
 
     def done(self) -> bool:
-        return all(work.done() for work in self._works)
+        return all(work.done() for work in self.works)
 
 
 def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:

@@ -20,9 +20,10 @@ from torch.distributed import (
     Work,
 )
 
+from rankwise.contract.errors import CollectiveTimeout
 from rankwise.frontends.torch import sparse
 from rankwise.frontends.torch.core import Core, a_list, with_options
-from rankwise.frontends.torch.reductions import OPS, REDUCED, moved, reduction
+from rankwise.frontends.torch.reductions import moved, reduction
 from rankwise.frontends.torch.tensors import (
     Finish,
     check_same_type,
@@ -35,27 +36,40 @@ from rankwise.frontends.torch.tensors import (
 )
 
 
+class MonitoredBarrierError(CollectiveTimeout, RuntimeError):
+    """Ranks did not come to a monitored_barrier in time. A RuntimeError, and in such words, as gloo's is."""
+
+    def __init__(self, error: CollectiveTimeout, rank: int, wait_all_ranks: bool) -> None:
+        named = error.missing if wait_all_ranks else error.missing[:1]
+        who = f"Rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))} failed to pass monitoredBarrier"
+        text = f"Rank {rank} timed out in monitoredBarrier after {1e3 * error.limit:g} ms: {who}.\n{error}"
+        super().__init__(text, **vars(error))
+
+
 class Collectives(Core):
     """Each takes torch's options, or what torch's short forms take: a root, an operation, a timeout."""
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None) -> Work:
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None
+    ) -> Work | None:
         """Reduce each tensor over the ranks, in place. Sparse tensors: SUM."""
         if type(opts) is not AllreduceOptions:
             tensors = a_list(tensors)
             opts = with_options(AllreduceOptions, opts, timeout, reduceOp=op if opts is None else opts)
         if len(tensors) == 1:
-            tensor = tensors[0]
-            dtype, ours = REDUCED.get(tensor.dtype), OPS.get(int(opts.reduceOp.op))
-            if dtype is not None and ours is not None and is_plain(tensor) and ours.refused_for(dtype) is None:
-                return self._run("all_reduce", (tensor.data_ptr(), tensor.numel(), dtype, ours), opts, tensors)
+            (tensor,) = tensors
             if tensor.is_sparse:
                 return sparse.all_reduce(self, tensor, opts)
+            how = reduction(opts.reduceOp, tensor.dtype)
+            if how.in_place and is_plain(tensor):
+                args = (tensor.data_ptr(), tensor.numel(), how.dtype, how.ours)
+                return self._run("all_reduce", args, opts, tensors)
         return self._reduce_each(tensors, opts)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
         return self._reduce_each(tensors, opts or AllreduceCoalescedOptions())
 
-    def _reduce_each(self, tensors: list[Tensor], opts: Any) -> Work:
+    def _reduce_each(self, tensors: list[Tensor], opts: Any) -> Work | None:
         calls, finishes, keep = [], [], []
         for tensor in tensors:
             how = reduction(opts.reduceOp, tensor.dtype)
@@ -65,11 +79,10 @@ class Collectives(Core):
             finishes.append(finish)
         return self._run_all(calls, opts, tensors, _each(finishes), keep)
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work:
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work | None:
         """root's tensors to every rank, in place."""
         tensors = a_list(tensors)
-        opts = with_options(BroadcastOptions, opts, timeout, rootRank=root if opts is None else opts)
-        self._check_root(opts.rootRank)
+        opts = self._rooted(BroadcastOptions, opts, timeout, root)
         calls, finishes, keep = [], [], []
         for tensor in tensors:
             memory, finish = target(tensor, filled=True)
@@ -82,22 +95,21 @@ class Collectives(Core):
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, root: int = 0
-    ) -> Work:
+    ) -> Work | None:
         """Reduce over the ranks, in place on root; the other ranks' tensors stay as they are."""
         tensors = a_list(tensors)
-        opts = with_options(ReduceOptions, opts, timeout, rootRank=root if opts is None else opts, reduceOp=op)
+        opts = self._rooted(ReduceOptions, opts, timeout, root, reduceOp=op)
         (tensor,) = tensors
         how = reduction(opts.reduceOp, tensor.dtype)
         memory, finish = how.both(tensor)
-        args = (memory.data_ptr(), memory.numel(), how.dtype, how.ours, self._check_root(opts.rootRank))
+        args = (memory.data_ptr(), memory.numel(), how.dtype, how.ours, opts.rootRank)
         return self._run("reduce", args, opts, tensors, finish if self._rank == opts.rootRank else None, memory)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
-    ) -> Work:
+    ) -> Work | None:
         """Every rank's input into every rank's outputs. The inputs may differ in size, as the outputs then do."""
-        if isinstance(input_tensors, Tensor):
-            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
         opts = with_options(AllgatherOptions, opts, timeout or _time(opts))
         (outputs,), (given,) = output_tensors, input_tensors
         self._check_outputs(outputs, given)
@@ -115,7 +127,7 @@ class Collectives(Core):
             return self._run("all_gather", (*args, sent.numel(), moved(sent.dtype)), opts, outputs, finish, keep)
         return self._run("all_gather_v", (*args, counts, moved(sent.dtype)), opts, outputs, finish, keep)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         """Every rank's input, by rank, into one output. The input may be this rank's place in the output."""
         opts = opts or AllgatherOptions()
         if output.dtype != input.dtype:
@@ -133,14 +145,16 @@ class Collectives(Core):
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllgatherOptions()
         works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         return self._as_one(works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None) -> Work:
+    def allgather_coalesced(
+        self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
+    ) -> Work | None:
         """output_lists[r][i] receives rank r's input_list[i]."""
         opts = opts or AllgatherOptions()
         works = [
@@ -155,23 +169,21 @@ class Collectives(Core):
         opts: Any = None,
         timeout: timedelta | None = None,
         root: int = 0,
-    ) -> Work:
+    ) -> Work | None:
         """Every rank's input into root's outputs."""
-        if isinstance(input_tensors, Tensor):
-            output_tensors, input_tensors = [output_tensors], [input_tensors]
-        opts = with_options(GatherOptions, opts, timeout, rootRank=root if opts is None else opts)
-        root = self._check_root(opts.rootRank)
+        output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
+        opts = self._rooted(GatherOptions, opts, timeout, root)
         (given,) = input_tensors
         sent = source(given)
         outputs: list[Tensor] = []
         memory, finish, where = sent, None, 0
-        if root == self._rank:
+        if opts.rootRank == self._rank:
             (outputs,) = output_tensors
             self._check_outputs(outputs, given)
             _check_sizes(outputs, given)
             memory, finish = targets(outputs)
             where = memory.data_ptr()
-        args = (sent.data_ptr(), where, sent.numel(), moved(sent.dtype), root)
+        args = (sent.data_ptr(), where, sent.numel(), moved(sent.dtype), opts.rootRank)
         return self._run("gather", args, opts, outputs, finish, (sent, memory))
 
     def scatter(
@@ -181,16 +193,14 @@ class Collectives(Core):
         opts: Any = None,
         timeout: timedelta | None = None,
         root: int = 0,
-    ) -> Work:
+    ) -> Work | None:
         """Root's inputs, one to each rank."""
-        if isinstance(output_tensors, Tensor):
-            output_tensors, input_tensors = [output_tensors], [input_tensors]
-        opts = with_options(ScatterOptions, opts, timeout, rootRank=root if opts is None else opts)
-        root = self._check_root(opts.rootRank)
+        output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
+        opts = self._rooted(ScatterOptions, opts, timeout, root)
         (output,) = output_tensors
         memory, finish = target(output)
         sent, where = memory, 0
-        if root == self._rank:
+        if opts.rootRank == self._rank:
             (inputs,) = input_tensors
             self._check_outputs(inputs, output)
             _check_sizes(inputs, output)
@@ -199,7 +209,7 @@ class Collectives(Core):
             if overlap(sent, memory):
                 sent = sent.clone() if len(inputs) == 1 else sources([tensor.clone() for tensor in inputs])
                 where = sent.data_ptr()
-        args = (where, memory.data_ptr(), memory.numel(), moved(memory.dtype), root)
+        args = (where, memory.data_ptr(), memory.numel(), moved(memory.dtype), opts.rootRank)
         return self._run("scatter", args, opts, [output], finish, (sent, input_tensors, memory))
 
     def reduce_scatter(
@@ -209,10 +219,9 @@ class Collectives(Core):
         opts: Any = None,
         timeout: timedelta | None = None,
         op: Any = None,
-    ) -> Work:
+    ) -> Work | None:
         """Reduce input r over the ranks into rank r's output. The inputs may differ in size."""
-        if isinstance(output_tensors, Tensor):
-            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
         opts = with_options(ReduceScatterOptions, opts, timeout, reduceOp=op if opts is None else opts)
         (output,), (inputs,) = output_tensors, input_tensors
         self._check_outputs(inputs, output)
@@ -233,7 +242,7 @@ class Collectives(Core):
             name, count = "reduce_scatter_v", (counts,)
         return self._run(name, (*args, *count, how.dtype, how.ours), opts, [output], finish, keep)
 
-    def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work | None:
         """Reduce one input over the ranks; rank r's output receives share r. It may be that share of the input."""
         output, given, opts = outputTensor, inputTensor, opts or ReduceScatterOptions()
         if output.dtype != given.dtype:
@@ -254,7 +263,7 @@ class Collectives(Core):
 
     def reduce_scatter_single_coalesced(
         self, outputTensors: list[Tensor], inputTensors: list[Tensor], opts: Any = None
-    ) -> Work:
+    ) -> Work | None:
         opts = opts or ReduceScatterOptions()
         works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputTensors, inputTensors, strict=True)]
         return self._as_one(works, outputTensors)
@@ -269,7 +278,7 @@ class Collectives(Core):
         input_split_sizes: Sequence[int],
         opts: Any = None,
         timeout: timedelta | None = None,
-    ) -> Work:
+    ) -> Work | None:
         """Rows of the input to each rank, rows of the output from each; the splits say how many, empty: equally."""
         opts = with_options(AllToAllOptions, opts, timeout or _time(opts))
         if output.dtype != input.dtype:
@@ -291,7 +300,7 @@ class Collectives(Core):
 
     def alltoall(
         self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None, timeout: Any = None
-    ) -> Work:
+    ) -> Work | None:
         """Input r to rank r, output r from rank r."""
         opts = with_options(AllToAllOptions, opts, timeout or _time(opts))
         for name, given in (("output_tensors", output_tensors), ("input_tensors", input_tensors)):
@@ -304,16 +313,28 @@ class Collectives(Core):
         args = (sent.data_ptr(), memory.data_ptr(), *counts, dtype)
         return self._run("all_to_all_v", args, opts, output_tensors, finish, (sent, input_tensors, memory))
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work | None:
         return self._run("barrier", (), with_options(BarrierOptions, opts, timeout or _time(opts)), [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier with a limit of its own. Past it CollectiveTimeout says which ranks are missing, all of them."""
-        opts = with_options(
-            BarrierOptions, None, max(timeout, timedelta(milliseconds=1)) if timeout is not None else None
-        )
+        """A barrier with a limit of its own. Past it MonitoredBarrierError says who is missing.
+
+        wait_all_ranks: its first sentence names them all, as torch has it, and not the first alone.
+        """
+        opts = BarrierOptions()
         opts.asyncOp = False
-        self.barrier(opts)
+        if timeout is not None:
+            opts.timeout = max(timeout, timedelta(milliseconds=1))
+        try:
+            self.barrier(opts)
+        except CollectiveTimeout as error:
+            raise MonitoredBarrierError(error, self._rank, wait_all_ranks) from error
+
+    def _rooted(self, kind: Any, opts: Any, timeout: timedelta | None, root: int, **fields: Any) -> Any:
+        """The options of an operation with a root, which torch's short forms give in their place or by name."""
+        opts = with_options(kind, opts, timeout, rootRank=root if opts is None else opts, **fields)
+        self._check_root(opts.rootRank)
+        return opts
 
     def _check_outputs(self, tensors: list[Tensor], like: Tensor) -> None:
         if len(tensors) != self._size:
@@ -334,6 +355,13 @@ class Collectives(Core):
             )
         row = prod(tensor.shape[1:])
         return [rows * row for rows in splits]
+
+
+def _as_lists(output: Any, given: Any) -> tuple[Any, Any]:
+    """Outputs and inputs in lists, as torch's long form has them: its short form gives one tensor and a list."""
+    if isinstance(output, Tensor) or isinstance(given, Tensor):
+        return [output], [given]
+    return output, given
 
 
 def _time(opts: Any) -> timedelta | None:

@@ -43,7 +43,7 @@ class Core(ProcessGroup):
         self._pending = Pending()
         self._expected: WeakSet[Started] = WeakSet()  # works with a future that somebody may wait for
         self._stream: int | None = None  # the thread that runs futures' callbacks
-        self._together: list[Work] | None = None  # works between _start_coalescing and _end_coalescing
+        self._together: list[Started] | None = None  # works between _start_coalescing and _end_coalescing
         self._sequence = 0
 
     def _run(
@@ -54,10 +54,11 @@ class Core(ProcessGroup):
         results: Results,
         finish: Finish | None = None,
         keep: object = None,
-    ) -> Work:
+    ) -> Work | None:
         """One call of the communicator.
 
         finish: what to do once it is complete. keep: memory that it uses, besides that of `results`.
+        None where it is complete already, as torch.distributed takes that.
         """
         self._sequence += 1
         if opts.timeout != UNSET:
@@ -69,11 +70,11 @@ class Core(ProcessGroup):
             self.comm.sync()
         if finish is not None:
             finish()
-        return self._noted(Done(results))
+        return None
 
     def _run_all(
         self, calls: Sequence[Call], opts: Any, results: Results, finish: Finish | None = None, keep: object = None
-    ) -> Work:
+    ) -> Work | None:
         """Several calls, as one operation."""
         limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
         if opts.asyncOp and get_ident() != self._stream:
@@ -85,21 +86,21 @@ class Core(ProcessGroup):
         self._call_all(calls, limit)
         if finish is not None:
             finish()
-        return self._noted(Done(results))
+        return None
 
-    def run_body(self, body: Callable[[], None], opts: Any, results: Results) -> Work:
+    def run_body(self, body: Callable[[], None], opts: Any, results: Results) -> Work | None:
         """A function that makes several blocking calls, as one operation."""
         self._sequence += 1
         if opts.asyncOp and get_ident() != self._stream:
             return self._begun(self.comm.start_call(body), results, None, None)
         body()
-        return self._noted(Done(results))
+        return None
 
-    def _as_one(self, works: Sequence[Work], results: Results) -> Work:
+    def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
         """Works of this group as one, in the order they were started."""
-        if all(isinstance(work, Done) for work in works):
-            return Done(results)
         inner = Several([work.inner for work in works if isinstance(work, Started)])
+        if not inner.works:
+            return Done(results)
         return self._begun(inner, results, None, works)
 
     def _call_all(self, calls: Sequence[Call], limit: float | None) -> None:
@@ -119,12 +120,10 @@ class Core(ProcessGroup):
     ) -> Work:
         """torch's Work of an operation under way. late: what tells of its end, where that is not the stream."""
         work = ArrayWork(inner, finish or _nothing, self._pending, (self, results, keep))
-        return self._noted(Started(work, results, late or self._on_stream, self._expected))
-
-    def _noted(self, work: Work) -> Work:
+        started = Started(work, results, late or self._on_stream, self._expected)
         if self._together is not None:
-            self._together.append(work)
-        return work
+            self._together.append(started)
+        return started
 
     def _on_stream(self, function: Callable[[], None]) -> None:
         """Call `function` when all that is on the stream now is complete."""

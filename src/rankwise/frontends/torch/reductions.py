@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,54 +38,29 @@ def moved(dtype: torch.dtype) -> DType:
     return _BY_SIZE[dtype.itemsize] if known is None else known
 
 
-@dataclass
 class Reduction:
     """A reduction of elements of `given` by torch's `op`. ValueError where that means nothing.
 
     Types that the engine does not reduce go through float32 or complex64, and are rounded at the end.
+
+    ours, dtype  the engine's operation and element type
+    work         the same type as torch has it
+    factor       what PREMUL_SUM multiplies by before it adds
+    in_place     whether the caller's own memory can be reduced as it is
     """
 
-    op: Any
-    given: torch.dtype
-
-    def __post_init__(self) -> None:
+    def __init__(self, op: Any, given: torch.dtype) -> None:
+        premul = op == TorchOp.PREMUL_SUM
+        if not premul and int(op.op) not in OPS:
+            raise UnsupportedError(f"reduction by {op.op}", "rankwise")
+        self.ours = ReduceOp.SUM if premul else OPS[int(op.op)]
+        self.given, self.work = given, _worked(given)
+        self.dtype = REDUCED[self.work]
+        self.factor: float | Tensor | None = op.__getstate__()[1] if premul else None
+        self.in_place = self.factor is None and self.work is given
         why = self.ours.refused_for(self.dtype)
         if why is not None:
-            raise ValueError(f"op={self.op.op}: {why}")
-
-    @cached_property
-    def factor(self) -> float | Tensor | None:
-        """What PREMUL_SUM multiplies by before it adds."""
-        factor: float | Tensor | None = self.op.__getstate__()[1] if self.op == TorchOp.PREMUL_SUM else None
-        return factor
-
-    @cached_property
-    def ours(self) -> ReduceOp:
-        if self.factor is not None:
-            return ReduceOp.SUM
-        if int(self.op.op) not in OPS:
-            raise UnsupportedError(f"reduction by {self.op.op}", "rankwise")
-        return OPS[int(self.op.op)]
-
-    @cached_property
-    def work(self) -> torch.dtype:
-        """The type that the engine reduces in."""
-        if self.given in REDUCED:
-            return self.given
-        if self.given.is_complex:
-            return torch.complex64
-        if self.given.is_floating_point:
-            return torch.float32
-        raise UnsupportedError(f"reduction of {self.given}", "rankwise", "it is no type of numbers")
-
-    @property
-    def dtype(self) -> DType:
-        return REDUCED[self.work]
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the caller's own memory can be reduced as it is."""
-        return self.factor is None and self.work is self.given
+            raise ValueError(f"op={op.op}: {why}")
 
     def source(self, tensor: Tensor) -> Tensor:
         if self.in_place:
@@ -113,15 +86,26 @@ class Reduction:
         return packed, lambda: put_back(out, packed)
 
 
+def _worked(given: torch.dtype) -> torch.dtype:
+    """The type that the engine reduces elements of `given` in."""
+    if given in REDUCED:
+        return given
+    if given.is_complex:
+        return torch.complex64
+    if given.is_floating_point:
+        return torch.float32
+    raise UnsupportedError(f"reduction of {given}", "rankwise", "it is no type of numbers")
+
+
 _known: dict[tuple[int, torch.dtype], Reduction] = {}
 
 
 def reduction(op: Any, given: torch.dtype) -> Reduction:
     """The Reduction of elements of `given` by torch's `op`; those without a factor are made once."""
-    number = int(op.op)
-    if number not in OPS:
-        return Reduction(op, given)
+    number = op.op.value
     found = _known.get((number, given))
     if found is None:
-        found = _known[number, given] = Reduction(op, given)
+        found = Reduction(op, given)
+        if found.factor is None:
+            _known[number, given] = found
     return found

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rankwise.frontends.torch.core import Core
 
 
-def all_reduce(group: Core, tensor: Tensor, opts: Any) -> Work:
+def all_reduce(group: Core, tensor: Tensor, opts: Any) -> Work | None:
     """Sum `tensor` over the ranks, in place: every rank receives the same coalesced tensor, added in rank order."""
     if opts.reduceOp.op != ReduceOp.SUM:
         raise UnsupportedError(f"all_reduce of sparse tensors with {opts.reduceOp.op}", "rankwise", "", "use SUM")
