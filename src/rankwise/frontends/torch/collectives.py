@@ -138,7 +138,7 @@ class Collectives(Core):
             )
         sent = source(input)
         memory, finish = target(output)
-        if overlap(sent, memory) and sent.data_ptr() != memory.data_ptr() + self._rank * sent.nbytes:
+        if self._misplaced(sent, memory):
             sent = sent.clone()
         args = (sent.data_ptr(), memory.data_ptr(), sent.numel(), moved(sent.dtype))
         return self._run("all_gather", args, opts, [output], finish, (sent, memory))
@@ -254,7 +254,7 @@ class Collectives(Core):
         how = reduction(opts.reduceOp, output.dtype)
         sent = how.source(given)
         memory, finish = how.target(output)
-        if overlap(sent, memory) and memory.data_ptr() != sent.data_ptr() + self._rank * memory.nbytes:
+        if self._misplaced(memory, sent):
             sent = sent.clone()
         args = (sent.data_ptr(), memory.data_ptr(), memory.numel(), how.dtype, how.ours)
         return self._run("reduce_scatter", args, opts, [output], finish, (sent, memory))
@@ -335,6 +335,11 @@ class Collectives(Core):
         opts = with_options(kind, opts, timeout, rootRank=root if opts is None else opts, **fields)
         self._check_root(opts.rootRank)
         return opts
+
+    def _misplaced(self, part: Tensor, whole: Tensor) -> bool:
+        """Whether a part shares memory with the whole, which is n times as large, other than in its place there."""
+        size, offset = part.nbytes, part.data_ptr() - whole.data_ptr()
+        return -size < offset < self._size * size and offset != self._rank * size
 
     def _check_outputs(self, tensors: list[Tensor], like: Tensor) -> None:
         if len(tensors) != self._size:

@@ -58,7 +58,7 @@ class Core(ProcessGroup):
         """One call of the communicator.
 
         finish: what to do once it is complete. keep: memory that it uses, besides that of `results`.
-        None where it is complete already, as torch.distributed takes that.
+        None after a blocking call, which torch.distributed takes for complete.
         """
         self._sequence += 1
         if opts.timeout != UNSET:
@@ -70,7 +70,7 @@ class Core(ProcessGroup):
             self.comm.sync()
         if finish is not None:
             finish()
-        return None
+        return Done(results) if opts.asyncOp else None
 
     def _run_all(
         self, calls: Sequence[Call], opts: Any, results: Results, finish: Finish | None = None, keep: object = None
@@ -86,7 +86,7 @@ class Core(ProcessGroup):
         self._call_all(calls, limit)
         if finish is not None:
             finish()
-        return None
+        return Done(results) if opts.asyncOp else None
 
     def run_body(self, body: Callable[[], None], opts: Any, results: Results) -> Work | None:
         """A function that makes several blocking calls, as one operation."""
@@ -94,7 +94,7 @@ class Core(ProcessGroup):
         if opts.asyncOp and get_ident() != self._stream:
             return self._begun(self.comm.start_call(body), results, None, None)
         body()
-        return None
+        return Done(results) if opts.asyncOp else None
 
     def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
         """Works of this group as one, in the order they were started."""
