@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from faults.trials import FULL, SEED, Holdings, Row, Trial, rows, table
-from rankwise.testing import close_pools
+from faults.trials import FULL, SEED, Row, Trial, rows, table
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,10 +30,8 @@ def trial(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     trial = Trial(name, row, tmp_path)
     monkeypatch.setenv("TMPDIR", str(trial.work))
     monkeypatch.chdir(trial.work)
-    before = Holdings(trial)
     yield trial
-    close_pools()
-    left = before.left()
+    left = trial.before.left()
     row.left.update({kind: len(found) for kind, found in left.items()})
     if any(left.values()):
         pytest.fail(f"left behind: {left}", pytrace=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from faults.trials import Trial, fault
-from rankwise.testing import run_ranks
 from rankwise.testing.scenarios.arguments import ARGUMENTS
 from rankwise.testing.scenarios.memory import MEMORY
 from rankwise.testing.scenarios.numerics import NUMERICS, random_reals
@@ -18,7 +17,7 @@ both = pytest.mark.parametrize("backend", ["threads", "shm"])
 def test_odd_arrays(trial: Trial, backend: str) -> None:
     scenario = trial.rng.choice([*MEMORY, *ARGUMENTS])
     print(scenario.__name__)
-    run_ranks(trial.rng.randint(2, 5), scenario, backend=backend, timeout=60)
+    trial.run(trial.rng.randint(2, 5), scenario, backend=backend, timeout=60)
 
 
 @both
@@ -26,9 +25,9 @@ def test_odd_arrays(trial: Trial, backend: str) -> None:
 def test_odd_numbers(trial: Trial, backend: str) -> None:
     scenario = trial.rng.choice(NUMERICS)
     print(scenario.__name__)
-    run_ranks(trial.rng.randint(2, 5), scenario, backend=backend, timeout=60)
+    trial.run(trial.rng.randint(2, 5), scenario, backend=backend, timeout=60)
 
 
 @fault(14, "sums of many ranks in narrow types", few=1, full=5)
 def test_many_terms(trial: Trial) -> None:
-    run_ranks(trial.rng.randint(32, 64), random_reals, timeout=100)
+    trial.run(trial.rng.randint(32, 64), random_reals, timeout=100)

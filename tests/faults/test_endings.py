@@ -15,7 +15,7 @@ from faults.trials import Trial, fault
 from leftovers import started_processes
 from rankwise import Group, PeerLostError
 from rankwise.api.jobs import parent_of
-from rankwise.testing import RanksFailed, run_ranks
+from rankwise.testing import RanksFailed
 
 
 @fault(2, "the launcher is killed", few=2, full=40)
@@ -96,7 +96,7 @@ def test_a_thread_raises(trial: Trial) -> None:
             raise
 
     with pytest.raises(RanksFailed, match="lost my keys") as caught:
-        run_ranks(n, body, timeout=20)
+        trial.run(n, body)
     assert len(caught.value.failures) == len(when) == n
     assert list(told.values()) == [(victim, "raised LookupError")] * (n - 1)
     trial.took(max(when.values()) - when[victim])

@@ -14,7 +14,6 @@ import pytest
 from faults.crew import Crew
 from faults.trials import Trial, fault
 from rankwise import ClosedError, Group, MismatchError, RankwiseError
-from rankwise.testing import run_ranks
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])
 
@@ -124,7 +123,7 @@ def test_close(trial: Trial, backend: str) -> None:
             logging.getLogger("rankwise").removeHandler(handler)
         return took, [(name, text) for name, text in told if mark in text]
 
-    results = run_ranks(n, body, backend=backend, timeout=20)
+    results = trial.run(n, body, backend=backend)
     print(state, way, results)
     trial.took(max(took for took, _ in results))
     for took, told in results:

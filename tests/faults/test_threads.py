@@ -12,7 +12,6 @@ import pytest
 from faults.trials import FULL, Trial, fault
 from rankwise import Group
 from rankwise.contract.types import DType, ReduceOp
-from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS, REDUCTIONS, ROOTED, Case
 from rankwise.testing.suite import Verdict, merged, run_cases
 
@@ -56,7 +55,7 @@ def test_two_threads_on_one_group(trial: Trial, backend: str) -> None:
 
         at_once(reduces, reduces, partial(talks, 1), partial(talks, 2))
 
-    run_ranks(n, body, backend=backend, timeout=60)
+    trial.run(n, body, backend=backend, timeout=60)
 
 
 @both
@@ -76,7 +75,7 @@ def test_two_groups_on_two_threads(trial: Trial, backend: str) -> None:
         for part in parts:
             part.close()
 
-    run_ranks(n, body, backend=backend, timeout=60)
+    trial.run(n, body, backend=backend, timeout=60)
 
 
 @both
@@ -112,7 +111,7 @@ def test_the_gil_is_released(trial: Trial, backend: str) -> None:
             counter.join()
         return counted
 
-    assert run_ranks(2, body, backend=backend, timeout=20)[1 - late] > 100
+    assert trial.run(2, body, backend=backend)[1 - late] > 100
 
 
 MANY = [("threads", 64), ("shm", 64)] if FULL else [("threads", 64)]
@@ -135,5 +134,5 @@ def test_many_ranks(trial: Trial, backend: str, n: int) -> None:
             )
             for operation in (operations if FULL else trial.rng.sample(list(operations), 4))
         ]
-        results = merged(run_ranks(n, partial(run_cases, level=level, cases=cases), backend=backend, timeout=100))
+        results = merged(trial.run(n, partial(run_cases, level=level, cases=cases), backend=backend, timeout=100))
         assert [f"{r.case}: {r.detail}" for r in results if r.verdict is not Verdict.PASS] == []

@@ -11,7 +11,6 @@ import pytest
 
 from faults.trials import Trial, fault
 from rankwise import CollectiveTimeout, Group, MismatchError
-from rankwise.testing import run_ranks
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])
 
@@ -51,7 +50,10 @@ def test_timeout(trial: Trial, backend: str) -> None:
     told_folder = trial.folder / "told"
     told_folder.mkdir()
 
-    def body(group: Group) -> tuple[float, CollectiveTimeout]:
+    made = trial.rng.random() < 0.7
+
+    def body(world: Group) -> tuple[float, CollectiveTimeout]:
+        group = world.dup() if made else world  # then the ranks' own works on, for the next trial
         for _ in range(before):
             group.all_reduce(np.ones(100))
         group.barrier()
@@ -71,7 +73,7 @@ def test_timeout(trial: Trial, backend: str) -> None:
                 return late, error
         raise AssertionError("no timeout")
 
-    told = run_ranks(n, body, backend=backend, timeout=20)
+    told = trial.run(n, body, backend=backend)
     trial.took(max(late for rank, (late, _) in enumerate(told) if rank not in away))
     for rank, (_, error) in enumerate(told):
         assert rank in away or away <= set(error.missing), error
@@ -92,7 +94,10 @@ def test_mismatch(trial: Trial, backend: str) -> None:
         trial.rng.choice(["all_reduce", "all_gather", "barrier", "work"]) for _ in range(trial.rng.randrange(12))
     ]
 
-    def body(group: Group) -> tuple[float, float, str]:
+    made = trial.rng.random() < 0.7
+
+    def body(world: Group) -> tuple[float, float, str]:
+        group = world.dup() if made else world
         group.timeout = 10
         for name in schedule:
             CALLS[name](group, np.ones(50))
@@ -110,7 +115,7 @@ def test_mismatch(trial: Trial, backend: str) -> None:
                 return begin, at, str(error)
         raise AssertionError(f"told nothing of {first} and {second}")
 
-    told = run_ranks(n, body, backend=backend, timeout=20)
+    told = trial.run(n, body, backend=backend)
     trial.took(max(at for _, at, _ in told) - max(begin for begin, _, _ in told))
     for _, _, text in told:
         assert all(f"rank {rank}: " in text for rank in range(n)), text
@@ -126,7 +131,10 @@ def test_another_order(trial: Trial, backend: str) -> None:
     while other == names:
         other = trial.rng.sample(names, 4)
 
-    def body(group: Group) -> str:
+    made = trial.rng.random() < 0.7
+
+    def body(world: Group) -> str:
+        group = world.dup() if made else world
         x = np.ones(240)
         try:
             for name in [*(other if group.rank == odd else names), "barrier"]:
@@ -135,5 +143,5 @@ def test_another_order(trial: Trial, backend: str) -> None:
             return str(error)
         raise AssertionError("told nothing")
 
-    for text in run_ranks(n, body, backend=backend, timeout=20):
+    for text in trial.run(n, body, backend=backend):
         assert all(f"rank {rank}: " in text for rank in range(n)), text

@@ -17,11 +17,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from leftovers import open_descriptors, segments, shared_memory_files, started_processes
+from rankwise import Group
+from rankwise.testing import run_ranks
+
+T = TypeVar("T")
 
 FULL = os.environ.get("RANKWISE_FAULTS", "") == "full"
 SEED = os.environ.get("RANKWISE_FAULTS_SEED") or str(int(time.time()))
@@ -62,6 +66,14 @@ class Trial:
         self.work = folder / "work"  # the ranks' current folder, and their folder for temporary files
         self.work.mkdir()
         self._row = row
+        self.before = Holdings(self)
+
+    def run(self, n: int, body: Callable[[Group], T], *, backend: str = "threads", timeout: float = 20.0) -> list[T]:
+        """`run_ranks`, where processes are shared with other trials as long as they work, and so are not left over."""
+        if backend == "shm":
+            run_ranks(n, _nothing, backend=backend)
+            self.before = Holdings(self)
+        return run_ranks(n, body, backend=backend, timeout=timeout)
 
     def moment(self, longest: float) -> None:
         """Let a random time pass: the moment of a fault is none that the program chose."""
@@ -70,6 +82,10 @@ class Trial:
     def took(self, seconds: float) -> None:
         """From the fault to the last error it caused."""
         self._row.times.append(seconds)
+
+
+def _nothing(group: Group) -> None:
+    group.barrier()
 
 
 class Holdings:
