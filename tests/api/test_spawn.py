@@ -66,7 +66,7 @@ def test_the_first_error_is_raised_with_its_traceback() -> None:
     start = time.monotonic()
     with pytest.raises(OwnError, match=r"rank 1 is the one") as caught:
         rw.spawn(fails_on_rank_1, 3)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40
     assert caught.value.number == 42
     assert "rank 1:\nTraceback" in str(caught.value.__cause__)
     assert 'raise OwnError("rank 1 is the one", 42)' in str(caught.value.__cause__)
@@ -222,7 +222,7 @@ def test_nothing_is_left_when_the_caller_is_stopped(tmp_path: Path, signum: int)
     _, err = caller.communicate(timeout=20)
     assert caller.returncode == -signum
     assert ("KeyboardInterrupt" in err) == (signum == signal.SIGINT)
-    end = time.monotonic() + 1
+    end = time.monotonic() + 20
     while any(lives(int(pid)) for pid in pids):
         assert time.monotonic() < end, "ranks live on"
         time.sleep(0.01)

@@ -197,7 +197,7 @@ def test_close_is_bounded_and_logged(
     with caplog.at_level(logging.WARNING, "rankwise"):
         stream.close(0.1)
         stream.close()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert [r.message[:47] for r in caplog.records] == ["closing closing: work was still queued after 0."]
     with pytest.raises(ClosedError):
         queued.wait(SOON)

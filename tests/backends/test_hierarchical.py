@@ -196,7 +196,7 @@ def test_a_rank_that_gives_up_fails_the_others_at_once() -> None:
         start = time.monotonic()
         with pytest.raises(RankwiseError):
             group.all_reduce(np.ones(100_000))
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 40
         with pytest.raises(RankwiseError):
             group.barrier()
 

@@ -238,7 +238,7 @@ def test_a_signal_ends_it_and_all_ranks(signum: int) -> None:
         process.send_signal(signum)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 128 + signum
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 40
         assert "Traceback" not in errors  # and tests/conftest.py sees that no rank is left
 
 

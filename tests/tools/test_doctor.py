@@ -53,7 +53,7 @@ def test_a_trial_that_does_not_end_is_ended() -> None:
     start = time.monotonic()
     (trial,) = trials(["shm"], 0.01)
     assert (trial.works, trial.why) == (False, "no result within 0.01 s")
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50
 
 
 @pytest.fixture

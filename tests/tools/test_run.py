@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,8 @@ def test_the_timeout_reaches_the_operations() -> None:
     done = run("-n", "2", "--timeout", "0.5", "python", "-c", code)
     assert done.returncode == 1
     assert "CollectiveTimeout" in done.stderr
-    assert "rankwise: rank 0" in done.stderr.splitlines()[-1]
+    # Rank 0's barrier; but it may be that the ranks do not even meet in so short a time.
+    assert re.match(r"rankwise: rank [01] ", done.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,13 @@ PROGRAM = """
 import os, signal, sys, time
 import numpy as np
 import rankwise as rw
+from rankwise.api.jobs import jobs_of
 group = rw.init()
 group.all_reduce(np.ones(2000))
 with rw.trace.span("alone", lane="compute"):
     if group.rank == 1:
+        while not all(rank.state.inside for rank in jobs_of(os.getpid())[0].ranks() if rank.rank != 1):
+            time.sleep(0.01)
         time.sleep(0.3)
 group.all_reduce(np.ones(3000))
 if group.rank == 0:
