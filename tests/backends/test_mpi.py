@@ -68,7 +68,7 @@ def run(mpi: Path, n: int, *arguments: str, **variables: str) -> subprocess.Comp
 
 def program(mpi: Path, n: int, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run code in which `group` is the world on mpi."""
-    start = "import os, sys, time\nimport numpy as np, rankwise as rw\ngroup = rw.init('mpi')\n"
+    start = "import os, sys, time\nimport numpy as np, rankwise as rw\ngroup = rw.init('mpi'); from mpi4py import MPI\n"
     return run(mpi, n, "-c", start + code, **variables)
 
 
@@ -133,7 +133,8 @@ for other in (np.zeros(4), np.zeros(6), np.zeros(5, np.int32)):
             print(error)
 group.barrier()
 sys.stdout.flush()
-os._exit(0)  # the groups have failed, so that the end of the program would be that of the job
+MPI.Finalize()  # the groups have failed, so that the end of the program would be that of the job
+os._exit(0)
 """
     ran = program(mpi, 2, code)
     lines = ran.stdout.splitlines()
@@ -150,6 +151,7 @@ try:
     group.all_reduce(x)
 except rw.MismatchError as error:
     os.write(1, f"{sorted(error.calls.items())} {(x == 1).all()}\\n".encode())  # one line, in one piece
+MPI.Finalize()
 os._exit(0)
 """
     ran = program(mpi, 2, code, RANKWISE_CHECK="1")

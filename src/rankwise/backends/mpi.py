@@ -383,6 +383,7 @@ class Watchdog:
             log.critical("the job is ended: %s", self._why)
             sys.stdout.flush()
             sys.stderr.flush()
+            time.sleep(_LAST_WORDS)  # MPICH's mpiexec drops what it has not read by then
             MPI.COMM_WORLD.Abort(1)
 
 
