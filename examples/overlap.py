@@ -9,10 +9,13 @@ A model of some layers trains for a few steps in three ways:
     behind      overlap: each bucket is reduced while the layers before it are still computing
 
 What "after" and "behind" take longer than "alone" is the exposed communication. It is measured for
-two kinds of computation, each about as long as its communication:
+two kinds of computation:
 
-    sleeping    a layer's computation is a sleep: the cores are free for communication
-    computing   NumPy multiplies matrices, with one thread a rank: communication takes a share of the cores
+    sleeping    a layer's computation is a sleep, as where a device computes: the cores are free for
+                communication. All sleeps together are 1.2 times as long as the communication.
+    computing   each rank computes on one core, layers of matrix products on one sample, which is the
+                least that there is to compute for so many gradients: communication takes a share of
+                the cores, so only its waits can be hidden, and what it need not fetch into the caches anew
 
 and, where torch is installed, in the same turns for torch modules whose gradients are reduced by
 `rw.data_parallel`, and by torch's DistributedDataParallel over gloo. The ways take turns step by step,
@@ -46,6 +49,16 @@ import rankwise as rw
 
 Floats = NDArray[np.float32]
 WAYS = ("alone", "after", "behind")
+HEAD = """\
+{args.layers} layers, {total:.0f} MiB of gradients, {ranks} ranks; ms a step: the fastest of {args.steps}, then the medians
+
+alone      the computation, with communication removed
+after      the gradients reduced when the backward pass is through: no overlap
+behind     each bucket of {args.bucket_mib:g} MiB reduced while the next layers compute
+exposed    what communication adds to a step: after - alone, behind - alone; ratio: of the two
+sleeping   computing is a sleep, 1.2 times as long as GradientReducer's communication: the cores are free
+computing  computing takes a core a rank: communication has no core of its own
+"""
 Step = Callable[[], None]
 
 
@@ -92,16 +105,20 @@ class Layers:
         self.weights: list[Floats] = [
             random.standard_normal((width, width), np.float32) / np.float32(width**0.5) for _ in range(args.layers)
         ]
-        bucket_bytes = int(args.bucket_mib * 2**20)
-        self.reducer = rw.GradientReducer(self.weights, group, bucket_bytes)
-        self.traced = rw.GradientReducer(self.weights, group, bucket_bytes, hook=self.recorder.reduce)
+        self.group, self.bucket_bytes = group, int(args.bucket_mib * 2**20)
+        self.reducer = rw.GradientReducer(self.weights, group, self.bucket_bytes)
 
     def gradients(self, into: list[Any]) -> Iterator[int]:
         """Compute each layer's gradient into its place, and say which one is there."""
         raise NotImplementedError
 
-    def step(self, way: str, reducer: rw.GradientReducer | None = None) -> None:
-        reducer = reducer or self.reducer
+    def trace(self) -> None:
+        """From here on the reducer is one that records when it reduces."""
+        del self.reducer  # two would take twice the memory
+        self.reducer = rw.GradientReducer(self.weights, self.group, self.bucket_bytes, hook=self.recorder.reduce)
+
+    def step(self, way: str) -> None:
+        reducer = self.reducer
         views = reducer.views
         ready = []
         for layer in self.gradients(views):
@@ -135,12 +152,10 @@ class Sleeping(Layers):
 
 
 class Computing(Layers):
-    """Layers of tanh over matrix products, forward and backward, on a batch of `rows` rows."""
-
-    rows = 1
+    """Layers of tanh over matrix products, forward and backward, on one sample."""
 
     def gradients(self, into: list[Any]) -> Iterator[int]:
-        values = [np.ones((self.rows, self.args.width), np.float32)]
+        values = [np.ones(self.args.width, np.float32)]
         with self.recorder.span("compute", "forward"):
             for weights in self.weights:
                 values.append(np.tanh(values[-1] @ weights))
@@ -148,8 +163,8 @@ class Computing(Layers):
         for layer in reversed(range(len(self.weights))):
             with self.recorder.span("compute", f"layer {layer}"):
                 slope = slope * (1 - values[layer + 1] ** 2)
-                np.matmul(values[layer].T, slope, out=into[layer])
-                slope = slope @ self.weights[layer].T
+                np.multiply(values[layer][:, None], slope, out=into[layer])  # np.matmul takes five times as long
+                slope = self.weights[layer] @ slope
             yield layer
 
 
@@ -165,14 +180,10 @@ def best_of(count: int, step: Step, group: rw.Group) -> float:
     return min(seconds_of(step, group) for _ in range(count))
 
 
-def balance(model: Sleeping | Computing, group: rw.Group) -> None:
-    """Make the computation about as long as the communication, or a little longer."""
-    target = 1.2 * best_of(20, model.communication, group)
-    if isinstance(model, Sleeping):
-        model.seconds = max(target / len(model.weights) - 60e-6, 100e-6)  # a sleep takes a little longer than told
-        return
-    while model.rows < 4096 and best_of(3, lambda: model.step("alone"), group) < target:
-        model.rows += max(1, model.rows // 4)
+def balance(model: Sleeping, group: rw.Group) -> None:
+    """Make the sleeps together 1.2 times as long as the communication."""
+    target = 1.2 * best_of(10, model.communication, group)
+    model.seconds = max(target / len(model.weights) - 60e-6, 100e-6)  # a sleep takes a little longer than told
 
 
 def measure(name: str, steps: dict[str, Step], count: int, group: rw.Group) -> None:
@@ -203,7 +214,7 @@ def torch_model(model: Layers) -> Any:
     class Sleep(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, x: Any, weights: Any) -> Any:
-            context.gradient = torch.empty_like(weights)
+            context.gradient = torch.zeros(()).expand_as(weights)  # takes no memory, and no time to read
             return x + 0.0
 
         @staticmethod
@@ -229,8 +240,7 @@ def torch_steps(model: Layers, group: rw.Group, ddp: bool) -> dict[str, Step]:
     import torch
     import torch.distributed as dist
 
-    rows = model.rows if isinstance(model, Computing) else 1
-    x = torch.ones(rows, model.args.width)
+    x = torch.ones(1, model.args.width)
     inner = torch_model(model)
     bucket_mib = model.args.bucket_mib
     if ddp:
@@ -288,11 +298,12 @@ def gloo(group: rw.Group) -> Iterator[bool]:
 def timeline(model: Layers, group: rw.Group) -> dict[str, list[Span]]:
     """The spans of all ranks in one step "after" and one "behind"; on rank 0 alone."""
     found = {}
+    model.trace()
     for way in ("after", "behind"):
         for last in (False, False, True):
             group.barrier()
             model.recorder.on, model.recorder.spans = last, []
-            model.step(way, model.traced)
+            model.step(way)
         every = group.gather_object([vars(span) for span in model.recorder.spans])
         found[way] = [Span(**span) for spans in every or () for span in spans]
     model.recorder.on = False
@@ -344,25 +355,24 @@ def draw(timelines: dict[str, dict[str, list[Span]]], path: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How much of the communication is hidden behind the backward pass.")
-    parser.add_argument("--layers", type=int, default=48, help="layers of the model")
-    parser.add_argument("--width", type=int, default=768, help="each has width x width float32 parameters")
-    parser.add_argument("--bucket-mib", type=float, default=4.0, help="how much is reduced at once")
-    parser.add_argument("--steps", type=int, default=25, help="steps of each way")
+    parser.add_argument("--layers", type=int, default=24, help="layers of the model")
+    parser.add_argument("--width", type=int, default=2048, help="each has width x width float32 parameters")
+    parser.add_argument("--bucket-mib", type=float, default=25.0, help="how much is reduced at once")
+    parser.add_argument("--steps", type=int, default=12, help="steps of each way")
     parser.add_argument("--no-torch", action="store_true", help="rankwise alone")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the timeline")
     args = parser.parse_args()
 
     group = rw.init()
-    total = args.layers * args.width**2 * 4 / 2**20
     if group.rank == 0:
-        head = f"{args.layers} layers, {total:.0f} MiB of gradients, {group.world_size} ranks"
-        print(f"{head}, ms a step: the fastest; at the end the medians")
-        print(f"{'':36}{'alone':>8}{'after':>8}{'behind':>8}{'exposed: after':>15}{'behind':>8}")
+        print(HEAD.format(args=args, total=args.layers * args.width**2 * 4 / 2**20, ranks=group.world_size))
+        print(f"{'':36}{'alone':>8}{'after':>8}{'behind':>8}{'exposed: after':>15}{'behind':>8} {'ratio':>7}   medians")
     timelines = {}
     with nullcontext(False) if args.no_torch else gloo(group) as with_torch:
         for name, kind in (("sleeping", Sleeping), ("computing", Computing)):
             model = kind(args, group)
-            balance(model, group)
+            if isinstance(model, Sleeping):
+                balance(model, group)
             steps: dict[str, Step] = {way: partial(model.step, way) for way in WAYS}
             measure(f"{name}: GradientReducer", steps, args.steps, group)
             if with_torch:

@@ -197,14 +197,16 @@ class GradientReducer:
         """
         if not 0 <= i < len(self.parameters):
             raise ValueError(f"i={i}: expected the number of a parameter, 0 to {len(self.parameters) - 1}")
-        seen, parameter = memory.look(grad, "grad"), self.parameters[i]
-        if seen.parameter != parameter:
-            raise ValueError(f"grad: expected {parameter} for parameter {i}, got {seen.parameter}")
+        seen = None
+        if grad is not self._bucket_of[i].views[i]:  # its own place, as it is mostly, is known
+            seen, parameter = memory.look(grad, "grad"), self.parameters[i]
+            if seen.parameter != parameter:
+                raise ValueError(f"grad: expected {parameter} for parameter {i}, got {seen.parameter}")
         with self._lock:
             if i in self._marked and not self._no_sync:
                 raise ValueError(f"i={i}: this parameter was marked in this step; wait_and_unpack() ends a step")
             bucket = self._bucket_of[i]
-            if seen.address != bucket.addresses[i]:
+            if seen is not None and seen.address != bucket.addresses[i]:
                 self._do(_add if i in self._kept else _copy, bucket.views[i], _plain(grad))
             if self._no_sync:
                 self._kept.add(i)
