@@ -50,7 +50,8 @@ import rankwise as rw
 Floats = NDArray[np.float32]
 WAYS = ("alone", "after", "behind")
 HEAD = """\
-{args.layers} layers, {total:.0f} MiB of gradients, {ranks} ranks; ms a step: the fastest of {args.steps}, then the medians
+{args.layers} layers, {total:.0f} MiB of gradients, {ranks} ranks
+ms a step: the fastest of {args.steps}, and their medians
 
 alone      the computation, with communication removed
 after      the gradients reduced when the backward pass is through: no overlap
