@@ -351,6 +351,12 @@ def convert_local(dst: int, src: int, count: int, dtype: int, widen: bool) -> No
 def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
 
+def describe_whole(array: object, /) -> tuple[int, int, int] | None:
+    """(address, elements, dtype) of what `describe` knows, where it is contiguous, aligned and writable; else None."""
+
+def describe_gather(array: object, out: object, n: int, /) -> tuple[int, int, int, int] | None:
+    """(address, out's address, elements, dtype) where `out` is writable and takes n such arrays as they are."""
+
 def time_batches(
     comm: Comm, operation: str, x: int, out: int, count: int, dtype: int, op: int, iterations: int, batches: int
 ) -> list[float]:

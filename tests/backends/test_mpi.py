@@ -66,17 +66,47 @@ def run(mpi: Path, n: int, *arguments: str, **variables: str) -> subprocess.Comp
     )
 
 
-def program(mpi: Path, n: int, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run code in which `group` is the world on mpi."""
-    start = "import os, sys, time\nimport numpy as np, rankwise as rw\ngroup = rw.init('mpi'); from mpi4py import MPI\n"
+def program(
+    mpi: Path, n: int, code: str, errors: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run code in which `group` is the world on mpi.
+
+    errors: where the ranks write them. A job that is aborted ends before mpiexec has passed all on.
+    """
+    start = "import os, sys, time\nimport numpy as np, rankwise as rw\ngroup = rw.init('mpi')\n"
+    if errors is not None:
+        start = f"import os\nos.dup2(os.open({str(errors)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)\n{start}"
     return run(mpi, n, "-c", start + code, **variables)
 
 
+# Groups have failed, so that the end of the program would be that of the job; and a rank that ends
+# without MPI's Finalize takes the others along, whatever they are still to print.
+ENDS = """
+sys.stdout.flush()
+from mpi4py import MPI
+MPI.Finalize()
+"""
+
+
 @pytest.mark.timeout(620 if FULL else 120)
-@pytest.mark.parametrize("n", [2, 4] if FULL else [3])
-def test_conformance(mpi: Path, n: int) -> None:
+@pytest.mark.parametrize(("n", "check"), [(2, ""), (4, ""), (2, "1")] if FULL else [(3, "")])
+def test_conformance(mpi: Path, n: int, check: str) -> None:
     chosen = [word for name in (() if FULL else SOME) for word in ("--operation", name)]
-    ran = run(mpi, n, "-m", "rankwise.testing.conformance", "--backend", "mpi", "--timeout", "90", *chosen)
+    program = ["-m", "rankwise.testing.conformance", "--backend", "mpi", "--timeout", "90"]
+    assert_no_failures(run(mpi, n, *program, *chosen, RANKWISE_CHECK=check))
+
+
+@pytest.mark.skipif(not FULL, reason="the whole conformance suite; make test-engines runs it")
+@pytest.mark.timeout(620)
+@pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 1, 1)])
+def test_conformance_between_hosts(mpi: Path, hosts: tuple[int, ...]) -> None:
+    """hierarchical: shared memory among the ranks of each of two pretended hosts, MPI between them."""
+    program = str(Path(__file__).with_name("hosts_over_mpi.py"))
+    assert_no_failures(run(mpi, len(hosts), program, *map(str, hosts)))
+
+
+def assert_no_failures(ran: subprocess.CompletedProcess[str]) -> None:
+    """Of the conformance suite."""
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     assert ran.stdout.count(" 0 failures") == 1, "every rank printed, or none"
     assert "FAIL" not in ran.stdout.replace("FAIL: wrong", "")
@@ -106,18 +136,21 @@ def test_on_one_host_shared_memory_is_the_default(mpi: Path) -> None:
     assert run(mpi, 3, "-c", code, RANKWISE_BACKEND="mpi").stdout == "mpi\n"
 
 
-def test_a_rank_that_does_not_come_ends_the_job(mpi: Path) -> None:
-    ran = program(mpi, 2, "if group.rank:\n    time.sleep(60)\ngroup.all_reduce(np.ones(3))", RANKWISE_TIMEOUT="0.5")
+def test_a_rank_that_does_not_come_ends_the_job(mpi: Path, tmp_path: Path) -> None:
+    code = "if group.rank:\n    time.sleep(60)\ngroup.all_reduce(np.ones(3))"
+    ran = program(mpi, 2, code, tmp_path / "errors", RANKWISE_TIMEOUT="0.5")
+    said = (tmp_path / "errors").read_text()
     assert ran.returncode != 0
-    assert "rank 0 of 2 has waited longer than 0.5 s for other ranks in all_reduce(count=3" in ran.stderr
-    assert 'File "<string>", line 6' in ran.stderr, "where in the program it waits"
+    assert "rank 0 of 2 has waited longer than 0.5 s for other ranks in all_reduce(count=3" in said
+    assert 'File "<string>", line 8' in said, "where in the program it waits"
 
 
-def test_a_rank_that_raises_ends_the_job(mpi: Path) -> None:
+def test_a_rank_that_raises_ends_the_job(mpi: Path, tmp_path: Path) -> None:
     """MPI's Finalize would wait for the others, and they for this rank."""
-    ran = program(mpi, 2, "if group.rank:\n    1 / 0\ngroup.all_reduce(np.ones(3))")
+    code = "if group.rank:\n    1 / 0\ngroup.all_reduce(np.ones(3))"
+    ran = program(mpi, 2, code, tmp_path / "errors")
     assert ran.returncode != 0
-    assert "the job is ended: ZeroDivisionError" in ran.stderr
+    assert "the job is ended: ZeroDivisionError" in (tmp_path / "errors").read_text()
 
 
 def test_a_message_of_another_size_or_type(mpi: Path) -> None:
@@ -131,12 +164,8 @@ for other in (np.zeros(4), np.zeros(6), np.zeros(5, np.int32)):
             part.recv(other, 0)
         except rw.MismatchError as error:
             print(error)
-group.barrier()
-sys.stdout.flush()
-MPI.Finalize()  # the groups have failed, so that the end of the program would be that of the job
-os._exit(0)
 """
-    ran = program(mpi, 2, code)
+    ran = program(mpi, 2, code + ENDS)
     lines = ran.stdout.splitlines()
     assert len(lines) == 3, ran.stderr
     assert "count=4" in lines[0]
@@ -151,10 +180,8 @@ try:
     group.all_reduce(x)
 except rw.MismatchError as error:
     os.write(1, f"{sorted(error.calls.items())} {(x == 1).all()}\\n".encode())  # one line, in one piece
-MPI.Finalize()
-os._exit(0)
 """
-    ran = program(mpi, 2, code, RANKWISE_CHECK="1")
+    ran = program(mpi, 2, code + ENDS, RANKWISE_CHECK="1")
     calls = [(rank, f"all_reduce(count={5 + rank}, dtype=float64, op=sum)") for rank in (0, 1)]
     assert ran.stdout.splitlines() == [f"{calls} True"] * 2, ran.stderr
 

@@ -6,7 +6,7 @@ order of FIELDS.
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,9 +17,7 @@ from rankwise.contract.types import DType, ReduceOp
 Call = tuple[Any, ...]
 
 ITEMSIZE = tuple(dtype.itemsize for dtype in DType)
-HEADER = 256  # bytes in which a rank says what it calls
-BESIDE = 1024  # bytes of data that may come along
-FRAME = HEADER + BESIDE
+WORDS = 256  # bytes in which a rank says what it calls
 MOST_COUNTS = 16  # per-rank counts that are written out
 
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -54,20 +52,19 @@ def describe(call: Call) -> str:
 
 
 @lru_cache(1024)
-def header(call: Call) -> bytes:
-    """HEADER bytes that are the same for equal calls and hardly for others: a checksum, then the words."""
-    text = repr(call).encode()
-    words = describe(call).encode()[: HEADER - 4]
-    return zlib.crc32(text).to_bytes(4, "little") + words.ljust(HEADER - 4, b"\0")
+def digest(call: Call) -> int:
+    """A number of 64 bits, with a sign, that is the same for equal calls and hardly for others."""
+    return int.from_bytes(hashlib.blake2b(repr(call).encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def compare(headers: bytes, sequence: int) -> None:
-    """MismatchError where the ranks' headers, one after the other, differ."""
-    each = [headers[start : start + HEADER] for start in range(0, len(headers), HEADER)]
-    if any(one != each[0] for one in each):
-        raise mismatch(
-            {rank: one[4:].rstrip(b"\0").decode(errors="replace") for rank, one in enumerate(each)}, sequence
-        )
+def words(call: Call) -> bytes:
+    """`describe` in WORDS bytes, for the other ranks to read."""
+    return describe(call).encode()[:WORDS].ljust(WORDS, b"\0")
+
+
+def text(words: bytes) -> str:
+    """What another rank's `words` say."""
+    return words.rstrip(b"\0").decode(errors="replace")
 
 
 def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:

@@ -9,7 +9,6 @@ here of moves and of the native kernels, in the order of the ranks, so that ever
 from __future__ import annotations
 
 import copy
-import ctypes
 import logging
 import threading
 import time
@@ -22,19 +21,21 @@ import numpy as np
 from rankwise._native import reduce_local
 from rankwise.backends import calls, closing
 from rankwise.backends.calls import ITEMSIZE, Call, check_count, check_rank, check_reduction, checked_counts
+from rankwise.backends.frames import Differ, Frames
 from rankwise.backends.plain_arrays import PlainArrays
 from rankwise.backends.stream import Stream
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import ClosedError, RankwiseError
+from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
 
-ROOM = 1 << 14  # bytes that are kept for what is small
+ROOM = 1 << 20  # bytes that are kept at most
 PIECE = 1 << 22  # bytes of a rank's data that are reduced at a time
+LARGE = 1 << 62  # more bytes than come along with what is called
 
 log = logging.getLogger("rankwise")
 
@@ -54,6 +55,8 @@ class ComposedCommunicator(Communicator):
     backend: ClassVar[str]
     small: ClassVar[int] = 1 << 14
     """Bytes of all ranks together that every rank gathers and reduces by itself."""
+    beside: ClassVar[int] = 1016
+    """Bytes that a rank may bring along where the ranks compare what they call."""
     engine_errors: tuple[type[Exception], ...]
 
     def __init__(
@@ -74,7 +77,8 @@ class ComposedCommunicator(Communicator):
         self._sequence = 0
         self._call: Call = ("barrier",)
         self._inside = False
-        self._room = np.empty(ROOM, np.uint8)
+        self._frames: Frames | None = None
+        self._room = np.empty(0, np.uint8)
         closing.register(self)
 
     def __repr__(self) -> str:
@@ -105,75 +109,85 @@ class ComposedCommunicator(Communicator):
 
     def barrier(self) -> None:
         self.sync()
-        self._run(("barrier",), self._barrier)
+        self._run(("barrier",), 0, self._barrier)
 
     def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         check_reduction(count, dtype, op)
         call = ("all_reduce", count, dtype, op)
-        if self._checks and count * ITEMSIZE[dtype] <= calls.BESIDE:
-            self._run(call, self._checked_all_reduce, ptr, count, dtype, op, checked=True)
-        else:
-            self._run(call, self._all_reduce, ptr, count, dtype, op)
+        self._run(call, count * ITEMSIZE[dtype], self._all_reduce, ptr, count, dtype, op)
 
     def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
         check_rank(root, self._world_size)
         check_count(count)
-        self._run(("broadcast", count, dtype, root), self._broadcast, ptr, count * ITEMSIZE[dtype], root)
+        size = count * ITEMSIZE[dtype]
+        self._run(("broadcast", count, dtype, root), size, self._broadcast, ptr, size, root)
 
     def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         check_rank(root, self._world_size)
         check_reduction(count, dtype, op)
-        self._run(("reduce", count, dtype, op, root), self._reduce, ptr, count, dtype, op, root)
+        call = ("reduce", count, dtype, op, root)
+        self._run(call, count * ITEMSIZE[dtype], self._reduce, ptr, count, dtype, op, root)
 
     def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
         check_count(count)
-        self._run(("all_gather", count, dtype), self._all_gather, send_ptr, recv_ptr, count * ITEMSIZE[dtype])
+        size = count * ITEMSIZE[dtype]
+        self._run(("all_gather", count, dtype), size, self._all_gather, send_ptr, recv_ptr, size)
 
     def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
         check_rank(root, self._world_size)
         check_count(count)
-        self._run(("gather", count, dtype, root), self._gather, send_ptr, recv_ptr, count * ITEMSIZE[dtype], root)
+        size = count * ITEMSIZE[dtype]
+        self._run(("gather", count, dtype, root), size, self._gather, send_ptr, recv_ptr, size, root)
 
     def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
         check_rank(root, self._world_size)
         check_count(count)
-        self._run(("scatter", count, dtype, root), self._scatter, send_ptr, recv_ptr, count * ITEMSIZE[dtype], root)
+        size = count * ITEMSIZE[dtype]
+        whole = size * self._world_size
+        self._run(("scatter", count, dtype, root), whole, self._scatter, send_ptr, recv_ptr, size, root)
 
     def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         check_reduction(count, dtype, op)
-        self._run(("reduce_scatter", count, dtype, op), self._reduce_scatter, send_ptr, recv_ptr, count, dtype, op)
+        whole = count * ITEMSIZE[dtype] * self._world_size
+        call = ("reduce_scatter", count, dtype, op)
+        self._run(call, whole, self._reduce_scatter, send_ptr, recv_ptr, count, dtype, op)
 
     def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
         check_count(count)
-        self._run(("all_to_all", count, dtype), self._all_to_all, send_ptr, recv_ptr, count * ITEMSIZE[dtype])
+        size = count * ITEMSIZE[dtype]
+        whole = size * self._world_size
+        self._run(("all_to_all", count, dtype), whole, self._all_to_all, send_ptr, recv_ptr, size)
 
     def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
         counts = checked_counts(counts, self._world_size)
-        self._run(("all_gather_v", counts, dtype), self._all_gather_v, send_ptr, recv_ptr, sizes(counts, dtype))
+        self._run(("all_gather_v", counts, dtype), LARGE, self._all_gather_v, send_ptr, recv_ptr, sizes(counts, dtype))
 
     def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
         check_rank(root, self._world_size)
         counts = checked_counts(counts, self._world_size)
-        self._run(("gather_v", counts, dtype, root), self._gather_v, send_ptr, recv_ptr, sizes(counts, dtype), root)
+        self._run(
+            ("gather_v", counts, dtype, root), LARGE, self._gather_v, send_ptr, recv_ptr, sizes(counts, dtype), root
+        )
 
     def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
         check_rank(root, self._world_size)
         counts = checked_counts(counts, self._world_size)
-        self._run(("scatter_v", counts, dtype, root), self._scatter_v, send_ptr, recv_ptr, sizes(counts, dtype), root)
+        self._run(
+            ("scatter_v", counts, dtype, root), LARGE, self._scatter_v, send_ptr, recv_ptr, sizes(counts, dtype), root
+        )
 
     def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
         check_reduction(0, dtype, op)
         counts = checked_counts(counts, self._world_size)
-        self._run(
-            ("reduce_scatter_v", counts, dtype, op), self._reduce_scatter_v, send_ptr, recv_ptr, counts, dtype, op
-        )
+        call = ("reduce_scatter_v", counts, dtype, op)
+        self._run(call, LARGE, self._reduce_scatter_v, send_ptr, recv_ptr, counts, dtype, op)
 
     def all_to_all_v(
         self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
     ) -> None:
         send_sizes = sizes(checked_counts(send_counts, self._world_size, "send_counts"), dtype)
         recv_sizes = sizes(checked_counts(recv_counts, self._world_size, "recv_counts"), dtype)
-        self._run(("all_to_all_v", dtype), self._all_to_all_v, send_ptr, recv_ptr, send_sizes, recv_sizes)
+        self._run(("all_to_all_v", dtype), LARGE, self._all_to_all_v, send_ptr, recv_ptr, send_sizes, recv_sizes)
 
     def start(self, operation: str, *args: Any) -> Work[None]:
         method = getattr(self, operation)
@@ -188,7 +202,7 @@ class ComposedCommunicator(Communicator):
         return self._stream.put(function)
 
     def split(self, color: int, key: int = 0) -> Communicator | None:
-        return self._run(("split",), self._split, color, key)
+        return self._run(("split",), LARGE, self._split, color, key)
 
     def abort(self, why: str) -> None:
         """Fail the group: this rank, and as far as the engine allows every other one, raises from now on."""
@@ -271,6 +285,10 @@ class ComposedCommunicator(Communicator):
 
     # ---- what an adapter may do better ----
 
+    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
+        """What gathers `size` bytes from everybody, again and again from and to the same memory."""
+        return lambda: self._all_gather(mine, everybody, size)
+
     def _gather(self, send: int, recv: int, size: int, root: int) -> None:
         self._gather_v(send, recv, (size,) * self._world_size, root)
 
@@ -329,8 +347,8 @@ class ComposedCommunicator(Communicator):
 
     # ---- turns, checks, failures ----
 
-    def _run(self, call: Call, move: Callable[..., T], *args: Any, checked: bool = False) -> T:
-        """One collective, in its turn. checked: the move itself compares what the ranks call."""
+    def _run(self, call: Call, brought: int, move: Callable[..., T], *args: Any) -> T:
+        """One collective, in its turn. brought: the most bytes that a rank brings, LARGE where that is not told."""
         if self._stream is not None:
             self._stream.drain()
         with self._turn:
@@ -340,8 +358,8 @@ class ComposedCommunicator(Communicator):
             self._call = call
             self._inside = True
             try:
-                if self._checks and not checked:
-                    self._compare(call)
+                if self._checks:
+                    return self._checked(call, brought, move, args)
                 return move(*args)
             except self.engine_errors as error:
                 failure = self._explain(error)
@@ -353,26 +371,27 @@ class ComposedCommunicator(Communicator):
             finally:
                 self._inside = False
 
-    def _compare(self, call: Call, ptr: int = 0, size: int = 0) -> np.ndarray[Any, Any]:
-        """MismatchError where another rank calls something else.
+    def _checked(self, call: Call, brought: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
+        """The same when all ranks are seen to call it: with the data beside the digests, or after them."""
+        if self._frames is None:
+            self._frames = Frames(self._rank, self._world_size, self.beside, self._mover)
+        frames = self._frames
+        frames.digest = calls.digest(call)
+        try:
+            if brought <= self.beside:
+                done: T = getattr(frames, call[0])(*args)
+                return done
+            frames.exchange()
+        except Differ:
+            raise self._difference(call) from None
+        return move(*args)
 
-        Brings along `size` bytes, at most calls.BESIDE, in frames of one length, as some engines do
-        not survive a difference. Returns everybody's frames, by rank.
-        """
-        mine = np.empty(calls.FRAME, np.uint8)
-        mine[: calls.HEADER] = np.frombuffer(calls.header(call), np.uint8)
-        ctypes.memmove(address(mine) + calls.HEADER, ptr, size)
-        everybody = np.empty((self._world_size, calls.FRAME), np.uint8)
-        self._all_gather(address(mine), address(everybody), calls.FRAME)
-        calls.compare(everybody[:, : calls.HEADER].tobytes(), self._sequence)
-        return everybody
-
-    def _checked_all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """A small all_reduce that brings the ranks' headers and data in one move."""
-        frames = self._compare(self._call, ptr, count * ITEMSIZE[dtype])
-        first = address(frames) + calls.HEADER
-        sources = [first + rank * calls.FRAME for rank in range(self._world_size)]
-        reduce_local(ptr, sources, count, dtype, op, self._world_size)
+    def _difference(self, call: Call) -> MismatchError:
+        """What each rank calls, which all of them tell each other now."""
+        words = np.frombuffer(calls.words(call), np.uint8)
+        everybody = np.empty((self._world_size, words.nbytes), np.uint8)
+        self._all_gather(address(words), address(everybody), words.nbytes)
+        return calls.mismatch({rank: calls.text(row.tobytes()) for rank, row in enumerate(everybody)}, self._sequence)
 
     def _split(self, color: int, key: int) -> Communicator | None:
         wishes = np.empty((self._world_size, 2), np.int64)
@@ -396,8 +415,12 @@ class ComposedCommunicator(Communicator):
         return copy.copy(self._refusal)
 
     def _scratch(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Room for `size` bytes until the next call of this method; small ones are in one place."""
-        return self._room if size <= ROOM else np.empty(size, np.uint8)
+        """Room for `size` bytes until the next call of this method; that of small calls is kept."""
+        if size > ROOM:
+            return np.empty(size, np.uint8)
+        if size > self._room.nbytes:
+            self._room = np.empty(size, np.uint8)
+        return self._room
 
 
 def address(array: np.ndarray[Any, Any]) -> int:

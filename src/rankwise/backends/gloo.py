@@ -31,6 +31,7 @@ from rankwise._native import reduce_local
 from rankwise.backends import calls, processes, shm
 from rankwise.backends.calls import ITEMSIZE, check_count, check_rank
 from rankwise.backends.composed import ComposedCommunicator, address, log
+from rankwise.backends.gloo_exchange import Exchange
 from rankwise.backends.gloo_messages import Mail
 from rankwise.backends.loopback import Loopback
 from rankwise.backends.reach import Reach
@@ -51,9 +52,9 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store, TCPStore
 
-COPIED = 1 << 18  # bytes of all ranks together up to which an all_gather is an all_to_all of copies
+COPIED = 1 << 20  # bytes of all ranks together up to which an all_gather is an Exchange
 PADDED = 1 << 14  # bytes up to which blocks of different sizes are padded to one, whatever that adds
-MOST_TAGS = 1 << 30  # torch's tags have 31 bits, of which one tells a message's frame from its data
+MOST_TAGS = (1 << 30) - 1  # torch's tags have 31 bits, of which one tells a message's frame from its data
 REPORTS = 1.0  # seconds in which the ranks that live say where they are, after a failure
 
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -92,6 +93,7 @@ class GlooCommunicator(ComposedCommunicator):
     """One rank's end of one gloo group."""
 
     backend = "gloo"
+    small = 1 << 17
     engine_errors = (RuntimeError,)
 
     def __init__(
@@ -202,10 +204,11 @@ class GlooCommunicator(ComposedCommunicator):
         whole = size * self._world_size
         if whole > COPIED:
             self._pg._allgather_base(self._tensor(recv, whole), self._tensor(send, size)).wait()
-        elif size:  # to everybody at once, which takes gloo half as long as going round
-            copies = np.empty((self._world_size, size), np.uint8)
-            copies[:] = np.frombuffer(_view(send, size, _WRITE), np.uint8)
-            self._pg.alltoall_base(self._tensor(recv, whole), self._tensor(address(copies), whole), [], []).wait()
+        elif size:
+            self._mover(send, recv, size)()
+
+    def _mover(self, mine: int, everybody: int, size: int) -> Exchange:
+        return Exchange(self, mine, everybody, size)
 
     def _all_to_all(self, send: int, recv: int, size: int) -> None:
         if size:
@@ -288,7 +291,7 @@ class GlooCommunicator(ComposedCommunicator):
             if not self._mail.empty:
                 self._hang_up()  # wakes the threads that wait in gloo
             self._news.close()
-            self._pg = None
+            self._pg = self._frames = None
 
     # ---- failures ----
 
@@ -416,7 +419,7 @@ def _reductions() -> dict[tuple[DType, ReduceOp], tuple[Any, Any]]:
 
 
 _POLL = 0.005  # seconds between two looks at the store
-_NEVER = 2**31 - 1  # a tag that no message has
+_NEVER = 2**31 - 1  # a tag that no message has; gloo_exchange has another
 
 
 _stores: dict[tuple[str, int], TCPStore] = {}

@@ -32,6 +32,7 @@ from rankwise.backends import calls, registry, rendezvous
 from rankwise.backends.calls import ITEMSIZE, Call
 from rankwise.backends.composed import ComposedCommunicator, address
 from rankwise.backends.engine import EngineCommunicator
+from rankwise.backends.frames import DIGEST
 from rankwise.backends.hosts import Layout, cut
 from rankwise.backends.stream import Stream, Task
 from rankwise.contract.communicator import Communicator
@@ -48,7 +49,6 @@ LEAST = 64 << 10  # bytes that a piece has at least for each host and lane
 
 _BYTE = DType.U8
 _GROUP = -2  # a failed part is told of rank r of the group as -2 - r
-_DIGEST = 8  # bytes of a call's digest, which the hosts compare
 Carried = tuple[int, list[int], Task | None]  # where a share is, all members' shares, what is under way
 
 _NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
@@ -107,7 +107,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         for part in (flat, lane):
             if isinstance(part, ComposedCommunicator):
-                part._checks = False  # what is called is compared once, in _compare
+                part._checks = False  # what is called is compared once, in _checked
         super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
 
     @property
@@ -424,37 +424,30 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     # ---- what ComposedCommunicator asks for ----
 
-    def _run(self, call: Call, move: Callable[..., T], *args: Any, checked: bool = False) -> T:
+    def _run(self, call: Call, brought: int, move: Callable[..., T], *args: Any) -> T:
         try:
-            return super()._run(call, move, *args, checked=checked)
+            return super()._run(call, brought, move, *args)
         except (KeyboardInterrupt, SystemExit):
             # This rank is out of step from now on: the others must not wait for it.
             self.abort(f"it was interrupted in {call[0]}")
             raise
 
-    def _compare(self, call: Call, ptr: int = 0, size: int = 0) -> np.ndarray[Any, Any]:
+    def _checked(self, call: Call, brought: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         """MismatchError on every rank where any calls something else.
 
         The members of each host compare, then the hosts; the words travel only where there is a difference.
-        No data goes along.
         """
-        header = calls.header(call)
-        ours = self._by_member(hashlib.blake2b(header, digest_size=_DIGEST).digest())
-        mine = ours[0] if len(set(ours)) == 1 else secrets.token_bytes(_DIGEST)
-        hosts = self._by_first(mine)
-        if len(set(hosts)) == 1:
-            return np.empty(0, np.uint8)
-        words = self._by_member(header)
-        differing = {rank: _words(one) for rank, one in zip(self._members, words, strict=True)}
+        ours = self._by_member(calls.digest(call).to_bytes(DIGEST, "little", signed=True))
+        mine = ours[0] if len(set(ours)) == 1 else secrets.token_bytes(DIGEST)
+        if len(set(self._by_first(mine))) == 1:
+            return move(*args)
+        words = self._by_member(calls.words(call))
+        differing = {rank: calls.text(one) for rank, one in zip(self._members, words, strict=True)}
         firsts = self._by_first(words[0])
-        differing |= {members[0]: _words(one) for members, one in zip(self._layout.members, firsts, strict=True)}
+        differing |= {members[0]: calls.text(one) for members, one in zip(self._layout.members, firsts, strict=True)}
         # Every rank comes to this: none waits that had to be told, and one may be still reading the words.
         self._refusal = calls.mismatch(differing, self._sequence)
         raise self._refused()
-
-    def _checked_all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self._compare(self._call)
-        self._all_reduce(ptr, count, dtype, op)
 
     def _by_member(self, mine: bytes) -> list[bytes]:
         """The equally long texts of this host's members."""
@@ -517,10 +510,6 @@ def _moves(sizes: Sequence[int], order: Sequence[int]) -> Iterator[tuple[int, in
     for rank in order:
         yield starts[rank], to, sizes[rank]
         to += sizes[rank]
-
-
-def _words(header: bytes) -> str:
-    return header[4:].rstrip(b"\0").decode(errors="replace")
 
 
 def _of_the_group(error: RankwiseError, ranks: Sequence[int], where: str) -> RankwiseError:

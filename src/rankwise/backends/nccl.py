@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from rankwise.backends.calls import ITEMSIZE, Call
 from rankwise.backends.composed import ComposedCommunicator, address
 from rankwise.backends.cuda_arrays import DeviceShortcuts
 from rankwise.backends.cuda_streams import CudaFailed, CudaStreams
+from rankwise.backends.frames import DIGEST
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.job import Job
@@ -34,6 +35,8 @@ from rankwise.contract.settings import Settings
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Completed, Work
+
+T = TypeVar("T")
 
 INSTALL = "pip install 'rankwise[nccl]'"
 POLL = 50e-6  # seconds between two looks at the stream, at first; up to POLL_MOST
@@ -305,10 +308,6 @@ class NcclCommunicator(ComposedCommunicator):
             ptr, size, ptr, size, lambda x, y: super(NcclCommunicator, self)._all_reduce(y, count, dtype, op)
         )
 
-    def _checked_all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self._compare(self._call)
-        self._all_reduce(ptr, count, dtype, op)
-
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         """As an all_reduce, so that it has the same bits; the other ranks' buffers stay."""
         size = count * ITEMSIZE[dtype]
@@ -396,13 +395,16 @@ class NcclCommunicator(ComposedCommunicator):
 
     # ---- what ComposedCommunicator asks for ----
 
-    def _compare(self, call: Call, ptr: int = 0, size: int = 0) -> np.ndarray[Any, Any]:
-        mine = np.frombuffer(calls.header(call), np.uint8)
+    def _checked(self, call: Call, brought: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
+        digest = calls.digest(call).to_bytes(DIGEST, "little", signed=True)
+        mine = np.frombuffer(digest + calls.words(call), np.uint8)
         everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
         self._side.all_gather(address(mine), address(everybody), mine.nbytes, DType.U8)
         self._side.sync()
-        calls.compare(everybody.tobytes(), self._sequence)
-        return everybody
+        if (everybody != mine).any():
+            said = {rank: calls.text(row[DIGEST:].tobytes()) for rank, row in enumerate(everybody)}
+            raise calls.mismatch(said, self._sequence)
+        return move(*args)
 
     def _part(self, color: int, members: Sequence[int]) -> Communicator:
         return self._parted(color, members.index(self._rank))

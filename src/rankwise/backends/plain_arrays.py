@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise._native import describe
+from rankwise._native import describe_gather, describe_whole
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
@@ -18,35 +18,30 @@ class PlainArrays(Shortcuts):
         self._all_reduce = comm.all_reduce
         self._broadcast = comm.broadcast
         self._all_gather = comm.all_gather
-        self._rank = comm.rank
         self._world_size = comm.world_size
 
     def all_reduce_array(self, x: object, op: object) -> bool:
-        found = describe(x)
-        if found is None or not (found[4] and found[5]) or type(op) is not str:
+        found = describe_whole(x)
+        if found is None or type(op) is not str:
             return False
-        how, dtype = _OPS.get(op), _DTYPES[found[2]]
+        ptr, count, number = found
+        how, dtype = _OPS.get(op), _DTYPES[number]
         if how is None or (how is not ReduceOp.SUM and how.refused_for(dtype) is not None):
             return False
-        self._all_reduce(found[0], found[1], dtype, how)
+        self._all_reduce(ptr, count, dtype, how)
         return True
 
     def broadcast_array(self, x: object, src: int) -> bool:
-        found = describe(x)
-        if found is None or not (found[4] and (found[5] or src == self._rank)):
+        found = describe_whole(x)
+        if found is None:  # perhaps because src only reads it
             return False
         self._broadcast(found[0], found[1], _DTYPES[found[2]], src)
         return True
 
     def all_gather_array(self, x: object, out: object) -> bool:
-        given, taken = describe(x), describe(out)
-        if given is None or taken is None or not (given[4] and taken[4] and taken[5]):
+        found = describe_gather(x, out, self._world_size)
+        if found is None:
             return False
-        ptr, count, dtype, shape = given[:4]
-        if taken[2] != dtype or taken[3] != (self._world_size, *shape):
-            return False
-        size = count * _DTYPES[dtype].itemsize
-        if ptr < taken[0] + size * self._world_size and taken[0] < ptr + size:
-            return False  # they overlap
-        self._all_gather(ptr, taken[0], count, _DTYPES[dtype])
+        given, taken, count, dtype = found
+        self._all_gather(given, taken, count, _DTYPES[dtype])
         return True
