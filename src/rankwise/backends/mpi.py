@@ -371,7 +371,7 @@ class Watchdog:
                 "job is ended; the stacks of this rank:", comm.rank, comm.world_size, comm.timeout, where
             )  # fmt: skip
             faulthandler.dump_traceback(all_threads=True)
-            time.sleep(_LAST_WORDS)  # of the other ranks, whose time is up as well
+            time.sleep(_LAST_WORDS)
             comm.mpi.COMM_WORLD.Abort(1)
 
     def _uncaught(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -388,12 +388,12 @@ class Watchdog:
             log.critical("the job is ended: %s", self._why)
             sys.stdout.flush()
             sys.stderr.flush()
-            time.sleep(_LAST_WORDS)  # MPICH's mpiexec drops what it has not read by then
+            time.sleep(_LAST_WORDS)
             MPI.COMM_WORLD.Abort(1)
 
 
 _OFTEN, _SELDOM = 0.02, 1.0  # seconds between two looks of the watchdog
-_LAST_WORDS = 0.3  # seconds
+_LAST_WORDS = 0.3  # seconds before an Abort, at which some mpiexecs drop what the ranks still say
 
 _watchdog = Watchdog()
 _one_at_a_time = threading.Lock()  # for MPIs without MPI_THREAD_MULTIPLE
