@@ -72,7 +72,7 @@ define native_tests
 	$(ENV)/bin/ctest --test-dir $(1) --output-on-failure --timeout 300 --no-tests=error
 endef
 
-test-faults: $(ENV)/.test ## every fault many times at random moments, and a table of how it ended: 20 minutes
+test-faults: $(ENV)/.test ## every fault many times at random moments, and a table of how it ended: 15 minutes
 	RANKWISE_FAULTS=full $(ENV)/bin/python -m pytest -q tests/faults $(TEST_ARGS)
 
 test-multihost: $(ENV)/.test ## 2 and 4 hosts of 2 ranks, which are network namespaces (root, iproute2): 5 minutes
