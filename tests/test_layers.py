@@ -31,9 +31,9 @@ MAY_IMPORT = {
 JOINS = {"api/init.py", "api/launch.py", "api/spawn.py"}
 JOINS_MAY_IMPORT = {"backends", "_native"}
 # The array level may use what is native and moves no bytes between ranks: reading an array's address
-# and dtype, the streams of the program's own, looking at a job from outside.
+# and dtype, the streams of the program's own, looking at a job from outside, ending with the launcher.
 API_MAY_IMPORT = {
-    f"rankwise._native.{name}" for name in ("describe", "HostEvents", "Stream", "RankState", "SegmentView")
+    f"rankwise._native.{name}" for name in ("describe", "HostEvents", "Stream", "RankState", "SegmentView", "end_with")
 }
 
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import BinaryIO
 
-from rankwise import _native
+from rankwise._native import end_with
 from rankwise.contract.settings import Settings
 
 _CANNOT_TRAVEL = (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
@@ -23,7 +23,7 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
     rank, caller = settings.rank, settings.launcher_pid
     assert rank is not None
     assert caller is not None
-    _native.end_with(caller)  # whether or not the function ever calls rankwise.init
+    end_with(caller)  # whether or not the function ever calls rankwise.init
     # An error that nothing catches ends this process as any other; but the caller prints it, not we.
     sys.excepthook = partial(_report_error, results[rank])
     with payload:
