@@ -149,7 +149,7 @@ void bind_comm(nb::module_& m) {
         comm.def(name, blocking(operation), args..., Release());
         comm.def(("start_" + std::string(name)).c_str(), started(operation), args...);
     };
-    both("barrier", &Comm::barrier);
+    comm.def("barrier", blocking(&Comm::barrier), nb::call_guard<ReleaseGilToWait>()).def("start_barrier", started(&Comm::barrier));
     both("all_reduce", &Comm::all_reduce, ptr, count, dtype, op);
     both("broadcast", &Comm::broadcast, ptr, count, dtype, root);
     both("reduce", &Comm::reduce, ptr, count, dtype, op, root);

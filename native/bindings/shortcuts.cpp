@@ -73,7 +73,7 @@ bool all_reduce(Comm& c, nb::handle array, nb::handle op) {
     const Plain x(array, true);
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    ReleaseGil released;
+    const ReleaseGilToWait released(x.bytes());
     c.all_reduce(x.data, x.count, DType(x.dtype), named->op);
     return true;
 }
@@ -83,7 +83,7 @@ bool reduce(Comm& c, nb::handle array, int dst, nb::handle op) {
     const Plain x(array, dst == c.rank());
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    ReleaseGil released;
+    const ReleaseGilToWait released(x.bytes());
     c.reduce(x.data, x.count, DType(x.dtype), named->op, dst);
     return true;
 }
@@ -91,7 +91,7 @@ bool reduce(Comm& c, nb::handle array, int dst, nb::handle op) {
 bool broadcast(Comm& c, nb::handle array, int src) {
     const Plain x(array, true);
     if (!x || src < 0 || src >= c.world_size()) return false;
-    ReleaseGil released;
+    const ReleaseGilToWait released(x.bytes());
     c.broadcast(x.data, x.count, DType(x.dtype), src);
     return true;
 }
@@ -99,7 +99,7 @@ bool broadcast(Comm& c, nb::handle array, int src) {
 bool all_gather(Comm& c, nb::handle array, nb::handle out) {
     const Plain x(array, false), result(out, true);
     if (!fits_gathered(c, x, result)) return false;
-    ReleaseGil released;
+    const ReleaseGilToWait released(result.bytes());
     c.all_gather(x.data, result.data, x.count, DType(x.dtype));
     return true;
 }
@@ -113,7 +113,7 @@ bool gather(Comm& c, nb::handle array, int dst, nb::handle out) {
         if (!fits_gathered(c, x, result)) return false;
         to = result.data;
     }
-    ReleaseGil released;
+    const ReleaseGilToWait released(x.bytes() * size_t(c.world_size()));
     c.gather(x.data, to, x.count, DType(x.dtype), dst);
     return true;
 }
@@ -122,7 +122,7 @@ bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
     const Plain x(array, false), result(out, true);
     const OpName* named = op_named(op);
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    ReleaseGil released;
+    const ReleaseGilToWait released(x.bytes());
     c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op);
     return true;
 }
@@ -130,7 +130,7 @@ bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
 bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
     const Plain x(array, false), result(out, true);
     if (!fits_split(c, x, result, false)) return false;
-    ReleaseGil released;
+    const ReleaseGilToWait released(x.bytes());
     c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype));
     return true;
 }
@@ -144,7 +144,7 @@ bool scatter_from_here(Comm& c, const Plain& x, const Plain& part, int src) {
     if (x.dims() > kHeaderDims) return false;
     int64_t header[kHeader] = {x.dtype, x.dims()};
     for (int i = 0; i < x.dims(); ++i) header[2 + i] = x.dim(i);
-    ReleaseGil released;
+    const ReleaseGilToWait released(x.bytes());
     c.broadcast(header, kHeader, DType::I64, src);
     c.scatter(x.data, part.data, part.count, DType(x.dtype), src);
     return true;
@@ -152,7 +152,7 @@ bool scatter_from_here(Comm& c, const Plain& x, const Plain& part, int src) {
 
 // False: the header was received, and the part is not what `part` can hold.
 bool scatter_to_here(Comm& c, const Plain& part, int src, int64_t* header) {
-    ReleaseGil released;
+    const ReleaseGilToWait released(part.bytes());
     c.broadcast(header, kHeader, DType::I64, src);
     const int n = c.world_size();
     bool fits = header[1] <= kHeaderDims && header[0] == part.dtype && header[1] == part.dims() && header[2] % n == 0 && header[2] / n == part.dim(0);
@@ -165,7 +165,7 @@ bool scatter_to_here(Comm& c, const Plain& part, int src, int64_t* header) {
 class Turn {
 public:
     explicit Turn(Comm& c) : c_(c) {
-        ReleaseGil released;
+        const ReleaseGilToWait released;
         c.hold();
     }
     ~Turn() { c_.release(); }

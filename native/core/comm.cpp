@@ -58,12 +58,14 @@ private:
 bool Comm::take_turn() {
     check_open();
     if (!stream_.idle()) {
-        if (held_here()) return false;
+        if (has_turn()) return false;
+        before_waiting();
         stream_.sync(timeout());
     }
     uint32_t free = 0;
     if (!busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
-        if (held_here()) return false;
+        if (has_turn()) return false;
+        before_waiting();
         wait_turn();
     }
     if (closed_.load(std::memory_order_relaxed)) {  // meanwhile
@@ -89,10 +91,10 @@ void Comm::leave_turn() {
     if (busy_.exchange(0, std::memory_order_release) == 2) futex_wake_all(busy_);
 }
 
-bool Comm::held_here() const { return holder_.load() == std::this_thread::get_id(); }
+bool Comm::has_turn() const { return holder_.load() == std::this_thread::get_id(); }
 
 void Comm::hold() {
-    if (!held_here()) {
+    if (!has_turn()) {
         take_turn();
         holder_ = std::this_thread::get_id();
     }

@@ -87,7 +87,7 @@ private:
     bool take_turn();
     void wait_turn();
     void leave_turn();
-    bool held_here() const;
+    bool has_turn() const;
     void agree_on_direct();
     void hold_for(const std::shared_ptr<Task>& mark);
     void complete(const std::shared_ptr<Request>& request);

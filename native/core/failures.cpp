@@ -203,6 +203,7 @@ void Steps::throw_mismatch() {
 }
 
 void Steps::throw_failure(const std::string& operation, int64_t sequence) {
+    before_waiting();
     const Failure f = region_.failure();
     const std::string who = "rank " + std::to_string(f.rank);
     const std::string here = operation == name(Op::None) ? "" : ", while rank " + std::to_string(rank) + " was in " + operation +

@@ -93,6 +93,7 @@ void Steps::take_own_core(int peer) {
 }
 
 void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
+    before_waiting();
     const auto since = Clock::now();
     Waiting waiting(*this);
     if (policy_.first_looks) {

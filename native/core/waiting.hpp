@@ -46,6 +46,19 @@ extern bool (*interrupt_check)();
 inline thread_local bool is_engine_thread = false;  // started by the engine: nothing interrupts it
 inline bool interrupted() { return !is_engine_thread && interrupt_check(); }
 
+// What a thread holds that others may need: it lets go before it waits for longer than some looks at a
+// flag. Set by the embedding for the time of a short call.
+struct Lendable {
+    virtual void let_go() = 0;
+
+protected:
+    ~Lendable() = default;
+};
+[[gnu::tls_model("initial-exec")]] inline thread_local constinit Lendable* held_here = nullptr;
+inline void before_waiting() {
+    if (held_here) held_here->let_go();
+}
+
 // The longest sleep between two looks at deadline, abort mark and interrupts.
 inline constexpr std::chrono::milliseconds kLongestNap{100};
 
