@@ -138,6 +138,8 @@ void bind_comm(nb::module_& m) {
         .def("wait_event", &Comm::wait_event, nb::arg("event"))
         .def("sync_stream", &Comm::sync_stream, Release())
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
+        .def("make_part", &Comm::make_part, nb::arg("ranks"))
+        .def("take_part", &Comm::take_part, nb::arg("part"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("close", &close_comm, nb::arg("timeout"));
 

@@ -419,6 +419,28 @@ void Comm::sync() {
     mail_->sync(timeout());
 }
 
+uint64_t Comm::make_part(const std::vector<int>& ranks) {
+    check_open();
+    std::vector<int> members;
+    for (int r : ranks) {
+        check_root(r, "ranks");
+        members.push_back(region_.member()[r]);
+    }
+    return create_region(*segment_, members);
+}
+
+std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
+    check_open();
+    Region& region = *segment_->at<Region>(part);
+    const int32_t* members = segment_->holds(&region, sizeof(Region)) ? region.member() : nullptr;
+    const int n = members ? region.nranks : 0;
+    const int place = int(std::find(members, members + n, region_.member()[rank()]) - members);
+    if (place == n) throw BadArgument("part: " + std::to_string(part) + " given, which is no group that this rank is in");
+    auto comm = std::make_shared<Comm>(segment_, part, place, timeout());
+    comm->steps_.set_direct(steps_.direct() && n > 1);
+    return comm;
+}
+
 std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     struct Entry {
         int64_t color, key;
@@ -438,10 +460,8 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     uint64_t made = 0;  // by the first rank of each new group; 1 says that it could not be
     std::string trouble;
     if (color >= 0 && ranks[0] == rank()) {
-        std::vector<int> members;
-        for (int r : ranks) members.push_back(region_.member()[r]);
         try {
-            made = create_region(*segment_, members);
+            made = make_part(ranks);
         } catch (const Error& e) {
             made = 1;
             trouble = e.what();
@@ -454,10 +474,7 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
         if (trouble.empty()) trouble = "shared memory: " + mib(region_bytes(ranks.size())) + " needed, which rank " + std::to_string(ranks[0]) + " did not get";
         throw OutOfMemory("split: " + trouble);
     }
-    const int place = int(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
-    auto part = std::make_shared<Comm>(segment_, offset, place, timeout());
-    part->steps_.set_direct(steps_.direct() && part->steps_.n > 1);
-    return part;
+    return take_part(offset);
 }
 
 void Comm::abort(const std::string& why) { fail_region(region_, Cause::PeerLost, rank(), region_.seats[rank()].calls.load(), why); }

@@ -73,6 +73,10 @@ public:
     void send_now(const void* data, uint64_t count, DType dtype, int to, int tag);
     void recv_now(void* data, uint64_t count, DType dtype, int from, int tag);
     void sync();
+    // A new group of these ranks of this one, in their order, made by one of them alone, who tells the
+    // others its number; each takes its place in it by that. Throw BadArgument, OutOfMemory.
+    uint64_t make_part(const std::vector<int>& ranks);
+    std::shared_ptr<Comm> take_part(uint64_t part);
     // Collective. color < 0: no part in any new group, nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
 

@@ -81,6 +81,7 @@ Segment::Segment(int fd, uint8_t* base, size_t bytes)
     : fd_(fd), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)) {}
 
 Segment::~Segment() {
+    if (at_end_) at_end_();
     munmap(base_, mapped_);
     close(fd_);
 }

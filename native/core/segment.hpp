@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -77,6 +78,8 @@ public:
     uint64_t allocate(size_t bytes, BlockKind kind);
     void release(uint64_t offset);
     size_t allocated_blocks() const;
+    // Called when this process lets go of the segment.
+    void at_end(std::function<void()> then) { at_end_ = std::move(then); }
 
     // The process of `rank` ended: record it, and fail every group in which it still sat.
     void mark_exited(int rank, int32_t status);
@@ -91,6 +94,7 @@ private:
     uint8_t* base_;
     size_t mapped_;
     SegmentHeader* header_;
+    std::function<void()> at_end_;
 };
 
 // Bytes that may still be taken before the machine or the cgroup runs out.

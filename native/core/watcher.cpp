@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -35,16 +36,29 @@ int32_t exit_status(int pidfd) {
     return (code & 0x7f) ? -(code & 0x7f) : (code >> 8 & 0xff);
 }
 
-// fds[r] watches rank r; -1 where there is nothing (more) to watch.
-void watch(std::vector<pollfd> fds, std::shared_ptr<Segment> segment) {
+// Ends a watcher. The thread and the segment share it; a forked child's copy says nothing.
+struct Stop {
+    const int fd = eventfd(0, EFD_CLOEXEC);
+    const int pid = getpid();
+    ~Stop() { close(fd); }
+    void say() const {
+        if (getpid() == pid) eventfd_write(fd, 1);
+    }
+};
+
+// fds[r] watches rank r; -1 where there is nothing (more) to watch. The last one is `stop`'s.
+void watch(std::vector<pollfd> fds, std::weak_ptr<Segment> held, std::shared_ptr<Stop> stop) {
+    const size_t n = fds.size() - 1;
     size_t alive = 0;
-    for (const pollfd& f : fds) alive += f.fd >= 0;
+    for (size_t r = 0; r < n; ++r) alive += fds[r].fd >= 0;
     while (alive > 0) {
         if (poll(fds.data(), fds.size(), -1) < 0) {
             if (errno == EINTR) continue;
-            return;
+            break;
         }
-        for (size_t r = 0; r < fds.size(); ++r) {
+        const std::shared_ptr<Segment> segment = held.lock();
+        if (!segment) break;
+        for (size_t r = 0; r < n; ++r) {
             if (fds[r].fd < 0 || !fds[r].revents) continue;
             segment->mark_exited(int(r), kStatusUnknown);
             for (int tries = 0; tries < 50 && segment->record(int(r)).exit_status.load() == kStatusUnknown; ++tries) {
@@ -56,6 +70,8 @@ void watch(std::vector<pollfd> fds, std::shared_ptr<Segment> segment) {
             --alive;
         }
     }
+    for (size_t r = 0; r < n; ++r)
+        if (fds[r].fd >= 0) close(fds[r].fd);
 }
 
 }  // namespace
@@ -69,7 +85,10 @@ void watch_peers(std::shared_ptr<Segment> segment, int rank) {
         fds[size_t(r)].fd = open_pidfd(segment->record(r).pid.load());
         if (fds[size_t(r)].fd < 0 && errno == ESRCH) segment->mark_exited(r, kStatusUnknown);
     }
-    engine_thread([fds = std::move(fds), segment = std::move(segment)] { watch(fds, segment); }).detach();
+    auto stop = std::make_shared<Stop>();
+    fds.push_back({stop->fd, POLLIN, 0});
+    segment->at_end([stop] { stop->say(); });
+    engine_thread([fds = std::move(fds), held = std::weak_ptr(segment), stop] { watch(fds, held, stop); }).detach();
 }
 
 void end_with(int pid) {

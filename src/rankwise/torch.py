@@ -10,11 +10,10 @@ docs/torch.md says when to use it.
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import ProcessGroup
 
 NAME = "rankwise"
 
@@ -24,13 +23,13 @@ def register() -> None:
     from torch import distributed
 
     if distributed.is_available() and not hasattr(distributed.Backend, NAME.upper()):
-        distributed.Backend.register_backend(NAME, _open, devices=["cpu"])
+        distributed.Backend.register_backend(NAME, _open, extended_api=True, devices=["cpu"])
 
 
-def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
+def _open(how: Any, options: object = None) -> ProcessGroup:
     from rankwise.frontends.torch.group import open_group
 
-    return open_group(store, rank, size, timeout)
+    return open_group(how.store, how.group_rank, how.group_size, how.timeout, how.global_ranks_in_group)
 
 
 register()

@@ -224,6 +224,12 @@ class EngineCommunicator(Communicator):
         part = self._comm.split(color, key)
         return None if part is None else EngineCommunicator(part, self.backend)
 
+    def make_part(self, ranks: Sequence[int]) -> int:
+        return self._comm.make_part(ranks)
+
+    def take_part(self, part: int) -> EngineCommunicator:
+        return EngineCommunicator(self._comm.take_part(part), self.backend)
+
     def time_batches(
         self, operation: str, x: int, out: int, count: int, dtype: DType, op: ReduceOp, iterations: int, batches: int
     ) -> list[float]:

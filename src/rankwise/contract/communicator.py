@@ -216,6 +216,18 @@ class Communicator(ABC):
         color < 0: this rank takes no part and receives None.
         """
 
+    def make_part(self, ranks: Sequence[int]) -> int | None:
+        """The number of a new group of `ranks` of this one, in their order. One makes it, each takes part by it.
+
+        No collective, unlike split: how the number reaches the others is the caller's. None where a
+        backend has no such groups.
+        """
+        return None
+
+    def take_part(self, part: int) -> Communicator:
+        """This rank's communicator of a group that `make_part` gave the number of; once, and with no waiting."""
+        raise UnsupportedError("take_part", type(self).__name__)
+
     def allocate(self, nbytes: int) -> Any:
         """Zeroed memory that the ranks' operations work on in place: an object with `__array_interface__`.
 

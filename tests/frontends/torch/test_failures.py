@@ -134,6 +134,20 @@ def test_a_wait_with_a_limit(on_ranks: Callable[..., Any]) -> None:
     on_ranks(2, body)
 
 
+def test_a_monitored_barrier(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> None:
+        group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+        group.monitored_barrier(timedelta(seconds=60))
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="Ranks 1, 2 failed to pass monitoredBarrier") as caught:
+                group.monitored_barrier(timedelta(seconds=0.2), wait_all_ranks=True)
+            assert caught.value.missing == (1, 2)
+            store.set("over", "")
+        store.wait(["over"])
+
+    on_ranks(3, body)
+
+
 def test_abort_and_what_is_under_way(on_ranks: Callable[..., Any]) -> None:
     def body(rank: int, size: int) -> None:
         part = dist.new_group()

@@ -345,6 +345,27 @@ def test_works(on_ranks: Callable[..., Any]) -> None:
     on_ranks(2, body)
 
 
+def test_groups_share_the_memory_of_all(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> None:
+        world = dist.group.WORLD.comm._comm.segment
+        groups = [dist.new_group([2, 0], sort_ranks=False) for _ in range(3)]
+        if rank != 1:
+            x = torch.full((2,), float(rank))
+            for group in groups:
+                dist.broadcast(x, group=group, group_src=0)  # rank 2
+            assert x.tolist() == [2, 2]
+        dist.barrier()
+        assert world.allocated_blocks == 4
+        dist.barrier()
+        for group in groups:
+            if rank != 1:
+                dist.destroy_process_group(group)
+        dist.barrier()
+        assert world.allocated_blocks == 1
+
+    on_ranks(3, body)
+
+
 def test_groups_within_the_group(on_ranks: Callable[..., Any]) -> None:
     def body(rank: int, size: int) -> None:
         pair = dist.new_group([0, 2])

@@ -99,12 +99,17 @@ def test_ranks_on_several_hosts(on_ranks: Callable[..., Any], monkeypatch: pytes
         from rankwise.backends import rendezvous
 
         dist = torch.distributed
+        store = dist.distributed_c10d._get_default_store()
+        dist.destroy_process_group()
         ours = rendezvous.place
         rendezvous.place = lambda: {"host": rank}  # type: ignore[assignment]
         try:
-            apart = dist.new_group()
+            dist.init_process_group("rankwise", store=dist.PrefixStore("apart", store), rank=rank, world_size=size)
+            part = dist.new_group()
         finally:
             rendezvous.place = ours
+        apart = dist.group.WORLD
+        dist.barrier(group=part)
         x = torch.arange(4.0) + rank
         dist.all_reduce(x, group=apart)
         assert x.tolist() == [1, 3, 5, 7]
@@ -118,6 +123,6 @@ def test_ranks_on_several_hosts(on_ranks: Callable[..., Any], monkeypatch: pytes
         else:
             dist.recv(x, 0, group=apart)
         dist.barrier(group=apart)
-        return type(apart.comm).__name__
+        return f"{type(apart.comm).__name__} {type(part.comm).__name__}"
 
-    assert on_ranks(2, body) == ["GlooCommunicator"] * 2
+    assert on_ranks(2, body) == ["GlooCommunicator GlooCommunicator"] * 2

@@ -20,9 +20,14 @@ NAME = "rankwise"
 _CPU = torch.device("cpu")
 
 
-def open_group(store: Store, rank: int, size: int, timeout: timedelta) -> RankwiseGroup:
-    """Meet the other ranks by `store`; torch calls this for every process group, on all of its ranks."""
-    return RankwiseGroup(meeting.meet(store, rank, size, timeout.total_seconds()), store)
+def open_group(store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()) -> RankwiseGroup:
+    """Meet the other ranks by `store`; torch calls this for every process group, on all of its ranks.
+
+    ranks: those of torch's default group which make this one; empty for the default group itself.
+    """
+    world = torch.distributed.group.WORLD if ranks else None
+    parent = world.comm if isinstance(world, RankwiseGroup) else None
+    return RankwiseGroup(meeting.meet(store, rank, size, timeout.total_seconds(), parent, ranks), store)
 
 
 class RankwiseGroup(Collectives, Messages):

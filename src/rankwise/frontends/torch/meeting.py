@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
@@ -31,7 +32,8 @@ class Plan:
 
     host, port: where rank 0 serves a store for the backend, where the ranks are on several hosts.
     inherited: whether these are the ranks of `rankwise run`, which take the segment that it made: it
-    tells them how a rank ended.
+    tells them how a rank ended. part: the group's number in the memory of the default group, where
+    that is such that all these ranks share it.
     """
 
     backend: str
@@ -40,20 +42,33 @@ class Plan:
     host: str = ""
     port: int = 0
     inherited: bool = False
+    part: int | None = None
 
 
-def meet(store: Store, rank: int, size: int, timeout: float) -> Communicator:
+def meet(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: float,
+    parent: Communicator | None = None,
+    ranks: Sequence[int] = (),
+) -> Communicator:
     """The communicator of the `size` processes that call this with one store.
 
-    CollectiveTimeout names the ranks that did not come; BackendUnavailable, a host that the ranks
-    cannot reach each other from.
+    parent, ranks: a communicator that all of them are in, and their ranks there. CollectiveTimeout
+    names the ranks that did not come; BackendUnavailable, a host that the ranks cannot reach each
+    other from.
     """
     if size == 1:
         return connect(Job(launcher="torch.distributed"), "solo", timeout)
     settings = Settings.read()
     end = time.monotonic() + timeout
     store.set(f"place {rank}", place())
-    if rank == 0:
+    part = parent.make_part(ranks) if rank == 0 and parent is not None else None
+    if part is not None:
+        plan = Plan("shm", "", "", part=part)
+        store.set("plan", json.dumps(asdict(plan)))
+    elif rank == 0:
         places = _read(store, [f"place {other}" for other in range(size)], timeout, end)
         plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), inherited=_fits(settings, rank, size))
         if len(set(places)) > 1:
@@ -61,6 +76,10 @@ def meet(store: Store, rank: int, size: int, timeout: float) -> Communicator:
         store.set("plan", json.dumps(asdict(plan)))
     else:
         plan = Plan(**json.loads(_read(store, ["plan"], timeout, end)[0]))
+    if plan.part is not None and parent is not None:
+        comm = parent.take_part(plan.part)
+        comm.timeout = timeout
+        return comm
     job = Job(
         rank,
         size,
