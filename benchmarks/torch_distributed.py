@@ -1,6 +1,6 @@
 """torch.distributed on rankwise and on gloo: time of its operations, and of training steps.
 
-    rankwise run -n 2 benchmarks/torch_distributed.py [--steps-only | --operations-only] [--time 0.1]
+    rankwise run -n 2 benchmarks/torch_distributed.py [--operations NAME ... | --steps-only] [--time 0.1]
 
 Both backends have a group in the same processes. They take turns: at every point a few calls of one,
 then a few of the other, until each has had its time. A time is that of the slowest rank, in us, by
@@ -25,6 +25,7 @@ from ddp import Sorter, Trainer, distributed
 
 SIZES = [8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 BACKENDS = ("rankwise", "gloo")
+MODELS = [(128, 4), (128, 32), (512, 4)]  # width of the transformer, rows of a rank
 LEAST_TURNS = 5
 TURN = 0.002  # seconds of one backend's turn, or a call
 
@@ -100,6 +101,7 @@ def main() -> None:
     parser.add_argument("--time", type=float, default=0.1, help="seconds for each backend at each point")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--steps", type=int, default=20, help="training steps of each backend")
+    parser.add_argument("--operations", nargs="+", help="only these, and no steps")
     parser.add_argument("--operations-only", action="store_true")
     parser.add_argument("--steps-only", action="store_true")
     args = parser.parse_args()
@@ -108,19 +110,20 @@ def main() -> None:
     dist.init_process_group("rankwise")
     groups: Groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     ranks = dist.get_world_size()
-    names = [] if args.steps_only else list(operations(8, groups["gloo"]))
+    names = [] if args.steps_only else args.operations or list(operations(8, groups["gloo"]))
     for name in names:
         rows = {}
         for size in args.sizes:
             rows[words(size)] = measure({b: operations(size, g)[name] for b, g in groups.items()}, args.time)
         table(f"{name}, {ranks} ranks, float32", rows, 1e6, "us")
-    if not args.operations_only:
+    if not args.operations_only and not args.operations:
         rows = {}
-        for label, shards, batch in [(k, k == "FSDP2", b) for k in ("DDP", "FSDP2") for b in (4, 32)]:
+        for label, width, batch in [(k, w, b) for k in ("DDP", "FSDP2") for w, b in MODELS]:
             trainers = {}
             for backend, group in groups.items():
                 torch.manual_seed(0)
-                trainers[backend] = Trainer(distributed(Sorter(), group, shards=shards), dist.get_rank(), batch)
+                model = distributed(Sorter(width), group, shards=label == "FSDP2")
+                trainers[backend] = Trainer(model, dist.get_rank(), batch)
             steps: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
             for count in range(args.steps + 3):
                 for backend, trainer in trainers.items():
@@ -131,7 +134,7 @@ def main() -> None:
                     dist.all_reduce(passed, dist.ReduceOp.MAX)
                     if count >= 3:
                         steps[backend].append(passed.item())
-            rows[f"{label}, {batch} rows a rank"] = steps
+            rows[f"{label}, width {width}, {batch} rows a rank"] = steps
         table(f"A training step of examples/ddp.py, {ranks} ranks", rows, 1e3, "ms")
     dist.destroy_process_group()
 
