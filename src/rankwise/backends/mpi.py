@@ -15,6 +15,7 @@ A message's tag carries its dtype beside the caller's tag, for `probe` and for t
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import sys
 import threading
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Reduction = tuple[Any, Any]  # MPI's datatype and op
+
+BLOCK = 1 << 30  # bytes, of which more are made than fit in an int
 
 
 def open(job: Job, timeout: float) -> MpiCommunicator:
@@ -91,6 +94,9 @@ class MpiCommunicator(ComposedCommunicator):
         self._here = MPI.IN_PLACE
         self._reductions = reductions(MPI)
         self._most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_A_TAG
+        # The elements that its calls count: before MPI 4 an int of C.
+        self._most = (1 << 62) if MPI.VERSION >= 4 else (1 << 31) - 1
+        self._wides: dict[int, Any] = {}
         self._messages: dict[int, MpiMessage] = {}  # those that `sync` waits for
 
     # ---- messages ----
@@ -116,7 +122,7 @@ class MpiCommunicator(ComposedCommunicator):
         for label in labels:
             if self.guarded(lambda label=label: self.comm.Iprobe(source, label, status)):  # type: ignore[misc]
                 theirs, code = divmod(status.Get_tag(), TAGS_A_TAG)
-                count = status.Get_count(self._byte) // ITEMSIZE[code]
+                count = status.Get_elements(self._byte) // ITEMSIZE[code]
                 return Message(status.Get_source(), theirs, count, DType(code))
         return None
 
@@ -199,6 +205,13 @@ class MpiCommunicator(ComposedCommunicator):
         self.comm.Scatterv(whole, self._bytes(recv, sizes[self._rank]), root)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
+        if sum(sizes) > self._most:
+            for root, size in enumerate(sizes):
+                if root == self._rank:
+                    ctypes.memmove(recv, send, size)
+                self._broadcast(recv, size, root)
+                recv += size
+            return
         self.comm.Allgatherv(self._bytes(send, sizes[self._rank]), self._blocks(recv, sizes))
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
@@ -208,13 +221,33 @@ class MpiCommunicator(ComposedCommunicator):
         return partial(self.comm.Allgather, self._bytes(mine, size), self._each(everybody, size))
 
     def _bytes(self, ptr: int, size: int) -> tuple[Any, int, Any]:
+        if size > self._most:
+            return self._memory(ptr, size), 1, self._wide(size)
         return self._memory(ptr, size), size, self._byte
 
     def _each(self, ptr: int, size: int) -> tuple[Any, int, Any]:
         """A block of `size` for each rank."""
-        return self._memory(ptr, size * self._world_size), size, self._byte
+        whole = self._memory(ptr, size * self._world_size)
+        return (whole, 1, self._wide(size)) if size > self._most else (whole, size, self._byte)
+
+    def _wide(self, size: int) -> Any:
+        """MPI's datatype of `size` bytes; it is kept."""
+        if size not in self._wides:
+            blocks, rest = divmod(size, BLOCK)
+            block = self._byte.Create_contiguous(BLOCK)
+            wide = self.mpi.Datatype.Create_struct([blocks, rest], [0, blocks * BLOCK], [block, self._byte])
+            self._wides[size] = wide.Commit()
+            block.Free()
+        return self._wides[size]
+
+    def _narrow(self, sizes: Sequence[int]) -> None:
+        """UnsupportedError where blocks of different sizes are more than MPI counts."""
+        if sum(sizes) > self._most:
+            why = f"{library(self.mpi)} counts at most {self._most} bytes in it; an MPI of version 4 counts more"
+            raise UnsupportedError(calls.describe(self._call), "mpi", why)
 
     def _blocks(self, ptr: int, sizes: Sequence[int]) -> tuple[Any, tuple[Sequence[int], Sequence[int]], Any]:
+        self._narrow(sizes)
         *starts, whole = accumulate(sizes, initial=0)
         return self._memory(ptr, whole), (sizes, starts), self._byte
 
@@ -226,13 +259,16 @@ class MpiCommunicator(ComposedCommunicator):
             super()._all_reduce(ptr, count, dtype, op)
             return
         kind, how = found
-        self.comm.Allreduce(self._here, (self._memory(ptr, count * ITEMSIZE[dtype]), count, kind), how)
+        size = ITEMSIZE[dtype]
+        for start in range(0, count, self._most) if count > self._most else (0,):
+            part = min(count - start, self._most)
+            self.comm.Allreduce(self._here, (self._memory(ptr + start * size, part * size), part, kind), how)
         if op is ReduceOp.MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         found = self._reductions[dtype][op]
-        if found is None:
+        if found is None or count > self._most:
             super()._reduce(ptr, count, dtype, op, root)
             return
         kind, how = found
@@ -246,7 +282,7 @@ class MpiCommunicator(ComposedCommunicator):
 
     def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
         found = self._reductions[dtype][op]
-        if found is None:
+        if found is None or count > self._most:
             super()._reduce_scatter(send, recv, count, dtype, op)
             return
         kind, how = found

@@ -87,7 +87,7 @@ class MpiMessage(Work[None]):
     def _check(self, status: Any, count: int, dtype: DType) -> None:
         self.source = status.Get_source()
         self.tag, code = divmod(status.Get_tag(), TAGS_A_TAG)
-        sent = status.Get_count(self._comm.mpi.BYTE) // ITEMSIZE[code]
+        sent = status.Get_elements(self._comm.mpi.BYTE) // ITEMSIZE[code]
         wrong = mismatch(self.tag, sent, DType(code), count, dtype)
         if wrong is not None:
             self._error = self._comm.message_failed(wrong, self._where)
