@@ -44,7 +44,7 @@ from rankwise.contract.work import Work
 T = TypeVar("T")
 
 SMALL = 16 << 10  # bytes up to which one lane carries everything: latency counts there, not bandwidth
-PIECE = 4 << 20  # bytes that are all-reduced at a time
+PIECE = 1 << 20  # bytes that are all-reduced at a time
 LEAST = 64 << 10  # bytes that a piece has at least for each host and lane
 
 _BYTE = DType.U8
