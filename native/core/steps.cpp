@@ -37,6 +37,7 @@ void Steps::trace() {
 }
 
 void Steps::end() {
+    fetch_to_write(&region_.seats[rank].lines[next_ % kLines]);  // while the program comes to its next call
     if (!traced_) trace();
     const bool quick = bytes_ < kTimedFrom && !waited_;
     tracer_.end(entry_, quick ? began_ : ticks(), waited_, region_.failed() ? kFailed : 0);

@@ -18,6 +18,15 @@ inline void cpu_relax() {
 #endif
 }
 
+// Ask for a cache line to be here, and only here, by the time it is written.
+inline void fetch_to_write(const void* line) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));  // the builtin's would only be to read
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
 // Cores this process may really use: its affinity mask, cut by the cgroup's CPU quota.
 int usable_cores();
 
