@@ -47,7 +47,7 @@ struct Stop {
 };
 
 // fds[r] watches rank r; -1 where there is nothing (more) to watch. The last one is `stop`'s.
-void watch(std::vector<pollfd> fds, std::weak_ptr<Segment> held, std::shared_ptr<Stop> stop) {
+void watch(std::vector<pollfd> fds, std::weak_ptr<Segment> held, std::shared_ptr<Stop> /*keeps it open*/) {
     const size_t n = fds.size() - 1;
     size_t alive = 0;
     for (size_t r = 0; r < n; ++r) alive += fds[r].fd >= 0;
