@@ -56,18 +56,22 @@ private:
     bool lends_ = false, finished_ = false;
 };
 
-// Block sizes from which reading in place wins, and up to which: beyond the caches the kernel's copy,
-// which stores through the cache, loses against slots and stores past it. Reductions do not gain: what
-// they save in copies they lose in reading what another core has just written.
+// Block sizes from which reading in place wins, and up to which where every rank has a core: beyond the
+// caches the kernel's copy, which stores through the cache, loses against slots and stores past it.
 inline constexpr size_t kDirectFrom = 24 << 10;
 inline constexpr size_t kDirectTo = 24 << 20;
+
+// Bytes from which reductions go direct, where ranks share cores. Elsewhere they do not gain: what they save
+// in copies they lose in reading what another core has just written.
+inline constexpr size_t kReduceDirectFrom = 1 << 20;
+inline bool reduces_direct(const Steps& s, size_t bytes) { return s.direct() && s.region().crowded && bytes >= kReduceDirectFrom; }
 
 // Whether an operation on blocks of `bytes` goes direct; `lent` is what this rank will lend in it, if
 // anything. Beyond those sizes, and where ranks cannot read each other's memory, that it does where all
 // of that is registered.
 inline bool goes_direct(Steps& s, size_t bytes, const void* lent, size_t lent_bytes) {
     if (bytes < kDirectFrom) return false;
-    return (s.direct() && bytes <= kDirectTo) || InPlace(s, lent, lent_bytes);
+    return (s.direct() && (bytes <= kDirectTo || s.region().crowded)) || InPlace(s, lent, lent_bytes);
 }
 
 }  // namespace rankwise

@@ -395,7 +395,7 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, Request
         cpu_relax();
         if (try_once()) return;
     }
-    for (int i = 0; i < policy_.yields; ++i) {
+    for (int i = 0; i < policy_.may_yield() && Clock::now() - since < policy_.yielding; ++i) {
         sched_yield();
         if (try_once()) return;
     }

@@ -80,6 +80,7 @@ uint64_t create_region(Segment& segment, const std::vector<int>& members) {
     region.number = segment.header().groups.fetch_add(1);
     region.seated = uint32_t(n);
     region.slot_bytes = layout.slot;
+    region.crowded = segment.world_size() > usable_cores();
     region.staging = layout.staging;
     region.channels = layout.channels;
     region.members = layout.members;

@@ -96,6 +96,7 @@ struct Region {
     uint32_t number;                                      // among the segment's groups: 0 is that of all ranks
     std::atomic<uint32_t> seated;                         // seats whose rank has not let go of the memory
     uint64_t slot_bytes;
+    bool crowded;                                         // the ranks of the host share cores
     uint64_t staging;                                     // offset from the region's start
     uint64_t channels;                                    // likewise: a table [src][dst] of segment offsets
     uint64_t members;                                     // likewise: int32 world rank of each seat

@@ -106,7 +106,7 @@ void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
             }
         } while (Clock::now() - since < policy_.spinning);
     }
-    for (int i = 0; i < policy_.yields; ++i) {
+    for (int i = 0; i < policy_.may_yield() && Clock::now() - since < policy_.yielding; ++i) {
         sched_yield();
         if (seq.load(std::memory_order_acquire) >= value) return;
     }

@@ -47,9 +47,9 @@ int usable_cores() {
 }
 
 WaitPolicy WaitPolicy::for_ranks(int ranks_on_host) {
-    using std::chrono::microseconds;
-    if (ranks_on_host <= usable_cores()) return {50, microseconds(50), 300};
-    return {0, microseconds(0), 50};
+    using namespace std::chrono_literals;
+    if (ranks_on_host <= usable_cores()) return {50, 50us, 300, 20ms};
+    return {0, 0us, 50, 20ms};
 }
 
 void leave_core(int core) {

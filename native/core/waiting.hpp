@@ -36,8 +36,12 @@ struct WaitPolicy {
     int first_looks;                      // at the flag, with a pause between, before anything else
     std::chrono::microseconds spinning;   // then this long in the same way
     int yields;                           // then so often, giving the core away between looks: counted
-                                          // and not timed, since others may keep it for long
+                                          // rather than timed, since others may keep it for long
+    std::chrono::milliseconds yielding;   // but not for so long that it matters to who waits for an error
     static WaitPolicy for_ranks(int ranks_on_host);
+    // How often the calling thread may yield. Not on a stream's: its turns are long (stream.cpp), and so
+    // is what it would give away with each.
+    int may_yield() const;
 };
 
 // Moves the calling thread off its core, to one of its others where it has any. The scheduler tends
@@ -53,6 +57,7 @@ void futex_wake_all(std::atomic<uint32_t>& word);
 // means stop waiting (in Python: a signal handler raised). Set once by the embedding.
 extern bool (*interrupt_check)();
 inline thread_local bool is_engine_thread = false;  // started by the engine: nothing interrupts it
+inline int WaitPolicy::may_yield() const { return is_engine_thread ? 0 : yields; }
 inline bool interrupted() { return !is_engine_thread && interrupt_check(); }
 
 // What a thread holds that others may need: it lets go before it waits for longer than some looks at a

@@ -1,9 +1,10 @@
-// Three ways, by size, all reducing in the order of the ranks, so that every rank has the same bits:
+// Four ways, by size and place, all reducing in the order of the ranks, so that every rank has the same bits:
 //  - what fits beside the flag is exchanged there, and every rank reduces all of it;
 //  - a small message likewise through the slots;
 //  - a large one in pieces, each cut into one share a rank: a rank writes the others' shares into its
 //    slot, reduces its own share of all slots, and copies the other ranks' results out (reduce-scatter
-//    and all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004).
+//    and all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004);
+//  - the same without the slots, where the ranks share cores (reduce_direct.cpp).
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
@@ -11,14 +12,6 @@ namespace rankwise::collectives {
 namespace {
 
 constexpr size_t kCacheBlock = 16 << 10;  // reduced and passed on while it is in the L1 cache
-
-// Shares of a piece, whole cache lines; the last ones may be short or empty.
-struct Shares {
-    size_t bytes, each;
-    Shares(size_t bytes, int n) : bytes(bytes), each(((bytes + n - 1) / n + 63) / 64 * 64) {}
-    size_t begin(int r) const { return std::min(bytes, each * size_t(r)); }
-    size_t end(int r) const { return std::min(bytes, each * size_t(r + 1)); }
-};
 
 }  // namespace
 
@@ -89,6 +82,7 @@ void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel
     const size_t direct = std::min<size_t>((16 << 10) / size_t(s.n), s.slot_bytes());
     if (bytes >= kInPlaceFrom)
         if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, -1);
+    if (reduces_direct(s, bytes)) return all_reduce_direct(s, data, bytes, item, kernel);
     if (bytes > direct) return reduce_in_shares(s, data, bytes, item, kernel, -1);
     const uint64_t g = s.take_pieces(1);
     s.claim(g);

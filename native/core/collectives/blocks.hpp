@@ -32,6 +32,14 @@ private:
     std::vector<size_t> bounds_;  // empty where the blocks are equal
 };
 
+// One share a rank, whole cache lines; the last ones may be short or empty.
+struct Shares {
+    size_t bytes, each;
+    Shares(size_t bytes, int n) : bytes(bytes), each(((bytes + n - 1) / n + 63) / 64 * 64) {}
+    size_t begin(int r) const { return std::min(bytes, each * size_t(r)); }
+    size_t end(int r) const { return std::min(bytes, each * size_t(r + 1)); }
+};
+
 // Round k of `size` bytes taken `piece` at a time: where it starts and how long it is (maybe 0).
 struct Piece {
     size_t offset, bytes;

@@ -1,5 +1,6 @@
 // To one rank: of two ranks, or for a small message, root reduces everything, which came beside the
-// flag or through the slots; otherwise every rank reduces a share and root collects the shares.
+// flag or through the slots; otherwise every rank reduces a share and root collects the shares, or
+// is given them (reduce_direct.cpp).
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
@@ -9,6 +10,7 @@ void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel ker
     const size_t piece = s.slot_bytes();
     if (bytes >= kInPlaceFrom)
         if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, root);
+    if (reduces_direct(s, bytes)) return reduce_direct(s, data, bytes, item, kernel, root);
     if (s.n > 2 && bytes > (16 << 10)) return reduce_in_shares(s, data, bytes, item, kernel, root);
     const bool to_me = s.rank == root;
     if (bytes <= kInline) {
