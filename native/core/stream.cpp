@@ -17,10 +17,12 @@ namespace {
 thread_local const void* running_stream = nullptr;  // whose thread this is
 constexpr std::chrono::hours kForever{1};            // of one nap, where nothing but a wake-up can change things
 
-// Asks for long turns on the core (Linux 6.12 and later), with no more of it in all. A thread with shorter
-// ones then takes the core at once when it wakes: the program's own, back from a sleep or from a device,
-// is not kept waiting until a piece of the stream has run. Where it is refused, it stays as it was.
-void take_long_turns() {
+// Asks for longer turns on the core than other threads have (Linux 6.12 and later), with no more of it in
+// all. A thread with shorter ones then takes the core at once when it wakes: the program's own, back from
+// a sleep or from a device, is not kept waiting until a piece of the stream has run. No longer than
+// that takes, since a thread also waits for its turn the longer, the longer these are. Where it is
+// refused, it stays as it was.
+void take_longer_turns() {
     struct {
         uint32_t size, policy;
         uint64_t flags;
@@ -29,8 +31,8 @@ void take_long_turns() {
         uint64_t runtime, deadline, period;  // nanoseconds
     } wanted{};
     wanted.size = sizeof wanted;
-    if (syscall(SYS_sched_getattr, 0, &wanted, sizeof wanted, 0) != 0 || wanted.policy != SCHED_OTHER) return;
-    wanted.runtime = 100'000'000;  // the most there is
+    if (syscall(SYS_sched_getattr, 0, &wanted, sizeof wanted, 0) != 0 || wanted.policy != SCHED_OTHER || !wanted.runtime) return;
+    wanted.runtime *= 2;
     syscall(SYS_sched_setattr, 0, &wanted, 0);
 }
 
@@ -180,7 +182,7 @@ Stream::Met Stream::Core::meet(const std::shared_ptr<Task>& mark, const std::fun
 
 void Stream::Core::run() {
     running_stream = this;
-    take_long_turns();
+    take_longer_turns();
     std::unique_lock lock(mutex);
     for (;;) {
         wake.wait(lock, [&] { return closing || !queue.empty(); });
