@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -237,7 +238,9 @@ if group.rank == 0:
 open(f"{sys.argv[1]}/{group.rank}", "w").write(f"{os.getpid()}\\n")
 group.barrier()
 """
-    launcher = subprocess.Popen([*RUN, "-n", "3", "python", "-c", program, tmp_path], stderr=subprocess.PIPE, text=True)
+    default = partial(signal.signal, signum, signal.SIG_DFL)  # though these tests be run by nohup
+    command = [*RUN, "-n", "3", "python", "-c", program, tmp_path]
+    launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=default)
     pids = pids_in(tmp_path, 2)
     time.sleep(0.1)
     start = time.monotonic()
