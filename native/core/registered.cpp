@@ -37,9 +37,9 @@ namespace collectives {
 void reduce_in_place(Steps& s, const InPlace& data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     Visit visit(s);
     const bool receives = root < 0 || s.rank == root;
-    const size_t each = ((bytes + s.n - 1) / s.n + 63) / 64 * 64;  // a share, in whole cache lines
-    const size_t end = std::min(bytes, each * size_t(s.rank + 1));
-    for (size_t at = std::min(bytes, each * size_t(s.rank)), look = 0; at < end; at += kCacheBlock) {
+    const Shares shares(bytes, s.n);
+    const size_t end = shares.end(s.rank);
+    for (size_t at = shares.begin(s.rank), look = 0; at < end; at += kCacheBlock) {
         if (at >= look) {
             visit.go_on();
             look = at + kLookEvery;
