@@ -201,6 +201,12 @@ void Stream::Core::run() {
     settled.notify_all();
 }
 
+bool Stream::last_is_done() const {
+    if (core_->forked()) return false;
+    std::lock_guard lock(core_->mutex);
+    return core_->queue.empty() && (!core_->current || core_->current->done());
+}
+
 void Stream::sync(double timeout) {
     if (idle() || here()) return;
     submit(nullptr)->wait(timeout);
@@ -210,7 +216,7 @@ bool Stream::drain(double timeout) {
     if (idle_but_for_caller() || core_->forked()) return true;
     if (here()) return false;
     std::unique_lock lock(core_->mutex);
-    return core_->settled.wait_for(lock, std::chrono::duration<double>(std::min(timeout, 1e9)), [&] { return idle(); });
+    return core_->settled.wait_for(lock, std::chrono::duration<double>(std::min(timeout, 1e9)), [&] { return core_->pending.load() == 0; });
 }
 
 bool Stream::close(double patience) {

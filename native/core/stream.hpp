@@ -56,8 +56,9 @@ public:
     // In a piece of this stream: asleep until `mark` is done, this stream is closed, or `enough` says
     // so, which is asked every kLongestNap.
     Met meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough);
-    // Whether all that was submitted has run, but for the piece that asks.
-    bool idle() const { return pending_->load() == 0; }
+    // Whether all that was submitted has run.
+    bool idle() const { return pending_->load() == 0 || last_is_done(); }
+    // The same but for the piece that asks.
     bool idle_but_for_caller() const { return pending_->load() <= (here() ? 1 : 0); }
     // Whether the caller is the stream's own thread.
     bool here() const;
@@ -70,6 +71,8 @@ public:
     bool close(double patience);
 
 private:
+    // A piece is done for those who wait for it a little before its thread has counted it.
+    bool last_is_done() const;
     struct Core;
     std::shared_ptr<Core> core_;  // the thread's too, which may outlive the stream
     const std::atomic<uint32_t>* pending_;

@@ -232,6 +232,14 @@ class Terminal:
         for wanted in (*expected, prompt):
             self.expect(wanted)
 
+    def settle(self) -> None:
+        """Wait until the shell sleeps at its prompt: Python keeps a Ctrl-C that comes sooner until the next key."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        end = time.monotonic() + 20
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+            assert time.monotonic() < end, "the shell does not come to rest at its prompt"
+            time.sleep(0.01)
+
     def end(self, text: str) -> int:
         os.write(self.master, text.encode())
         return self.process.wait(timeout=10)
@@ -258,6 +266,7 @@ def test_ctrl_c_at_the_prompt_gives_a_new_one(tmp_path: Path) -> None:
     with Terminal(tmp_path) as terminal:
         os.write(terminal.master, b"puts never")
         terminal.expect("never")
+        terminal.settle()
         terminal.type("\x03")
         terminal.type("puts [expr {20 + 3}]\n", "23")
         assert terminal.end("\x04") == 0
