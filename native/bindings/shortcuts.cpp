@@ -197,7 +197,7 @@ bool scatter(Comm& c, nb::handle array, int src, nb::handle out, nb::handle rest
 bool send_array(Comm& c, nb::handle array, int dst, int tag) {
     const Plain x(array, false);
     if (!x || dst < 0 || dst >= c.world_size() || tag < 0) return false;
-    ReleaseGil released;
+    const ReleaseGilToWait released(x.count * itemsize(DType(x.dtype)));
     c.send_now(x.data, x.count, DType(x.dtype), dst, tag);
     return true;
 }
@@ -205,7 +205,7 @@ bool send_array(Comm& c, nb::handle array, int dst, int tag) {
 bool recv_array(Comm& c, nb::handle array, int src, int tag) {
     const Plain x(array, true);
     if (!x || src < 0 || src >= c.world_size() || tag < 0) return false;
-    ReleaseGil released;
+    const ReleaseGilToWait released(x.count * itemsize(DType(x.dtype)));
     c.recv_now(x.data, x.count, DType(x.dtype), src, tag);
     return true;
 }

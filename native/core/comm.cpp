@@ -362,13 +362,13 @@ void Comm::complete(const std::shared_ptr<Request>& request) {
 void Comm::send_now(const void* data, uint64_t count, DType dtype, int to, int tag) {
     check_root(to, "dest");
     check_open();
-    complete(mail_->send(data, count, dtype, to, tag, true));
+    if (!mail_->send_short(data, count, dtype, to, tag)) complete(mail_->send(data, count, dtype, to, tag, true));
 }
 
 void Comm::recv_now(void* data, uint64_t count, DType dtype, int from, int tag) {
     check_root(from, "src");
     check_open();
-    complete(mail_->recv(data, count, dtype, from, tag, true));
+    if (!mail_->recv_short(data, count, dtype, from, tag)) complete(mail_->recv(data, count, dtype, from, tag, true));
 }
 
 std::optional<Arrival> Comm::probe(int from, int tag) {

@@ -4,15 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 
 namespace rankwise {
 
 namespace {
 
-constexpr uint64_t kUnit = 64;            // messages start at multiples of it
 constexpr uint64_t kChunk = 32 << 10;     // announced at a time, so that both ends copy at once
-
-uint64_t pad_of(uint64_t bytes) { return (kUnit - bytes % kUnit) % kUnit; }
 
 std::string describe(uint64_t count, DType dtype, int tag) {
     return std::to_string(count) + " x " + name(dtype) + " with tag " + std::to_string(tag);
@@ -20,30 +18,9 @@ std::string describe(uint64_t count, DType dtype, int tag) {
 
 }  // namespace
 
-// Bytes written and read so far; the difference lies in the ring.
-struct Mail::Channel {
-    uint64_t capacity;
-    alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
-    alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
-    alignas(kCacheLine) uint8_t ring[];
-
-    uint64_t room() const { return capacity - (written.load(std::memory_order_relaxed) - read.load()); }
-    uint64_t waiting() const { return written.load() - read.load(std::memory_order_relaxed); }
-    void put(uint64_t at, const void* data, uint64_t bytes) {
-        const uint64_t start = at % capacity, head = std::min(bytes, capacity - start);
-        std::memcpy(ring + start, data, head);
-        std::memcpy(ring, static_cast<const uint8_t*>(data) + head, bytes - head);
-    }
-    void get(uint64_t at, void* data, uint64_t bytes) const {
-        const uint64_t start = at % capacity, head = std::min(bytes, capacity - start);
-        std::memcpy(data, ring + start, head);
-        std::memcpy(static_cast<uint8_t*>(data) + head, ring, bytes - head);
-    }
-};
-
 Mail::Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps)
     : segment_(std::move(segment)), region_(region), steps_(steps), tracer_(*segment_, region.member()[steps.rank]), rank_(steps.rank), n_(steps.n),
-      policy_(WaitPolicy::for_ranks(segment_->world_size())), sends_(n_), arrived_(n_), incoming_(n_) {}
+      policy_(WaitPolicy::for_ranks(segment_->world_size())), sends_(n_), arrived_(n_), incoming_(n_), shown_(n_) {}
 
 Mail::~Mail() { close(0); }
 
@@ -54,16 +31,29 @@ std::shared_ptr<Mail> Mail::make(std::shared_ptr<Segment> segment, Region& regio
             }};
 }
 
-Mail::Channel* Mail::channel(int from, int to, bool make) {
+Channel* Mail::channel(int from, int to, bool make) {
     std::atomic<uint64_t>& place = region_.channel(from, to);
     uint64_t offset = place.load(std::memory_order_acquire);
     if (!offset && make) {
         const uint64_t capacity = n_ <= 8 ? 256 << 10 : 64 << 10;
-        offset = segment_->allocate(sizeof(Channel) + capacity, BlockKind::Channel);
-        segment_->at<Channel>(offset)->capacity = capacity;
-        place.store(offset, std::memory_order_release);
+        const uint64_t made = segment_->allocate(sizeof(Channel) + capacity, BlockKind::Channel);
+        Channel& c = *segment_->at<Channel>(made);
+        c.capacity = capacity;
+        c.first_stamp = std::random_device{}() | uint64_t(std::random_device{}()) << 32;
+        if (place.compare_exchange_strong(offset, made)) return &c;
+        segment_->release(made);  // the other rank was there first
     }
     return offset ? segment_->at<Channel>(offset) : nullptr;
+}
+
+// While a large message is copied, another thread may hold it for milliseconds.
+std::unique_lock<std::mutex> Mail::hold() {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) {
+        before_waiting();
+        lock.lock();
+    }
+    return lock;
 }
 
 void Mail::ring(int whom) {
@@ -83,7 +73,7 @@ std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtyp
     r->dtype_ = dtype;
     r->count_ = count;
     r->data_ = static_cast<uint8_t*>(const_cast<void*>(data));
-    std::lock_guard lock(mutex_);
+    const auto lock = hold();
     trace(*r, waits);
     if (to == rank_) {  // arrives at once: nothing has to be read first
         auto message = arrive(rank_, {count * itemsize(dtype), count, tag, uint32_t(dtype), 0});
@@ -94,7 +84,7 @@ std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtyp
         return r;
     }
     sends_[to].push_back(r);
-    push(to);
+    push(to, waits || may_copy_at_once(*r));
     if (!r->complete_ && !waits) ensure_thread();
     return r;
 }
@@ -108,11 +98,12 @@ std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int
     r->dtype_ = dtype;
     r->count_ = count;
     r->data_ = static_cast<uint8_t*>(data);
-    std::lock_guard lock(mutex_);
+    const auto lock = hold();
     trace(*r, waits);
     if (auto m = first_arrived(from, tag); !m) {
         receives_.push_back(r);
         pull_from(from);
+        show(r);
     } else if (fits(*r, m->from, m->header)) {
         const uint64_t here = m->header.bytes - m->left;
         if (here) std::memcpy(data, m->kept.data(), here);
@@ -162,10 +153,13 @@ void Mail::abandon(const std::shared_ptr<Request>& r) {
             queue.erase(std::find(queue.begin(), queue.end(), r));
             return;
         }
+        if (r->met_)  // the receiver has stopped in the middle of a piece, which it reads from here
+            return fail_region(region_, Cause::PeerLost, rank_, 0, "gave up a send while rank " + std::to_string(r->peer_) + " was receiving it");
         r->copy_.assign(r->data_, r->data_ + r->count_ * itemsize(r->dtype_));
         r->data_ = r->copy_.data();
         return ensure_thread();
     }
+    if (r->peer_ != kAny && r->peer_ != rank_ && shown_[r->peer_] == r) conceal(r->peer_);
     receives_.remove(r);
     for (Incoming& in : incoming_) {
         if (!in.message || in.message->receive != r) continue;
@@ -239,21 +233,31 @@ void Mail::finish(Message& m) {
     complete(*m.receive);
 }
 
-bool Mail::push(int to) {
+bool Mail::push(int to, bool at_once) {
     auto& queue = sends_[to];
     if (queue.empty()) return false;
     Channel& c = *channel(rank_, to, true);
     bool moved = false;
     while (!queue.empty()) {
         Request& r = *queue.front();
+        if (!r.matched_ && is_shown(c, r)) {
+            if (!at_once) break;  // a thread does it
+            moved |= take(c, r, to);
+        }
+        if (r.met_) {
+            if (!copied(c.handover, r.count_ * itemsize(r.dtype_))) break;
+            complete(r);
+            queue.pop_front();
+            moved = true;
+            continue;
+        }
         const uint64_t total = r.count_ * itemsize(r.dtype_);
         const uint64_t before = c.written.load(std::memory_order_relaxed);
         uint64_t at = before, room = c.room();
         if (!r.matched_ && room >= sizeof(Header)) {
-            const Header h{total, r.count_, r.tag_, uint32_t(r.dtype_), 0};
-            c.put(at, &h, sizeof h);
-            at += sizeof h;
-            room -= sizeof h;
+            c.put_header(at, {total, r.count_, r.tag_, uint32_t(r.dtype_), 0});
+            at += sizeof(Header);
+            room -= sizeof(Header);
             r.matched_ = true;
         }
         if (r.matched_) {
@@ -263,8 +267,9 @@ bool Mail::push(int to) {
             room -= bytes;
             r.sent_ += bytes;
         }
-        const bool finished = r.matched_ && r.sent_ == total && room >= pad_of(at);
-        if (finished) at += pad_of(at);
+        if (r.sent_ == total && at - before == sizeof(Header) + total) c.stamp_at(before).store(c.stamp(before), std::memory_order_release);
+        const bool finished = r.matched_ && r.sent_ == total && room >= Channel::pad_of(at);
+        if (finished) at += Channel::pad_of(at);
         if (at != before) {
             c.written.exchange(at);
             ring(to);
@@ -285,16 +290,16 @@ bool Mail::pull(int from) {
     if (!c) return false;
     Incoming& in = incoming_[from];
     bool moved = false;
+    if (!settle(from, moved)) return moved;
     for (;;) {
         const uint64_t before = c->read.load(std::memory_order_relaxed);
         uint64_t at = before, waiting = c->waiting();
         if (!in.message && !in.pad && waiting >= sizeof(Header)) {
-            Header h;
-            c->get(at, &h, sizeof h);
+            const Header h = c->header(at);
             at += sizeof h;
             waiting -= sizeof h;
             in.message = arrive(from, h);
-            in.pad = pad_of(at + h.bytes);
+            in.pad = Channel::pad_of(at + h.bytes);
         }
         if (in.message) {
             Message& m = *in.message;
@@ -367,7 +372,7 @@ void Mail::check_peers(const Request* request) {
 
 template <class Done> void Mail::wait_until(double timeout, Done&& done, Request* request) {
     auto try_once = [&] {
-        std::lock_guard lock(mutex_);
+        const auto lock = hold();
         progress();
         return done();
     };
@@ -375,6 +380,7 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, Request
         if (try_once()) return;
         cpu_relax();
     }
+    before_waiting();
     const auto since = Clock::now();
     struct Waiting {
         Tracer& tracer;
@@ -483,6 +489,7 @@ std::string Mail::close(double timeout) {
         if (size_t left = sends_left(); left && trouble.empty() && !closing_) trouble = std::to_string(left) + " sends not delivered";
         if (!receives_.empty() && trouble.empty() && !closing_) trouble = std::to_string(receives_.size()) + " receives without a message";
         closing_ = true;
+        for (int p = 0; p < n_; ++p) conceal(p);
         for (auto& r : receives_) end_trace(*r, true);
         for (auto& q : sends_)
             for (auto& r : q) end_trace(*r, true);

@@ -3,7 +3,7 @@
 //
 // A send copies into the ring what fits at once; the rest, and receives that found no message yet,
 // are moved by whoever waits, or by a thread that exists from the first such request on and sleeps
-// while there is nothing to move. Messages match by (source, tag) in the order sent; one that
+// while there is nothing to move. A large message whose receive waits goes there past the ring. Messages match by (source, tag) in the order sent; one that
 // arrives before its receive is kept in this rank's own memory, so a message never blocks the one
 // behind it, and two ranks that send large messages to each other both proceed.
 #pragma once
@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "channel.hpp"
 #include "forks.hpp"
-#include "region.hpp"
 #include "steps.hpp"
 #include "stream.hpp"
 
@@ -57,7 +57,8 @@ private:
     uint8_t* data_ = nullptr;
     std::vector<uint8_t> copy_;   // send: the rest of the data, once its owner has gone
     uint64_t sent_ = 0;           // send: bytes that are in the ring
-    bool matched_ = false;        // send: its header is in the ring; receive: it has its message
+    bool matched_ = false;        // send: its header is in the ring, or the receive taken; receive: it has its message
+    bool met_ = false;            // send: it goes past the ring
     std::atomic<bool> complete_{false};
     std::string failure_;         // receive: the message was not what was expected
     TraceEntry* entry_ = nullptr;
@@ -72,6 +73,9 @@ public:
     // waits: the caller waits at once, so that no thread need be woken to move the message.
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false);
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false);
+    // The same at once, or not at all: false where it is a long message or others come first.
+    bool send_short(const void* data, uint64_t count, DType dtype, int to, int tag);
+    bool recv_short(void* data, uint64_t count, DType dtype, int from, int tag);
     // The caller stops waiting, and its memory may go: a receive is taken back (what has come of its
     // message is kept for another), a send goes on from a copy where it has begun, else not at all.
     void abandon(const std::shared_ptr<Request>& request);
@@ -84,12 +88,6 @@ public:
 
 private:
     friend class Request;
-    struct Header {  // in the ring before each message
-        uint64_t bytes, count;
-        int32_t tag;
-        uint32_t dtype;
-        uint64_t unused;
-    };
     struct Message {  // one that has begun to arrive
         Header header;
         int from;
@@ -103,13 +101,22 @@ private:
         std::shared_ptr<Message> message;
         uint64_t pad = 0;                  // bytes to skip behind it
     };
-    struct Channel;
 
     Channel* channel(int from, int to, bool make);
     Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps);
     bool forked() const { return forks_ != forks_so_far(); }
+    // Past the ring (mail_direct.cpp).
+    void show(const std::shared_ptr<Request>& receive);
+    bool settle(int from, bool& moved);
+    void conceal(int from);
+    bool is_shown(Channel& c, const Request& send) const;
+    static bool may_copy_at_once(const Request& send);
+    bool take(Channel& c, Request& send, int to);
+    bool copied(const Handover& m, uint64_t bytes) const;
+    bool copy_pieces(Handover& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
+
     bool progress();  // with mutex_ held; true when a byte moved
-    bool push(int to);
+    bool push(int to, bool at_once = true);
     bool pull(int from);
     void pull_from(int from);  // which may be kAny
     bool has_left(int from) const;
@@ -117,10 +124,12 @@ private:
     std::shared_ptr<Message> first_arrived(int from, int tag);
     void finish(Message& message);
     void trace(Request& request, bool waits);
+    void trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes);
     void complete(Request& request, bool failed = false);
     void end_trace(Request& request, bool failed);
     bool fits(Request& receive, int from, const Header& header);
     bool pending() const;
+    std::unique_lock<std::mutex> hold();
     void ring(int whom);
     template <class Done> void wait_until(double timeout, Done&& done, Request* request);
     void check_peers(const Request* request);
@@ -139,6 +148,7 @@ private:
     std::vector<std::list<std::shared_ptr<Message>>> arrived_;    // by source: without a receive yet
     std::list<std::shared_ptr<Request>> receives_;                // posted, in order
     std::vector<Incoming> incoming_;                              // by source
+    std::vector<std::shared_ptr<Request>> shown_;                 // by source: the receive in its Handover
     uint64_t arrivals_ = 0;
     std::condition_variable work_;
     bool closing_ = false;

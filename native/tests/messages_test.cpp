@@ -98,6 +98,81 @@ void given_up(Comm& c) {
     CHECK(in == out, "after a receive given up");
 }
 
+// A barrier would wait for the messages too.
+void meet(Comm& c) {
+    int64_t one = 1;
+    c.all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
+}
+
+// Receives that wait when a large message is sent: it goes there past the ring, also where the sender
+// does not wait, and two at a time.
+void awaited(Comm& c) {
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    for (uint64_t count : {1000, 2048, 5001, 100003, 300000}) {
+        for (bool waits : {true, false}) {
+            const auto out = message(c.rank(), 6, count), after = message(c.rank(), 7, count);
+            std::vector<int64_t> in(count), later(count);
+            auto first = c.recv(in.data(), count, DType::I64, previous, 6);
+            auto second = c.recv(later.data(), count, DType::I64, previous, 7);
+            meet(c);
+            if (waits) {
+                c.send_now(out.data(), count, DType::I64, next, 6);
+                c.send_now(after.data(), count, DType::I64, next, 7);
+            } else {
+                c.send(out.data(), count, DType::I64, next, 6);
+                c.send(after.data(), count, DType::I64, next, 7);
+            }
+            second->wait(std::nullopt);
+            first->wait(std::nullopt);
+            c.sync();
+            CHECK(in == message(previous, 6, count) && later == message(previous, 7, count), count << " awaited elements");
+        }
+    }
+}
+
+// What comes is not what the waiting receive is for, or its owner has gone.
+void awaited_in_vain(Comm& c) {
+    const uint64_t count = 20000;
+    if (c.rank() == 0) {
+        for (int tag : {2, 1}) {
+            meet(c);
+            const auto out = message(0, tag, count);
+            c.send_now(out.data(), count, DType::I64, 1, tag);
+        }
+        meet(c);
+        c.send_now(message(0, 3, count - 1).data(), count - 1, DType::I64, 1, 3);
+        meet(c);
+        c.send_now(message(0, 4, count).data(), count, DType::I64, 1, 4);
+        return;
+    }
+    std::vector<int64_t> in(count), other(count);
+    auto receiving = c.recv(in.data(), count, DType::I64, 0, 1);
+    meet(c);
+    c.recv_now(other.data(), count, DType::I64, 0, 2);
+    CHECK(other == message(0, 2, count), "another tag came first");
+    meet(c);
+    receiving->wait(std::nullopt);
+    CHECK(in == message(0, 1, count), "after another tag");
+
+    receiving = c.recv(in.data(), count, DType::I64, 0, 3);
+    meet(c);
+    CHECK_EQ(ranks::thrown([&] { receiving->wait(std::nullopt); }), "Mismatch");
+    c.recv_now(in.data(), count - 1, DType::I64, 0, 3);
+    in.resize(count - 1);
+    CHECK(in == message(0, 3, count - 1), "the message of another length is still there");
+
+    const double limit = c.timeout();
+    c.set_timeout(0.05);
+    {
+        std::vector<int64_t> gone(count);
+        CHECK_EQ(ranks::thrown([&] { c.recv_now(gone.data(), count, DType::I64, 0, 4); }), "TimedOut");
+    }
+    c.set_timeout(limit);
+    meet(c);
+    c.recv_now(other.data(), count, DType::I64, 0, 4);
+    CHECK(other == message(0, 4, count), "after a receive given up");
+}
+
 void from_anyone(Comm& c) {
     const int n = c.world_size();
     if (c.rank() > 0) {
@@ -129,6 +204,8 @@ int main() {
             for (uint64_t count : {0, 1, 7, 8, 1000, 32768, 200003}) around_the_ring(c, count);
             if (c.world_size() > 1) tags_out_of_order(c);
             if (c.world_size() > 1) large_both_ways(c);
+            if (c.world_size() > 1) awaited(c);
+            if (c.world_size() == 2) awaited_in_vain(c);
             wrong_size_loses_nothing(c);
             timeout_keeps_the_request(c);
             c.barrier();
@@ -150,6 +227,21 @@ int main() {
         c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
         CHECK_EQ(x, 7);
         CHECK_EQ(ranks::thrown([&] { c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }), "PeerLost");
+    });
+    // One that closes takes back the receive that it shows.
+    ranks::run(2, [](Comm& c) {
+        std::vector<int64_t> x(20000, 7);
+        if (c.rank() == 0) {
+            c.recv(x.data(), x.size(), DType::I64, 1, 0);
+            meet(c);
+            c.close(1);
+            return;
+        }
+        meet(c);
+        const std::string how = ranks::thrown([&] {
+            for (;;) c.send_now(x.data(), x.size(), DType::I64, 0, 1);
+        });
+        CHECK_EQ(how, "PeerLost");
     });
     return check::result();
 }

@@ -1,0 +1,81 @@
+// What two ranks share for the messages that go one way between them: a ring of bytes, and a place to
+// show where a large message shall go.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "region.hpp"
+
+namespace rankwise {
+
+// A receive of a large message that waits for it shows here where it shall go. A sender that finds the
+// receive here takes it instead of the ring, and both copy the message from where it is to where it
+// shall be, each the pieces that it comes to first.
+struct Handover {
+    enum Stage : uint64_t { Nothing, Shown, Taken };
+    static Stage stage(uint64_t state) { return Stage(state & 3); }
+
+    // The stage, and above it a count of what was shown, so that no sender takes another receive than
+    // the one it has read.
+    alignas(kCacheLine) std::atomic<uint64_t> state;
+    std::atomic<uint64_t> to, count;    // by the receiver, before it shows them
+    std::atomic<uint32_t> dtype;
+    std::atomic<int32_t> tag;
+    alignas(kCacheLine) std::atomic<uint64_t> from;  // by the sender, before it takes the receive
+    std::atomic<uint64_t> begun, done;  // pieces
+    std::atomic<int32_t> sent_tag;
+    std::atomic<uint32_t> writing;      // the sender is at a piece, or about to be
+};
+
+// Before each message in the ring.
+struct Header {
+    uint64_t bytes, count;
+    int32_t tag;
+    uint32_t dtype;
+    uint64_t stamp;  // Channel::stamp: the header is here, and all of a short message with it
+};
+
+// Bytes written and read so far; the difference lies in the ring.
+struct Channel {
+    uint64_t capacity;
+    uint64_t first_stamp;  // random
+    Handover handover;
+    alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
+    alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
+    alignas(kCacheLine) uint8_t ring[];
+
+    // Messages start at multiples of a line.
+    static uint64_t pad_of(uint64_t end) { return (kCacheLine - end % kCacheLine) % kCacheLine; }
+    uint64_t room() const { return capacity - (written.load(std::memory_order_relaxed) - read.load()); }
+    uint64_t waiting() const {
+        const auto bytes = int64_t(written.load() - read.load(std::memory_order_relaxed));
+        return uint64_t(std::max(bytes, int64_t(0)));  // a short message may be read before it is counted
+    }
+    // What says that a message is there, in the line where it begins: whoever looks for that need not
+    // fetch another line first. That other data look the same happens once in 2^64 times.
+    uint64_t stamp(uint64_t at) const { return first_stamp + at; }
+    std::atomic_ref<uint64_t> stamp_at(uint64_t at) { return std::atomic_ref(reinterpret_cast<Header*>(ring + at % capacity)->stamp); }
+    void put_header(uint64_t at, const Header& h) { std::memcpy(ring + at % capacity, &h, offsetof(Header, stamp)); }
+    Header header(uint64_t at) const {
+        Header h;
+        std::memcpy(&h, ring + at % capacity, offsetof(Header, stamp));
+        return h;
+    }
+    // What a message of so many bytes takes of the ring.
+    static uint64_t whole_of(uint64_t at, uint64_t bytes) { return sizeof(Header) + bytes + pad_of(at + sizeof(Header) + bytes); }
+    void put(uint64_t at, const void* data, uint64_t bytes) {
+        const uint64_t start = at % capacity, head = std::min(bytes, capacity - start);
+        std::memcpy(ring + start, data, head);
+        std::memcpy(ring, static_cast<const uint8_t*>(data) + head, bytes - head);
+    }
+    void get(uint64_t at, void* data, uint64_t bytes) const {
+        const uint64_t start = at % capacity, head = std::min(bytes, capacity - start);
+        std::memcpy(data, ring + start, head);
+        std::memcpy(static_cast<uint8_t*>(data) + head, ring, bytes - head);
+    }
+};
+
+}  // namespace rankwise

@@ -1,0 +1,160 @@
+// Large messages past the ring: see Handover (channel.hpp).
+#include <sys/uio.h>
+
+#include <cerrno>
+
+#include "direct.hpp"
+#include "mail.hpp"
+
+namespace rankwise {
+
+namespace {
+
+constexpr uint64_t kShownFrom = 16 << 10;  // bytes from which it wins
+constexpr uint64_t kAtOnce = 256 << 10;    // bytes that a send which nobody waits for may copy itself
+
+uint64_t piece_of(uint64_t bytes) {
+    constexpr uint64_t kPage = 4 << 10;
+    return std::clamp((bytes / 4 + kPage - 1) / kPage * kPage, uint64_t(16 << 10), uint64_t(256 << 10));
+}
+
+}  // namespace
+
+// Nothing that could match a message from there first may be waiting, neither a receive nor a message.
+void Mail::show(const std::shared_ptr<Request>& r) {
+    const int from = r->peer_;
+    if (r->complete_ || r->matched_ || from == kAny || from == rank_ || shown_[from] || incoming_[from].message) return;
+    if (!steps_.direct() || r->count_ * itemsize(r->dtype_) < kShownFrom) return;
+    for (auto& other : receives_)
+        if (other != r && !other->matched_ && (other->peer_ == from || other->peer_ == kAny)) return;
+    Handover& m = channel(from, rank_, true)->handover;
+    m.to.store(reinterpret_cast<uint64_t>(r->data_), std::memory_order_relaxed);
+    m.count.store(r->count_, std::memory_order_relaxed);
+    m.dtype.store(uint32_t(r->dtype_), std::memory_order_relaxed);
+    m.tag.store(r->tag_, std::memory_order_relaxed);
+    shown_[from] = r;
+    m.state.store((m.state.load(std::memory_order_relaxed) & ~uint64_t(3)) + 4 + Handover::Shown);
+}
+
+// What is shown for this source, if anything: whether the ring is to be read next. Not while a
+// receive is shown and nothing has come, nor while a message is on its way past the ring.
+bool Mail::settle(int from, bool& moved) {
+    std::shared_ptr<Request>& r = shown_[from];
+    if (!r) return true;
+    Channel& c = *channel(from, rank_, true);
+    Handover& m = c.handover;
+    uint64_t state = m.state.load();
+    if (Handover::stage(state) == Handover::Shown) {
+        if (!c.waiting()) return false;
+        if (m.state.compare_exchange_strong(state, state - Handover::Shown)) {  // what comes next comes in the ring
+            r.reset();
+            return true;
+        }
+    }
+    const uint64_t bytes = r->count_ * itemsize(r->dtype_);
+    moved |= copy_pieces(m, from, false, r->data_, m.from.load(std::memory_order_relaxed), bytes);
+    if (!copied(m, bytes)) return false;
+    r->matched_ = true;
+    r->tag_ = m.sent_tag.load(std::memory_order_relaxed);
+    m.state.store((state & ~uint64_t(3)) | Handover::Nothing);
+    const std::shared_ptr<Request> received = std::move(r);
+    r.reset();
+    receives_.remove(received);
+    complete(*received);
+    ring(from);
+    return moved = true;
+}
+
+// The memory of a shown receive may go. A message that a sender is putting there is kept for another.
+void Mail::conceal(int from) {
+    const std::shared_ptr<Request> r = shown_[from];
+    if (!r) return;
+    Handover& m = channel(from, rank_, true)->handover;
+    uint64_t state = m.state.load();
+    if (Handover::stage(state) == Handover::Shown && m.state.compare_exchange_strong(state, state - Handover::Shown)) {
+        shown_[from].reset();
+        return;
+    }
+    const RankRecord& sender = segment_->record(region_.member()[from]);
+    const auto until = Clock::now() + std::chrono::seconds(5);  // a sender stopped in the middle cannot hold us for ever
+    bool moved = false;
+    while (!settle(from, moved)) {
+        if (sender.exited.load() || (region_.failed() && !m.writing.load())) break;
+        if (Clock::now() > until) {
+            fail_region(region_, Cause::PeerLost, rank_, 0, "gave up a receive while rank " + std::to_string(from) + " was sending to it");
+            break;
+        }
+        sched_yield();
+    }
+    shown_[from].reset();
+    if (!r->complete_) return;
+    const uint64_t bytes = r->count_ * itemsize(r->dtype_);
+    auto kept = std::make_shared<Message>(Message{{bytes, r->count_, r->tag_, uint32_t(r->dtype_), 0}, from, 0, nullptr, arrivals_++, {}, nullptr});
+    kept->kept.assign(r->data_, r->data_ + bytes);
+    arrived_[from].push_back(kept);
+}
+
+bool Mail::is_shown(Channel& c, const Request& r) const {
+    const Handover& m = c.handover;
+    if (Handover::stage(m.state.load()) != Handover::Shown || c.room() != c.capacity) return false;
+    const int tag = m.tag.load(std::memory_order_relaxed);
+    return (tag == kAny || tag == r.tag_) && m.count.load(std::memory_order_relaxed) == r.count_ && m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
+}
+
+bool Mail::may_copy_at_once(const Request& r) { return r.count_ * itemsize(r.dtype_) <= kAtOnce; }
+
+// Whether the receive that waits for this message was taken for it.
+bool Mail::take(Channel& c, Request& r, int to) {
+    Handover& m = c.handover;
+    uint64_t state = m.state.load();
+    if (Handover::stage(state) != Handover::Shown || !is_shown(c, r)) return false;
+    const uint64_t there = m.to.load(std::memory_order_relaxed);
+    m.from.store(reinterpret_cast<uint64_t>(r.data_), std::memory_order_relaxed);
+    m.begun.store(0, std::memory_order_relaxed);
+    m.done.store(0, std::memory_order_relaxed);
+    m.sent_tag.store(r.tag_, std::memory_order_relaxed);
+    m.writing.store(1);  // before it is taken, so that its owner never misses it
+    r.matched_ = r.met_ = m.state.compare_exchange_strong(state, state - Handover::Shown + Handover::Taken);
+    if (r.met_) {
+        ring(to);
+        copy_pieces(m, to, true, r.data_, there, r.count_ * itemsize(r.dtype_));
+        ring(to);
+    }
+    m.writing.store(0);
+    return r.met_;
+}
+
+bool Mail::copied(const Handover& m, uint64_t bytes) const {
+    const uint64_t piece = piece_of(bytes);
+    return m.done.load() == (bytes + piece - 1) / piece && !region_.failed();
+}
+
+// The pieces that the other has not begun; whether there were any.
+bool Mail::copy_pieces(Handover& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes) {
+    const uint64_t piece = piece_of(bytes), pieces = (bytes + piece - 1) / piece;
+    const pid_t own = segment_->record(region_.member()[rank_]).pid.load(std::memory_order_relaxed);
+    const pid_t pid = segment_->record(region_.member()[peer]).pid.load(std::memory_order_relaxed);
+    uint64_t mine = 0;
+    while (m.begun.load(std::memory_order_relaxed) < pieces && !region_.failed() && m.begun.fetch_add(1) < pieces) {
+        // From both ends, so that the next time too a core finds the same pieces in its cache.
+        uint64_t at = (sends ? mine : pieces - 1 - mine) * piece;
+        const uint64_t end = std::min(at + piece, bytes);
+        ++mine;
+        while (at < end) {
+            const iovec local{here + at, end - at}, remote{reinterpret_cast<void*>(there + at), end - at};
+            ssize_t moved = ssize_t(end - at);
+            if (pid == own) std::memcpy(sends ? remote.iov_base : local.iov_base, sends ? local.iov_base : remote.iov_base, end - at);
+            else moved = (sends ? process_vm_writev : process_vm_readv)(pid, &local, 1, &remote, 1, 0);
+            if (moved <= 0) {  // the reason for its death, if it has died, is found elsewhere
+                if (errno != ESRCH)
+                    fail_region(region_, Cause::PeerLost, rank_, 0, "could not reach the memory of rank " + std::to_string(peer) + " (" + std::strerror(errno) + ")");
+                return true;
+            }
+            at += uint64_t(moved);
+        }
+        m.done.fetch_add(1);
+    }
+    return mine > 0;
+}
+
+}  // namespace rankwise

@@ -1,0 +1,58 @@
+// Short messages whose callers wait: into the ring and out of it at once, without a Request, where
+// nothing else is under way that would come first.
+#include "mail.hpp"
+
+namespace rankwise {
+
+namespace {
+
+constexpr uint64_t kShort = 1 << 10;
+
+}  // namespace
+
+bool Mail::send_short(const void* data, uint64_t count, DType dtype, int to, int tag) {
+    const uint64_t bytes = count * itemsize(dtype);
+    if (bytes > kShort || to == rank_ || region_.failed()) return false;
+    const auto lock = hold();
+    if (!sends_[to].empty() || closing_) return false;
+    Channel& c = *channel(rank_, to, true);
+    uint64_t at = c.written.load(std::memory_order_relaxed);
+    const uint64_t whole = Channel::whole_of(at, bytes);
+    if (c.room() < whole) return false;
+    c.put_header(at, {bytes, count, tag, uint32_t(dtype), 0});
+    if (bytes) c.put(at + sizeof(Header), data, bytes);
+    c.stamp_at(at).store(c.stamp(at), std::memory_order_release);
+    c.written.exchange(at + whole);
+    ring(to);
+    trace_short(Op::Send, dtype, to, tag, bytes);
+    return true;
+}
+
+bool Mail::recv_short(void* data, uint64_t count, DType dtype, int from, int tag) {
+    const uint64_t bytes = count * itemsize(dtype);
+    if (bytes > kShort || from == rank_ || tag == kAny || region_.failed()) return false;
+    const auto lock = hold();
+    Channel* c = channel(from, rank_, false);
+    Incoming& in = incoming_[from];
+    if (!c || in.message || in.pad || !arrived_[from].empty() || !receives_.empty()) return false;
+    const uint64_t at = c->read.load(std::memory_order_relaxed);
+    for (int i = policy_.first_looks; c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at); --i) {
+        if (i <= 0) return false;
+        cpu_relax();
+    }
+    const Header h = c->header(at);
+    if (h.tag != tag || h.count != count || h.dtype != uint32_t(dtype)) return false;
+    if (bytes) c->get(at + sizeof h, data, bytes);
+    c->read.exchange(at + Channel::whole_of(at, bytes));
+    ring(from);
+    trace_short(Op::Recv, dtype, from, tag, bytes);
+    return true;
+}
+
+void Mail::trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes) {
+    const uint64_t now = ticks();
+    tracer_.end(tracer_.begin(make_call(op, dtype, {}, peer).what, region_.number, tag, 0, bytes, now), now, 0);
+    tracer_.moved(bytes);
+}
+
+}  // namespace rankwise
