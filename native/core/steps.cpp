@@ -11,6 +11,8 @@ uint64_t mix(uint64_t h, uint64_t word) {
     return h ^ h >> 32;
 }
 
+constexpr uint32_t kSharingWaits = 16;  // one in so many, of a rank that shares its core, looks where the others are
+
 }  // namespace
 
 Steps::Steps(Segment& segment, Region& region, int rank)
@@ -93,6 +95,29 @@ void Steps::take_own_core(int peer) {
     region_.seats[rank].core.store((shared ? sched_getcpu() : core) + 1, std::memory_order_relaxed);
 }
 
+// More ranks than cores: the one that waits moves from a core with more than its part of them to the one
+// with the fewest. The scheduler lets a rank wait alone and three crowd beside it for long, since for it
+// who waits in turns is at work.
+void Steps::share_cores() {
+    if (waits_++ % kSharingWaits) return;
+    const int core = sched_getcpu();
+    std::atomic<int32_t>& mine = region_.seats[rank].core;
+    if (mine.load(std::memory_order_relaxed) != core + 1) mine.store(core + 1, std::memory_order_relaxed);
+    const auto ranks_on = [&](int there) {
+        int count = 0;
+        for (int p = 0; p < n; ++p) count += region_.seats[p].core.load(std::memory_order_relaxed) == there + 1;
+        return count;
+    };
+    const int here = ranks_on(core);
+    if (here < 2) return;
+    int fewest = here - 1, best = core;  // two fewer, or it is no better there
+    for (int other : allowed_cores())
+        if (const int count = ranks_on(other); count < fewest) fewest = count, best = other;
+    if (best == core) return;
+    mine.store(best + 1, std::memory_order_relaxed);
+    move_to_core(best);
+}
+
 void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     before_waiting();
     const auto since = Clock::now();
@@ -105,6 +130,8 @@ void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
                 if (seq.load(std::memory_order_acquire) >= value) return;
             }
         } while (Clock::now() - since < policy_.spinning);
+    } else if (!is_engine_thread) {
+        share_cores();
     }
     for (int i = 0; i < policy_.may_yield() && Clock::now() - since < policy_.yielding; ++i) {
         sched_yield();

@@ -155,6 +155,7 @@ private:
     void tell_bytes();
     class Waiting;
     void take_own_core(int peer);
+    void share_cores();
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void look_for_trouble(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since);
     void wake_sleepers();
@@ -174,6 +175,7 @@ private:
     uint64_t bytes_ = 0;           // of this operation
     uint64_t untold_bytes_ = 0;    // not yet in the rank's record
     WaitPolicy policy_;
+    uint32_t waits_ = 0;           // that were not over at once
     Call call_{};
     uint64_t history_ = 0;         // digest of all calls so far
     uint64_t calls_ = 0;

@@ -60,6 +60,23 @@ void leave_core(int core) {
     if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
+void move_to_core(int core) {
+    cpu_set_t allowed, one;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    if (sched_setaffinity(0, sizeof one, &one) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
+std::vector<int> allowed_cores() {
+    cpu_set_t allowed;
+    std::vector<int> cores;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return cores;
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+        if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+    return cores;
+}
+
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit) {
     timespec ts{time_t(limit.count() / 1'000'000'000), long(limit.count() % 1'000'000'000)};
     long rc = syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &ts, nullptr, 0);

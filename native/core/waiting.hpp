@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace rankwise {
 
@@ -48,6 +49,10 @@ struct WaitPolicy {
 // to put a thread beside the one that woke it, and two ranks that spin on one core wait for each
 // other's time slice.
 void leave_core(int core);
+// Moves it to that one.
+void move_to_core(int core);
+// The cores that the calling thread may use.
+std::vector<int> allowed_cores();
 
 // Sleep while *word == seen, at most `limit`. Returns false when a signal interrupted the sleep.
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit);

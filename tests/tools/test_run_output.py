@@ -111,3 +111,20 @@ else:
         launcher.kill()
         launcher.wait()
         os.close(screen)
+
+
+def test_ranks_have_no_terminal_that_could_stop_them() -> None:
+    code = """
+import os
+try:
+    os.close(os.open("/dev/tty", os.O_RDWR))  # who reads from it in the background is stopped
+    print("has one")
+except OSError:
+    print("has none")
+"""
+    screen, terminal = pty.openpty()
+    launcher = ["setsid", "--ctty", *RUN, "-n", "2", "python", "-c", code]
+    done = subprocess.run(launcher, stdin=terminal, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(terminal)
+    os.close(screen)
+    assert (done.stdout, done.returncode) == ("has none\n" * 2, 0)

@@ -7,16 +7,20 @@ however it happens, it kills the groups. This file imports no NumPy: the launche
 
 from __future__ import annotations
 
+import fcntl
 import os
 import selectors
 import signal
 import socket
 import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from rankwise import _native
 from rankwise._native import usable_cores as usable_cores  # the tools take it from here
@@ -34,7 +38,21 @@ PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 # has yet to run its command.
 _KEEPER = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
 
+# A group of its own, but the launcher's session: where the kernel schedules by session (autogroup), ranks of
+# different ones cannot give each other the core that they share. Before Python 3.11 each has its own session.
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+
 _CONSEQUENCE = "rankwise.contract.errors.PeerLostError: "  # how Python prints it; NumPy is not imported for its class
+
+
+def _leave_terminal() -> None:
+    """A session's terminal stops who reads from it in the background, unless it has given it up."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR)
+    except OSError:
+        return  # there is none
+    fcntl.ioctl(terminal, termios.TIOCNOTTY)
+    os.close(terminal)
 
 
 @dataclass(eq=False)
@@ -274,6 +292,7 @@ class Job:
         kept = self._keeper.stdin.fileno()
 
         def announce() -> None:
+            _leave_terminal()
             os.write(kept, b"%d\n" % os.getpid())
 
         self._listen(self._wake_reader, self._woken)
@@ -290,7 +309,7 @@ class Job:
                 bufsize=0,
                 env=self._environment(number, segment.fd),
                 pass_fds=(segment.fd, *self._spans[number:], *self._pass_fds),
-                start_new_session=True,  # a group of its own, which cannot be stopped by the terminal
+                **_OWN_GROUP,
                 preexec_fn=announce if self._fork else None,  # in the new process, already of that group
             )
             rank = Rank(number, process)
