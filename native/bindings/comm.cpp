@@ -143,7 +143,7 @@ void bind_comm(nb::module_& m) {
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("close", &close_comm, nb::arg("timeout"));
 
-    bind_shortcuts(comm);
+    bind_shortcuts(m, comm);
 
     // Every collective as a blocking call, and as start_<name>, which returns a Task.
     const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"), op("op"), root("root");

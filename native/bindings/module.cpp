@@ -10,6 +10,7 @@ NB_MODULE(_native, m) {
     bind_streams(m);
     bind_comm(m);
     bind_arrays(m);
+    bind_turns(m);
     bind_bench(m);
     bind_machine(m);
     bind_trace(m);

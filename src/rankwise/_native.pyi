@@ -1,6 +1,9 @@
 """The native engine: shared-memory segments and the communicators in them."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 class Request:
     """A send or receive under way."""
@@ -122,14 +125,14 @@ class Comm:
 
     # As rankwise.contract.shortcuts says.
     def all_reduce_array(self, x: object, op: object) -> bool: ...
-    def reduce_array(self, x: object, dst: int, op: object) -> bool: ...
-    def broadcast_array(self, x: object, src: int) -> bool: ...
+    def reduce_array(self, x: object, dst: object, op: object) -> bool: ...
+    def broadcast_array(self, x: object, src: object) -> bool: ...
     def all_gather_array(self, x: object, out: object) -> bool: ...
-    def gather_array(self, x: object, dst: int, out: object) -> bool: ...
-    def scatter_array(self, x: object, src: int, out: object, rest: Callable[[list[int]], object]) -> bool: ...
+    def gather_array(self, x: object, dst: object, out: object) -> bool: ...
+    def scatter_array(self, x: object, src: object, out: object, rest: Callable[[list[int]], object]) -> bool: ...
     def reduce_scatter_array(self, x: object, op: object, out: object) -> bool: ...
-    def send_array(self, x: object, dst: int, tag: int) -> bool: ...
-    def recv_array(self, x: object, src: int, tag: int) -> bool: ...
+    def send_array(self, x: object, dst: object, tag: object) -> bool: ...
+    def recv_array(self, x: object, src: object, tag: object) -> bool: ...
     def all_to_all_array(self, x: object, out: object) -> bool: ...
     def send(self, ptr: int, count: int, dtype: int, dest: int, tag: int) -> Request: ...
     def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int) -> Request:
@@ -353,11 +356,40 @@ def convert_local(dst: int, src: int, count: int, dtype: int, widen: bool) -> No
 def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
 
-def describe_whole(array: object, /) -> tuple[int, int, int] | None:
-    """(address, elements, dtype) of what `describe` knows, where it is contiguous, aligned and writable; else None."""
+class Turn:
+    """The turns of a communicator in Python: one call at a time. Its `with` is a turn for what is no call."""
 
-def describe_gather(array: object, out: object, n: int, /) -> tuple[int, int, int, int] | None:
-    """(address, out's address, elements, dtype) where `out` is writable and takes n such arrays as they are."""
+    def __init__(self, other: Turn | None = None) -> None:
+        """other: turns of another communicator, where the two take one at a time."""
+
+    def run(self, comm: object, call: tuple[Any, ...], move: Callable[..., T], args: tuple[Any, ...]) -> T:
+        """move(*args), in its turn. Where comm._refusal is not None, raises comm._refused(). Where move raises,
+        comm._failing gets the error, still in this turn, and may raise another.
+
+        call: what it is, for others to see.
+        """
+
+    def acquire(self, timeout: float) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, kind: object, value: object, trace: object) -> None: ...
+    @property
+    def call(self) -> tuple[Any, ...]:
+        """The present or last call."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether a call is under way."""
+
+    @property
+    def sequence(self) -> int:
+        """How many there were."""
+
+class PlainArrays:
+    """The methods of rankwise.contract.shortcuts over a communicator in Python that completes what it is told."""
+
+    def __init__(self, comm: object, dtypes: Sequence[object], ops: Sequence[object]) -> None:
+        """dtypes, ops: the contract's, by their numbers."""
 
 def time_batches(
     comm: Comm, operation: str, x: int, out: int, count: int, dtype: int, op: int, iterations: int, batches: int

@@ -103,9 +103,9 @@ class Collectives(GroupBase):
         >>> group.broadcast(np.full(3, group.rank), src=1).tolist()
         [1, 1, 1]
         """
-        src = self._rank(src, "src")
         if not async_op and self._broadcast_array(x, src):
             return x
+        src = self._rank(src, "src")
         buffer = source(x) if src == self.rank else target(x)
         args = (buffer.ptr, buffer.count, buffer.dtype, src)
         if async_op:
@@ -131,9 +131,9 @@ class Collectives(GroupBase):
         >>> total.tolist() if group.rank == 1 else [2.0, 2.0]
         [2.0, 2.0]
         """
-        dst = self._rank(dst, "dst")
         if not async_op and self._reduce_array(x, dst, op):
             return x if dst == self.rank else None
+        dst = self._rank(dst, "dst")
         if ops.is_composed(op):
             return self._run(composed.reduce(self, x, dst, op), async_op)
         buffer = target(x) if dst == self.rank else source(x)
@@ -164,9 +164,9 @@ class Collectives(GroupBase):
         >>> found.tolist() if group.rank == 0 else [[0, 0], [1, 1]]
         [[0, 0], [1, 1]]
         """
-        dst = self._rank(dst, "dst")
         if not async_op and self._gather_array(x, dst, out):
             return out if dst == self.rank else None
+        dst = self._rank(dst, "dst")
         given = source(x)
         if dst == self.rank:
             result = arrays.result(out, (self.world_size, *given.shape), given)
@@ -233,7 +233,6 @@ class Collectives(GroupBase):
         >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
         True
         """
-        src = self._rank(src, "src")
         if out is not None and not async_op:
 
             def rest(header: list[int]) -> None:
@@ -241,6 +240,7 @@ class Collectives(GroupBase):
 
             if self._scatter_array(x, src, out, rest):
                 return out
+        src = self._rank(src, "src")
         if src == self.rank:
             given = source(x)
             check_axis_0(given)

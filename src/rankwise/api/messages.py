@@ -40,7 +40,7 @@ class Messages(GroupBase):
         ... else:
         ...     assert group.recv((3,), src=0, dtype=int).tolist() == [0, 1, 2]
         """
-        if not self._send_array(x, self._rank(dst, "dst"), _tag(tag)):
+        if not self._send_array(x, dst, tag):
             self.isend(x, dst, tag).wait()
 
     @overload
@@ -62,10 +62,8 @@ class Messages(GroupBase):
         True
         >>> sending.wait()
         """
-        if dtype is None and src is not None and tag is not None:  # perhaps the common case, by the shortest way
-            src, tag = self._rank(src, "src"), _tag(tag)
-            if self._recv_array(x, src, tag):
-                return x
+        if dtype is None and self._recv_array(x, src, tag):
+            return x
         return self.irecv(x, src, tag, dtype=dtype).wait()
 
     def isend(self, x: Any, dst: int, tag: int = 0) -> Work[None]:

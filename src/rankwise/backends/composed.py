@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,11 +17,10 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from rankwise._native import reduce_local
+from rankwise._native import PlainArrays, Turn, reduce_local
 from rankwise.backends import calls, closing
 from rankwise.backends.calls import ITEMSIZE, Call, check_count, check_rank, check_reduction, checked_counts
 from rankwise.backends.frames import Differ, Frames
-from rankwise.backends.plain_arrays import PlainArrays
 from rankwise.backends.stream import Stream
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
@@ -59,24 +57,19 @@ class ComposedCommunicator(Communicator):
     """Bytes that a rank may bring along where the ranks compare what they call."""
     engine_errors: tuple[type[Exception], ...]
 
-    def __init__(
-        self, rank: int, world_size: int, timeout: float, *, checks: bool, turn: threading.Lock | None = None
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, timeout: float, *, checks: bool, turn: Turn | None = None) -> None:
         """checks: whether the ranks compare what they call before each collective.
 
-        turn: a lock shared with others, where the engine takes one call of a process at a time.
+        turn: that of other communicators, where the engine takes one call of a process at a time.
         """
         self._rank = rank
         self._world_size = world_size
         self._timeout = timeout
         self._checks = checks and world_size > 1
-        self._turn = turn or threading.Lock()
+        self._turn = Turn(turn)
         self._stream: Stream | None = None
         self._refusal: RankwiseError | None = None
         self._closed = False
-        self._sequence = 0
-        self._call: Call = ("barrier",)
-        self._inside = False
         self._frames: Frames | None = None
         self._room = np.empty(0, np.uint8)
         closing.register(self)
@@ -87,7 +80,7 @@ class ComposedCommunicator(Communicator):
 
     @property
     def shortcuts(self) -> Shortcuts:
-        return PlainArrays(self)
+        return PlainArrays(self, list(DType), list(ReduceOp))  # type: ignore[return-value]  # has the same methods
 
     @property
     def rank(self) -> int:
@@ -220,7 +213,7 @@ class ComposedCommunicator(Communicator):
                     trouble = f"operations that were started are not complete within {timeout:g} s"
                 self._stream.close()
             # A call under way in another thread keeps its turn; then this end is left as it is.
-            if not self._turn.acquire(timeout=max(0.0, end - time.monotonic())):
+            if not self._turn.acquire(max(0.0, end - time.monotonic())):
                 trouble = "a call of another thread is under way"
             else:
                 try:
@@ -235,7 +228,7 @@ class ComposedCommunicator(Communicator):
             log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
 
     def forked(self) -> None:
-        self._turn = threading.Lock()  # its holder, if any, is a thread of the parent
+        self._turn = Turn()  # its holder, if any, is a thread of the parent
         self._stream = None
         self._closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
@@ -351,25 +344,19 @@ class ComposedCommunicator(Communicator):
         """One collective, in its turn. brought: the most bytes that a rank brings, LARGE where that is not told."""
         if self._stream is not None:
             self._stream.drain()
-        with self._turn:
-            if self._refusal is not None:
-                raise self._refused()
-            self._sequence += 1
-            self._call = call
-            self._inside = True
-            try:
-                if self._checks:
-                    return self._checked(call, brought, move, args)
-                return move(*args)
-            except self.engine_errors as error:
-                failure = self._explain(error)
-                self._fail(failure)
-                raise failure from error
-            except RankwiseError as error:
-                self._fail(error)
-                raise
-            finally:
-                self._inside = False
+        if not self._checks:
+            return self._turn.run(self, call, move, args)
+        checked: Callable[..., T] = self._checked
+        return self._turn.run(self, call, checked, (call, brought, move, args))
+
+    def _failing(self, error: BaseException) -> None:
+        """A call has raised: the group may fail by it. Raises what the engine's own errors mean."""
+        if isinstance(error, self.engine_errors):
+            failure = self._explain(error)
+            self._fail(failure)
+            raise failure from error
+        if isinstance(error, RankwiseError):
+            self._fail(error)
 
     def _checked(self, call: Call, brought: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         """The same when all ranks are seen to call it: with the data beside the digests, or after them."""
@@ -391,7 +378,9 @@ class ComposedCommunicator(Communicator):
         words = np.frombuffer(calls.words(call), np.uint8)
         everybody = np.empty((self._world_size, words.nbytes), np.uint8)
         self._all_gather(address(words), address(everybody), words.nbytes)
-        return calls.mismatch({rank: calls.text(row.tobytes()) for rank, row in enumerate(everybody)}, self._sequence)
+        return calls.mismatch(
+            {rank: calls.text(row.tobytes()) for rank, row in enumerate(everybody)}, self._turn.sequence
+        )
 
     def _split(self, color: int, key: int) -> Communicator | None:
         wishes = np.empty((self._world_size, 2), np.int64)

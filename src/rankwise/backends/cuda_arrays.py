@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
@@ -85,17 +86,17 @@ class DeviceShortcuts(Shortcuts):
             return False
         return self._do([array], lambda: self._comm.all_reduce(array.ptr, array.count, array.dtype, how))
 
-    def broadcast_array(self, x: object, src: int) -> bool:
-        array = DeviceArray.of(x)
-        if array is None or not array.writable:
+    def broadcast_array(self, x: object, src: object) -> bool:
+        array, root = DeviceArray.of(x), self._rank(src)
+        if array is None or root is None or not array.writable:
             return False
-        return self._do([array], lambda: self._comm.broadcast(array.ptr, array.count, array.dtype, src))
+        return self._do([array], lambda: self._comm.broadcast(array.ptr, array.count, array.dtype, root))
 
-    def reduce_array(self, x: object, dst: int, op: object) -> bool:
-        array, how = DeviceArray.of(x), _op(op)
-        if array is None or how is None or not array.writable:
+    def reduce_array(self, x: object, dst: object, op: object) -> bool:
+        array, root, how = DeviceArray.of(x), self._rank(dst), _op(op)
+        if array is None or root is None or how is None or not array.writable:
             return False
-        return self._do([array], lambda: self._comm.reduce(array.ptr, array.count, array.dtype, how, dst))
+        return self._do([array], lambda: self._comm.reduce(array.ptr, array.count, array.dtype, how, root))
 
     def all_gather_array(self, x: object, out: object) -> bool:
         pair = _pair(x, out, lambda shape: (self._comm.world_size, *shape))
@@ -118,17 +119,21 @@ class DeviceShortcuts(Shortcuts):
         send, recv = pair
         return self._do(pair, lambda: self._comm.all_to_all(send.ptr, recv.ptr, send.count // n, send.dtype))
 
-    def send_array(self, x: object, dst: int, tag: int) -> bool:
-        array = DeviceArray.of(x)
-        if array is None:
+    def send_array(self, x: object, dst: object, tag: object) -> bool:
+        array, peer, label = DeviceArray.of(x), self._rank(dst), _index(tag)
+        if array is None or peer is None or label is None:
             return False
-        return self._do([array], lambda: self._comm.send(array.ptr, array.count, array.dtype, dst, tag))
+        return self._do([array], lambda: self._comm.send(array.ptr, array.count, array.dtype, peer, label))
 
-    def recv_array(self, x: object, src: int, tag: int) -> bool:
-        array = DeviceArray.of(x)
-        if array is None or not array.writable:
+    def recv_array(self, x: object, src: object, tag: object) -> bool:
+        array, peer, label = DeviceArray.of(x), self._rank(src), _index(tag)
+        if array is None or peer is None or label is None or not array.writable:
             return False
-        return self._do([array], lambda: self._comm.recv(array.ptr, array.count, array.dtype, src, tag))
+        return self._do([array], lambda: self._comm.recv(array.ptr, array.count, array.dtype, peer, label))
+
+    def _rank(self, value: object) -> int | None:
+        number = _index(value)
+        return number if number is not None and number < self._comm.world_size else None
 
     def _part(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         """The shape of each rank's part of axis 0; None where that does not come out even."""
@@ -148,6 +153,12 @@ class DeviceShortcuts(Shortcuts):
         finally:
             streams.destroy_event(event)
         return True
+
+
+def _index(value: object) -> int | None:
+    """An int from 0 on; None for anything else."""
+    number = operator.index(value) if isinstance(value, SupportsIndex) else -1
+    return number if number >= 0 else None
 
 
 def _op(op: object) -> ReduceOp | None:

@@ -298,8 +298,8 @@ class GlooCommunicator(ComposedCommunicator):
     def _explain(self, error: Exception, operation: str = "") -> RankwiseError:
         """Ask the others where they are, unless one of them has already said why the group failed."""
         text = _reason(error)
-        where = operation or calls.describe(self._call)
-        mine = {"call": where, "sequence": self._sequence, "timed_out": "imed out" in str(error)}
+        where = operation or calls.describe(self._turn.call)
+        mine = {"call": where, "sequence": self._turn.sequence, "timed_out": "imed out" in str(error)}
         try:
             self._news.set(f"state/{self._rank}", json.dumps(mine))
             states, lost = self._reports()
@@ -308,16 +308,16 @@ class GlooCommunicator(ComposedCommunicator):
         except RuntimeError:  # the store's process is gone, which is rank 0's unless torchrun has it
             how = "its process ended" if self._cards[:1] and self._cards[0].gone else "it cannot be reached"
             return PeerLostError(
-                f"rank 0, which keeps the job's store, was lost in {where} #{self._sequence}: {how} ({text})",
+                f"rank 0, which keeps the job's store, was lost in {where} #{self._turn.sequence}: {how} ({text})",
                 rank=0,
                 how=how,
                 operation=where.partition("(")[0],
-                sequence=self._sequence,
+                sequence=self._turn.sequence,
             )
         return self._verdict(states, lost, text, where)
 
     def _verdict(self, states: dict[int, Any], lost: dict[int, str], text: str, where: str) -> RankwiseError:
-        limit, sequence, operation = self._timeout, self._sequence, where.partition("(")[0]
+        limit, sequence, operation = self._timeout, self._turn.sequence, where.partition("(")[0]
         missing = tuple(rank for rank in range(self._world_size) if rank not in states)
         if any(state["timed_out"] for state in states.values()) and not lost:
             said = {rank: f"in {state['call']} #{state['sequence']}" for rank, state in states.items()}

@@ -419,7 +419,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             if not part.blocking:
                 part.sync()
         except RankwiseError as error:
-            where = f"{self._call[0]} failed {where}, in {operation} of ranks {list(ranks)}"
+            where = f"{self._turn.call[0]} failed {where}, in {operation} of ranks {list(ranks)}"
             raise _of_the_group(error, ranks, where) from error
 
     # ---- what ComposedCommunicator asks for ----
@@ -446,7 +446,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         firsts = self._by_first(words[0])
         differing |= {members[0]: calls.text(one) for members, one in zip(self._layout.members, firsts, strict=True)}
         # Every rank comes to this: none waits that had to be told, and one may be still reading the words.
-        self._refusal = calls.mismatch(differing, self._sequence)
+        self._refusal = calls.mismatch(differing, self._turn.sequence)
         raise self._refused()
 
     def _by_member(self, mine: bytes) -> list[bytes]:

@@ -27,7 +27,7 @@ from itertools import accumulate
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rankwise._native import reduce_local
+from rankwise._native import Turn, reduce_local
 from rankwise.backends import calls
 from rankwise.backends.calls import ITEMSIZE, check_count, check_rank
 from rankwise.backends.composed import ComposedCommunicator, log
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 Reduction = tuple[Any, Any]  # MPI's datatype and op
 
+_MEAN = ReduceOp.MEAN  # found faster than a member of its class
 BLOCK = 1 << 30  # bytes, of which more are made than fit in an int
 
 
@@ -104,7 +105,7 @@ class MpiCommunicator(ComposedCommunicator):
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
         self._check_message(count, dest, "dest", tag)
         buffer = self._bytes(ptr, count * ITEMSIZE[dtype])
-        return self._begin("send", lambda: self.comm.Isend(buffer, dest, tag * TAGS_A_TAG + dtype), None, dest, tag)
+        return self._begin("send", self.comm.Isend, (buffer, dest, tag * TAGS_A_TAG + dtype), None, dest, tag)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
         if src != ANY:
@@ -113,14 +114,14 @@ class MpiCommunicator(ComposedCommunicator):
         buffer = self._bytes(ptr, count * ITEMSIZE[dtype])
         source = self.mpi.ANY_SOURCE if src == ANY else src
         label = self.mpi.ANY_TAG if tag == ANY else tag * TAGS_A_TAG + dtype
-        return self._begin("recv", lambda: self.comm.Irecv(buffer, source, label), (count, dtype), src, tag)
+        return self._begin("recv", self.comm.Irecv, (buffer, source, label), (count, dtype), src, tag)
 
     def probe(self, src: int, tag: int) -> Message | None:
         source = self.mpi.ANY_SOURCE if src == ANY else src
         labels = [self.mpi.ANY_TAG] if tag == ANY else [tag * TAGS_A_TAG + dtype for dtype in DType]
         status = self.mpi.Status()
         for label in labels:
-            if self.guarded(lambda label=label: self.comm.Iprobe(source, label, status)):  # type: ignore[misc]
+            if self.guarded(self.comm.Iprobe, source, label, status):
                 theirs, code = divmod(status.Get_tag(), TAGS_A_TAG)
                 count = status.Get_elements(self._byte) // ITEMSIZE[code]
                 return Message(status.Get_source(), theirs, count, DType(code))
@@ -129,20 +130,21 @@ class MpiCommunicator(ComposedCommunicator):
     def sync(self) -> None:
         if self._stream is not None:
             self._stream.drain()
-        for message in list(self._messages.values()):
-            message.wait()
+        if self._messages:
+            for message in list(self._messages.values()):
+                message.wait()
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         if self.concurrent:
             return super().start_call(function)
         return Communicator.start_call(self, function)
 
-    def guarded(self, call: Callable[[], Any]) -> Any:
+    def guarded(self, call: Callable[..., Any], *args: Any) -> Any:
         """A call of MPI that does not block, with no other at the same time where the MPI wants that."""
         if self.concurrent:
-            return call()
+            return call(*args)
         with self._turn:
-            return call()
+            return call(*args)
 
     def message_over(self, message: MpiMessage) -> None:
         self._messages.pop(id(message), None)
@@ -154,10 +156,16 @@ class MpiCommunicator(ComposedCommunicator):
         return self._refused()
 
     def _begin(
-        self, operation: str, call: Callable[[], Any], expected: tuple[int, DType] | None, peer: int, tag: int
+        self,
+        operation: str,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        expected: tuple[int, DType] | None,
+        peer: int,
+        tag: int,
     ) -> MpiMessage:
         try:
-            request = self.guarded(call)
+            request = self.guarded(call, *args)
         except self.engine_errors as error:
             raise self.message_failed(error, f"{operation}(rank={peer}, tag={tag})") from error
         message = MpiMessage(self, operation, request, expected, peer, tag)
@@ -244,7 +252,7 @@ class MpiCommunicator(ComposedCommunicator):
         """UnsupportedError where blocks of different sizes are more than MPI counts."""
         if sum(sizes) > self._most:
             why = f"{library(self.mpi)} counts at most {self._most} bytes in it; an MPI of version 4 counts more"
-            raise UnsupportedError(calls.describe(self._call), "mpi", why)
+            raise UnsupportedError(calls.describe(self._turn.call), "mpi", why)
 
     def _blocks(self, ptr: int, sizes: Sequence[int]) -> tuple[Any, tuple[Sequence[int], Sequence[int]], Any]:
         self._narrow(sizes)
@@ -258,12 +266,14 @@ class MpiCommunicator(ComposedCommunicator):
         if found is None:
             super()._all_reduce(ptr, count, dtype, op)
             return
-        kind, how = found
         size = ITEMSIZE[dtype]
-        for start in range(0, count, self._most) if count > self._most else (0,):
-            part = min(count - start, self._most)
-            self.comm.Allreduce(self._here, (self._memory(ptr + start * size, part * size), part, kind), how)
-        if op is ReduceOp.MEAN:
+        if count > self._most:
+            for start in range(0, count, self._most):
+                self._all_reduce(ptr + start * size, min(count - start, self._most), dtype, op)
+            return
+        kind, how = found
+        self.comm.Allreduce(self._here, (self._memory(ptr, count * size), count, kind), how)
+        if op is _MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
@@ -277,7 +287,7 @@ class MpiCommunicator(ComposedCommunicator):
             self.comm.Reduce(mine, None, how, root)
             return
         self.comm.Reduce(self._here, mine, how, root)
-        if op is ReduceOp.MEAN:
+        if op is _MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
 
     def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
@@ -289,7 +299,7 @@ class MpiCommunicator(ComposedCommunicator):
         n, size = self._world_size, count * ITEMSIZE[dtype]
         each = (self._memory(send, size * n), count, kind)
         self.comm.Reduce_scatter_block(each, (self._memory(recv, size), count, kind), how)
-        if op is ReduceOp.MEAN:
+        if op is _MEAN:
             reduce_local(recv, [recv], count, dtype, op, n)
 
     # ---- groups, ends ----
@@ -304,13 +314,13 @@ class MpiCommunicator(ComposedCommunicator):
         self.comm.Split(self.mpi.UNDEFINED)
 
     def _explain(self, error: Exception) -> RankwiseError:
-        return self._explained(error, f"{calls.describe(self._call)} #{self._sequence}")
+        return self._explained(error, f"{calls.describe(self._turn.call)} #{self._turn.sequence}")
 
     def _explained(self, error: Exception, where: str) -> RankwiseError:
         text = " ".join(str(error).split())
         if isinstance(error, self.mpi.Exception) and error.Get_error_class() == self.mpi.ERR_TRUNCATE:
             message = f"another rank sent more than rank {self._rank} expected in {where}: {text}"
-            return MismatchError(message, calls={self._rank: where}, sequence=self._sequence)
+            return MismatchError(message, calls={self._rank: where}, sequence=self._turn.sequence)
         return RankwiseError(f"MPI failed in {where}: {text}")
 
     def _failed(self, error: RankwiseError) -> None:
@@ -394,14 +404,14 @@ class Watchdog:
 
     def _look(self, comm: MpiCommunicator) -> None:
         now = time.monotonic()
-        if not comm._inside:
+        if not comm._turn.inside:
             self._since.pop(comm, None)
             return
-        sequence, since = self._since.setdefault(comm, (comm._sequence, now))
-        if sequence != comm._sequence:
-            self._since[comm] = (comm._sequence, now)
+        sequence, since = self._since.setdefault(comm, (comm._turn.sequence, now))
+        if sequence != comm._turn.sequence:
+            self._since[comm] = (comm._turn.sequence, now)
         elif now - since > comm.timeout:
-            where = f"{calls.describe(comm._call)} #{sequence}"
+            where = f"{calls.describe(comm._turn.call)} #{sequence}"
             log.critical(
                 "rank %d of %d has waited longer than %g s for other ranks in %s; MPI cannot give a call up, so the "
                 "job is ended; the stacks of this rank:", comm.rank, comm.world_size, comm.timeout, where
@@ -432,4 +442,4 @@ _OFTEN, _SELDOM = 0.02, 1.0  # seconds between two looks of the watchdog
 _LAST_WORDS = 0.3  # seconds before an Abort, at which some mpiexecs drop what the ranks still say
 
 _watchdog = Watchdog()
-_one_at_a_time = threading.Lock()  # for MPIs without MPI_THREAD_MULTIPLE
+_one_at_a_time = Turn()  # for MPIs without MPI_THREAD_MULTIPLE

@@ -42,7 +42,8 @@ class MpiMessage(Work[None]):
     ) -> None:
         self._comm = comm
         self._operation = operation
-        self._request = request
+        self._test_request = request.Test
+        self._status = None if expected is None else comm.mpi.Status()
         self._expected = expected
         self.source, self.tag = peer, tag
         self._lock = threading.Lock()
@@ -55,11 +56,13 @@ class MpiMessage(Work[None]):
         return f"{self._operation}(rank={self.source}, tag={self.tag}{expects})"
 
     def wait(self, timeout: float | None = None) -> None:
-        for _ in range(SPINS):
-            if self.done():
-                break
-        else:
-            self._wait(timeout)
+        if not self._over:
+            with self._lock:
+                for _ in range(SPINS):
+                    if self._over or self._test():
+                        break
+            if not self._over:
+                self._wait(timeout)
         if self._error is not None:
             raise self._error
 
@@ -67,22 +70,21 @@ class MpiMessage(Work[None]):
         if self._over:
             return True
         with self._lock:
-            if not self._over:
-                self._test()
-        return self._over
+            return self._over or self._test()
 
-    def _test(self) -> None:
+    def _test(self) -> bool:
+        """Whether MPI has completed it, which is asked until it has."""
         comm = self._comm
-        status = comm.mpi.Status()
         try:
-            if not comm.guarded(lambda: self._request.Test(status)):
-                return
+            if not comm.guarded(self._test_request, self._status):
+                return False
             if self._expected is not None:
-                self._check(status, *self._expected)
+                self._check(self._status, *self._expected)
         except comm.engine_errors as error:
             self._error = comm.message_failed(error, self._where)
         self._over = True
         comm.message_over(self)
+        return True
 
     def _check(self, status: Any, count: int, dtype: DType) -> None:
         self.source = status.Get_source()

@@ -176,8 +176,10 @@ class NcclCommunicator(ComposedCommunicator):
             self._look()
             now = time.monotonic()
             if now > end:
-                why = f"no answer of the GPUs within {limit:g} s, awaited by rank {self._rank} after {self._call[0]}"
-                error = CollectiveTimeout(why, limit=limit, operation=self._call[0], sequence=self._sequence)
+                why = (
+                    f"no answer of the GPUs within {limit:g} s, awaited by rank {self._rank} after {self._turn.call[0]}"
+                )
+                error = CollectiveTimeout(why, limit=limit, operation=self._turn.call[0], sequence=self._turn.sequence)
                 if timeout is None:
                     self._fail(error)
                 raise error
@@ -206,9 +208,11 @@ class NcclCommunicator(ComposedCommunicator):
             raise
 
     def _async_error(self, status: int) -> RankwiseError:
-        text = f"{self._call[0]}: {self._nccl.get_error_string(status)} ({self._nccl.get_last_error(self._comm)})"
+        text = f"{self._turn.call[0]}: {self._nccl.get_error_string(status)} ({self._nccl.get_last_error(self._comm)})"
         remote = status in (2, 6)  # ncclSystemError, ncclRemoteError: a connection ended
-        return PeerLostError(f"a rank was lost: {text}", operation=self._call[0]) if remote else RankwiseError(text)
+        return (
+            PeerLostError(f"a rank was lost: {text}", operation=self._turn.call[0]) if remote else RankwiseError(text)
+        )
 
     # ---- messages, through the host ----
 
@@ -403,7 +407,7 @@ class NcclCommunicator(ComposedCommunicator):
         self._side.sync()
         if (everybody != mine).any():
             said = {rank: calls.text(row[DIGEST:].tobytes()) for rank, row in enumerate(everybody)}
-            raise calls.mismatch(said, self._sequence)
+            raise calls.mismatch(said, self._turn.sequence)
         return move(*args)
 
     def _part(self, color: int, members: Sequence[int]) -> Communicator:
@@ -420,7 +424,7 @@ class NcclCommunicator(ComposedCommunicator):
         self._nccl.comm_split(self._comm, _NO_COLOR, 0, 0)
 
     def _explain(self, error: Exception) -> RankwiseError:
-        return RankwiseError(f"{calls.describe(self._call)} #{self._sequence}: {error}")
+        return RankwiseError(f"{calls.describe(self._turn.call)} #{self._turn.sequence}: {error}")
 
     def _failed(self, error: RankwiseError) -> None:
         """Abort: the kernels that wait for other ranks end, and side tells those."""

@@ -19,30 +19,30 @@ class Shortcuts:
     def all_reduce_array(self, x: object, op: object) -> bool:
         return False
 
-    def reduce_array(self, x: object, dst: int, op: object) -> bool:
+    def reduce_array(self, x: object, dst: object, op: object) -> bool:
         return False
 
-    def broadcast_array(self, x: object, src: int) -> bool:
+    def broadcast_array(self, x: object, src: object) -> bool:
         return False
 
     def all_gather_array(self, x: object, out: object) -> bool:
         return False
 
-    def gather_array(self, x: object, dst: int, out: object) -> bool:
+    def gather_array(self, x: object, dst: object, out: object) -> bool:
         return False
 
-    def scatter_array(self, x: object, src: int, out: object, rest: Callable[[list[int]], object]) -> bool:
+    def scatter_array(self, x: object, src: object, out: object, rest: Callable[[list[int]], object]) -> bool:
         """Off src, `rest` is called with src's header where that says that `out` does not fit."""
         return False
 
     def reduce_scatter_array(self, x: object, op: object, out: object) -> bool:
         return False
 
-    def send_array(self, x: object, dst: int, tag: int) -> bool:
+    def send_array(self, x: object, dst: object, tag: object) -> bool:
         """Blocking, as recv_array is."""
         return False
 
-    def recv_array(self, x: object, src: int, tag: int) -> bool:
+    def recv_array(self, x: object, src: object, tag: object) -> bool:
         return False
 
     def all_to_all_array(self, x: object, out: object) -> bool:
