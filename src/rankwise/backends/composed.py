@@ -334,7 +334,10 @@ class ComposedCommunicator(Communicator):
         """Each rank receives everybody's block for it, and reduces them."""
         n, mine = self._world_size, counts[self._rank] * ITEMSIZE[dtype]
         room = self._scratch(mine * n)
-        self._all_to_all_v(send, address(room), sizes(counts, dtype), (mine,) * n)
+        if min(counts) == max(counts):
+            self._all_to_all(send, address(room), mine)
+        else:
+            self._all_to_all_v(send, address(room), sizes(counts, dtype), (mine,) * n)
         sources = [address(room) + rank * mine for rank in range(n)]
         reduce_local(recv, sources, counts[self._rank], dtype, op, n)
 
