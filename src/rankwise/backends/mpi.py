@@ -199,7 +199,11 @@ class MpiCommunicator(ComposedCommunicator):
         self.comm.Scatter(whole, self._bytes(recv, size), root)
 
     def _all_gather(self, send: int, recv: int, size: int) -> None:
-        self.comm.Allgather(self._bytes(send, size), self._each(recv, size))
+        if size > self._most:
+            self.comm.Allgather(self._bytes(send, size), self._each(recv, size))
+            return
+        whole = self._memory(recv, size * self._world_size)
+        self.comm.Allgather((self._memory(send, size), size, self._byte), (whole, size, self._byte))
 
     def _all_to_all(self, send: int, recv: int, size: int) -> None:
         self.comm.Alltoall(self._each(send, size), self._each(recv, size))

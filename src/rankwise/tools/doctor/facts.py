@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -99,7 +100,9 @@ def _mpi() -> tuple[str, str]:
     mpiexec = mpi_launcher()
     if mpiexec is None:
         return "none", "no mpiexec in PATH or beside this Python"
-    return _first_line([mpiexec, "--version"]), mpiexec
+    said = _output([mpiexec, "--version"])
+    hydra = re.search(r"HYDRA.*?Version: +(\S+)", said, re.DOTALL)
+    return f"MPICH {hydra[1]}" if hydra else said.partition("\n")[0] or "it says nothing", mpiexec
 
 
 def mpi_launcher() -> str | None:
@@ -135,11 +138,6 @@ def _nccl() -> tuple[str, str]:
         return done.stdout.strip(), ""
     last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
     return "none", last.partition("Error: ")[2] or last
-
-
-def _first_line(command: list[str]) -> str:
-    text = _output(command).strip().splitlines()
-    return text[0] if text else "it says nothing"
 
 
 def _output(command: list[str]) -> str:
