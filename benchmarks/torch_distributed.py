@@ -49,28 +49,32 @@ def operations(size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], ob
 def measure(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
     """Seconds a call by backend, one for each turn, of the slowest rank."""
     control = dist.group.WORLD
-    repeats = {}
+    fastest = {}  # seconds of a call, the least seen by the slowest rank: a turn is planned with it
     for name, call in calls.items():
         for _ in range(3):
             call()
-        begin = time.perf_counter()
-        call()
-        guess = torch.tensor(time.perf_counter() - begin)
-        dist.all_reduce(guess, dist.ReduceOp.MAX, group=control)
-        repeats[name] = max(1, min(1000, int(TURN / max(guess.item(), 1e-6))))
+        fastest[name] = slowest(call, 1, control)
     times: dict[str, list[float]] = {name: [] for name in calls}
-    spent = torch.zeros(1)
-    while spent.item() < seconds or len(times["gloo"]) < LEAST_TURNS:
+    spent = 0.0
+    while spent < seconds or len(times["gloo"]) < LEAST_TURNS:
         for name, call in calls.items():
-            dist.barrier(group=control)
-            begin = time.perf_counter()
-            for _ in range(repeats[name]):
-                call()
-            passed = torch.tensor([time.perf_counter() - begin])
-            dist.all_reduce(passed, dist.ReduceOp.MAX, group=control)
-            times[name].append(passed.item() / repeats[name])
-            spent += passed / len(calls)
+            repeats = max(1, min(1000, round(TURN / max(fastest[name], 1e-6))))
+            each = slowest(call, repeats, control)
+            times[name].append(each)
+            fastest[name] = min(fastest[name], each)
+            spent += each * repeats / len(calls)
     return times
+
+
+def slowest(call: Callable[[], object], repeats: int, control: dist.ProcessGroup) -> float:
+    """Seconds a call, of the slowest rank; the same on all ranks."""
+    dist.barrier(group=control)
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    passed = torch.tensor([time.perf_counter() - begin])
+    dist.all_reduce(passed, dist.ReduceOp.MAX, group=control)
+    return passed.item() / repeats
 
 
 def table(title: str, rows: dict[str, dict[str, list[float]]], unit: float, name: str) -> None:
