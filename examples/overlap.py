@@ -15,7 +15,9 @@ two kinds of computation:
                 communication. All sleeps together are 1.2 times as long as the communication.
     computing   each rank computes on one core, layers of matrix products on one sample, which is the
                 least that there is to compute for so many gradients: communication takes a share of
-                the cores, so only its waits can be hidden, and what it need not fetch into the caches anew
+                the cores. What it can save is to fetch the gradients into the caches anew, so the layers
+                are small ones, whose gradients fit in a core's L2 cache, and each rank's one thread
+                reduces them as it comes by them: async_op=False
 
 and, where torch is installed, in the same turns for torch modules whose gradients are reduced by
 `rw.data_parallel`, and by torch's DistributedDataParallel over gloo. The ways take turns step by step,
@@ -50,15 +52,16 @@ import rankwise as rw
 Floats = NDArray[np.float32]
 WAYS = ("alone", "after", "behind")
 HEAD = """\
-{args.layers} layers, {total:.0f} MiB of gradients, {ranks} ranks
-ms a step: the fastest of {args.steps}, and their medians
+{ranks} ranks; ms a step: the fastest of {args.steps}, and their medians
 
 alone      the computation, with communication removed
 after      the gradients reduced when the backward pass is through: no overlap
-behind     each bucket of {args.bucket_mib:g} MiB reduced while the next layers compute
+behind     each bucket reduced before the next layers have computed
 exposed    what communication adds to a step: after - alone, behind - alone; ratio: of the two
-sleeping   computing is a sleep, 1.2 times as long as GradientReducer's communication: the cores are free
-computing  computing takes a core a rank: communication has no core of its own
+sleeping   {sleeping}: computing is a sleep,
+           1.2 times as long as the communication (DDP: as rw.data_parallel's): the cores are free
+computing  {computing}: computing takes a core a rank,
+           and communication is a part of it: async_op=False (DDP: buckets of 25 MiB, a thread of its own)
 """
 Step = Callable[[], None]
 
@@ -99,15 +102,32 @@ class Recorder:
 class Layers:
     """A model as the reducer sees it: gradients, computed one layer after the other, the last one first."""
 
+    layers, width, bucket_mib = 0, 0, 0.0  # by default
+    async_op = True
+
     def __init__(self, args: argparse.Namespace, group: rw.Group) -> None:
-        self.args, self.recorder = args, Recorder(group.rank)
-        width = args.width
-        random = np.random.default_rng(0)
+        self.recorder, self.group = Recorder(group.rank), group
+        layers, self.width, bucket_mib = self.size(args)
+        self.bucket_bytes = int(bucket_mib * 2**20)
+        random, scale = np.random.default_rng(0), np.float32(self.width**-0.5)
         self.weights: list[Floats] = [
-            random.standard_normal((width, width), np.float32) / np.float32(width**0.5) for _ in range(args.layers)
+            random.standard_normal((self.width, self.width), np.float32) * scale for _ in range(layers)
         ]
-        self.group, self.bucket_bytes = group, int(args.bucket_mib * 2**20)
-        self.reducer = rw.GradientReducer(self.weights, group, self.bucket_bytes)
+        self.reducer = self.make_reducer()
+
+    @classmethod
+    def size(cls, args: argparse.Namespace) -> tuple[int, int, float]:
+        """Layers, their width, MiB of a bucket."""
+        return args.layers or cls.layers, args.width or cls.width, args.bucket_mib or cls.bucket_mib
+
+    @classmethod
+    def words(cls, args: argparse.Namespace) -> str:
+        layers, width, bucket_mib = cls.size(args)
+        total = layers * width**2 * 4 / 2**20
+        return f"{layers} layers, {total:.0f} MiB of gradients, in buckets of {bucket_mib:g} MiB"
+
+    def make_reducer(self, hook: rw.BucketHook | None = None) -> rw.GradientReducer:
+        return rw.GradientReducer(self.weights, self.group, self.bucket_bytes, hook=hook, async_op=self.async_op)
 
     def gradients(self, into: list[Any]) -> Iterator[int]:
         """Compute each layer's gradient into its place, and say which one is there."""
@@ -116,7 +136,7 @@ class Layers:
     def trace(self) -> None:
         """From here on the reducer is one that records when it reduces."""
         del self.reducer  # two would take twice the memory
-        self.reducer = rw.GradientReducer(self.weights, self.group, self.bucket_bytes, hook=self.recorder.reduce)
+        self.reducer = self.make_reducer(self.recorder.reduce)
 
     def step(self, way: str) -> None:
         reducer = self.reducer
@@ -143,6 +163,7 @@ class Layers:
 class Sleeping(Layers):
     """A layer's computation is a sleep of `seconds`."""
 
+    layers, width, bucket_mib = 24, 2048, 25.0
     seconds = 0.0
 
     def gradients(self, into: list[Any]) -> Iterator[int]:
@@ -155,8 +176,11 @@ class Sleeping(Layers):
 class Computing(Layers):
     """Layers of tanh over matrix products, forward and backward, on one sample."""
 
+    layers, width, bucket_mib = 768, 360, 0.5
+    async_op = False
+
     def gradients(self, into: list[Any]) -> Iterator[int]:
-        values = [np.ones(self.args.width, np.float32)]
+        values = [np.ones(self.width, np.float32)]
         with self.recorder.span("compute", "forward"):
             for weights in self.weights:
                 values.append(np.tanh(values[-1] @ weights))
@@ -164,8 +188,10 @@ class Computing(Layers):
         for layer in reversed(range(len(self.weights))):
             with self.recorder.span("compute", f"layer {layer}"):
                 slope = slope * (1 - values[layer + 1] ** 2)
-                np.multiply(values[layer][:, None], slope, out=into[layer])  # np.matmul takes five times as long
-                slope = self.weights[layer] @ slope
+                before = self.weights[layer] @ slope
+                # Last, so that it is in the cache when it is marked. np.matmul takes five times as long.
+                np.multiply(values[layer][:, None], slope, out=into[layer])
+                slope = before
             yield layer
 
 
@@ -181,9 +207,9 @@ def best_of(count: int, step: Step, group: rw.Group) -> float:
     return min(seconds_of(step, group) for _ in range(count))
 
 
-def balance(model: Sleeping, group: rw.Group) -> None:
+def balance(model: Sleeping, communication: Step, group: rw.Group) -> None:
     """Make the sleeps together 1.2 times as long as the communication."""
-    target = 1.2 * best_of(10, model.communication, group)
+    target = 1.2 * best_of(10, communication, group)
     model.seconds = max(target / len(model.weights) - 60e-6, 100e-6)  # a sleep takes a little longer than told
 
 
@@ -214,24 +240,26 @@ def torch_model(model: Layers) -> Any:
 
     class Sleep(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, x: Any, weights: Any) -> Any:
-            context.gradient = torch.zeros(()).expand_as(weights)  # takes no memory, and no time to read
+        def forward(context: Any, x: Any, weights: Any, gradient: Any) -> Any:
+            context.gradient = gradient
             return x + 0.0
 
         @staticmethod
         def backward(context: Any, slope: Any) -> Any:
             assert isinstance(model, Sleeping)
             time.sleep(model.seconds)
-            return slope, context.gradient
+            return slope, context.gradient.detach(), None  # a tensor of its own, which autograd need not copy
 
     class Layer(torch.nn.Module):
         def __init__(self, weights: Floats) -> None:
             super().__init__()
             self.weights = torch.nn.Parameter(torch.tensor(weights))
+            if isinstance(model, Sleeping):
+                self.gradient = torch.zeros(weights.shape)  # where a device would leave it
 
         def forward(self, x: Any) -> Any:
             if isinstance(model, Sleeping):
-                return Sleep.apply(x, self.weights)  # type: ignore[no-untyped-call]
+                return Sleep.apply(x, self.weights, self.gradient)  # type: ignore[no-untyped-call]
             return torch.tanh(x @ self.weights)
 
     return torch.nn.Sequential(*map(Layer, model.weights))
@@ -241,35 +269,44 @@ def torch_steps(model: Layers, group: rw.Group, ddp: bool) -> dict[str, Step]:
     import torch
     import torch.distributed as dist
 
-    x = torch.ones(1, model.args.width)
+    x = torch.ones(1, model.width)
     inner = torch_model(model)
-    bucket_mib = model.args.bucket_mib
     if ddp:
-        wrapped: Any = torch.nn.parallel.DistributedDataParallel(
-            inner, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True
-        )
+        wrapped: Any = torch.nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=True)
     else:
-        wrapped = rw.data_parallel(inner, group, int(bucket_mib * 2**20))
+        wrapped = rw.data_parallel(inner, group, model.bucket_bytes, async_op=model.async_op)
     parameters = list(inner.parameters())
 
     def backward() -> None:
-        wrapped.zero_grad(set_to_none=False)
+        wrapped.zero_grad()
         wrapped(x).sum().backward()
 
     def alone() -> None:
         with wrapped.no_sync():
             backward()
 
-    def after() -> None:
-        alone()
+    def communication() -> None:
         if ddp:
-            for parameter in reversed(parameters):
-                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+            step = max(1, (25 << 20) // parameters[0].nbytes)  # as many as in one of its buckets
+            for first in range(0, len(parameters), step):
+                gradients = [parameter.grad for parameter in parameters[first : first + step]]
+                flat = torch.cat([gradient.view(-1) for gradient in gradients]) if step > 1 else gradients[0]
+                dist.all_reduce(flat, dist.ReduceOp.AVG)
+                if step > 1:
+                    for gradient, mean in zip(gradients, flat.split(gradients[0].numel()), strict=True):
+                        gradient.view(-1).copy_(mean)
         else:
             for number in reversed(range(len(parameters))):
-                wrapped.reducer.mark_ready(number, parameters[number].grad)
+                wrapped.reducer.mark_ready(number, parameters[number].grad, lend=True)
             wrapped.reducer.wait_and_unpack()
 
+    def after() -> None:
+        alone()
+        communication()
+
+    alone()  # there are gradients
+    if isinstance(model, Sleeping) and not ddp:
+        balance(model, communication, group)
     return {"alone": alone, "after": after, "behind": backward}
 
 
@@ -356,9 +393,9 @@ def draw(timelines: dict[str, dict[str, list[Span]]], path: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How much of the communication is hidden behind the backward pass.")
-    parser.add_argument("--layers", type=int, default=24, help="layers of the model")
-    parser.add_argument("--width", type=int, default=2048, help="each has width x width float32 parameters")
-    parser.add_argument("--bucket-mib", type=float, default=25.0, help="how much is reduced at once")
+    parser.add_argument("--layers", type=int, help="layers of either model")
+    parser.add_argument("--width", type=int, help="each has width x width float32 parameters")
+    parser.add_argument("--bucket-mib", type=float, help="how much is reduced at once")
     parser.add_argument("--steps", type=int, default=12, help="steps of each way")
     parser.add_argument("--no-torch", action="store_true", help="rankwise alone")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the timeline")
@@ -366,14 +403,15 @@ def main() -> None:
 
     group = rw.init()
     if group.rank == 0:
-        print(HEAD.format(args=args, total=args.layers * args.width**2 * 4 / 2**20, ranks=group.world_size))
+        words = {"sleeping": Sleeping.words(args), "computing": Computing.words(args)}
+        print(HEAD.format(args=args, ranks=group.world_size, **words))
         print(f"{'':36}{'alone':>8}{'after':>8}{'behind':>8}{'exposed: after':>15}{'behind':>8} {'ratio':>7}   medians")
     timelines = {}
     with nullcontext(False) if args.no_torch else gloo(group) as with_torch:
         for name, kind in (("sleeping", Sleeping), ("computing", Computing)):
             model = kind(args, group)
             if isinstance(model, Sleeping):
-                balance(model, group)
+                balance(model, model.communication, group)
             steps: dict[str, Step] = {way: partial(model.step, way) for way in WAYS}
             measure(f"{name}: GradientReducer", steps, args.steps, group)
             if with_torch:

@@ -36,14 +36,14 @@ def train(model: Any, rank: int, n: int, to_none: bool, steps: int = 5) -> list[
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize(("backend", "to_none"), [("shm", True), ("shm", False)])
-def test_training_on_two_ranks_is_training_on_one(backend: str, to_none: bool) -> None:
+@pytest.mark.parametrize(("to_none", "async_op"), [(True, True), (False, True), (True, False)])
+def test_training_on_two_ranks_is_training_on_one(to_none: bool, async_op: bool) -> None:
     def ranks(group: Group) -> Any:
-        model = rw.data_parallel(network(seed=group.rank), group, bucket_bytes=300)
+        model = rw.data_parallel(network(seed=group.rank), group, bucket_bytes=300, async_op=async_op)
         return train(model, group.rank, group.world_size, to_none)
 
     alone = train(network(seed=0), 0, 1, to_none)
-    first, second = run_ranks(2, ranks, backend=backend)
+    first, second = run_ranks(2, ranks, backend="shm")
     for mine, theirs, right in zip(first, second, alone, strict=True):
         assert torch.equal(mine, theirs)
         torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-14)
@@ -103,6 +103,22 @@ def test_unused_parameters() -> None:
             assert parts[0].weight.grad.tolist() == [[0.5, 0.5]]
             assert parts[1].weight.grad.tolist() == [[1, 1]]
             assert parts[2].weight.grad is None
+
+    run_ranks(2, ranks, backend="shm")
+
+
+@pytest.mark.parametrize("async_op", [True, False])
+def test_one_rank_uses_less_than_the_other(async_op: bool) -> None:
+    """Its buckets are full at the end alone, the other's long before: they are reduced in one order all the same."""
+
+    def ranks(group: Group) -> None:
+        parts = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(3)])
+        model = rw.data_parallel(parts, group, bucket_bytes=1, async_op=async_op)
+        for _ in range(2):
+            model.zero_grad()
+            used = parts if group.rank == 0 else parts[2:]
+            torch.stack([part(torch.ones(1, 2)) for part in used]).sum().backward()
+            assert [part.weight.grad.tolist() for part in parts] == [[[0.5, 0.5]], [[0.5, 0.5]], [[1, 1]]]
 
     run_ranks(2, ranks, backend="shm")
 

@@ -91,6 +91,52 @@ def test_steps_without_streams() -> None:
     run_ranks(2, several_steps, backend=without_streams(2))
 
 
+def test_reduced_where_marked() -> None:
+    """async_op=False: a bucket is reduced when the mark that fills it returns, by the thread that marks."""
+
+    def ranks(group: Group) -> None:
+        threads_seen = []
+
+        def hook(bucket: rw.Bucket, group: Group) -> None:
+            threads_seen.append(threading.get_ident())
+            group.all_reduce(bucket.flat, "mean")
+
+        for chosen in (None, hook):
+            reducer = rw.GradientReducer(parameters(), group, 1, hook=chosen, async_op=False)
+            for step in range(3):
+                mine, expected = gradients(group.rank, step), means(2, step)
+                order = list(reversed(range(len(SHAPES))))  # the expected one: each mark fills a bucket
+                for number in order[:-1]:
+                    reducer.mark_ready(number, mine[number])
+                    np.testing.assert_array_equal(reducer.view(number), expected[number], strict=True)
+                expected[0] = gradients(0, step)[0] / np.float32(2)  # rank 1 does not mark it
+                if group.rank == 0:
+                    reducer.mark_ready(0, mine[0])
+                check(reducer.wait_and_unpack(), expected)
+        assert set(threads_seen) == {threading.get_ident()}
+        assert not group.comm.stream_sync or all(bucket.work is None for bucket in reducer.buckets)
+
+    run_ranks(2, ranks)
+
+
+def test_lent_gradients_are_taken_when_their_bucket_is_reduced() -> None:
+    def ranks(group: Group) -> None:
+        for options in ({}, {"hook": rw.BF16Hook("mean")}, {"async_op": False}):
+            reducer = rw.GradientReducer([np.zeros(3), np.zeros(2)], group, **options)  # type: ignore[arg-type]
+            for step in (1.0, 2.0):
+                with reducer.no_sync():
+                    kept = np.full(2, step)
+                    reducer.mark_ready(1, kept, lend=True)
+                    kept[:] = 100.0  # added up by then
+                first, second = np.zeros(3), np.full(2, group.rank * 2.0)
+                reducer.mark_ready(0, first, lend=True)
+                first[:] = step + group.rank  # the bucket is not full yet
+                reducer.mark_ready(1, second, lend=True)
+                check(reducer.wait_and_unpack(), [np.full(3, step + 0.5), np.full(2, step + 1)])
+
+    run_ranks(2, ranks)
+
+
 def test_unused_parameters_count_as_zeros() -> None:
     def ranks(group: Group) -> None:
         reducer = rw.GradientReducer(parameters(), group, 3000)
@@ -200,6 +246,20 @@ def test_a_failure_comes_out() -> None:
     run_ranks(2, ranks)
 
 
+def test_a_failure_comes_out_where_it_is_marked() -> None:
+    def ranks(group: Group) -> None:
+        reducer = rw.GradientReducer([np.zeros(5000)], group, async_op=False)
+        if group.rank == 1:
+            return group.close()
+        with pytest.raises(PeerLostError):
+            reducer.mark_ready(0, np.ones(5000))
+        with pytest.raises(PeerLostError):  # not what was not reduced
+            reducer.wait_and_unpack()
+        return None
+
+    run_ranks(2, ranks)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -231,6 +291,8 @@ def test_refusals() -> None:
         ):
             with pytest.raises(ValueError, match=message):
                 rw.GradientReducer(parameters(), group, **wrong)  # type: ignore[arg-type]
+        with rw.Stream() as stream, pytest.raises(ValueError, match=r"^async_op=False: "):
+            rw.GradientReducer(parameters(), group, stream=stream, async_op=False)
         with pytest.raises(TypeError, match=r"^params\[1\]: expected an array"):
             rw.GradientReducer([np.zeros(3), "x"], group)
         reducer = rw.GradientReducer([np.zeros(3), np.zeros(2)], group)

@@ -30,14 +30,17 @@ class DataParallel:
     [[1.5, 1.5]]
     """
 
-    def __init__(self, module: torch.nn.Module, group: Group, bucket_bytes: int, hook: BucketHook | None) -> None:
+    def __init__(
+        self, module: torch.nn.Module, group: Group, bucket_bytes: int, hook: BucketHook | None, async_op: bool
+    ) -> None:
         self.module = module
         self.group = group
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.reducer = GradientReducer(self._parameters, group, bucket_bytes, hook=hook)
+        self.reducer = GradientReducer(self._parameters, group, bucket_bytes, hook=hook, async_op=async_op)
         for tensor in module.parameters():
             group.broadcast(tensor.detach())
         self.broadcast_buffers()
+        self._async_op = async_op
         self._syncs = True
         self._in_backward = False
         self._used = np.zeros(len(self._parameters), np.uint8)
@@ -87,23 +90,27 @@ class DataParallel:
                 self._in_backward = True
                 # As torch's own data parallelism does: called when this backward pass is through.
                 Variable._execution_engine.queue_callback(self._end_of_backward)
-            self._used[number] = 1
-            self.reducer.mark_ready(number, parameter.grad)
+            self._mark(number, parameter)
 
         return ready
+
+    def _mark(self, number: int, parameter: torch.Tensor) -> None:
+        self._used[number] = 1
+        self.reducer.mark_ready(number, parameter.grad, lend=self._async_op)
+        if not self._async_op:
+            # What torch made is free again, and may well be where it makes the next one: in the cache.
+            parameter.grad = self.reducer.view(number)
 
     def _end_of_backward(self) -> None:
         """What is not marked yet was not used this time; its gradient counts if no_sync left it one."""
         self._in_backward = False
         for number, parameter in enumerate(self._parameters):
             if not self._used[number] and parameter.grad is not None:
-                self._used[number] = 1
-                self.reducer.mark_ready(number, parameter.grad)
+                self._mark(number, parameter)
         used = self._used.copy()
         self._used[:] = 0
-        telling = self.group.all_reduce(used, "max", async_op=True)
         gradients = self.reducer.wait_and_unpack()
-        telling.wait()
+        self.group.all_reduce(used, "max")  # behind the last bucket on all ranks, also where that was full long ago
         for parameter, gradient, anywhere in zip(self._parameters, gradients, used, strict=True):
             if anywhere:
                 parameter.grad = gradient
@@ -115,6 +122,7 @@ def data_parallel(
     bucket_bytes: int = BUCKET_BYTES,
     *,
     hook: BucketHook | None = None,
+    async_op: bool = True,
 ) -> DataParallel:
     """Train a torch module on all ranks of `group`: each backward pass leaves the ranks' mean gradients.
 
@@ -122,11 +130,12 @@ def data_parallel(
     each rank's own (`broadcast_buffers` copies them again). Use what is returned as the module.
 
     Gradients are reduced in buckets while the backward pass goes on, see GradientReducer, and are
-    views of the buckets afterwards; zero_grad(set_to_none=False) saves copying them there the next
-    time. A parameter that no rank used keeps the gradient that it had, None perhaps; one that some
-    ranks used counts as zeros on the others. Every rank runs as many backward passes outside
-    `no_sync` as the others, and in each uses a parameter at least. group: by default that of all
-    ranks. hook: as for GradientReducer.
+    views of the buckets afterwards. Those that the next backward pass makes anew, after zero_grad(), are
+    copied there behind it; after zero_grad(set_to_none=False) torch adds to them in place, which takes it
+    longer. Leave them alone until backward() has returned. A parameter that no rank used keeps the
+    gradient that it had, None perhaps; one that some ranks used counts as zeros on the others. Every
+    rank runs as many backward passes outside `no_sync` as the others, and in each uses a parameter at
+    least. group: by default that of all ranks. hook, async_op: as for GradientReducer.
 
     >>> import torch
     >>> model = rw.data_parallel(torch.nn.Linear(3, 1), group)
@@ -140,4 +149,4 @@ def data_parallel(
         from rankwise.api.init import default_group
 
         group = default_group()
-    return DataParallel(model, group, bucket_bytes, hook)
+    return DataParallel(model, group, bucket_bytes, hook, async_op)

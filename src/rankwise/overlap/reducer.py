@@ -14,7 +14,7 @@ import numpy as np
 from rankwise.api.group import Group
 from rankwise.api.streams import Stream
 from rankwise.contract.errors import MismatchError, RankwiseError
-from rankwise.contract.stream_sync import StreamSyncOps
+from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.work import Work
 from rankwise.overlap import memory
 from rankwise.overlap.plan import Layout, Parameter, plan
@@ -49,6 +49,7 @@ class Bucket:
             self.views[number] = flat[offset : offset + parameter.count].reshape(parameter.shape)
         self.addresses = {number: memory.look(view, "view").address for number, view in self.views.items()}
         self.missing = len(self.members)
+        self.lent: list[Callable[[], None]] = []  # put the gradients that were only lent into their places
         self.work: Work[Any] | None = None
         self._sync = sync
         self.ready, self.reduced = sync.create_event(), sync.create_event()
@@ -64,9 +65,9 @@ class BucketHook(Protocol):
     """Reduces a bucket in some other way than by one all_reduce.
 
     Called as `hook(bucket, group)` it leaves in bucket.flat what the reducer shall give back: the mean
-    (or sum) over the ranks, the same bits on all of them. It runs on the group's stream, on every rank
-    for the same buckets in the same order, and may call blocking operations of `group`. It may keep
-    what it likes between steps, for one reducer.
+    (or sum) over the ranks, the same bits on all of them. It runs on the group's stream (with
+    async_op=False: where the bucket became full), on every rank for the same buckets in the same order,
+    and may call blocking operations of `group`. It may keep what it likes between steps, for one reducer.
 
     >>> def halves(bucket, group):
     ...     half = bucket.flat.astype(np.float16)
@@ -86,7 +87,11 @@ class GradientReducer:
     params: the parameters, arrays of NumPy or tensors, of any dtypes mixed; only their shapes and
     dtypes count. group: by default that of all ranks. bucket_bytes: how much is reduced at once; a
     bucket holds one dtype. op: "mean" or "sum". hook: reduces a bucket in another way, see BucketHook.
-    stream: where gradients are computed by functions on a `rw.Stream`, that stream.
+    stream: where gradients are computed by functions on a `rw.Stream`, that stream. async_op: False has a
+    full bucket reduced by the thread that marks its last gradient, before mark_ready returns. That is
+    the better way where the ranks' computing takes all the cores, with buckets of half a core's L2
+    cache (1 MiB, say) and gradients no larger: they are reduced while they are in the cache, and no
+    other thread needs a turn on the core.
 
     A step: `mark_ready(i, gradient)` for each parameter, in any order, then `wait_and_unpack()`. A
     full bucket is reduced on the group's stream (registered memory, one all_reduce with
@@ -96,7 +101,8 @@ class GradientReducer:
     them, and from the second step on in the order in which the gradients of rank 0 became ready.
 
     Every rank makes its reducer at the same time, of the same parameters and options: MismatchError
-    where they differ. Errors of a reduction come out of `wait_and_unpack`. Any thread may mark.
+    where they differ. Errors of a reduction come out of `wait_and_unpack`, with async_op=False of the mark
+    that reduces. Any thread may mark.
 
     >>> weights, bias = np.zeros((2, 3), np.float32), np.zeros(3, np.float32)
     >>> reducer = rw.GradientReducer([weights, bias], group)
@@ -115,6 +121,7 @@ class GradientReducer:
         *,
         hook: BucketHook | None = None,
         stream: Stream | None = None,
+        async_op: bool = True,
     ) -> None:
         if group is None:
             from rankwise.api.init import default_group
@@ -124,6 +131,8 @@ class GradientReducer:
             raise ValueError(f"op={op!r}: expected one of {', '.join(OPS)}")
         if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
             raise ValueError(f"bucket_bytes={bucket_bytes!r}: expected a number of bytes of at least 1")
+        if stream is not None and not async_op:
+            raise ValueError("async_op=False: gradients on a stream are reduced behind it; give one of the two")
         seen = [memory.look(param, f"params[{number}]") for number, param in enumerate(params)]
         self.group = group
         self.op = op
@@ -131,6 +140,7 @@ class GradientReducer:
         self._bucket_bytes = bucket_bytes
         self._hook = hook
         self._stream = stream
+        self._async_op = async_op
         self._devices = {one.device for one in seen}
         if len(self._devices) > 1:
             raise ValueError(f"params: expected all of them on one device, got {sorted(map(str, self._devices))}")
@@ -178,20 +188,26 @@ class GradientReducer:
         ]
         self._bucket_of = {number: bucket for bucket in self.buckets for number in bucket.members}
 
-    @property
-    def views(self) -> list[Any]:
-        """Each parameter's gradient's place in its bucket.
+    def view(self, i: int) -> Any:
+        """The place of parameter `i`'s gradient in its bucket.
 
         A gradient that is computed into it (`out=`) and marked with it is not copied, nor added to what
-        no_sync left there: that is the caller's then. Ask anew in
-        each step: after the first one, buckets may have been packed in a better order.
+        no_sync left there: that is the caller's then. Ask anew in each step: after the first one,
+        buckets may have been packed in a better order.
         """
-        return [self._bucket_of[number].views[number] for number in range(len(self.parameters))]
+        return self._bucket_of[i].views[i]
 
-    def mark_ready(self, i: int, grad: Any) -> None:
+    @property
+    def views(self) -> list[Any]:
+        """The views of all parameters' gradients."""
+        return [self.view(number) for number in range(len(self.parameters))]
+
+    def mark_ready(self, i: int, grad: Any, *, lend: bool = False) -> None:
         """The gradient of parameter `i` is computed; the reducer takes it over, by a copy, and starts what it can.
 
-        With a `stream`: it will be, once what is queued there has run; nothing here blocks.
+        With a `stream`: it will be, once what is queued there has run; nothing here blocks. lend: the
+        gradient stays as it is until wait_and_unpack has returned, so the copy may be made
+        when the bucket is reduced, behind the program.
         ValueError for another shape or dtype than the parameter's, and for one that was marked in
         this step before.
         """
@@ -207,7 +223,11 @@ class GradientReducer:
                 raise ValueError(f"i={i}: this parameter was marked in this step; wait_and_unpack() ends a step")
             bucket = self._bucket_of[i]
             if seen is not None and seen.address != bucket.addresses[i]:
-                self._do(_add if i in self._kept else _copy, bucket.views[i], _plain(grad))
+                fill = partial(_add if i in self._kept else _copy, bucket.views[i], _plain(grad))
+                if lend and self._on_host() and not self._no_sync:
+                    bucket.lent.append(fill)
+                else:
+                    self._do(fill)
             if self._no_sync:
                 self._kept.add(i)
                 return
@@ -249,10 +269,11 @@ class GradientReducer:
                     bucket.missing -= 1
             self._launch_full()
             stream = self._compute_stream()
+            works = []
             for bucket in self.buckets:
-                assert bucket.work is not None  # launched above
-                self._sync.stream_wait_event(stream, bucket.reduced)
-            works = [bucket.work for bucket in self.buckets if bucket.work is not None]
+                if bucket.work is not None:  # else it is reduced
+                    works.append(bucket.work)
+                    self._sync.stream_wait_event(stream, bucket.reduced)
             gradients = self.views
             self._end_step()
         for work in works:  # their time is over; only their errors are of interest
@@ -267,6 +288,10 @@ class GradientReducer:
         else:
             self._stream.submit(function, *args)
 
+    def _on_host(self) -> bool:
+        """Whether any thread may read a gradient as soon as it is marked."""
+        return self._stream is None and self._compute_stream() == THIS_THREAD
+
     def _compute_stream(self) -> int:
         return memory.compute_stream(self._device) if self._stream is None else self._stream.handle
 
@@ -274,14 +299,27 @@ class GradientReducer:
         """Start the buckets that are full, as far as those before them are."""
         while self._launched < len(self.buckets) and not self.buckets[self._launched].missing:
             bucket = self.buckets[self._launched]
+            if not self._async_op:
+                self._reduce(bucket)
+                self._launched += 1  # only now: what failed fails again in wait_and_unpack
+                continue
             self._launched += 1
             self._sync.record_on_stream(bucket.ready, self._compute_stream())
             self._sync.comm_stream_wait_event(bucket.ready)
-            if self._hook is None:
+            if self._hook is None and not bucket.lent:
                 bucket.work = self.group.all_reduce(bucket.flat, self.op, async_op=True)
             else:
-                bucket.work = self.group.comm.start_call(partial(self._hook, bucket, self.group))
+                bucket.work = self.group.comm.start_call(partial(self._reduce, bucket))
             self._sync.record_on_comm_stream(bucket.reduced)
+
+    def _reduce(self, bucket: Bucket) -> None:
+        for fill in bucket.lent:
+            fill()
+        bucket.lent.clear()
+        if self._hook is None:
+            self.group.all_reduce(bucket.flat, self.op)
+        else:
+            self._hook(bucket, self.group)
 
     def _end_step(self) -> None:
         self._marked.clear()
