@@ -396,7 +396,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="layers of either model")
     parser.add_argument("--width", type=int, help="each has width x width float32 parameters")
     parser.add_argument("--bucket-mib", type=float, help="how much is reduced at once")
-    parser.add_argument("--steps", type=int, default=12, help="steps of each way")
+    parser.add_argument("--steps", type=int, default=24, help="steps of each way")
     parser.add_argument("--no-torch", action="store_true", help="rankwise alone")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the timeline")
     args = parser.parse_args()
