@@ -38,9 +38,10 @@ PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 # has yet to run its command.
 _KEEPER = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
 
-# A group of its own, but the launcher's session: where the kernel schedules by session (autogroup), ranks of
-# different ones cannot give each other the core that they share. Before Python 3.11 each has its own session.
-_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+# How a rank gets a group of its own. Ranks that share cores stay in the launcher's session: where the kernel schedules
+# by session (autogroup), those of different ones cannot give each other a core. Before Python 3.11 they cannot stay.
+_OWN_SESSION: dict[str, Any] = {"start_new_session": True}
+_SAME_SESSION: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else _OWN_SESSION
 
 _CONSEQUENCE = "rankwise.contract.errors.PeerLostError: "  # how Python prints it; NumPy is not imported for its class
 
@@ -309,7 +310,7 @@ class Job:
                 bufsize=0,
                 env=self._environment(number, segment.fd),
                 pass_fds=(segment.fd, *self._spans[number:], *self._pass_fds),
-                **_OWN_GROUP,
+                **(_SAME_SESSION if self._n > usable_cores() else _OWN_SESSION),
                 preexec_fn=announce if self._fork else None,  # in the new process, already of that group
             )
             rank = Rank(number, process)
