@@ -154,29 +154,33 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     return comm;
 }
 
-// Every rank tries to read a word of its neighbour's; they go direct if all can.
+// Every rank tries to read a word of its neighbour's; they go direct if all can. And they take turns on
+// cores if all of them can hand one over, which they cannot to a rank that is scheduled elsewhere.
 void Comm::agree_on_direct() {
     Call_ call(*this, make_call(Op::Join));
     static const uint64_t word = 0x72616e6b77697365;
-    const uint64_t address = reinterpret_cast<uint64_t>(&word);
-    const uint64_t there = steps_.post(&address, sizeof address);
-    uint32_t can = 1;
+    const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduled_in()};
+    const uint64_t there = steps_.post(mine, sizeof mine);
+    constexpr uint32_t kRead = 1, kHandOver = 2;
+    uint32_t can = kRead | kHandOver;
     if (const int next = (rank() + 1) % steps_.n; next != rank()) {
-        uint64_t theirs;
+        uint64_t theirs[2];
         steps_.await(next, there);
-        std::memcpy(&theirs, steps_.payload(next, there), sizeof theirs);
-        can = steps_.can_read(next, theirs, word);
+        std::memcpy(theirs, steps_.payload(next, there), sizeof theirs);
+        if (!steps_.can_read(next, theirs[0], word)) can &= ~kRead;
+        if (theirs[1] != mine[1]) can &= ~kHandOver;
     }
     const uint64_t said = steps_.post(&can, sizeof can);
     for (int p = 0; p < steps_.n; ++p) {
-        uint32_t theirs = 1;
+        uint32_t theirs = 0;
         if (p == rank()) continue;
         steps_.await(p, said);
         std::memcpy(&theirs, steps_.payload(p, said), sizeof theirs);
         can &= theirs;
     }
     steps_.await_all(steps_.post());  // the words were read
-    steps_.set_direct(can && steps_.n > 1);
+    steps_.set_direct(can & kRead && steps_.n > 1);
+    steps_.set_takes_turns(can & kHandOver);
     steps_.count_from_here();
 }
 
@@ -438,6 +442,7 @@ std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     if (place == n) throw BadArgument("part: " + std::to_string(part) + " given, which is no group that this rank is in");
     auto comm = std::make_shared<Comm>(segment_, part, place, timeout());
     comm->steps_.set_direct(steps_.direct() && n > 1);
+    comm->steps_.set_takes_turns(steps_.takes_turns());
     return comm;
 }
 

@@ -74,4 +74,11 @@ inline bool goes_direct(Steps& s, size_t bytes, const void* lent, size_t lent_by
     return (s.direct() && (bytes <= kDirectTo || s.region().crowded)) || InPlace(s, lent, lent_bytes);
 }
 
+// The same for what all ranks read (broadcast, all_gather). Where they take turns on cores it goes through
+// the slots: the second of a core finds a piece there in the cache, since the first has just read it.
+inline bool reads_direct(Steps& s, size_t bytes, const void* lent, size_t lent_bytes) {
+    if (!s.takes_turns()) return goes_direct(s, bytes, lent, lent_bytes);
+    return bytes >= kDirectFrom && InPlace(s, lent, lent_bytes);
+}
+
 }  // namespace rankwise

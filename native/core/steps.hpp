@@ -96,6 +96,9 @@ public:
     // Whether ranks may read each other's memory (direct.hpp); agreed when the ranks meet.
     bool direct() const { return direct_; }
     void set_direct(bool possible) { direct_ = possible; }
+    // Whether the ranks share cores, and one that waits can hand its core over; agreed likewise.
+    bool takes_turns() const { return takes_turns_; }
+    void set_takes_turns(bool possible) { takes_turns_ = possible && region_.crowded; }
     // Copy from or to the memory of a peer that is in the same operation.
     void read_memory(int peer, void* dst, uint64_t address, size_t bytes);
     void write_memory(int peer, const void* src, uint64_t address, size_t bytes);
@@ -183,7 +186,7 @@ private:
     uint64_t next_ = 0;            // the step that the next post announces
     uint64_t seen_ = 0;            // every peer has posted at least this many steps
     uint64_t pieces_ = 0;
-    bool direct_ = false;
+    bool direct_ = false, takes_turns_ = false;
     std::unique_ptr<uint8_t[], FreeAligned> scratch_;
     uint64_t free_at_[kSlots] = {};  // steps each peer must have posted before the slot is free
 };

@@ -46,6 +46,12 @@ int usable_cores() {
     return std::max(1, cores);
 }
 
+uint64_t scheduled_in() {
+    int grouped = 0;
+    std::ifstream("/proc/sys/kernel/sched_autogroup_enabled") >> grouped;
+    return grouped ? uint64_t(getsid(0)) : 0;
+}
+
 WaitPolicy WaitPolicy::for_ranks(int ranks_on_host) {
     using namespace std::chrono_literals;
     if (ranks_on_host <= usable_cores()) return {50, 50us, 300, 20ms};

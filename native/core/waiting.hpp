@@ -45,6 +45,10 @@ struct WaitPolicy {
     int may_yield() const;
 };
 
+// The session, where the kernel groups processes by that (autogroup): a thread that yields gives its core to
+// none of another group. 0 where it does not.
+uint64_t scheduled_in();
+
 // Moves the calling thread off its core, to one of its others where it has any. The scheduler tends
 // to put a thread beside the one that woke it, and two ranks that spin on one core wait for each
 // other's time slice.

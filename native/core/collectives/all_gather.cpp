@@ -16,7 +16,7 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         }
         return keep_own(own, send, mine, 0);
     }
-    if (goes_direct(s, largest, send, mine)) {
+    if (reads_direct(s, largest, send, mine)) {
         Loan loan(s, send);
         loan.await_all();  // from here on all agree: what others refuse must not change recv
         keep_own(own, send, mine, mine);
