@@ -13,7 +13,7 @@ namespace rankwise {
 
 // A receive of a large message that waits for it shows here where it shall go. A sender that finds the
 // receive here takes it instead of the ring, and both copy the message from where it is to where it
-// shall be, each the pieces that it comes to first.
+// shall be, piece by piece from its two ends until they meet.
 struct Handover {
     enum Stage : uint64_t { Nothing, Shown, Taken };
     static Stage stage(uint64_t state) { return Stage(state & 3); }

@@ -3,9 +3,10 @@
 //
 // A send copies into the ring what fits at once; the rest, and receives that found no message yet,
 // are moved by whoever waits, or by a thread that exists from the first such request on and sleeps
-// while there is nothing to move. A large message whose receive waits goes there past the ring. Messages match by (source, tag) in the order sent; one that
-// arrives before its receive is kept in this rank's own memory, so a message never blocks the one
-// behind it, and two ranks that send large messages to each other both proceed.
+// while there is nothing to move. A large message whose receive waits goes there past the ring.
+// Messages match by (source, tag) in the order sent; one that arrives before its receive is kept in
+// this rank's own memory, so a message never blocks the one behind it, and two ranks that send large
+// messages to each other both proceed.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
