@@ -21,41 +21,42 @@ uint8_t* Steps::scratch() {
     return scratch_.get();
 }
 
-template <class Transfer>
-void Steps::move_memory(int peer, uint8_t* here, uint64_t address, size_t bytes, Transfer&& transfer) {
+// Copies up to `bytes` to or from another rank's memory; how many, or what errno tells.
+ssize_t Steps::transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const {
     const pid_t pid = segment_.record(region_.member()[peer]).pid.load(std::memory_order_relaxed);
+    const iovec local{here, bytes}, remote{reinterpret_cast<void*>(there), bytes};
+    if (pid != record_.pid.load(std::memory_order_relaxed)) return (writes ? process_vm_writev : process_vm_readv)(pid, &local, 1, &remote, 1, 0);
+    std::memcpy((writes ? remote : local).iov_base, (writes ? local : remote).iov_base, bytes);
+    return ssize_t(bytes);
+}
+
+bool Steps::reach(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const {
     for (size_t done = 0; done < bytes;) {
-        const iovec local{here + done, std::min(kChunk, bytes - done)};
-        const iovec remote{reinterpret_cast<void*>(address + done), local.iov_len};
-        const ssize_t moved = transfer(pid, local, remote);
+        const ssize_t moved = transfer(peer, writes, here + done, there + done, bytes - done);
         if (moved <= 0) {
-            const std::string why = std::strerror(errno);
-            if (errno == ESRCH) lost(peer, name(call_.op()), int64_t(calls_));
-            fail_region(region_, Cause::PeerLost, rank, calls_, "could not reach the memory of rank " + std::to_string(peer) + " (" + why + ")");
-            throw_failure();
+            const int why = errno;
+            if (why != ESRCH)
+                fail_region(region_, Cause::PeerLost, rank, region_.seats[rank].calls.load(), "could not reach the memory of rank " + std::to_string(peer) + " (" + std::strerror(why) + ")");
+            return false;
         }
         done += size_t(moved);
-        check();
     }
+    return true;
 }
 
-void Steps::copy_in_segment(uint8_t* to, const uint8_t* from, size_t bytes) {
+void Steps::move_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) {
+    uint8_t* const in_segment = there & kInSegment ? segment_.at(there & ~kInSegment) : nullptr;
     const Copy copy = copy_for(bytes);
+    check();
     for (size_t done = 0; done < bytes; done += kChunk) {
-        check();
-        copy(to + done, from + done, std::min(kChunk, bytes - done));
+        const size_t length = std::min(kChunk, bytes - done);
+        if (in_segment) copy((writes ? in_segment : here) + done, (writes ? here : in_segment) + done, length);
+        else if (!reach(peer, writes, here + done, there + done, length)) lost(peer, name(call_.op()), int64_t(calls_));
+        check();  // after the last one too: what was read from a rank that has left is worth nothing
     }
 }
 
-void Steps::read_memory(int peer, void* dst, uint64_t address, size_t bytes) {
-    if (address & kInSegment) return copy_in_segment(static_cast<uint8_t*>(dst), segment_.at(address & ~kInSegment), bytes);
-    const pid_t own = record_.pid.load(std::memory_order_relaxed);
-    move_memory(peer, static_cast<uint8_t*>(dst), address, bytes, [own](pid_t pid, iovec local, iovec remote) -> ssize_t {
-        if (pid != own) return process_vm_readv(pid, &local, 1, &remote, 1, 0);
-        std::memcpy(local.iov_base, remote.iov_base, local.iov_len);
-        return ssize_t(local.iov_len);
-    });
-}
+void Steps::read_memory(int peer, void* dst, uint64_t address, size_t bytes) { move_memory(peer, false, static_cast<uint8_t*>(dst), address, bytes); }
 
 void Steps::write_memory(int peer, const void* src, uint64_t address, size_t bytes) {
     struct Writing {
@@ -63,14 +64,7 @@ void Steps::write_memory(int peer, const void* src, uint64_t address, size_t byt
         explicit Writing(Steps& s) : s(s) { s.set_writing(true); }
         ~Writing() { s.set_writing(false); }
     } writing(*this);
-    check();
-    if (address & kInSegment) return copy_in_segment(segment_.at(address & ~kInSegment), static_cast<const uint8_t*>(src), bytes);
-    const pid_t own = record_.pid.load(std::memory_order_relaxed);
-    move_memory(peer, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes, [own](pid_t pid, iovec local, iovec remote) -> ssize_t {
-        if (pid != own) return process_vm_writev(pid, &local, 1, &remote, 1, 0);
-        std::memcpy(remote.iov_base, local.iov_base, local.iov_len);
-        return ssize_t(local.iov_len);
-    });
+    move_memory(peer, true, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes);
 }
 
 void Steps::await_no_writers() {
@@ -84,12 +78,9 @@ void Steps::await_no_writers() {
     }
 }
 
-bool Steps::can_read(int peer, uint64_t address, uint64_t expected) {
-    const pid_t pid = segment_.record(region_.member()[peer]).pid.load();
-    if (pid == record_.pid.load()) return true;
+bool Steps::can_read(int peer, uint64_t address, uint64_t expected) const {
     uint64_t word = 0;
-    const iovec local{&word, sizeof word}, remote{reinterpret_cast<void*>(address), sizeof word};
-    return process_vm_readv(pid, &local, 1, &remote, 1, 0) == ssize_t(sizeof word) && word == expected;
+    return transfer(peer, false, &word, address, sizeof word) == ssize_t(sizeof word) && word == expected;
 }
 
 }  // namespace rankwise

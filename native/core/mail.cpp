@@ -240,9 +240,9 @@ bool Mail::push(int to, bool at_once) {
     bool moved = false;
     while (!queue.empty()) {
         Request& r = *queue.front();
-        if (!r.matched_ && is_shown(c, r)) {
+        if (const uint64_t shown = r.matched_ ? 0 : shown_for(c, r)) {
             if (!at_once) break;  // a thread does it
-            moved |= take(c, r, to);
+            moved |= take(c, r, to, shown);
         }
         if (r.met_) {
             if (!copied(c.handover, r.count_ * itemsize(r.dtype_))) break;

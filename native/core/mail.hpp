@@ -110,9 +110,9 @@ private:
     void show(const std::shared_ptr<Request>& receive);
     bool settle(int from, bool& moved);
     void conceal(int from);
-    bool is_shown(Channel& c, const Request& send) const;
+    uint64_t shown_for(Channel& c, const Request& send) const;
     static bool may_copy_at_once(const Request& send);
-    bool take(Channel& c, Request& send, int to);
+    bool take(Channel& c, Request& send, int to, uint64_t state);
     bool copied(const Handover& m, uint64_t bytes) const;
     bool copy_pieces(Handover& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
 

@@ -1,9 +1,4 @@
 // Large messages past the ring: see Handover (channel.hpp).
-#include <sys/uio.h>
-
-#include <cerrno>
-
-#include "direct.hpp"
 #include "mail.hpp"
 
 namespace rankwise {
@@ -94,20 +89,21 @@ void Mail::conceal(int from) {
     arrived_[from].push_back(kept);
 }
 
-bool Mail::is_shown(Channel& c, const Request& r) const {
+// The state in which the receive that waits there is for this message; 0 where none is, or others come first.
+uint64_t Mail::shown_for(Channel& c, const Request& r) const {
     const Handover& m = c.handover;
-    if (Handover::stage(m.state.load()) != Handover::Shown || c.room() != c.capacity) return false;
+    const uint64_t state = m.state.load();
+    if (Handover::stage(state) != Handover::Shown || c.room() != c.capacity) return 0;
     const int tag = m.tag.load(std::memory_order_relaxed);
-    return (tag == kAny || tag == r.tag_) && m.count.load(std::memory_order_relaxed) == r.count_ && m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
+    const bool fits = (tag == kAny || tag == r.tag_) && m.count.load(std::memory_order_relaxed) == r.count_ && m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
+    return fits ? state : 0;
 }
 
 bool Mail::may_copy_at_once(const Request& r) { return r.count_ * itemsize(r.dtype_) <= kAtOnce; }
 
-// Whether the receive that waits for this message was taken for it.
-bool Mail::take(Channel& c, Request& r, int to) {
+// Whether the receive shown in this state was taken for the message.
+bool Mail::take(Channel& c, Request& r, int to, uint64_t state) {
     Handover& m = c.handover;
-    uint64_t state = m.state.load();
-    if (Handover::stage(state) != Handover::Shown || !is_shown(c, r)) return false;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
     m.from.store(reinterpret_cast<uint64_t>(r.data_), std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
@@ -132,26 +128,12 @@ bool Mail::copied(const Handover& m, uint64_t bytes) const {
 // The pieces that the other has not begun; whether there were any.
 bool Mail::copy_pieces(Handover& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes) {
     const uint64_t piece = piece_of(bytes), pieces = (bytes + piece - 1) / piece;
-    const pid_t own = segment_->record(region_.member()[rank_]).pid.load(std::memory_order_relaxed);
-    const pid_t pid = segment_->record(region_.member()[peer]).pid.load(std::memory_order_relaxed);
     uint64_t mine = 0;
     while (m.begun.load(std::memory_order_relaxed) < pieces && !region_.failed() && m.begun.fetch_add(1) < pieces) {
         // From both ends, so that the next time too a core finds the same pieces in its cache.
-        uint64_t at = (sends ? mine : pieces - 1 - mine) * piece;
-        const uint64_t end = std::min(at + piece, bytes);
+        const uint64_t at = (sends ? mine : pieces - 1 - mine) * piece;
         ++mine;
-        while (at < end) {
-            const iovec local{here + at, end - at}, remote{reinterpret_cast<void*>(there + at), end - at};
-            ssize_t moved = ssize_t(end - at);
-            if (pid == own) std::memcpy(sends ? remote.iov_base : local.iov_base, sends ? local.iov_base : remote.iov_base, end - at);
-            else moved = (sends ? process_vm_writev : process_vm_readv)(pid, &local, 1, &remote, 1, 0);
-            if (moved <= 0) {  // the reason for its death, if it has died, is found elsewhere
-                if (errno != ESRCH)
-                    fail_region(region_, Cause::PeerLost, rank_, 0, "could not reach the memory of rank " + std::to_string(peer) + " (" + std::strerror(errno) + ")");
-                return true;
-            }
-            at += uint64_t(moved);
-        }
+        if (!steps_.reach(peer, sends, here + at, there + at, std::min(piece, bytes - at))) return true;
         m.done.fetch_add(1);
     }
     return mine > 0;

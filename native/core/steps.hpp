@@ -9,6 +9,8 @@
 // A peer that is waited for and does not come ends in an exception: it died or left, it called
 // something else, the group failed elsewhere, the deadline passed, or the embedding interrupted.
 #pragma once
+#include <sys/types.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -102,6 +104,9 @@ public:
     // Copy from or to the memory of a peer that is in the same operation.
     void read_memory(int peer, void* dst, uint64_t address, size_t bytes);
     void write_memory(int peer, const void* src, uint64_t address, size_t bytes);
+    // The same in any thread, from or to an address of the peer's own. False where that fails: the group
+    // has failed by it, or will when the peer's death is noticed.
+    bool reach(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const;
     // How a peer finds memory of this rank: its address, or its place in the segment, marked as such.
     static constexpr uint64_t kInSegment = uint64_t(1) << 63;
     uint64_t lend(const void* p) const {
@@ -117,7 +122,7 @@ public:
     // Return when no peer writes into this rank's memory any more.
     void await_no_writers();
     // Whether a peer's memory can be read at all.
-    bool can_read(int peer, uint64_t address, uint64_t expected);
+    bool can_read(int peer, uint64_t address, uint64_t expected) const;
     // Memory of this rank's own for what is read from peers, kScratch bytes.
     uint8_t* scratch();
 
@@ -147,8 +152,8 @@ private:
             if (p != rank) await_value(p, value);
         seen_ = value;
     }
-    template <class Transfer> void move_memory(int peer, uint8_t* here, uint64_t address, size_t bytes, Transfer&& transfer);
-    void copy_in_segment(uint8_t* to, const uint8_t* from, size_t bytes);
+    ssize_t transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const;
+    void move_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes);
     std::map<uint64_t, Call> recent_calls(int peer) const;
     void tell_site();
     void await_sites() const;
