@@ -87,11 +87,18 @@ void Steps::wake_sleepers() {
     }
 }
 
-// Two ranks on one core, where there is one for each: the one that waits leaves it.
+// Two ranks on one core, where there is one for each: the one that waits leaves it. The scheduler tends
+// to put a thread beside the one that woke it, and two ranks that spin on one core wait for each other's
+// time slice.
 void Steps::take_own_core(int peer) {
     const int core = sched_getcpu();
     const bool shared = region_.seats[peer].core.load(std::memory_order_relaxed) == core + 1;
-    if (shared) leave_core(core);
+    if (shared) {
+        const cpu_set_t allowed = allowed_cores();
+        cpu_set_t others = allowed;
+        CPU_CLR(core, &others);
+        move_to_cores(others, allowed);
+    }
     region_.seats[rank].core.store((shared ? sched_getcpu() : core) + 1, std::memory_order_relaxed);
 }
 
@@ -111,11 +118,17 @@ void Steps::share_cores() {
     const int here = ranks_on(core);
     if (here < 2) return;
     int fewest = here - 1, best = core;  // two fewer, or it is no better there
-    for (int other : allowed_cores())
+    const cpu_set_t allowed = allowed_cores();
+    for (int other = 0; other < CPU_SETSIZE; ++other) {
+        if (!CPU_ISSET(other, &allowed)) continue;
         if (const int count = ranks_on(other); count < fewest) fewest = count, best = other;
+    }
     if (best == core) return;
     mine.store(best + 1, std::memory_order_relaxed);
-    move_to_core(best);
+    cpu_set_t chosen;
+    CPU_ZERO(&chosen);
+    CPU_SET(best, &chosen);
+    move_to_cores(chosen, allowed);
 }
 
 void Steps::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {

@@ -1,7 +1,6 @@
 #include "waiting.hpp"
 
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -38,10 +37,19 @@ std::string seconds(double value) {
     return text;
 }
 
+cpu_set_t allowed_cores() {
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) != 0) CPU_ZERO(&cores);
+    return cores;
+}
+
+void move_to_cores(const cpu_set_t& some, const cpu_set_t& allowed) {
+    if (sched_setaffinity(0, sizeof some, &some) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
 int usable_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    const cpu_set_t allowed = allowed_cores();
+    int cores = CPU_COUNT(&allowed);
     if (double quota = cgroup_quota(); quota > 0) cores = std::min(cores, std::max(1, int(std::floor(quota))));
     return std::max(1, cores);
 }
@@ -56,31 +64,6 @@ WaitPolicy WaitPolicy::for_ranks(int ranks_on_host) {
     using namespace std::chrono_literals;
     if (ranks_on_host <= usable_cores()) return {50, 50us, 300, 20ms};
     return {0, 0us, 50, 20ms};
-}
-
-void leave_core(int core) {
-    cpu_set_t allowed, others;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
-    others = allowed;
-    CPU_CLR(core, &others);
-    if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
-}
-
-void move_to_core(int core) {
-    cpu_set_t allowed, one;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    if (sched_setaffinity(0, sizeof one, &one) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
-}
-
-std::vector<int> allowed_cores() {
-    cpu_set_t allowed;
-    std::vector<int> cores;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return cores;
-    for (int core = 0; core < CPU_SETSIZE; ++core)
-        if (CPU_ISSET(core, &allowed)) cores.push_back(core);
-    return cores;
 }
 
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit) {

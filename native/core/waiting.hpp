@@ -1,11 +1,12 @@
 // How a rank waits: a short spin, then yielding, then asleep on a futex with a deadline.
 #pragma once
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 namespace rankwise {
 
@@ -49,14 +50,10 @@ struct WaitPolicy {
 // none of another group. 0 where it does not.
 uint64_t scheduled_in();
 
-// Moves the calling thread off its core, to one of its others where it has any. The scheduler tends
-// to put a thread beside the one that woke it, and two ranks that spin on one core wait for each
-// other's time slice.
-void leave_core(int core);
-// Moves it to that one.
-void move_to_core(int core);
-// The cores that the calling thread may use.
-std::vector<int> allowed_cores();
+// The cores that the calling thread may use; none where the system does not say.
+cpu_set_t allowed_cores();
+// Moves the calling thread to one of some of these, if there are any. It stays free to use all of them.
+void move_to_cores(const cpu_set_t& some, const cpu_set_t& allowed);
 
 // Sleep while *word == seen, at most `limit`. Returns false when a signal interrupted the sleep.
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit);
