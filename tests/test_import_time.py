@@ -14,15 +14,17 @@ RUNS = 7  # the best of these counts: the machine may be busy with other things
 EVERY_NAME = "import rankwise; [getattr(rankwise, name) for name in rankwise.__all__]"
 
 
-def python(code: str) -> str:
+def python(code: str, *launcher: str) -> str:
     """What a fresh interpreter prints for `code`."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    command = [sys.executable, *launcher, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.strip()
 
 
-def loaded_by(code: str) -> set[str]:
+def loaded_by(code: str, *launcher: str) -> set[str]:
     """The top-level modules that a fresh interpreter holds after `code`."""
-    return set(python(f"{code}\nimport sys; print(*{{name.split('.')[0] for name in sys.modules}})").split())
+    code = f"{code}\nimport sys; print(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(python(code, *launcher).split())
 
 
 def test_import_is_quick() -> None:
@@ -59,6 +61,19 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 )
 def test_the_launcher_and_the_contract_do_without_numpy(code: str) -> None:
     assert "numpy" not in loaded_by(code)
+
+
+def test_the_launcher_imports_little() -> None:
+    """Each of these takes it one to seven ms. What its libraries import of them is theirs."""
+    slow = {"ctypes", "dataclasses", "inspect", "json", "logging", "pathlib", "shutil", "tempfile", "typing"}
+    libraries = "import argparse, contextlib, selectors, socket, subprocess, rankwise"
+    assert slow & loaded_by("import rankwise.tools.run") <= loaded_by(libraries)
+
+
+def test_ranks_that_inherit_their_segment_import_no_sockets() -> None:
+    ours = loaded_by("import rankwise; rankwise.init().barrier()", "-m", "rankwise", "run", "-n", "1", "python")
+    slow = {"email", "hashlib", "hmac", "json", "logging", "selectors", "socket"}
+    assert slow & ours <= loaded_by("import numpy, rankwise")
 
 
 def test_an_import_is_seen() -> None:

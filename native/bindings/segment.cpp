@@ -1,3 +1,5 @@
+#include <sys/prctl.h>
+
 #include "bindings.hpp"
 #include "stacks.hpp"
 #include "trace.hpp"
@@ -67,4 +69,7 @@ void bind_segment(nb::module_& m) {
         });
     m.def("usable_cores", &rankwise::usable_cores, "Cores this process may use: its affinity, cut by its cgroup's quota.");
     m.def("end_with", &rankwise::end_with, nb::arg("pid"), "End this process when the process `pid` ends.");
+    m.def(
+        "adopt_orphans", [](bool on) { prctl(PR_SET_CHILD_SUBREAPER, on ? 1UL : 0UL, 0UL, 0UL, 0UL); }, nb::arg("on"),
+        "Whether this process becomes the parent of what its descendants leave behind.");
 }

@@ -11,9 +11,11 @@ Names are loaded when they are first used, so that importing rankwise costs next
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # without importing typing, which the launcher does without
 if TYPE_CHECKING:
+    from typing import Any
+
     from rankwise.api import trace
     from rankwise.api.group import Group
     from rankwise.api.init import default_group as _default

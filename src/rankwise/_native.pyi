@@ -344,6 +344,9 @@ def usable_cores() -> int:
 def end_with(pid: int) -> None:
     """End this process (SIGTERM, then SIGKILL) when the process `pid` ends."""
 
+def adopt_orphans(on: bool) -> None:
+    """Whether this process becomes the parent of what its descendants leave behind (a "subreaper")."""
+
 def kernel_isa() -> str:
     """The instruction set of the reduction kernels on this machine."""
 

@@ -13,7 +13,7 @@ from rankwise.api.ranks import find_job, starting_process
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 
-ALONE = Settings()
+ALONE = Settings({})
 
 TORCHRUN = {
     "RANK": "1",
@@ -54,18 +54,18 @@ def test_a_process_alone() -> None:
 
 
 def test_rankwise_run() -> None:
-    job = find_job(TORCHRUN, Settings(rank=1, world_size=3, segment_fd=7))
+    job = find_job(TORCHRUN, Settings({"RANKWISE_RANK": "1", "RANKWISE_WORLD_SIZE": "3", "RANKWISE_SEGMENT_FD": "7"}))
     assert job == Job(1, 3, 1, 3, "rankwise run", segment_fd=7)
     assert job.one_host
-    for settings in (Settings(rank=1), Settings(world_size=2)):
+    for settings in (Settings({"RANKWISE_RANK": "1"}), Settings({"RANKWISE_WORLD_SIZE": "2"})):
         with pytest.raises(ValueError, match=r"^RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"):
             find_job({}, settings)
     with pytest.raises(ValueError, match=r"^RANKWISE_SEGMENT_FD is not set"):
-        find_job({}, Settings(rank=0, world_size=1))
+        find_job({}, Settings({"RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "1"}))
 
 
 def test_torchrun() -> None:
-    job = find_job(TORCHRUN, Settings(secret=b"s"))
+    job = find_job(TORCHRUN, Settings({"RANKWISE_SECRET": "s"}))
     assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (1, 2, 1, 2)
     assert (job.launcher, job.secret, job.one_host) == ("torchrun", b"s", True)
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 
 from rankwise import _native
 from rankwise.api.group import Group, check_timeout
 from rankwise.api.ranks import find_job
-from rankwise.backends import registry, rendezvous
+from rankwise.backends import registry
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError
 from rankwise.contract.job import Job
@@ -68,6 +67,10 @@ def connect(job: Job, backend: str, timeout: float) -> Communicator:
 
 def place() -> str:
     """Where this process is: equal for processes that can share memory and watch each other."""
+    import json
+
+    from rankwise.backends import rendezvous
+
     return json.dumps(rendezvous.place())
 
 

@@ -2,7 +2,8 @@
 
 Words: a rank's *group* is its process group, with all that the rank started. The *keeper* is a
 shell that does nothing but wait for this process to die; should that happen before the job's end,
-however it happens, it kills the groups. This file imports no NumPy: the launcher starts fast.
+however it happens, it kills the groups. This file imports no NumPy, no dataclasses and nothing that
+a job does without: the launcher starts fast.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ import termios
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from rankwise import _native
-from rankwise._native import usable_cores as usable_cores  # the tools take it from here
+from rankwise._native import adopt_orphans as adopt_orphans  # the tools take it from here
+from rankwise._native import usable_cores as usable_cores
 from rankwise.api.relay import Relay, Stream
-from rankwise.api.trace import MEMFD
-from rankwise.api.trace_file import Trace, rank_trace
+
+TYPE_CHECKING = False  # without importing typing, which takes time
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rankwise.api.trace_file import Trace
 
 GRACE = 1.0  # seconds that ranks have to end by themselves, and again between SIGTERM and SIGKILL
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
@@ -56,7 +60,6 @@ def _leave_terminal() -> None:
     os.close(terminal)
 
 
-@dataclass(eq=False)
 class Rank:
     """One rank's process, and once it has ended, how and where.
 
@@ -65,14 +68,15 @@ class Rank:
     whether its traceback is that of a PeerLostError; known when the job is over.
     """
 
-    number: int
-    process: subprocess.Popen[bytes]
-    pidfd: int = -1
-    returncode: int | None = None
-    operation: str = ""
-    sequence: int = 0
-    inside: bool = False
-    follows: bool = False
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        self.number = number
+        self.process = process
+        self.pidfd = -1
+        self.returncode: int | None = None
+        self.operation = ""
+        self.sequence = 0
+        self.inside = False
+        self.follows = False
 
     @property
     def pid(self) -> int:
@@ -258,6 +262,8 @@ class Job:
 
     def trace(self) -> Trace:
         """The last operations of each rank, and its spans. While the job is open; complete once all have ended."""
+        from rankwise.api.trace_file import Trace, rank_trace
+
         assert self._segment is not None
         view = _native.SegmentView(self._segment.fd)
         ranks = []
@@ -297,11 +303,13 @@ class Job:
             os.write(kept, b"%d\n" % os.getpid())
 
         self._listen(self._wake_reader, self._woken)
+        if self._keep_spans:
+            from rankwise.api.trace import MEMFD
+
+            self._spans = [os.memfd_create(MEMFD) for _ in range(self._n)]
         for number in range(self._n):
             if self.interrupted is not None:
                 break
-            if self._keep_spans:
-                self._spans.append(os.memfd_create(MEMFD))
             process = subprocess.Popen(
                 self._argv,
                 stdin=None if self._stdin and number == 0 else subprocess.DEVNULL,
@@ -309,7 +317,7 @@ class Job:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 env=self._environment(number, segment.fd),
-                pass_fds=(segment.fd, *self._spans[number:], *self._pass_fds),
+                pass_fds=(segment.fd, *self._spans[number : number + 1], *self._pass_fds),
                 **(_SAME_SESSION if self._n > usable_cores() else _OWN_SESSION),
                 preexec_fn=announce if self._fork else None,  # in the new process, already of that group
             )

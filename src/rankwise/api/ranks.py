@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
@@ -202,7 +201,7 @@ def starting_process(variable: str) -> str:
     pid = os.getpid()
     key = variable.encode() + b"="
     try:
-        while any(entry.startswith(key) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+        while any(entry.startswith(key) for entry in _read(f"/proc/{pid}/environ").split(b"\0")):
             pid = int(_stat(pid)[_PARENT])
         return f"{pid} {_stat(pid)[_START_TIME]}"
     except OSError:
@@ -211,7 +210,12 @@ def starting_process(variable: str) -> str:
 
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the command, which is in parentheses and may contain anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 _PARENT, _START_TIME = 1, 19

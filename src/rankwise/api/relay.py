@@ -13,15 +13,17 @@ from __future__ import annotations
 import codecs
 import re
 import time
-from dataclasses import dataclass, field
-from typing import TextIO
+
+TYPE_CHECKING = False  # without importing typing, which takes time
+if TYPE_CHECKING:
+    from typing import TextIO
 
 LONGEST_LINE = 8 << 20  # bytes of an incomplete line kept back; a longer one comes in pieces
 
 # Where a line begins anew: after a newline, and after the carriage return of a progress bar.
-_BEGINNINGS = re.compile(rb"(?s)(?<=\n)(?=.)|(?<=\r)(?=[^\n])")
+_BEGINNINGS = rb"(?s)(?<=\n)(?=.)|(?<=\r)(?=[^\n])"
 # Where a traceback begins: Python's own, that of a group of exceptions, of a crash.
-_TRACEBACK = re.compile(
+_TRACEBACK = (
     rb"(?m)^(?:\[\d+\] )?(?:  \+ Exception Group )?(?:Traceback \(most recent call last\):|Fatal Python error: )"
 )
 _CLEAR_LINE = b"\r\x1b[K"
@@ -49,7 +51,6 @@ class Sink:
         self.unfinished = None if data.endswith(b"\n") else writer
 
 
-@dataclass(eq=False)
 class Stream:
     """One rank's stdout or stderr. `line` is its incomplete line, of which `shown` bytes are on the screen.
 
@@ -57,21 +58,22 @@ class Stream:
     all that came after it, since `since`.
     """
 
-    sink: Sink
-    rank: int = -1
-    held: bytearray = field(default_factory=bytearray)
-    since: float = 0.0
-    tag: bytes = b""
-    line: bytearray = field(default_factory=bytearray)
-    shown: int = 0
-    last: bytes = b"\n"
-    """The last byte that came, before marking."""
+    def __init__(self, sink: Sink, rank: int = -1, tag: bytes = b"") -> None:
+        self.sink = sink
+        self.rank = rank
+        self.tag = tag
+        self.held = bytearray()
+        self.since = 0.0
+        self.line = bytearray()
+        self.shown = 0
+        self.last = b"\n"
+        """The last byte that came, before marking."""
 
     def mark(self, data: bytes) -> bytes:
         """`data` with the tag at each beginning of a line."""
         if not self.tag:
             return data
-        marked = _BEGINNINGS.sub(self.tag, self.last + data)[1:]
+        marked = re.sub(_BEGINNINGS, self.tag, self.last + data)[1:]
         self.last = data[-1:]
         return marked
 
@@ -123,7 +125,7 @@ class Relay:
     def error(self, rank: int) -> str:
         """The error that the last traceback held of a rank is about, "ValueError: bad"; "" without one."""
         for stream in self._streams:
-            if stream.rank == rank and (tracebacks := list(_TRACEBACK.finditer(stream.held))):
+            if stream.rank == rank and (tracebacks := list(re.finditer(_TRACEBACK, stream.held))):
                 for line in stream.held[tracebacks[-1].end() :].splitlines()[1:]:
                     words = bytes(line).removeprefix(stream.tag)
                     if not words.startswith(b" "):
@@ -146,7 +148,7 @@ class Relay:
 
     def _lines(self, stream: Stream, data: bytes) -> None:
         """Write lines of a stream, or hold them from where a traceback begins."""
-        if not stream.held and stream.rank >= 0 and (traceback := _TRACEBACK.search(data)):
+        if not stream.held and stream.rank >= 0 and (traceback := re.search(_TRACEBACK, data)):
             self._write(stream, data[: traceback.start()])
             data, stream.since = data[traceback.start() :], time.monotonic()
             stream.held += data

@@ -11,12 +11,11 @@ compute.submit(step)
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from rankwise._native import HostEvents
@@ -26,9 +25,10 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.work import Work
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from logging import Logger
 
-_log = logging.getLogger("rankwise")
+T = TypeVar("T")
 
 MOST_FAILURES = 100  # kept of one stream until `synchronize` raises them; older ones are logged
 
@@ -143,7 +143,7 @@ class _Failures:
     def log_one(self) -> None:
         work = self.works.popleft()
         if not work._told:
-            _log.error("%s: a function raised, and nobody asked for its result", self.name, exc_info=work._error)
+            _log().error("%s: a function raised, and nobody asked for its result", self.name, exc_info=work._error)
 
     def log_all(self) -> None:
         while self.works:
@@ -227,7 +227,7 @@ class Stream:
         ran, ended = self._native.close(timeout)
         if not ran:
             left = "" if ended else "; a function that goes on was left alone"
-            _log.warning("closing %s: work was still queued after %g s and was dropped%s", self.name, timeout, left)
+            _log().warning("closing %s: work was still queued after %g s and was dropped%s", self.name, timeout, left)
         self._failures.log_all()
 
     def __enter__(self) -> Stream:
@@ -326,3 +326,9 @@ def _close_all(left: Callable[[], float]) -> None:
 
 
 close_at_exit(Turn.STREAMS, _close_all)
+
+
+def _log() -> Logger:
+    import logging  # slow to import
+
+    return logging.getLogger("rankwise")

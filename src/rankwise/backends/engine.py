@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +18,6 @@ from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
-
-_log = logging.getLogger("rankwise")
 
 
 class EngineWork(Work[None]):
@@ -264,7 +261,10 @@ class EngineCommunicator(Communicator):
         if self._at_close is not None:
             self._at_close()
         if trouble is not None:
-            _log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
+            import logging  # slow to import
+
+            log = logging.getLogger("rankwise")
+            log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
 
     def forked(self) -> None:
         """Nothing to do: the engine sees in which process it is called."""

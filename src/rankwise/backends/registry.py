@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Opener = Callable[[Job, float], Communicator]
 
@@ -51,4 +54,6 @@ def opener(name: str) -> Opener:
 
 
 def _outside() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # slow to import
+
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

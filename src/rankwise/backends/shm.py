@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 
 from rankwise import _native
-from rankwise.backends import rendezvous
 from rankwise.backends.engine import EngineCommunicator, join
 from rankwise.contract.job import Job
 
@@ -19,13 +18,19 @@ def open(job: Job, timeout: float) -> EngineCommunicator:
     A segment is joined once. Ranks that close their communicator and come back get a new segment.
     """
     if job.segment_fd is None:
-        segment = rendezvous.meet(job, timeout)
+        segment = _meet(job, timeout)
     elif (inode := _inode(job.segment_fd)) not in _taken:
         segment = _native.Segment.attach(job.segment_fd)
         _taken.add(inode)
     else:
-        segment = rendezvous.meet(replace(job, id=f"{job.launcher}, segment {inode}"), timeout)
+        segment = _meet(replace(job, id=f"{job.launcher}, segment {inode}"), timeout)
     return join(segment, job.rank, timeout, "shm", process=True)
+
+
+def _meet(job: Job, timeout: float) -> _native.Segment:
+    from rankwise.backends import rendezvous  # slow to import, with its sockets and hashes
+
+    return rendezvous.meet(job, timeout)
 
 
 def _inode(fd: int) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 
-@dataclass(frozen=True)
 class Settings:
     """What the environment says. `Settings.read()` reads it afresh; nothing else looks there.
 
@@ -27,40 +26,29 @@ class Settings:
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """
 
-    rank: int | None = None
-    world_size: int | None = None
-    segment_fd: int | None = None
-    launcher_pid: int | None = None
-    secret: bytes = field(default=b"", repr=False)
-    backend: str | None = None
-    timeout: float = 300.0
-    timeout_stacks: bool = False
-    trace: str | None = None
-    trace_fd: int | None = None
-    check: bool | None = None
-    tcl_simulate: bool = False
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """ValueError names the variable that is not what it should be."""
+        self.rank = _integer(environ, "RANKWISE_RANK")
+        self.world_size = _integer(environ, "RANKWISE_WORLD_SIZE")
+        self.segment_fd = _integer(environ, "RANKWISE_SEGMENT_FD")
+        self.launcher_pid = _integer(environ, "RANKWISE_LAUNCHER_PID")
+        self.secret = os.fsencode(environ.get("RANKWISE_SECRET", ""))
+        self.backend = environ.get("RANKWISE_BACKEND") or None
+        self.timeout = _seconds(environ, "RANKWISE_TIMEOUT", 300.0)
+        self.timeout_stacks = bool(_integer(environ, "RANKWISE_TIMEOUT_STACKS"))
+        self.trace = environ.get("RANKWISE_TRACE") or None
+        self.trace_fd = _integer(environ, "RANKWISE_TRACE_FD")
+        check = _integer(environ, "RANKWISE_CHECK")
+        self.check = None if check is None else bool(check)
+        self.tcl_simulate = bool(_integer(environ, "RANKWISE_TCL_SIMULATE"))
 
     @classmethod
     def read(cls) -> Settings:
-        """Read the variables; ValueError names the one that is not what it should be."""
-        return cls(
-            rank=_integer("RANKWISE_RANK"),
-            world_size=_integer("RANKWISE_WORLD_SIZE"),
-            segment_fd=_integer("RANKWISE_SEGMENT_FD"),
-            launcher_pid=_integer("RANKWISE_LAUNCHER_PID"),
-            secret=os.environb.get(b"RANKWISE_SECRET", b""),
-            backend=os.environ.get("RANKWISE_BACKEND") or None,
-            timeout=_seconds("RANKWISE_TIMEOUT", 300.0),
-            timeout_stacks=bool(_integer("RANKWISE_TIMEOUT_STACKS")),
-            trace=os.environ.get("RANKWISE_TRACE") or None,
-            trace_fd=_integer("RANKWISE_TRACE_FD"),
-            check=None if (check := _integer("RANKWISE_CHECK")) is None else bool(check),
-            tcl_simulate=bool(_integer("RANKWISE_TCL_SIMULATE")),
-        )
+        return cls(os.environ)
 
 
-def _integer(name: str) -> int | None:
-    text = os.environ.get(name)
+def _integer(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
     if not text:
         return None
     try:
@@ -69,8 +57,8 @@ def _integer(name: str) -> int | None:
         raise ValueError(f"environment variable {name}={text!r}: expected an integer") from None
 
 
-def _seconds(name: str, default: float) -> float:
-    text = os.environ.get(name)
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name)
     if not text:
         return default
     try:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
-from typing import NoReturn
+
+TYPE_CHECKING = False  # without importing typing, which takes time
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 # name: (module with `main(argv) -> exit code`, loaded when it is called for; what it does)
 COMMANDS = {
@@ -29,7 +34,12 @@ examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
+    """An ArgumentParser whose errors are one line. Its help is as wide as our texts, whatever the terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        # Told no width, argparse asks the terminal by way of shutil, whose import takes time.
+        formatter = partial(argparse.RawDescriptionHelpFormatter, width=100)
+        super().__init__(**{"formatter_class": formatter, "allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help tells more)\n")
@@ -41,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _command(list(sys.argv[1:] if argv is None else argv))
         finally:
+            gc.freeze()  # the process ends here; what it holds need not be searched for garbage once more
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:  # who read our output is gone: end as if by SIGPIPE, without a word
@@ -61,8 +72,6 @@ def _command(words: list[str]) -> int:
         + "\n"
         + EXAMPLES,
         usage="rankwise COMMAND ...",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)

@@ -5,27 +5,31 @@ from __future__ import annotations
 import os
 import stat
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
-from rankwise.api.launch import Job
-from rankwise.api.trace_file import Trace, has_operations
+TYPE_CHECKING = False  # without importing typing, which takes time
+if TYPE_CHECKING:  # loaded when there is a trace to keep
+    from pathlib import Path
+
+    from rankwise.api.launch import Job
+    from rankwise.api.trace_file import Trace
 
 NEWEST = 10  # traces of failed jobs that are kept
 
 
-@dataclass(frozen=True)
 class Keep:
     """always: the file that a trace is written to, however the job ends. on_failure: one is written, if it fails."""
 
-    always: Path | None
-    on_failure: bool
+    def __init__(self, always: Path | None, on_failure: bool) -> None:
+        self.always = always
+        self.on_failure = on_failure
 
     @classmethod
     def of(cls, word: str | None) -> Keep:
         """What --trace or RANKWISE_TRACE says: a file, "none", or None for neither. ValueError where it cannot be."""
         if word is None or word == "none":
             return cls(None, word is None)
+        from pathlib import Path
+
         path = Path(word)
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise ValueError(f"--trace {word}: expected a file in a folder that can be written to")
@@ -36,6 +40,8 @@ class Keep:
         failed = job.culprit is not None and job.interrupted is None
         if self.always is None and not (self.on_failure and failed):
             return None
+        from rankwise.api.trace_file import has_operations
+
         trace = job.trace()
         try:
             if self.always is not None:
@@ -52,6 +58,7 @@ class Keep:
 def _temporary(trace: Trace) -> Path:
     """Write it to a new file in a folder of this user's own, from which the oldest go."""
     import tempfile
+    from pathlib import Path
 
     folder = Path(tempfile.gettempdir()) / f"rankwise-traces-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
 from types import FrameType
 
-from rankwise.api.launch import Job, Rank, signal_name
+from rankwise.api.launch import Job, Rank, adopt_orphans, signal_name
 from rankwise.api.relay import Relay
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import Settings
@@ -22,7 +18,6 @@ from rankwise.tools.cli import Parser
 from rankwise.tools.keep import Keep
 
 NOT_FOUND = 127  # the exit code of shells for a program that is not there
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 DESCRIPTION = """\
 Run a program on N ranks of this host. Each rank is a process; it calls rankwise.init() and learns
@@ -95,7 +90,7 @@ def find_program(words: Sequence[str]) -> list[str]:
             raise FileNotFoundError(f"module not found: {words[1]}")
         return [sys.executable, *words]
     if words and words[0].endswith((".py", ".tcl")):
-        if not Path(words[0]).is_file():
+        if not os.path.isfile(words[0]):
             raise FileNotFoundError(f"program not found: {words[0]} (no such file, seen from {os.getcwd()})")
         shell = ["-m", "rankwise", "tclsh"] if words[0].endswith(".tcl") else []
         return [sys.executable, *shell, *words]
@@ -108,10 +103,10 @@ def _find_command(words: Sequence[str]) -> list[str]:
     name = words[0]
     if name in ("python", "python3"):
         return [sys.executable, *words[1:]]
-    found = shutil.which(name)
-    if found is not None:
-        return [found, *words[1:]]
-    if not Path(name).exists():
+    for path in [name] if "/" in name else [os.path.join(folder, name) for folder in os.get_exec_path()]:
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return [path, *words[1:]]
+    if not os.path.exists(name):
         where = f"no such file, seen from {os.getcwd()}" if "/" in name else "no such command on PATH"
         raise FileNotFoundError(f"program not found: {name} ({where})")
     if "/" in name or not os.access(name, os.X_OK):
@@ -121,6 +116,8 @@ def _find_command(words: Sequence[str]) -> list[str]:
 
 def _module_exists(name: str) -> bool:
     """Whether the module's package is there; finding more would import it."""
+    from importlib.util import find_spec
+
     before = list(sys.path)
     sys.path.insert(0, os.getcwd())  # where python -m looks first
     try:
@@ -137,8 +134,6 @@ def _parser() -> Parser:
         usage="rankwise run -n N [options] PROGRAM [arguments]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("-n", type=_count, required=True, metavar="N", help="how many ranks")
     parser.add_argument(
@@ -248,8 +243,7 @@ def _no_orphans() -> Iterator[None]:
     """Be the parent of whatever the ranks start and leave, daemons too, and kill what is left of it at the end."""
     ours = _children()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no end of a child can be learned of
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans(True)
     try:
         yield
     finally:
@@ -257,15 +251,20 @@ def _no_orphans() -> Iterator[None]:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        adopt_orphans(False)
 
 
 def _children() -> set[int]:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # there are none, as most often: it need not be looked who is whose child
+        return set()
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
-                parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1]
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    parent = file.read().rpartition(b")")[2].split()[1]
             except (FileNotFoundError, ProcessLookupError):
                 continue  # ended meanwhile
             if int(parent) == os.getpid():

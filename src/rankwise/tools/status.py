@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -45,8 +44,6 @@ def main(argv: Sequence[str]) -> int:
         usage="rankwise status [options] [PID]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the launcher or of a rank")
     parser.add_argument("--watch", action="store_true", help="keep it live in the terminal (needs rich)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -41,8 +40,6 @@ def main(argv: Sequence[str]) -> int:
         usage="rankwise trace [options] FILE",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="that rankwise run --trace wrote, or after a failure")
     parser.add_argument(

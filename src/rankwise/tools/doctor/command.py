@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -38,8 +37,6 @@ def main(argv: Sequence[str]) -> int:
         description="Say what this machine has, try every backend with a real all_reduce of two ranks, and say what\n"
         "would be chosen, and what would bring what is missing. Exits with 0 where shared memory works.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for all trials together (60)")
