@@ -16,7 +16,7 @@ namespace rankwise {
 // and one in finish().
 class Loan {
 public:
-    // Lends memory for reading, and `written` for writing too.
+    // Lends memory for reading, and `written` for writing too; nothing where that is null.
     Loan(Steps& s, const void* readable, void* written = nullptr) : s_(s) {
         const uint64_t both[2] = {s.lend(readable), s.lend(written)};
         lends_ = written != nullptr;
@@ -31,6 +31,13 @@ public:
     // Wait until `peer` is in the operation too; then the other calls may name it.
     void await(int peer) { s_.await(peer, step_); }
     void await_all() { s_.await_all(step_); }
+    // The same, and whether all lend something. If not, the operation may go on another way.
+    bool all_lend() {
+        await_all();
+        for (int r = 0; r < s_.n; ++r)
+            if (!address(r, 0)) return finish_all(), false;
+        return true;
+    }
     // Copy from what the peer lends, or to it.
     void read(int peer, void* dst, size_t offset, size_t bytes) { s_.read_memory(peer, dst, address(peer, 0) + offset, bytes); }
     void write(int peer, const void* src, size_t offset, size_t bytes) { s_.write_memory(peer, src, address(peer, 1) + offset, bytes); }
@@ -61,10 +68,16 @@ private:
 inline constexpr size_t kDirectFrom = 24 << 10;
 inline constexpr size_t kDirectTo = 24 << 20;
 
-// Bytes from which reductions go direct, where ranks share cores. Elsewhere they do not gain: what they save
-// in copies they lose in reading what another core has just written.
-inline constexpr size_t kReduceDirectFrom = 1 << 20;
-inline bool reduces_direct(const Steps& s, size_t bytes) { return s.direct() && s.region().crowded && bytes >= kReduceDirectFrom; }
+// Bytes from which reductions go direct, and of all_reduce where every rank has a core. Measured with arrays
+// that the ranks had just written: others gain earlier.
+inline constexpr size_t kReduceDirectFrom = 4 << 20;
+inline constexpr size_t kAllReduceDirectFrom = 256 << 10;
+// The same where ranks share cores and cannot hand them over: there a turn costs more than the copies.
+inline constexpr size_t kReduceDirectFromStuck = 1 << 20;
+inline bool reduces_direct(const Steps& s, size_t bytes, size_t from = kReduceDirectFrom) {
+    if (s.region().crowded) from = s.takes_turns() ? kReduceDirectFrom : kReduceDirectFromStuck;
+    return s.direct() && bytes >= from;
+}
 
 // Whether an operation on blocks of `bytes` goes direct; `lent` is what this rank will lend in it, if
 // anything. Beyond those sizes, and where ranks cannot read each other's memory, that it does where all

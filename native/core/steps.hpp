@@ -24,7 +24,7 @@
 
 namespace rankwise {
 
-inline constexpr size_t kScratch = 256 << 10;
+inline constexpr size_t kScratch = 512 << 10;
 struct FreeAligned {
     void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t(64)); }
 };
@@ -123,6 +123,8 @@ public:
     void await_no_writers();
     // Whether a peer's memory can be read at all.
     bool can_read(int peer, uint64_t address, uint64_t expected) const;
+    // `memory` of this rank's own, or null where peers could not read it: what a driver maps, say.
+    uint8_t* readable(const void* memory, size_t bytes) const;
     // Memory of this rank's own for what is read from peers, kScratch bytes.
     uint8_t* scratch();
 

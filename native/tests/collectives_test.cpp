@@ -107,6 +107,18 @@ void uneven(Comm& c) {
     }
 }
 
+// What goes through the peers' memory also where ranks share cores.
+void large_reductions(Comm& c) {
+    const uint64_t count = 1100007;
+    const auto mine = filled(c.rank(), count);
+    auto x = mine;
+    c.all_reduce(x.data(), count, DType::F32, ReduceOp::SUM);
+    for (uint64_t i = 0; i < count; ++i) CHECK_EQ(x[i], total(c.world_size(), i));
+    x = mine;
+    c.reduce(x.data(), count, DType::F32, ReduceOp::SUM, 1);
+    for (uint64_t i = 0; i < count; ++i) CHECK_EQ(x[i], c.rank() == 1 ? total(c.world_size(), i) : mine[i]);
+}
+
 // Rooted operations back to back: nobody may overtake what another still reads.
 void in_a_row(Comm& c) {
     const int n = c.world_size();
@@ -125,10 +137,11 @@ void in_a_row(Comm& c) {
 
 int main() {
     for (int n : {1, 2, 3, 4, 7})
-        ranks::run(n, [](Comm& c) {
+        ranks::run(n, [n](Comm& c) {
             for (uint64_t count : {0, 1, 23, 24, 25, 1023, 1024, 4097, 65536, 70001, 300007}) every_collective(c, count);
             uneven(c);
             in_a_row(c);
+            if (n > 1) large_reductions(c);
         });
     return check::result();
 }

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from rankwise._native import Segment
 
 AGAIN = """
@@ -36,6 +38,41 @@ def test_ranks_come_back_after_close() -> None:
     ]
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["ok\n", "ok\n"]
     assert [rank.returncode for rank in ranks] == [0, 0]
+
+
+UNREADABLE = """
+import ctypes, mmap, os, sys
+import numpy as np
+import rankwise as rw
+libc = ctypes.CDLL(None, use_errno=True)
+fd = libc.syscall(447, 0)  # memfd_secret: memory that no other process can be given
+if fd < 0:
+    sys.exit("no memfd_secret: " + os.strerror(ctypes.get_errno()))
+size = 5 << 20
+os.ftruncate(fd, size)
+secret = np.frombuffer(mmap.mmap(fd, size), np.float32)
+group = rw.init(timeout=20)
+for x in (secret, secret[: 70_000], secret if group.rank else np.empty_like(secret)):
+    x[:] = np.arange(x.size) + group.rank
+    want = 2 * np.arange(x.size, dtype=np.float32) + 1
+    np.testing.assert_array_equal(group.reduce_scatter(x), np.array_split(want, 2)[group.rank])
+    np.testing.assert_array_equal(group.all_reduce(x), want)
+print("ok")
+"""
+
+
+def test_memory_that_no_peer_can_read() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", sys.executable, "-c", UNREADABLE],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    if "no memfd_secret" in done.stderr:
+        pytest.skip("this kernel makes no memory that other processes cannot read (memfd_secret)")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["ok", "ok"]
 
 
 def test_a_descriptor_that_is_not_there() -> None:

@@ -4,7 +4,7 @@
 //  - a large one in pieces, each cut into one share a rank: a rank writes the others' shares into its
 //    slot, reduces its own share of all slots, and copies the other ranks' results out (reduce-scatter
 //    and all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004);
-//  - the same without the slots, where the ranks share cores and cannot hand them over (reduce_direct.cpp).
+//  - one larger still in the peers' memory, where that can be reached (reduce_direct.cpp).
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
@@ -82,7 +82,7 @@ void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel
     const size_t direct = std::min<size_t>((16 << 10) / size_t(s.n), s.slot_bytes());
     if (bytes >= kInPlaceFrom)
         if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, -1);
-    if (!s.takes_turns() && reduces_direct(s, bytes)) return all_reduce_direct(s, data, bytes, item, kernel);
+    if (reduces_direct(s, bytes, kAllReduceDirectFrom) && all_reduce_direct(s, data, bytes, item, kernel)) return;
     if (bytes > direct) return reduce_in_shares(s, data, bytes, item, kernel, -1);
     const uint64_t g = s.take_pieces(1);
     s.claim(g);

@@ -15,10 +15,11 @@ void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel ker
 // What both use for large messages: rank `root` alone receives, or all where it is negative.
 void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
 
-// All meet before, and after, and do the rest by reading each other's memory.
-void all_reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel);
-void reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
-void reduce_scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel);
+// All meet before, and after, and do the rest in each other's memory. False where that of one cannot be
+// reached; then nothing was done.
+bool all_reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel);
+bool reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
+bool reduce_scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel);
 
 // A slot divided among the other ranks, in whole cache lines.
 inline size_t share_of_slot(const Steps& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }

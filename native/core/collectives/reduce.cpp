@@ -10,7 +10,7 @@ void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel ker
     const size_t piece = s.slot_bytes();
     if (bytes >= kInPlaceFrom)
         if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, root);
-    if (reduces_direct(s, bytes)) return reduce_direct(s, data, bytes, item, kernel, root);
+    if (s.region().crowded && reduces_direct(s, bytes) && reduce_direct(s, data, bytes, item, kernel, root)) return;
     if (s.n > 2 && bytes > (16 << 10)) return reduce_in_shares(s, data, bytes, item, kernel, root);
     const bool to_me = s.rank == root;
     if (bytes <= kInline) {

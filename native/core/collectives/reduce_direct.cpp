@@ -1,67 +1,69 @@
-// Reductions for ranks that share cores. There a message costs less in copies than in the turns of its
-// ranks: through the slots they must come one after the other for every piece. Here each does all of
-// its part between two meetings, and reads the peers' memory in place.
+// Large reductions without the slots: between two meetings each rank reduces its share of what all have,
+// and writes the result where it belongs. The share is read from the peers' memory in place, and what
+// was reduced is written into theirs while it is in the cache: half as many lines go from core to core
+// as through the slots, and ranks that share cores need not come one after the other for every piece.
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
 
 namespace {
 
-constexpr size_t kChunk = 64 << 10;  // of each peer, read and reduced while it is in the cache
-
-// `mine` bytes of what all lend, from `offset` on, reduced into `result`, or without one into memory of
-// rank `root`.
-void reduce_lent(Steps& s, Loan& loan, const uint8_t* own, size_t offset, uint8_t* result, size_t mine, size_t item, ReduceKernel kernel, int root = -1) {
-    const size_t chunk = std::min(kChunk, kScratch / size_t(s.n) / 64 * 64);
+// Reduces `mine` bytes of what all lend, from `offset` on, into `result`, or without one into memory that is
+// used again; then hands each piece to done(reduced, offset, bytes), while it is in the cache.
+template <class Done>
+void reduce_lent(Steps& s, Loan& loan, const uint8_t* own, size_t offset, uint8_t* result, size_t mine, size_t item, ReduceKernel kernel, Done&& done) {
+    const size_t piece = kScratch / size_t(s.n) / 64 * 64;
     const void* sources[kMaxRanks];
-    for (size_t at = 0; at < mine; at += chunk) {
-        const size_t length = std::min(chunk, mine - at);
+    for (size_t at = 0; at < mine; at += piece) {
+        const size_t length = std::min(piece, mine - at);
         uint8_t* room = s.scratch();
         for (int r = 0; r < s.n; ++r) {
-            if (r == s.rank) {
-                sources[r] = own + offset + at;
-                continue;
-            }
+            sources[r] = r == s.rank ? own + offset + at : room;
+            if (r == s.rank) continue;
             loan.read(r, room, offset + at, length);
-            sources[r] = room;
-            room += chunk;
+            room += piece;
         }
-        kernel(result ? result + at : room, sources, s.n, length / item, s.n);
-        if (!result) loan.write(root, room, offset + at, length);
+        uint8_t* to = result ? result + at : room;
+        kernel(to, sources, s.n, length / item, s.n);
+        done(to, offset + at, length);
     }
 }
 
 }  // namespace
 
-void all_reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel) {
-    const Shares shares(bytes, s.n);
-    const auto size = [&](int r) { return shares.end(r) - shares.begin(r); };
-    Loan loan(s, data);
-    loan.await_all();
-    reduce_lent(s, loan, data, shares.begin(s.rank), data + shares.begin(s.rank), size(s.rank), item, kernel);
-    s.await_all(s.post());  // all shares are there, and nobody reads what is overwritten now
-    for (int i = 1; i < s.n; ++i) {
-        const int from = (s.rank + i) % s.n;
-        loan.read(from, data + shares.begin(from), shares.begin(from), size(from));
-    }
-    loan.finish_all();
-}
-
-void reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+bool all_reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel) {
+    uint8_t* lent = s.readable(data, bytes);
+    Loan loan(s, lent, lent);
+    if (!loan.all_lend()) return false;
     const Shares shares(bytes, s.n);
     const size_t begin = shares.begin(s.rank), mine = shares.end(s.rank) - begin;
-    const bool to_me = s.rank == root;
-    Loan loan(s, data, to_me ? data : nullptr);
-    loan.await_all();
-    reduce_lent(s, loan, data, begin, to_me ? data + begin : nullptr, mine, item, kernel, root);
+    reduce_lent(s, loan, data, begin, data + begin, mine, item, kernel, [&](const uint8_t* reduced, size_t at, size_t length) {
+        for (int i = 1; i < s.n; ++i) loan.write((s.rank + i) % s.n, reduced, at, length);
+    });
     loan.finish_all();
+    return true;
 }
 
-void reduce_scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
-    Loan loan(s, send);
-    loan.await_all();
-    reduce_lent(s, loan, send, blocks.offset(s.rank), recv, blocks.size(s.rank), item, kernel);
+bool reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+    const bool to_me = s.rank == root;
+    uint8_t* lent = s.readable(data, bytes);
+    Loan loan(s, lent, to_me ? lent : nullptr);
+    if (!loan.all_lend()) return false;
+    const Shares shares(bytes, s.n);
+    const size_t begin = shares.begin(s.rank), mine = shares.end(s.rank) - begin;
+    reduce_lent(s, loan, data, begin, to_me ? data + begin : nullptr, mine, item, kernel, [&](const uint8_t* reduced, size_t at, size_t length) {
+        if (!to_me) loan.write(root, reduced, at, length);
+    });
     loan.finish_all();
+    return true;
+}
+
+bool reduce_scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+    Loan loan(s, s.readable(send, blocks.total()));
+    if (!loan.all_lend()) return false;
+    reduce_lent(s, loan, send, blocks.offset(s.rank), recv, blocks.size(s.rank), item, kernel, [](const uint8_t*, size_t, size_t) {});
+    loan.finish_all();
+    return true;
 }
 
 }  // namespace rankwise::collectives

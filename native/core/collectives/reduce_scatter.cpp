@@ -17,7 +17,7 @@ void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& 
     }
     if (blocks.total() >= kInPlaceFrom)
         if (const InPlace all(s, send, blocks.total()); all) return reduce_block_in_place(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
-    if (reduces_direct(s, blocks.total())) return reduce_scatter_direct(s, send, recv, blocks, item, kernel);
+    if (reduces_direct(s, blocks.total()) && reduce_scatter_direct(s, send, recv, blocks, item, kernel)) return;
     const size_t piece = share_of_slot(s);
     auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
     pipeline(
