@@ -14,6 +14,9 @@ from rankwise.contract.closing import CLOSE_TIMEOUT, Turn, close_at_exit
 class Closable(Protocol):
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None: ...
 
+    def ending(self) -> None:
+        """The process ends: what is open will be closed next."""
+
     def forked(self) -> None:
         """This process is a child of the one that opened it."""
 
@@ -29,6 +32,8 @@ _numbers = itertools.count()
 
 def _close_all(left: Callable[[], float]) -> None:
     """Close what is still open, the newest first. left: the seconds that there are."""
+    for opened in list(_open.values()):
+        opened.ending()
     for _, opened in sorted(_open.items(), reverse=True):
         opened.close(left())
 

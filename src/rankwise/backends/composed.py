@@ -227,6 +227,9 @@ class ComposedCommunicator(Communicator):
         if trouble:
             log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
 
+    def ending(self) -> None:
+        """Nothing to do: other engines tell no rank how another ended."""
+
     def forked(self) -> None:
         self._turn = Turn()  # its holder, if any, is a thread of the parent
         self._stream = None

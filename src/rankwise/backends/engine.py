@@ -266,6 +266,9 @@ class EngineCommunicator(Communicator):
             log = logging.getLogger("rankwise")
             log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
 
+    def ending(self) -> None:
+        self._comm.ending()
+
     def forked(self) -> None:
         """Nothing to do: the engine sees in which process it is called."""
 

@@ -27,7 +27,8 @@ def close_at_exit(turn: Turn, close: Callable[[Callable[[], float]], None]) -> N
 
 
 @atexit.register
-def _close_all() -> None:
+def close_all() -> None:
+    """Close everything, since the process ends. For who ends it with no end of the interpreter, too."""
     end = time.monotonic() + EXIT_TIMEOUT
     for _, close in sorted(_closers.items()):
         close(lambda: max(0.0, end - time.monotonic()))
