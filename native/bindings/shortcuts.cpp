@@ -3,6 +3,8 @@
 // general way, which also finds the words for whatever is wrong. C is the engine's Comm, or Foreign.
 #include "shortcuts.hpp"
 
+#include <cstring>
+#include <functional>
 #include <type_traits>
 
 #include "kernels/kernels.hpp"
@@ -92,8 +94,7 @@ public:
     void all_to_all(const void* x, void* out, uint64_t count, DType d) { call(all_to_all_, at(x), at(out), count, of(d)); }
     void send_now(const void* x, uint64_t count, DType d, int to, int tag) { call(nb::object(call(send_, at(x), count, of(d), to, tag).attr("wait"))); }
     void recv_now(void* x, uint64_t count, DType d, int from, int tag) { call(nb::object(call(recv_, at(x), count, of(d), from, tag).attr("wait"))); }
-    void hold() {}  // nor does `call` of such a communicator
-    void release() {}
+    void release() {}  // nor does `call` of such a communicator hold it
 
 private:
     template <class... A> static nb::object call(nb::handle method, const A&... args) {
@@ -194,62 +195,115 @@ template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
 
 // What scatter's src tells the others before the parts: dtype, ndim, shape. As rankwise/api/collectives.py
 // writes and reads it, since some ranks may come through there.
-constexpr uint64_t kHeader = 12;
-constexpr int kHeaderDims = kHeader - 2;
+using collectives::ArrayWords;
+constexpr uint64_t kWords = sizeof(ArrayWords) / 8;
+
+// On src: whether the parts have come along with the words. Over another library they come by themselves.
+bool tell(Comm& c, ArrayWords& words, const Plain& x, const Plain& part, int src) {
+    return c.scatter_told(words, x.data, part.data, nullptr, src, x.bytes());
+}
+bool tell(Foreign& c, ArrayWords& words, const Plain&, const Plain&, int src) {
+    c.broadcast(&words, kWords, DType::I64, src);
+    return false;
+}
+
+// Off src: what came.
+struct Received {
+    const Plain& part;  // the memory that waits for it, if it fits
+    const int n;
+    ArrayWords words;
+    std::vector<uint8_t> other;  // what came along and does not fit
+
+    bool fits() const {
+        bool same = words.dtype == part.dtype && words.dims == part.dims() && words.dim[0] % n == 0 && words.dim[0] / n == part.dim(0);
+        for (int i = 1; same && i < part.dims(); ++i) same = i < ArrayWords::kDims && words.dim[i] == part.dim(i);
+        return same;
+    }
+    uint8_t* operator()(size_t bytes) {
+        if (fits()) return part.data;
+        other.resize(bytes);
+        return other.data();
+    }
+};
+bool hear(Comm& c, Received& received, int src) {
+    return c.scatter_told(received.words, nullptr, nullptr, std::ref(received), src, received.part.bytes());
+}
+bool hear(Foreign& c, Received& received, int src) {
+    c.broadcast(&received.words, kWords, DType::I64, src);
+    return false;
+}
+
+// Ends the hold in which the words were exchanged.
+template <class C> struct Held {
+    C* c;
+    ~Held() {
+        if (c) c->release();
+    }
+};
 
 template <class C> bool scatter_from_here(C& c, const Plain& x, const Plain& part, int src) {
-    if (x.dims() > kHeaderDims) return false;
-    int64_t header[kHeader] = {x.dtype, x.dims()};
-    for (int i = 0; i < x.dims(); ++i) header[2 + i] = x.dim(i);
+    if (x.dims() > ArrayWords::kDims) return false;
+    ArrayWords words{x.dtype, x.dims(), {}};
+    for (int i = 0; i < x.dims(); ++i) words.dim[i] = x.dim(i);
     const ReleaseToWait<C> released(x.bytes());
-    c.broadcast(header, kHeader, DType::I64, src);
+    if (tell(c, words, x, part, src)) return true;
+    const Held<C> held{&c};
     c.scatter(x.data, part.data, part.count, DType(x.dtype), src);
     return true;
 }
 
-// False: the header was received, and the part is not what `part` can hold.
-template <class C> bool scatter_to_here(C& c, const Plain& part, int src, int64_t* header) {
-    const ReleaseToWait<C> released(part.bytes());
-    c.broadcast(header, kHeader, DType::I64, src);
-    const int n = c.world_size();
-    bool fits = header[1] <= kHeaderDims && header[0] == part.dtype && header[1] == part.dims() && header[2] % n == 0 && header[2] / n == part.dim(0);
-    for (int i = 1; fits && i < part.dims(); ++i) fits = header[2 + i] == part.dim(i);
-    if (fits) c.scatter(nullptr, part.data, part.count, DType(part.dtype), src);
-    return fits;
-}
+nb::object bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.data(), data.size()); }
 
-// The communicator for the calls of this thread alone.
-template <class C> class Turn {
-public:
-    explicit Turn(C& c) : c_(c) {
-        const ReleaseToWait<C> released{};
-        c.hold();
-    }
-    ~Turn() { c_.release(); }
-    Turn(const Turn&) = delete;
-
-private:
-    C& c_;
-};
-
-// After the header the others count on this rank: where `out` does not fit, `rest(header)` goes on.
+// After the words the others count on this rank: where `out` does not fit, `rest(words, part, out, src)`
+// goes on, part being what came along, or None.
 template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::handle out, nb::handle rest) {
     const int src = number(from, c.world_size());
     const Plain part(out, true);
     if (!part || part.dims() == 0 || src < 0) return false;
     if (src == c.rank()) {
         const Plain x(array, false);
-        if (!fits_split(c, x, part, true)) return false;
-        const Turn<C> turn(c);
-        return scatter_from_here(c, x, part, src);
+        return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
     }
-    const Turn<C> turn(c);
-    int64_t header[kHeader] = {};
-    if (scatter_to_here(c, part, src, header)) return true;
+    Received received{part, c.world_size(), {}, {}};
+    bool along = false;
+    {
+        const ReleaseToWait<C> released(part.bytes());
+        along = hear(c, received, src);
+        if (along && received.fits()) return true;
+    }
+    const Held<C> held{along ? nullptr : &c};
+    if (!along && received.fits()) {
+        const ReleaseToWait<C> released(part.bytes());
+        c.scatter(nullptr, part.data, part.count, DType(part.dtype), src);
+        return true;
+    }
     nb::list told;
-    for (int64_t word : header) told.append(word);
-    rest(told);
+    const auto* words = reinterpret_cast<const int64_t*>(&received.words);
+    for (uint64_t i = 0; i < kWords; ++i) told.append(words[i]);
+    rest(told, along ? bytes_of(received.other) : nb::none(), out, from);
     return true;
+}
+
+// The same for any arrays. words: int64, kWords of them; filled in off src. None where the parts come by
+// themselves; else, off src, this rank's.
+nb::object tell_array(Comm& c, nb::handle words_, uintptr_t send, uintptr_t recv, int src) {
+    const Plain told(words_, true);
+    if (!told || told.bytes() != sizeof(ArrayWords)) throw BadArgument("words: expected an array of " + std::to_string(kWords) + " int64");
+    ArrayWords words;
+    std::memcpy(&words, told.data, sizeof words);
+    std::vector<uint8_t> part;
+    const auto place = [&part](size_t bytes) {
+        part.resize(bytes);
+        return part.data();
+    };
+    bool along = false;
+    {
+        const ReleaseToWait<Comm> released{};
+        along = c.scatter_told(words, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(place), src, sizeof words);
+    }
+    const Held<Comm> held{along ? nullptr : &c};
+    std::memcpy(told.data, &words, sizeof words);
+    return along ? bytes_of(part) : nb::none();
 }
 
 constexpr long kTags = 1l << 31;
@@ -290,8 +344,10 @@ template <class C> void define(nb::class_<C>& comm) {
 
 void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
     define(comm);
+    comm.def("tell_array", &tell_array, nb::arg("words"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
     nb::class_<Foreign> foreign(m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
     foreign.def(nb::init<nb::handle, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("comm"), nb::arg("dtypes"), nb::arg("ops"))
-        .def_prop_ro("barrier", [](const Foreign&) { return nb::none(); });
+        .def_prop_ro("barrier", [](const Foreign&) { return nb::none(); })
+        .def_prop_ro("tell_array", [](const Foreign&) { return nb::none(); });
     define(foreign);
 }

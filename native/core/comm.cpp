@@ -45,13 +45,19 @@ public:
         comm_.steps_.end();
         leave();
     }
+    // The turn outlasts this call: hold(), with no other thread's call in between.
+    void hold() {
+        if (!within_hold_) comm_.holder_ = std::this_thread::get_id();
+        within_hold_ = true;
+        ++comm_.holds_;
+    }
 
 private:
     void leave() {
         if (!within_hold_) comm_.leave_turn();
     }
     Comm& comm_;
-    const bool within_hold_;
+    bool within_hold_;
 };
 
 // After what was queued before, one at a time. False where this thread has the turn already.
@@ -270,6 +276,15 @@ void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, in
     check_root(root);
     Call_ call(*this, make_call(Op::Scatter, dtype, {}, root, count), count * itemsize(dtype));
     collectives::scatter(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)), root);
+}
+
+bool Comm::scatter_told(collectives::ArrayWords& words, const void* send, void* recv, const collectives::Place& place, int root,
+                        uint64_t bytes_) {
+    check_root(root);
+    Call_ call(*this, make_call(Op::ScatterTold, {}, {}, root), bytes_);
+    const bool along = collectives::scatter_told(steps_, words, bytes(send), bytes(recv), place, root);
+    if (!along) call.hold();
+    return along;
 }
 
 void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op) {

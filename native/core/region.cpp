@@ -37,7 +37,7 @@ const char* name(Op op) {
     constexpr const char* names[] = {
         "none", "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter",
         "reduce_scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v",
-        "all_to_all_v", "split", "send", "recv", "sync", "close", "init"};
+        "all_to_all_v", "split", "send", "recv", "sync", "close", "init", "scatter"};
     return size_t(op) < std::size(names) ? names[size_t(op)] : "unknown";
 }
 
@@ -55,12 +55,12 @@ bool Call::reduces() const {
 
 bool Call::has_root() const {
     return op() == Op::Broadcast || op() == Op::Reduce || op() == Op::Gather || op() == Op::Scatter || op() == Op::GatherV ||
-           op() == Op::ScatterV;
+           op() == Op::ScatterV || op() == Op::ScatterTold;
 }
 
 std::string Call::words() const {
     std::string text = name(op());
-    if (!has_dtype()) return text + "()";
+    if (!has_dtype()) return text + (has_root() ? "(root=" + std::to_string(root()) + ")" : "()");
     text += by_rank() ? "(counts#" + std::to_string(amount % 100000) : "(count=" + std::to_string(amount);
     text += std::string(", dtype=") + (uint64_t(dtype()) < kDTypes ? name(dtype()) : "?");
     if (reduces()) text += std::string(", op=") + name(reduce());

@@ -17,7 +17,7 @@ namespace rankwise {
 
 enum class Op : uint8_t {
     None, Barrier, AllReduce, Broadcast, Reduce, AllGather, Gather, Scatter, ReduceScatter, AllToAll,
-    AllGatherV, GatherV, ScatterV, ReduceScatterV, AllToAllV, Split, Send, Recv, Sync, Close, Join,
+    AllGatherV, GatherV, ScatterV, ReduceScatterV, AllToAllV, Split, Send, Recv, Sync, Close, Join, ScatterTold,
 };
 const char* name(Op op);
 

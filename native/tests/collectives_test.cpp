@@ -52,6 +52,25 @@ void every_collective(Comm& c, uint64_t count) {
         CHECK(std::equal(x.begin(), x.end(), sent.begin() + long(count) * me), "scatter of " << count << " from " << root);
     }
 
+    for (int root = 0; root < n; ++root) {
+        const auto sent = filled(root, blocks);
+        std::vector<float> part(count, -1);
+        collectives::ArrayWords words;
+        if (me == root) words = {int64_t(DType::F32), 2, {n, int64_t(count)}};
+        const auto place = [&](size_t bytes) {
+            CHECK_EQ(bytes, count * 4);
+            return reinterpret_cast<uint8_t*>(part.data());
+        };
+        const bool along = c.scatter_told(words, me == root ? sent.data() : nullptr, part.data(), place, root, 0);
+        CHECK_EQ(words.dim[1], int64_t(count));
+        if (!along) {
+            c.scatter(me == root ? sent.data() : nullptr, part.data(), count, DType::F32, root);
+            c.release();
+        }
+        CHECK_EQ(along, n == 1 || count * 4 < kDirectFrom);
+        CHECK(std::equal(part.begin(), part.end(), sent.begin() + long(count) * me), "told scatter of " << count << " from " << root);
+    }
+
     std::vector<float> all(blocks);
     c.all_gather(mine.data(), all.data(), count, DType::F32);
     for (int r = 0; r < n; ++r)

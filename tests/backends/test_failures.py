@@ -196,6 +196,7 @@ def _compound(group: Group) -> None:
         lambda: group.all_gather_v(np.arange(3 + group.rank)).tolist() == [0, 1, 2, 0, 1, 2, 3],
         lambda: group.scatter(np.arange(4) if group.rank == 0 else None).tolist() == [[0, 1], [2, 3]][group.rank],
         lambda: (group.scatter(np.arange(4.0), out=np.empty(2)) == [[0, 1], [2, 3]][group.rank]).all(),
+        lambda: group.scatter(np.arange(8000.0), out=np.empty(4000))[-1] == [3999, 7999][group.rank],
         lambda: group.all_gather_object({"rank": group.rank}) == [{"rank": 0}, {"rank": 1}],
     ]
     errors: list[BaseException] = []

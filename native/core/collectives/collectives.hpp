@@ -1,5 +1,7 @@
 // The collectives, one file each, over the step protocol. Callers have checked the arguments.
 #pragma once
+#include <functional>
+
 #include "blocks.hpp"
 #include "direct.hpp"
 #include "kernels/copy.hpp"
@@ -34,6 +36,19 @@ inline void keep_own(uint8_t* to, const uint8_t* from, size_t bytes, size_t tota
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks);
 void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
 void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
+// What a root tells of its array, whose first axis is to be cut: more dimensions than fit are told elsewhere.
+struct ArrayWords {
+    static constexpr int kDims = kInline / 8 - 2;
+    int64_t dtype = 0, dims = 0, dim[kDims] = {};
+    size_t told() const { return size_t(2 + std::min<int64_t>(dims, kDims)) * 8; }  // bytes of them in use
+};
+static_assert(sizeof(ArrayWords) == kInline);
+// Where a rank's part is to go, of so many bytes.
+using Place = std::function<uint8_t*(size_t)>;
+// Scatter to ranks that do not know what is to come: they learn root's `words`, and where the parts are equal
+// and short these come along. Returns whether they did: root's own is in recv then, another's where `place`
+// said, asked once the words are there.
+bool scatter_told(Steps& s, ArrayWords& words, const uint8_t* send, uint8_t* recv, const Place& place, int root);
 void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel);
 void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest);
 

@@ -1,5 +1,7 @@
 // Root's slot holds a piece for every other rank, side by side; each copies out its own, or
 // reads it in place.
+#include <optional>
+
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
@@ -55,6 +57,63 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
             copy_out(recv + p.offset, s.slot(root, g) + place(s.rank), p.bytes);
         });
     if (from_me) keep_own(recv, send + blocks.offset(root), mine, mine);
+}
+
+namespace {
+
+// Parts that come along with the words, of so many bytes each: all of them beside the flag, or in root's slot.
+struct Along {
+    size_t part;
+    bool beside;
+};
+
+// The words alone say it, so that all ranks agree.
+std::optional<Along> comes_along(const Steps& s, const ArrayWords& words) {
+    if (words.dims < 1 || words.dims > ArrayWords::kDims || words.dim[0] % s.n) return std::nullopt;
+    size_t part = itemsize(DType(words.dtype)) * size_t(words.dim[0] / s.n);
+    for (int i = 1; i < words.dims; ++i) part *= size_t(words.dim[i]);
+    const bool beside = words.told() + part * size_t(s.n) <= kInline;
+    const bool fits_slot = s.n == 1 || (part < kDirectFrom && part <= share_of_slot(s));
+    return beside || fits_slot ? std::optional(Along{part, beside}) : std::nullopt;
+}
+
+}  // namespace
+
+bool scatter_told(Steps& s, ArrayWords& words, const uint8_t* send, uint8_t* recv, const Place& place, int root) {
+    const auto in_slot = [&](uint64_t piece, int to) { return s.slot(root, piece) + size_t(to < root ? to : to - 1) * share_of_slot(s); };
+    if (s.rank == root) {
+        const std::optional<Along> along = comes_along(s, words);
+        const size_t told = words.told();
+        if (along && along->beside) {
+            uint8_t both[kInline];
+            const size_t total = along->part * size_t(s.n);
+            std::memcpy(both, &words, told);
+            if (total) std::memcpy(both + told, send, total);
+            s.post(both, told + total);
+        } else if (along && s.n > 1) {
+            const uint64_t piece = s.take_pieces(1);
+            s.claim(piece);
+            for (int to = 0; to < s.n; ++to)
+                if (to != root) std::memcpy(in_slot(piece, to), send + size_t(to) * along->part, along->part);
+            s.post(&words, told);
+            s.release(piece);
+        } else {
+            s.post(&words, told);
+        }
+        if (along && along->part) keep_own(recv, send + size_t(root) * along->part, along->part, along->part);
+        return along.has_value();
+    }
+    const uint64_t step = s.post();
+    s.await(root, step);
+    std::memcpy(&words, s.payload(root, step), sizeof words);
+    const std::optional<Along> along = comes_along(s, words);
+    if (!along) return false;
+    const uint64_t piece = along->beside ? 0 : s.take_pieces(1);  // before `place`, which may throw
+    uint8_t* to = place(along->part);
+    const uint8_t* from = along->beside ? s.payload(root, step) + words.told() + size_t(s.rank) * along->part : in_slot(piece, s.rank);
+    if (along->part) std::memcpy(to, from, along->part);
+    if (!along->beside) s.release(piece);
+    return true;
 }
 
 }  // namespace rankwise::collectives

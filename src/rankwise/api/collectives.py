@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -233,13 +234,12 @@ class Collectives(GroupBase):
         >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
         True
         """
-        if out is not None and not async_op:
+        if not async_op and out is not None and self._scatter_array(x, src, out, self._scatter_told):
+            return out
+        return self._scatter_any(x, src, out, async_op)
 
-            def rest(header: list[int]) -> None:
-                self._scatter_told(header, arrays.NUMPY, out, src)
-
-            if self._scatter_array(x, src, out, rest):
-                return out
+    def _scatter_any(self, x: Any, src: int, out: Any, async_op: bool) -> Any:
+        """Apart from `scatter`, whose quick way the variables of inner functions would slow down."""
         src = self._rank(src, "src")
         if src == self.rank:
             given = source(x)
@@ -247,7 +247,10 @@ class Collectives(GroupBase):
             result = arrays.result(out, self._part(given.shape), given)
 
             def body() -> Any:
-                self._tell(given, src)
+                words = self._words(given)
+                if self._tell(words[:HEADER_SIZE], given.ptr, result.ptr, src) is not None:
+                    return self._complete(result)
+                self._tell_rest(words, src)
                 return self._scatter(given, result, src)
         else:
             kind = arrays.NUMPY if x is None else source(x).kind
@@ -255,17 +258,27 @@ class Collectives(GroupBase):
                 arrays.writable(out)
 
             def body() -> Any:
-                header = self.broadcast(np.zeros(HEADER_SIZE, np.int64), src)
-                return self._scatter_told(header.tolist(), kind, out, src)
+                header = np.zeros(HEADER_SIZE, np.int64)
+                part = self._tell(header, 0, 0, src)
+                return self._scatter_told(header.tolist(), part, out, src, kind)
 
         return self._run(body, async_op)
 
-    def _tell(self, given: Buffer, src: int) -> None:
-        """On src: tell the others what array is to come."""
+    def _words(self, given: Buffer) -> Any:
+        """What src tells of its array: the header, and what is beyond it."""
         words = np.zeros(HEADER_SIZE + MORE_DIMS, np.int64)
         words[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
-        self.broadcast(words[:HEADER_SIZE], src)
-        if len(given.shape) > HEADER_DIMS:
+        return words
+
+    def _tell(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
+        """scatter's header from src to all. None, unless the parts have come along: see Shortcuts.tell_array."""
+        if self._tell_array is not None:
+            return self._tell_array(header, send, recv, src)
+        self.broadcast(header, src)
+        return None
+
+    def _tell_rest(self, words: Any, src: int) -> None:
+        if words[1] > HEADER_DIMS:
             self.broadcast(words[HEADER_SIZE:], src)
 
     def _told(self, header: list[int], kind: arrays.Kind, src: int) -> Buffer:
@@ -274,9 +287,15 @@ class Collectives(GroupBase):
             header = header + self.broadcast(np.zeros(MORE_DIMS, np.int64), src).tolist()
         return Buffer(0, 0, DTYPES[header[0]], tuple(header[2 : 2 + header[1]]), None, kind, None)
 
-    def _scatter_told(self, header: list[int], kind: arrays.Kind, out: Any, src: int) -> Any:
+    def _scatter_told(
+        self, header: list[int], part: bytes | None, out: Any, src: int, kind: arrays.Kind = arrays.NUMPY
+    ) -> Any:
+        """Off src, after the header. part: this rank's, where it came along."""
         like = self._told(header, kind, src)
         result, refused = self._late_result(out, self._part(like.shape), like)
+        if part is not None:
+            ctypes.memmove(result.ptr, part, len(part))
+            return self._complete(result, refused)
         return self._scatter(like, result, src, refused)
 
     def _scatter(self, given: Buffer, result: Buffer, src: int, refused: Exception | None = None) -> Any:

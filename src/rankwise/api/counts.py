@@ -157,7 +157,9 @@ class PerRankCounts(Collectives):
             result = arrays.result(out, (rows[self.rank], *given.shape[1:]), given)
 
             def body() -> Any:
-                self._tell(given, src)
+                words = self._words(given)
+                self.broadcast(words[:HEADER_SIZE], src)
+                self._tell_rest(words, src)
                 self.broadcast(np.array(rows, np.int64), src)
                 self.comm.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
                 return self._complete(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 
 class Shortcuts:
@@ -15,6 +16,13 @@ class Shortcuts:
 
     barrier: Callable[[], None] | None = None
     """The communicator's barrier by a shorter way, if there is one."""
+
+    tell_array: Callable[[Any, int, int, int], bytes | None] | None = None
+    """scatter's first step, if there is a shorter way than a broadcast: tell_array(words, send, recv, src).
+
+    words: what src tells of its array, int64, which the others receive. None where the parts come by
+    themselves. Else they are there: src's own in recv, and another rank's is what is returned.
+    """
 
     def all_reduce_array(self, x: object, op: object) -> bool:
         return False
@@ -31,8 +39,13 @@ class Shortcuts:
     def gather_array(self, x: object, dst: object, out: object) -> bool:
         return False
 
-    def scatter_array(self, x: object, src: object, out: object, rest: Callable[[list[int]], object]) -> bool:
-        """Off src, `rest` is called with src's header where that says that `out` does not fit."""
+    def scatter_array(
+        self, x: object, src: object, out: object, rest: Callable[[list[int], bytes | None, Any, Any], object]
+    ) -> bool:
+        """Off src, `rest(words, part, out, src)` is called where src's words say that `out` does not fit.
+
+        part: this rank's, where it came along, else None.
+        """
         return False
 
     def reduce_scatter_array(self, x: object, op: object, out: object) -> bool:

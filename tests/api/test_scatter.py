@@ -1,0 +1,91 @@
+"""scatter: the parts come along with what src tells of its array, or by themselves, to ranks of every kind."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise import Group, MismatchError
+from rankwise.testing import run_ranks
+
+# On both sides of each border: beside the flag, in a slot, by themselves; uneven; more axes than the first words tell.
+SHAPES = [
+    (0,),
+    (4,),
+    (8,),
+    (12,),
+    (20,),
+    (24,),
+    (4, 0, 3),
+    (8, 3),
+    (4, 700),
+    (12_284,),
+    (24_000,),
+    (4, 7, 3000),
+    (6,),
+    (5, 2),
+]
+SHAPES += [(4, *[1] * 9), (4, *[1] * 10), (8, *[1] * 12)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_ranks_that_take_their_part_in_different_ways(n: int) -> None:
+    run_ranks(n, _ways, backend="threads" if n == 4 else "shm", timeout=60)
+
+
+def _ways(group: Group) -> None:
+    n, me = group.world_size, group.rank
+    for turn, shape in enumerate(SHAPES):
+        for dtype in (np.int16, np.float64):
+            src = turn % n
+            everything = np.arange(prod(shape)).astype(dtype).reshape(shape)
+            part = np.array_split(everything, n)[me]
+            outs: list[Any] = [np.full(part.shape, -1, dtype), None, np.full((*part.shape, 2), -1, dtype)[..., 0]]
+            for kind in range(4):
+                out = [*outs, np.zeros((7, 7), np.uint8)][(kind + me) % 4]
+                x = everything.copy() if me == src else None
+                if out is not None and out.dtype == np.uint8:  # off src it is found wrong when the others count on us
+                    with pytest.raises(ValueError, match=r"^out: expected"):
+                        group.scatter(x, src, out=out)
+                    if me == src:  # before anything was sent
+                        group.scatter(x, src)
+                    assert (out == 0).all()
+                    continue
+                got = group.scatter(x, src, out=out)
+                assert out is None or got is out
+                assert got.dtype == dtype
+                assert got.shape == part.shape
+                assert (got == part).all(), (shape, dtype, kind)
+    assert group.all_reduce(1) == n
+
+
+def test_its_first_step_is_no_broadcast() -> None:
+    """Both are a few words of one rank's: they must be told apart all the same."""
+    run_ranks(2, _mixed, timeout=30)
+
+
+def _mixed(group: Group) -> None:
+    words = np.full(12, 7)
+    if group.rank == 0:
+        group.scatter(np.ones(4), out=np.zeros(2))  # need not wait for the other
+    with pytest.raises(MismatchError) as caught:
+        group.broadcast(words, 0) if group.rank == 1 else group.barrier()
+    assert caught.value.calls[0].startswith("scatter(root=0)")
+    assert caught.value.calls[1].startswith("broadcast(count=12, dtype=int64, root=0)")
+    assert (words == 7).all()
+
+
+def test_a_row_of_them_from_changing_ranks() -> None:
+    """Nobody overtakes what another still reads."""
+    run_ranks(3, _row, backend="threads", timeout=60)
+
+
+def _row(group: Group) -> None:
+    part = np.zeros(400)
+    for k in range(300):
+        x = np.arange(1200.0) + k if group.rank == k % 3 else None
+        assert group.scatter(x, k % 3, out=part)[0] == 400 * group.rank + k
+        assert group.scatter(np.full(3, k, np.int16) if group.rank == 0 else None)[0] == k
