@@ -36,7 +36,8 @@ inline void keep_own(uint8_t* to, const uint8_t* from, size_t bytes, size_t tota
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks);
 void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
 void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
-// What a root tells of its array, whose first axis is to be cut: more dimensions than fit are told elsewhere.
+// What a root tells of its array, whose first axis is to be cut: more dimensions than fit are told elsewhere. Behind
+// what is in use there is room for short parts.
 struct ArrayWords {
     static constexpr int kDims = kInline / 8 - 2;
     int64_t dtype = 0, dims = 0, dim[kDims] = {};

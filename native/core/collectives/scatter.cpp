@@ -85,11 +85,9 @@ bool scatter_told(Steps& s, ArrayWords& words, const uint8_t* send, uint8_t* rec
         const std::optional<Along> along = comes_along(s, words);
         const size_t told = words.told();
         if (along && along->beside) {
-            uint8_t both[kInline];
             const size_t total = along->part * size_t(s.n);
-            std::memcpy(both, &words, told);
-            if (total) std::memcpy(both + told, send, total);
-            s.post(both, told + total);
+            if (total) std::memcpy(reinterpret_cast<uint8_t*>(&words) + told, send, total);
+            s.post(&words, told + total);
         } else if (along && s.n > 1) {
             const uint64_t piece = s.take_pieces(1);
             s.claim(piece);
