@@ -4,29 +4,61 @@ from __future__ import annotations
 
 import itertools
 import os
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 from weakref import WeakValueDictionary
 
-from rankwise.contract.closing import CLOSE_TIMEOUT, Turn, close_at_exit
+from rankwise.contract.closing import Turn, close_at_exit
+from rankwise.contract.communicator import Communicator
 
 
-class Closable(Protocol):
-    def close(self, timeout: float = CLOSE_TIMEOUT) -> None: ...
+class OpenCommunicator(Communicator):
+    """One rank's end of one group: who it is, and that it is closed at interpreter exit, unless it is gone by then.
+
+    backend: the name it was opened by.
+    """
+
+    backend: str
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        """Comes last, since from here on it may be closed."""
+        self._rank = rank
+        self._world_size = world_size
+        self._closed = False
+        _open[next(_numbers)] = self
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"<{self.backend} communicator, rank {self._rank} of {self._world_size}{state}>"
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
 
     def ending(self) -> None:
-        """The process ends: what is open will be closed next."""
+        """The process ends: this will be closed next, where it is not."""
 
+    @abstractmethod
     def forked(self) -> None:
         """This process is a child of the one that opened it."""
 
+    def _warn(self, trouble: str) -> None:
+        """Log what went wrong when it was closed."""
+        import logging  # slow to import, and seldom needed
 
-def register(opened: Closable) -> None:
-    """Close this at interpreter exit, unless it is gone by then."""
-    _open[next(_numbers)] = opened
+        log = logging.getLogger("rankwise")
+        log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):  # absent where __init__ raised
+            self.close()
 
 
-_open: WeakValueDictionary[int, Closable] = WeakValueDictionary()
+_open: WeakValueDictionary[int, OpenCommunicator] = WeakValueDictionary()
 _numbers = itertools.count()
 
 

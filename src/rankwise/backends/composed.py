@@ -18,8 +18,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from rankwise._native import PlainArrays, Turn, reduce_local
-from rankwise.backends import calls, closing
+from rankwise.backends import calls
 from rankwise.backends.calls import ITEMSIZE, Call, check_count, check_rank, check_reduction, checked_counts
+from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.frames import Differ, Frames
 from rankwise.backends.stream import Stream
 from rankwise.contract.closing import CLOSE_TIMEOUT
@@ -38,7 +39,7 @@ LARGE = 1 << 62  # more bytes than come along with what is called
 log = logging.getLogger("rankwise")
 
 
-class ComposedCommunicator(Communicator):
+class ComposedCommunicator(OpenCommunicator):
     """One rank's end of one group of another engine.
 
     Calls of collectives take their turn under a lock. Collectives that were started run on a
@@ -50,7 +51,6 @@ class ComposedCommunicator(Communicator):
     """
 
     blocking = True
-    backend: ClassVar[str]
     small: ClassVar[int] = 1 << 14
     """Bytes of all ranks together that every rank gathers and reduces by itself."""
     beside: ClassVar[int] = 1016
@@ -62,33 +62,18 @@ class ComposedCommunicator(Communicator):
 
         turn: that of other communicators, where the engine takes one call of a process at a time.
         """
-        self._rank = rank
-        self._world_size = world_size
         self._timeout = timeout
         self._checks = checks and world_size > 1
         self._turn = Turn(turn)
         self._stream: Stream | None = None
         self._refusal: RankwiseError | None = None
-        self._closed = False
         self._frames: Frames | None = None
         self._room = np.empty(0, np.uint8)
-        closing.register(self)
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        return f"<{self.backend} communicator, rank {self._rank} of {self._world_size}{state}>"
+        super().__init__(rank, world_size)
 
     @property
     def shortcuts(self) -> Shortcuts:
         return PlainArrays(self, list(DType), list(ReduceOp))  # type: ignore[return-value]  # has the same methods
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
 
     @property
     def timeout(self) -> float:
@@ -97,6 +82,7 @@ class ComposedCommunicator(Communicator):
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self._timeout = seconds
+        self._timeout_set(seconds)
 
     # ---- the contract ----
 
@@ -225,20 +211,13 @@ class ComposedCommunicator(Communicator):
         except Exception as error:  # noqa: BLE001 - close never raises
             trouble = str(error)
         if trouble:
-            log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
-
-    def ending(self) -> None:
-        """Nothing to do: other engines tell no rank how another ended."""
+            self._warn(trouble)
 
     def forked(self) -> None:
         self._turn = Turn()  # its holder, if any, is a thread of the parent
         self._stream = None
         self._closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
-
-    def __del__(self) -> None:
-        if hasattr(self, "_room"):  # absent where __init__ raised
-            self.close()
 
     # ---- what an adapter gives ----
 
@@ -278,6 +257,9 @@ class ComposedCommunicator(Communicator):
 
     def _failed(self, error: RankwiseError) -> None:
         """The group has failed by this error: tell the other ranks, where the engine can."""
+
+    def _timeout_set(self, timeout: float) -> None:
+        """The timeout was set: tell the engine, where it is one that waits by itself."""
 
     # ---- what an adapter may do better ----
 

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rankwise import _native
-from rankwise.backends import closing, stacks
+from rankwise.backends import stacks
+from rankwise.backends.closing import OpenCommunicator
 from rankwise.contract.closing import CLOSE_TIMEOUT
-from rankwise.contract.communicator import Communicator, Message
+from rankwise.contract.communicator import Message
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
@@ -103,8 +104,8 @@ class EngineStreamSync(StreamSyncOps):
         self._comm.sync_stream()
 
 
-class EngineCommunicator(Communicator):
-    """One rank's end of one group in a segment. `backend` is the name it was opened by."""
+class EngineCommunicator(OpenCommunicator):
+    """One rank's end of one group in a segment."""
 
     blocking = True
     any_source = True
@@ -113,28 +114,13 @@ class EngineCommunicator(Communicator):
         self._at_close = at_close
         self.backend = backend
         self._comm = comm
-        self._rank = comm.rank
-        self._world_size = comm.world_size
         self._pid = os.getpid()
-        self._closed = False
         self.stream_sync = EngineStreamSync(comm)
-        closing.register(self)
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        return f"<{self.backend} communicator, rank {self._rank} of {self._world_size}{state}>"
+        super().__init__(comm.rank, comm.world_size)
 
     @property
     def shortcuts(self) -> Shortcuts:
         return self._comm  # type: ignore[return-value]  # has the same methods, in native code
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
 
     @property
     def timeout(self) -> float:
@@ -261,20 +247,13 @@ class EngineCommunicator(Communicator):
         if self._at_close is not None:
             self._at_close()
         if trouble is not None:
-            import logging  # slow to import
-
-            log = logging.getLogger("rankwise")
-            log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
+            self._warn(trouble)
 
     def ending(self) -> None:
         self._comm.ending()
 
     def forked(self) -> None:
         """Nothing to do: the engine sees in which process it is called."""
-
-    def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # absent where __init__ raised
-            self.close()
 
 
 def join(segment: _native.Segment, rank: int, timeout: float, backend: str, process: bool) -> EngineCommunicator:

@@ -134,14 +134,8 @@ class GlooCommunicator(ComposedCommunicator):
         self._loopback = Loopback(lambda: self._timeout)
         self._mail = Mail(self)
 
-    @property
-    def timeout(self) -> float:
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeout = seconds
-        self._pg._set_default_timeout(timedelta(seconds=seconds))
+    def _timeout_set(self, timeout: float) -> None:
+        self._pg._set_default_timeout(timedelta(seconds=timeout))
 
     # ---- messages ----
 

@@ -115,15 +115,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
         """Which rank is on which host."""
         return self._layout
 
-    @property
-    def timeout(self) -> float:
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeout = seconds
+    def _timeout_set(self, timeout: float) -> None:
         for part in self._parts():
-            part.timeout = seconds
+            part.timeout = timeout
 
     # ---- memory in which the ranks of a host work in place ----
 

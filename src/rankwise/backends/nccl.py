@@ -130,13 +130,8 @@ class NcclCommunicator(ComposedCommunicator):
         super().__init__(side.rank, side.world_size, side.timeout, checks=Settings.read().check is True)
         self.any_source = side.any_source
 
-    @property
-    def timeout(self) -> float:
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeout = self._side.timeout = seconds
+    def _timeout_set(self, timeout: float) -> None:
+        self._side.timeout = timeout
 
     @property
     def shortcuts(self) -> Shortcuts:
