@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
     bind_turns(m);
     bind_bench(m);
     bind_machine(m);
+    bind_bound(m);
     bind_trace(m);
     bind_registered(m);
 }

@@ -32,7 +32,7 @@ def report_of(path: Path) -> dict[str, Any]:
 
 
 def test_every_operation_is_measured_and_right(tmp_path: Path) -> None:
-    levels = ("--native", "--pointer", "--registered")
+    levels = ("--native", "--pointer", "--registered", "--bound")
     done = bench("--sizes", "8,40K", "--check", *levels, *QUICK, "--json", str(tmp_path / "r.json"))
     assert (done.returncode, done.stderr) == (0, "")
     document = report_of(tmp_path / "r.json")
@@ -42,7 +42,8 @@ def test_every_operation_is_measured_and_right(tmp_path: Path) -> None:
     points = {(one["contender"], one["operation"], one["size"]) for one in results}
     sizes = {name: [8, 40 << 10] if operation.has_bytes else [0] for name, operation in OPERATIONS.items()}
     contenders = ("rankwise", "registered", "pointer", "native")
-    assert points == {(one, name, size) for one in contenders for name in OPERATIONS for size in sizes[name]}
+    every = {(one, name, size) for one in contenders for name in OPERATIONS for size in sizes[name]}
+    assert points == every | {("bound", name, size) for name in OPERATIONS for size in sizes[name] if size}
     for one in results:
         assert 0 < one["min_us"] <= one["median_us"] <= one["p99_us"]
         assert (one["wrong_bytes"], one["ranks"], one["dtype"]) == (0, 2, "float32")

@@ -223,6 +223,12 @@ class EngineCommunicator(OpenCommunicator):
         """What two cores of this machine need with no engine in between, as rankwise bench machine says."""
         return _native.line_seconds() if what == "line" else _native.core_seconds(what, bytes)
 
+    def bound_seconds(
+        self, operation: str, x: Sequence[int], out: Sequence[int], count: int, dtype: DType, op: ReduceOp, *turns: int
+    ) -> list[float]:
+        """What the loads and stores of an operation on all ranks' arrays take alone, as rankwise bench --bound says."""
+        return _native.bound_seconds(operation, x, out, count, dtype, op, *turns)
+
     def allocate(self, nbytes: int) -> _native.Registered:
         return self._comm.allocate(nbytes)
 

@@ -57,6 +57,7 @@ examples:
   rankwise bench --make-peers --vs openmpi,mpich,gloo -n 2  next to three others
   rankwise bench barrier -n 2,4,8,16                        one operation, several numbers of ranks
   rankwise bench all_reduce --native --pointer              what the upper layers add
+  rankwise bench all_reduce --sizes 64K:64M --bound         how far from what the machine can do
   rankwise bench startup --vs openmpi,gloo                  rankwise run, mpiexec and torchrun
 """
 
@@ -111,6 +112,7 @@ def _parser() -> Parser:
     add("--native", action="store_true", help="measure also inside the native engine, without Python")
     add("--registered", action="store_true", help="measure also on registered memory, of group.empty")
     add("--pointer", action="store_true", help="measure also below the arrays, with addresses")
+    add("--bound", action="store_true", help="measure also the loads and stores alone that no library can do without")
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
     add("--time", type=float, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -246,7 +248,9 @@ class Run:
             self.about[name] = crew.about
             contenders.append(Contender(name, crew))
             if name == OURS:
-                levels = [level for level in ("registered", "pointer", "native") if getattr(self.options, level)]
+                levels = [
+                    level for level in ("registered", "pointer", "native", "bound") if getattr(self.options, level)
+                ]
                 contenders += [Contender(level, crew, level) for level in levels]
         self.progress.clear()
         if not self.started:

@@ -16,7 +16,7 @@ BATCH_CROWDED = 2e-3  # the same where ranks share cores: each batch begins with
 
 @dataclass
 class Contender:
-    """A library at a level ('array', 'registered', 'pointer', 'native'), with the ranks that run it."""
+    """A library at a level ('array', 'registered', 'pointer', 'native', 'bound'), with the ranks that run it."""
 
     name: str
     crew: Crew
@@ -62,7 +62,7 @@ class Bench:
 
     def prepare(self) -> None:
         """Find what a barrier takes each contender."""
-        for contender in self._living():
+        for contender in self._living(moves_data=False):
             self.progress(f"{contender.name}: barrier")
             try:
                 request = self._request("barrier", 0, contender)
@@ -106,7 +106,7 @@ class Bench:
                 wrong[contender.name] += self._check(contender, operation, count)
 
         for step, what in ((begin, "begins"), *((turn, "") for _ in range(ROUNDS)), (end, "ends")):
-            for contender in self._living():
+            for contender in self._living(operation.has_bytes):
                 self.progress(f"{contender.name} {what}".rstrip())
                 try:
                     step(contender)
@@ -125,11 +125,11 @@ class Bench:
                 summary(times[contender.name]),
                 wrong.get(contender.name),
             )
-            for contender in self._living()
+            for contender in self._living(operation.has_bytes)
         ]
 
-    def _living(self) -> list[Contender]:
-        return [contender for contender in self.contenders if contender.crew.alive]
+    def _living(self, moves_data: bool) -> list[Contender]:
+        return [one for one in self.contenders if one.crew.alive and (moves_data or one.level != "bound")]
 
     def _lost(self, contender: Contender, error: CrewError) -> None:
         for other in self.contenders:

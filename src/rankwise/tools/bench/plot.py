@@ -10,6 +10,7 @@ COLOURS = {
     "registered": "#ff7f0e",
     "pointer": "#ff9896",
     "native": "#7f7f7f",
+    "bound": "#000000",
     "openmpi": "#1f77b4",
     "mpich": "#2ca02c",
     "mpi": "#17becf",

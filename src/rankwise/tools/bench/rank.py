@@ -20,7 +20,7 @@ import os
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from time import perf_counter, process_time, sleep
@@ -53,6 +53,9 @@ class Contender(ABC):
     def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
         """Memory for an array of a point."""
         return np.empty(count, dtype)
+
+    def point(self, operation: str, count: int, dtype: str, op: str) -> Point:
+        return Point(operation, count, dtype, op, self)
 
     def call(self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
         if operation == "barrier":
@@ -208,6 +211,27 @@ class Native(Pointers):
             operation, address(x), address(out), count, dtype_code(x), op_code(op), iterations, batches
         )
         return result
+
+
+class Bound(Arrays):
+    """No library: the loads and stores of the operation alone, by threads of rank 0 on the arrays of all ranks."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        vars(self).update(vars(arrays))
+        self.about = "loads and stores alone"
+
+    def point(self, operation: str, count: int, dtype: str, op: str) -> Point:
+        return AllRanks(operation, count, dtype, op, self)
+
+    def bounds(self, points: Sequence[Point], iterations: int, batches: int) -> list[float]:
+        timed: Any = getattr(self.group.comm, "bound_seconds", None)
+        if timed is None:
+            raise RuntimeError(f"--bound: the backend {self.group.backend} has no native engine that could measure")
+        x, first = [address(point.x) for point in points], points[0]
+        out = [0 if point.out is None else address(point.out) for point in points]
+        count, codes = first.x.size, (dtype_code(first.x), op_code(first.op))
+        seconds: list[float] = timed(first.operation, x, out, count, *codes, iterations, batches)
+        return seconds
 
 
 class Mpi(Contender):
@@ -403,8 +427,10 @@ def wrong_bytes(result: np.ndarray, right: np.ndarray) -> int:
 class Point:
     """One operation at one size, with this rank's arrays."""
 
-    def __init__(self, operation: str, count: int, dtype: str, op: str, contender: Contender) -> None:
-        n, rank = contender.world_size, contender.rank
+    def __init__(
+        self, operation: str, count: int, dtype: str, op: str, contender: Contender, rank: int | None = None
+    ) -> None:
+        n, rank = contender.world_size, contender.rank if rank is None else rank
         self.operation, self.op, self.n, self.rank = operation, op, n, rank
         self.dtype = dtype_of(dtype)
         taken = out_count(operation, count, n, rank)
@@ -420,11 +446,17 @@ class Point:
 
     def check(self, contender: Contender) -> int:
         """Run the operation once on data whose result is known; the number of wrong bytes on this rank."""
+        self.fill()
+        contender.barrier()
+        contender.call(self.operation, self.x, self.out, self.op)()
+        return self.wrong()
+
+    def fill(self) -> None:
         self.x[:] = repeated(patterns(self.op, self.n)[self.rank], self.dtype, 0, self.x.size)
         if self.out is not None:
             self.out.view(np.uint8)[:] = 0xAA
-        contender.barrier()
-        contender.call(self.operation, self.x, self.out, self.op)()
+
+    def wrong(self) -> int:
         right = expected(self.operation, self.op, self.dtype, self.x.size, self.n, self.rank)
         wrong = 0 if right is None else wrong_bytes(self.x if self.out is None else self.out, right)
         self.make_neutral()
@@ -433,6 +465,24 @@ class Point:
     def seconds(self, contender: Contender, iterations: int, batches: int) -> list[float]:
         """The times of the batches, without a first one that warms up."""
         return contender.seconds(self.operation, self.x, self.out, self.op, iterations, batches + 1)[1:]
+
+
+class AllRanks(Point):
+    """The same with the arrays of all ranks on rank 0, and none on the others."""
+
+    def __init__(self, operation: str, count: int, dtype: str, op: str, contender: Contender) -> None:
+        ranks = range(contender.world_size) if contender.rank == ROOT else ()
+        self.points = [Point(operation, count, dtype, op, contender, rank) for rank in ranks]
+
+    def check(self, contender: Contender) -> int:
+        for point in self.points:
+            point.fill()
+        self.seconds(contender, 1, 0)
+        return sum(point.wrong() for point in self.points)
+
+    def seconds(self, contender: Contender, iterations: int, batches: int) -> list[float]:
+        assert isinstance(contender, Bound)
+        return contender.bounds(self.points, iterations, batches + 1)[1:] if self.points else [0.0] * batches
 
 
 # ---- the conversation with the benchmark ----
@@ -451,9 +501,9 @@ class Rank:
         if self.made_for != key:
             self.points.clear()  # freed before the next are made
             self.made_for = key
-        kind = "registered" if isinstance(contender, Registered) else "usual"
+        kind = request["level"] if request["level"] in ("registered", "bound") else "usual"
         if kind not in self.points:
-            self.points[kind] = Point(*key, contender)
+            self.points[kind] = contender.point(*key)
         return self.points[kind]
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -510,7 +560,7 @@ def machine(contender: Contender, what: str, size: int) -> dict[str, Any]:
 
 
 def contenders_of(name: str, store: str) -> dict[str, Contender]:
-    """Levels of the library `name`: rankwise has four, the others one."""
+    """Levels of the library `name`: rankwise has five, the others one."""
     if name == "rankwise":
         arrays = Arrays()
         return {
@@ -518,6 +568,7 @@ def contenders_of(name: str, store: str) -> dict[str, Contender]:
             "registered": Registered(arrays),
             "pointer": Pointers(arrays),
             "native": Native(arrays),
+            "bound": Bound(arrays),
         }
     return {"array": Gloo(store) if name == "gloo" else Mpi()}
 
