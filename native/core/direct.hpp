@@ -1,4 +1,4 @@
-// Reading a peer's memory in place: one copy instead of two, and no piece by piece.
+// Working in a peer's memory in place: one copy instead of two, and no piece by piece.
 //
 // Ranks that are threads of one process share all memory; processes read each other's with
 // process_vm_readv, where the system allows it (same user, and no ptrace restriction: it is tried
@@ -63,10 +63,11 @@ private:
     bool lends_ = false, finished_ = false;
 };
 
-// Block sizes from which reading in place wins, and up to which where every rank has a core: beyond the
-// caches the kernel's copy, which stores through the cache, loses against slots and stores past it.
+// Block size from which the peers' memory wins over slots.
 inline constexpr size_t kDirectFrom = 24 << 10;
-inline constexpr size_t kDirectTo = 24 << 20;
+// And from which a rank writes its block into the memory of those who get it, rather than that they read it.
+// It reads the block once for all of them, and the results are not yet in their caches; large ones do not fit there.
+inline constexpr size_t kGivenFrom = 1 << 20;
 
 // Bytes from which reductions go direct, and of all_reduce where every rank has a core. Measured with arrays
 // that the ranks had just written: others gain earlier.
@@ -80,16 +81,14 @@ inline bool reduces_direct(const Steps& s, size_t bytes, size_t from = kReduceDi
 }
 
 // Whether an operation on blocks of `bytes` goes direct; `lent` is what this rank will lend in it, if
-// anything. Beyond those sizes, and where ranks cannot read each other's memory, that it does where all
-// of that is registered.
+// anything. Where ranks cannot reach each other's memory, that it does where all of that is registered.
 inline bool goes_direct(Steps& s, size_t bytes, const void* lent, size_t lent_bytes) {
-    if (bytes < kDirectFrom) return false;
-    return (s.direct() && (bytes <= kDirectTo || s.region().crowded)) || InPlace(s, lent, lent_bytes);
+    return bytes >= kDirectFrom && (s.direct() || InPlace(s, lent, lent_bytes));
 }
 
-// The same for what all ranks read (broadcast, all_gather). Where they take turns on cores it goes through
+// The same for what all ranks get (broadcast, all_gather). Where they take turns on cores it goes through
 // the slots: the second of a core finds a piece there in the cache, since the first has just read it.
-inline bool reads_direct(Steps& s, size_t bytes, const void* lent, size_t lent_bytes) {
+inline bool spreads_direct(Steps& s, size_t bytes, const void* lent, size_t lent_bytes) {
     if (!s.takes_turns()) return goes_direct(s, bytes, lent, lent_bytes);
     return bytes >= kDirectFrom && InPlace(s, lent, lent_bytes);
 }

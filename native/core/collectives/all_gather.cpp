@@ -1,7 +1,27 @@
-// Every rank writes its block, piece by piece, and copies out the others', or reads them in place.
+// Every rank writes its block, piece by piece, and copies out the others'; or writes it into their memory.
 #include "collectives.hpp"
 
 namespace rankwise::collectives {
+
+// Every rank reads the others' blocks, or writes its own into their memory: a piece at a time, which is in the
+// cache when it goes to the next.
+static void all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    constexpr size_t kPiece = 256 << 10;
+    const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
+    const bool gives = blocks.largest() >= kGivenFrom;
+    Loan loan(s, gives ? nullptr : send, gives ? recv : nullptr);
+    loan.await_all();  // from here on all agree: what others refuse must not change recv
+    for (size_t at = 0; at < mine; at += kPiece) {
+        const size_t length = std::min(kPiece, mine - at);
+        keep_own(recv + begin + at, send + at, length, blocks.total());
+        for (int i = 1; gives && i < s.n; ++i) loan.write((s.rank + i) % s.n, send + at, begin + at, length);
+    }
+    for (int i = 1; !gives && i < s.n; ++i) {
+        const int from = (s.rank + i) % s.n;
+        loan.read(from, recv + blocks.offset(from), 0, blocks.size(from));
+    }
+    loan.finish_all();
+}
 
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(s.rank), largest = blocks.largest();
@@ -16,16 +36,8 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         }
         return keep_own(own, send, mine, 0);
     }
-    if (reads_direct(s, largest, send, mine)) {
-        Loan loan(s, send);
-        loan.await_all();  // from here on all agree: what others refuse must not change recv
-        keep_own(own, send, mine, mine);
-        for (int i = 1; i < s.n; ++i) {
-            const int from = (s.rank + i) % s.n;
-            loan.read(from, recv + blocks.offset(from), 0, blocks.size(from));
-        }
-        return loan.finish_all();
-    }
+    const bool gives = largest >= kGivenFrom;
+    if (spreads_direct(s, largest, gives ? recv : send, gives ? blocks.total() : mine)) return all_gather_direct(s, send, recv, blocks);
     const size_t piece = s.slot_bytes();
     const Copy copy_out = copy_for(blocks.total());
     pipeline(

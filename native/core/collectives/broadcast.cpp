@@ -32,7 +32,7 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
         std::memcpy(data, s.payload(root, step), bytes);
         return;
     }
-    if (reads_direct(s, bytes, s.n == 2 || from_me ? data : nullptr, bytes)) return broadcast_direct(s, data, bytes, root);
+    if (spreads_direct(s, bytes, s.n == 2 || from_me ? data : nullptr, bytes)) return broadcast_direct(s, data, bytes, root);
     const size_t piece = s.slot_bytes();
     const Copy copy_out = copy_for(bytes);
     const uint64_t rounds = rounds_of(bytes, piece);

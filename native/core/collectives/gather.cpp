@@ -3,22 +3,20 @@
 
 namespace rankwise::collectives {
 
-// Every rank writes its block into root's memory; of two ranks root reads half of it, so that both copy.
+// Every rank writes its block into root's memory; of two ranks root reads half of a small one, so that both copy.
 static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
-    const auto written = [&](int from) { return s.n == 2 ? blocks.size(from) / 2 : blocks.size(from); };
-    if (s.rank != root) {
-        Loan loan(s, send);
-        loan.await_all();  // from here on all agree: what others refuse must not change recv
-        loan.write(root, send, blocks.offset(s.rank), written(s.rank));
+    const bool to_me = s.rank == root;
+    const auto given = [&](int from) { return s.n > 2 || blocks.size(from) >= kGivenFrom ? blocks.size(from) : blocks.size(from) / 2; };
+    Loan loan(s, to_me ? nullptr : send, to_me ? recv : nullptr);
+    loan.await_all();  // from here on all agree: what others refuse must not change recv
+    if (!to_me) {
+        loan.write(root, send, blocks.offset(s.rank), given(s.rank));
         return loan.finish_with(root);
     }
-    Loan loan(s, nullptr, recv);
-    loan.await_all();
-    keep_own(recv + blocks.offset(root), send, blocks.size(root), blocks.size(root));
-    if (s.n == 2) {
-        const int from = 1 - root;
-        const size_t rest = written(from);
-        loan.read(from, recv + blocks.offset(from) + rest, rest, blocks.size(from) - rest);
+    keep_own(recv + blocks.offset(root), send, blocks.size(root), blocks.total());
+    for (int from = 0; from < s.n; ++from) {
+        const size_t already = given(from);
+        if (from != root) loan.read(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
     }
     loan.finish_all();
 }

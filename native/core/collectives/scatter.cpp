@@ -6,23 +6,16 @@
 
 namespace rankwise::collectives {
 
-// The others read their blocks in root's memory; of two ranks root writes half of it, so that both copy.
+// The others read their blocks in root's memory while it copies its own.
 static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
-    const auto read = [&](int to) { return s.n == 2 ? blocks.size(to) / 2 : blocks.size(to); };
-    if (s.rank != root) {
-        Loan loan(s, nullptr, recv);
-        loan.await_all();  // from here on all agree: what others refuse must not change recv
-        loan.read(root, recv, blocks.offset(s.rank), read(s.rank));
-        return loan.finish_with(root);
+    Loan loan(s, s.rank == root ? send : nullptr);
+    loan.await_all();  // from here on all agree: what others refuse must not change recv
+    if (s.rank == root) {
+        keep_own(recv, send + blocks.offset(root), blocks.size(root), blocks.total());
+        return loan.finish_all();
     }
-    Loan loan(s, send);
-    loan.await_all();
-    keep_own(recv, send + blocks.offset(root), blocks.size(root), blocks.size(root));
-    if (s.n == 2) {
-        const int to = 1 - root;
-        loan.write(to, send + blocks.offset(to) + read(to), read(to), blocks.size(to) - read(to));
-    }
-    loan.finish_all();
+    loan.read(root, recv, blocks.offset(s.rank), blocks.size(s.rank));
+    loan.finish_with(root);
 }
 
 void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
@@ -34,8 +27,7 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
         if (mine) std::memcpy(recv, (from_me ? send : s.payload(root, step)) + blocks.offset(s.rank), mine);
         return;
     }
-    const uint8_t* lent = from_me ? send : s.n == 2 ? recv : nullptr;
-    if (goes_direct(s, blocks.largest(), lent, from_me ? blocks.total() : mine)) return scatter_direct(s, send, recv, blocks, root);
+    if (goes_direct(s, blocks.largest(), from_me ? send : nullptr, blocks.total())) return scatter_direct(s, send, recv, blocks, root);
     const Copy copy_out = copy_for(mine);
     const size_t piece = share_of_slot(s);
     auto place = [&](int j) { return size_t(j < root ? j : j - 1) * piece; };  // root keeps its own block
