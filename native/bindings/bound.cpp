@@ -84,9 +84,9 @@ std::vector<double> bound_seconds(const std::string& operation, const std::vecto
     const std::vector<Move> moves = job.moves(operation);
     const ReduceKernel kernel = reduce_kernel(checked_dtype(dtype), checked_op(op));
     size_t written = 0;
-    for (const Move& move : moves) written += move.bytes;
+    for (const Move& move : moves) written += move.bytes * move.to.size();
     const size_t item = itemsize(checked_dtype(dtype));
-    const Copy copy = copy_for(written / x.size());
+    const Copy copy = copy_for(written);
 
     ReleaseGil released;
     cpu_set_t allowed;

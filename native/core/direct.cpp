@@ -46,7 +46,7 @@ bool Steps::reach(int peer, bool writes, uint8_t* here, uint64_t there, size_t b
 
 void Steps::move_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) {
     uint8_t* const in_segment = there & kInSegment ? segment_.at(there & ~kInSegment) : nullptr;
-    const Copy copy = copy_for(bytes);
+    const Copy copy = copy_for(bytes * size_t(n));
     check();
     for (size_t done = 0; done < bytes; done += kChunk) {
         const size_t length = std::min(kChunk, bytes - done);

@@ -13,7 +13,7 @@ static void all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, cons
     loan.await_all();  // from here on all agree: what others refuse must not change recv
     for (size_t at = 0; at < mine; at += kPiece) {
         const size_t length = std::min(kPiece, mine - at);
-        keep_own(recv + begin + at, send + at, length, blocks.total());
+        keep_own(recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
         for (int i = 1; gives && i < s.n; ++i) loan.write((s.rank + i) % s.n, send + at, begin + at, length);
     }
     for (int i = 1; !gives && i < s.n; ++i) {
@@ -39,7 +39,7 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
     const bool gives = largest >= kGivenFrom;
     if (spreads_direct(s, largest, gives ? recv : send, gives ? blocks.total() : mine)) return all_gather_direct(s, send, recv, blocks);
     const size_t piece = s.slot_bytes();
-    const Copy copy_out = copy_for(blocks.total());
+    const Copy copy_out = copy_for(blocks.total() * size_t(s.n));
     pipeline(
         s, rounds_of(largest, piece), true,
         [&](uint64_t g, uint64_t k) {

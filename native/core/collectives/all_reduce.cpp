@@ -21,7 +21,7 @@ void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduce
     const uint64_t rounds = rounds_of(bytes, piece);
     const uint64_t first = s.take_pieces(rounds);
     const bool receives = root < 0 || s.rank == root;
-    const Copy to_result = copy_for(bytes);
+    const Copy to_result = copy_for(bytes * size_t(s.n));
     uint64_t filled[kSlots], reduced[kSlots];  // steps of the pieces in flight
 
     auto fill = [&](uint64_t k) {

@@ -27,9 +27,9 @@ bool reduce_scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const B
 inline size_t share_of_slot(const Steps& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }
 
 // A rank's own block, from what it sends to what it receives; nothing where they are the same memory.
-// total: bytes of the whole result, which say how it is written.
-inline void keep_own(uint8_t* to, const uint8_t* from, size_t bytes, size_t total) {
-    if (to != from) copy_for(total)(to, from, bytes);
+// written: bytes of all ranks' results, as copy_for() takes them.
+inline void keep_own(uint8_t* to, const uint8_t* from, size_t bytes, size_t written) {
+    if (to != from) copy_for(written)(to, from, bytes);
 }
 
 // Block j of `blocks` belongs to rank j.

@@ -28,7 +28,7 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
         return;
     }
     if (goes_direct(s, blocks.largest(), from_me ? send : nullptr, blocks.total())) return scatter_direct(s, send, recv, blocks, root);
-    const Copy copy_out = copy_for(mine);
+    const Copy copy_out = copy_for(blocks.total());
     const size_t piece = share_of_slot(s);
     auto place = [&](int j) { return size_t(j < root ? j : j - 1) * piece; };  // root keeps its own block
     const uint64_t rounds = rounds_of(blocks.largest(), piece);
@@ -48,7 +48,7 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
             else s.await(root, step);
             copy_out(recv + p.offset, s.slot(root, g) + place(s.rank), p.bytes);
         });
-    if (from_me) keep_own(recv, send + blocks.offset(root), mine, mine);
+    if (from_me) keep_own(recv, send + blocks.offset(root), mine, blocks.total());
 }
 
 namespace {

@@ -63,17 +63,17 @@ void stream_copy(void* dst, const void* src, size_t bytes) {
 }
 
 size_t stream_from() {
-    // The last level is shared, on a virtual machine with strangers: a sixteenth of it, in reason.
+    // The last level is shared, on a virtual machine with strangers: an eighth of it, in reason.
     static const size_t cache = [] {
         long bytes = 0;
 #ifdef _SC_LEVEL3_CACHE_SIZE
         bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-        return std::clamp<size_t>(size_t(std::max(bytes, 0L)) / 16, 4 << 20, 32 << 20);
+        return std::clamp<size_t>(size_t(std::max(bytes, 0L)) / 8, 8 << 20, 64 << 20);
     }();
     return cache;
 }
 
-Copy copy_for(size_t total) { return total >= stream_from() ? stream_copy : plain; }
+Copy copy_for(size_t written) { return written >= stream_from() ? stream_copy : plain; }
 
 }  // namespace rankwise
