@@ -84,6 +84,7 @@ std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtyp
         return r;
     }
     sends_[to].push_back(r);
+    if (waits && sends_[to].size() == 1) look_for_receive(to, *r);
     push(to, waits || may_copy_at_once(*r));
     if (!r->complete_ && !waits) ensure_thread();
     return r;

@@ -111,6 +111,7 @@ private:
     bool settle(int from, bool& moved);
     void conceal(int from);
     uint64_t shown_for(Channel& c, const Request& send) const;
+    void look_for_receive(int to, const Request& send);
     static bool may_copy_at_once(const Request& send);
     bool take(Channel& c, Request& send, int to, uint64_t state);
     bool copied(const Handover& m, uint64_t bytes) const;

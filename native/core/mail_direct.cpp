@@ -6,6 +6,7 @@ namespace rankwise {
 namespace {
 
 constexpr uint64_t kShownFrom = 16 << 10;  // bytes from which it wins
+constexpr uint64_t kLookedFrom = 64 << 10;  // bytes from which it is worth a short wait
 constexpr uint64_t kAtOnce = 256 << 10;    // bytes that a send which nobody waits for may copy itself
 
 uint64_t piece_of(uint64_t bytes) {
@@ -97,6 +98,13 @@ uint64_t Mail::shown_for(Channel& c, const Request& r) const {
     const int tag = m.tag.load(std::memory_order_relaxed);
     const bool fits = (tag == kAny || tag == r.tag_) && m.count.load(std::memory_order_relaxed) == r.count_ && m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
     return fits ? state : 0;
+}
+
+// Wait a little for the receive of a large message, where its rank has a core of its own: what it saves is more.
+void Mail::look_for_receive(int to, const Request& r) {
+    if (!steps_.direct() || r.count_ * itemsize(r.dtype_) < kLookedFrom) return;
+    Channel& c = *channel(rank_, to, true);
+    for (int i = policy_.first_looks; i > 0 && !shown_for(c, r); --i) cpu_relax();
 }
 
 bool Mail::may_copy_at_once(const Request& r) { return r.count_ * itemsize(r.dtype_) <= kAtOnce; }
