@@ -7,6 +7,7 @@ namespace {
 
 constexpr uint64_t kShownFrom = 16 << 10;  // bytes from which it wins
 constexpr uint64_t kLookedFrom = 64 << 10;  // bytes from which it is worth a short wait
+constexpr int kTurns = 4;                   // of others, for which it waits where the ranks share cores
 constexpr uint64_t kAtOnce = 256 << 10;    // bytes that a send which nobody waits for may copy itself
 
 uint64_t piece_of(uint64_t bytes) {
@@ -100,11 +101,12 @@ uint64_t Mail::shown_for(Channel& c, const Request& r) const {
     return fits ? state : 0;
 }
 
-// Wait a little for the receive of a large message, where its rank has a core of its own: what it saves is more.
+// Wait a little for the receive of a large message: what it saves is more.
 void Mail::look_for_receive(int to, const Request& r) {
     if (!steps_.direct() || r.count_ * itemsize(r.dtype_) < kLookedFrom) return;
     Channel& c = *channel(rank_, to, true);
     for (int i = policy_.first_looks; i > 0 && !shown_for(c, r); --i) cpu_relax();
+    for (int i = steps_.takes_turns() ? kTurns : 0; i > 0 && !shown_for(c, r); --i) sched_yield();
 }
 
 bool Mail::may_copy_at_once(const Request& r) { return r.count_ * itemsize(r.dtype_) <= kAtOnce; }
