@@ -140,7 +140,6 @@ void bind_comm(nb::module_& m) {
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
         .def("make_part", &Comm::make_part, nb::arg("ranks"))
         .def("take_part", &Comm::take_part, nb::arg("part"))
-        .def("ending", &Comm::ending)
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("close", &close_comm, nb::arg("timeout"));
 

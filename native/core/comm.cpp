@@ -130,7 +130,6 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     if (me.joined.load()) throw BadArgument("rank " + std::to_string(rank) + " has joined this segment already");
     SegmentHeader& header = segment->header();
     me.pid = getpid();
-    me.launched = process && launched();
     Meeting meeting(*segment, rank);
     auto comm = std::make_shared<Comm>(segment, header.world_region, rank, timeout);
     me.joined.store(1);

@@ -86,8 +86,6 @@ public:
 
     // Fail the group, naming this rank: "rank 2 <why>".
     void abort(const std::string& why);
-    // This rank's process is about to end: whoever then asks how waits for its status.
-    void ending() { steps_.ending(); }
     // Idempotent, never throws. What went wrong, in words, or nothing.
     std::optional<std::string> close(double timeout) noexcept;
 

@@ -101,7 +101,7 @@ Calls Steps::states() const {
         const RankRecord& r = segment_.record(region_.member()[p]);
         std::string text;
         if (!r.joined.load()) text = "has not joined";
-        else if (r.exited.load()) text = segment_.how_it_ended(region_.member()[p], record_);
+        else if (r.exited.load()) text = segment_.how_it_ended(region_.member()[p]);
         else text = words(whereabouts(segment_.header(), region_.member()[p]), region_.number);
         result.emplace_back(p, text);
     }
@@ -191,7 +191,7 @@ void Steps::throw_mismatch() {
             call += " at " + site;
             sites.emplace_back(p, site);
         } else if (segment_.record(world_rank).exited.load()) {
-            call += " (" + segment_.how_it_ended(world_rank, record_) + ")";
+            call += " (" + segment_.how_it_ended(world_rank) + ")";
         } else if (!where.inside || where.operation->group != region_.number) {
             call += " (now " + words(where, region_.number) + ")";
         }
@@ -213,7 +213,7 @@ void Steps::throw_failure(const std::string& operation, int64_t sequence) {
         std::string how = f.how;
         std::string where;
         if (how.empty()) {
-            how = segment_.how_it_ended(world_rank, record_);
+            how = segment_.how_it_ended(world_rank);
             const Whereabouts last = whereabouts(segment_.header(), world_rank);
             if (last.begun()) where = (last.inside ? " in " : " after ") + words(*last.operation, region_.number);
         }

@@ -257,14 +257,10 @@ void Segment::mark_exited(int rank, int32_t status) {
     r.told.store(1);
 }
 
-std::string Segment::how_it_ended(int rank, const RankRecord& asker) const {
+std::string Segment::how_it_ended(int rank) const {
     const RankRecord& r = record(rank);
-    const auto since = Clock::now();
-    const auto patience = [&] {
-        const bool sure = r.launched.load() && (r.ending.load() || r.exited.load()) && !asker.ending.load();
-        return std::chrono::milliseconds(sure ? 5000 : 400);
-    };
-    while (r.exit_status.load() == kStatusUnknown && Clock::now() - since < patience()) usleep(1000);
+    const auto until = Clock::now() + std::chrono::milliseconds(400);
+    while (r.exit_status.load() == kStatusUnknown && Clock::now() < until) usleep(1000);
     const int32_t status = r.exit_status.load();
     if (!r.exited.load() && status == kStatusUnknown) return "left the group";
     if (status == kStatusUnknown) return "ended";

@@ -29,8 +29,6 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<uint32_t> joined;
     std::atomic<uint32_t> exited;      // its process has ended
     std::atomic<uint32_t> told;        // and every group knows
-    std::atomic<uint32_t> launched;    // its parent is the launcher, which tells its status
-    std::atomic<uint32_t> ending;      // its interpreter is, and soon its process
     std::atomic<int32_t> exit_status;  // exit code, minus the signal, or kStatusUnknown
     std::atomic<uint64_t> stacks;      // offset of the text that it answers with, where it does (stacks.hpp)
     std::atomic<uint32_t> stacks_asked, stacks_told;  // futex: how often it was asked; which question the text answers
@@ -85,10 +83,9 @@ public:
 
     // The process of `rank` ended: record it, and fail every group in which it still sat.
     void mark_exited(int rank, int32_t status);
-    // "was killed by SIGKILL", "exited with status 3": what is known of a rank that ended.
-    // Waits a moment for whoever reaps the process to say how: one that left its groups is mostly about to
-    // exit. Longer where it surely is and its status surely comes, but if the asker itself is ending.
-    std::string how_it_ended(int rank, const RankRecord& asker) const;
+    // "was killed by SIGKILL", "exited with status 3": what is known of a rank that ended. Waits a
+    // moment for whoever reaps the process to say how: one that left its groups is mostly about to exit.
+    std::string how_it_ended(int rank) const;
 
 private:
     Segment(int fd, uint8_t* base, size_t bytes);

@@ -128,8 +128,6 @@ public:
     // Memory of this rank's own for what is read from peers, kScratch bytes.
     uint8_t* scratch();
 
-    // See Comm::ending; also when the group is closed.
-    void ending() { record_.ending.store(1); }
     // Throws why the group failed. `operation` is what the caller was doing; `sequence` its number
     // where it has one.
     [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1);

@@ -16,8 +16,6 @@ namespace rankwise {
 
 namespace {
 
-std::atomic<int> launcher{0};
-
 int open_pidfd(int pid) { return int(syscall(SYS_pidfd_open, pid, 0)); }
 
 // What PIDFD_GET_INFO of Linux 6.15 and later fills in (linux/pidfd.h).
@@ -93,16 +91,13 @@ void watch_peers(std::shared_ptr<Segment> segment, int rank) {
     engine_thread([fds = std::move(fds), held = std::weak_ptr(segment), stop] { watch(fds, held, stop); }).detach();
 }
 
-bool launched() { return launcher.load() == getppid(); }
-
 void end_with(int pid) {
-    launcher.store(pid);
     const int fd = open_pidfd(pid);
     if (fd < 0 && errno == ESRCH) kill(getpid(), SIGKILL);
     if (fd < 0) return;
     engine_thread([fd] {
-        pollfd its_end{fd, POLLIN, 0};
-        while (poll(&its_end, 1, -1) < 0 && errno == EINTR) {}
+        pollfd launcher{fd, POLLIN, 0};
+        while (poll(&launcher, 1, -1) < 0 && errno == EINTR) {}
         kill(getpid(), SIGTERM);
         sleep(1);
         kill(getpid(), SIGKILL);

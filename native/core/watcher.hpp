@@ -8,9 +8,7 @@ namespace rankwise {
 
 // Watch the processes of all other ranks of `segment`, for as long as this process holds it.
 void watch_peers(std::shared_ptr<Segment> segment, int rank);
-// End this process when its launcher, the process `pid`, ends: SIGTERM, and a second later SIGKILL.
+// End this process when the process `pid` ends: SIGTERM, and a second later SIGKILL.
 void end_with(int pid);
-// Whether that is this process's parent, and so learns how it ends.
-bool launched();
 
 }  // namespace rankwise

@@ -151,9 +151,6 @@ class Comm:
     def split(self, color: int, key: int) -> Comm | None: ...
     def make_part(self, ranks: Sequence[int]) -> int: ...
     def take_part(self, part: int) -> Comm: ...
-    def ending(self) -> None:
-        """This rank's process is about to end: whoever then asks how waits for its status."""
-
     def abort(self, why: str) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError naming this rank and `why`."""
 

@@ -122,24 +122,6 @@ group.barrier()
     assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 9", done.stderr.splitlines()[-1])
 
 
-def test_the_others_wait_for_the_status_of_a_rank_that_is_ending() -> None:
-    code = """
-import atexit, os, sys, time
-if os.environ["RANKWISE_RANK"] == "1":
-    atexit.register(time.sleep, 0.8)  # runs after the group is closed
-import rankwise as rw
-group = rw.init()
-if group.rank == 1:
-    sys.exit(9)
-try:
-    group.barrier()
-except rw.PeerLostError as error:
-    print(error.how)
-"""
-    done = subprocess.run([*RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=50)
-    assert done.stdout == "exited with status 9\n" * 2
-
-
 @pytest.mark.parametrize("options", [[], ["--tag-output"]])
 def test_the_traceback_of_the_rank_to_blame_comes_last_and_none_is_mixed(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "program.py").write_text("""

@@ -39,9 +39,6 @@ class OpenCommunicator(Communicator):
     def world_size(self) -> int:
         return self._world_size
 
-    def ending(self) -> None:
-        """The process ends: this will be closed next, where it is not."""
-
     @abstractmethod
     def forked(self) -> None:
         """This process is a child of the one that opened it."""
@@ -64,8 +61,6 @@ _numbers = itertools.count()
 
 def _close_all(left: Callable[[], float]) -> None:
     """Close what is still open, the newest first. left: the seconds that there are."""
-    for opened in list(_open.values()):
-        opened.ending()
     for _, opened in sorted(_open.items(), reverse=True):
         opened.close(left())
 

@@ -255,9 +255,6 @@ class EngineCommunicator(OpenCommunicator):
         if trouble is not None:
             self._warn(trouble)
 
-    def ending(self) -> None:
-        self._comm.ending()
-
     def forked(self) -> None:
         """Nothing to do: the engine sees in which process it is called."""
 

@@ -27,8 +27,7 @@ def close_at_exit(turn: Turn, close: Callable[[Callable[[], float]], None]) -> N
 
 
 @atexit.register
-def close_all() -> None:
-    """Close everything, since the process ends. For who ends it with no end of the interpreter, too."""
+def _close_all() -> None:
     end = time.monotonic() + EXIT_TIMEOUT
     for _, close in sorted(_closers.items()):
         close(lambda: max(0.0, end - time.monotonic()))

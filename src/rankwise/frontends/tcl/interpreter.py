@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from rankwise.api.init import default_group
-from rankwise.contract.closing import close_all
 from rankwise.contract.errors import BackendUnavailable, ClosedError
 from rankwise.frontends.tcl.script import VERSION, definitions
 from rankwise.frontends.tcl.session import Answer, Session
@@ -126,5 +125,5 @@ def leave() -> None:
 
 def _exit(code: str) -> None:
     """End the process inside Tcl: an exception would not pass through it."""
-    close_all()
+    leave()
     os._exit(int(code) & 0xFF)
