@@ -200,7 +200,7 @@ constexpr uint64_t kWords = sizeof(ArrayWords) / 8;
 
 // On src: whether the parts have come along with the words. Over another library they come by themselves.
 bool tell(Comm& c, ArrayWords& words, const Plain& x, const Plain& part, int src) {
-    return c.scatter_told(words, x.data, part.data, nullptr, src, x.bytes());
+    return c.scatter_told(words, x.data, part.data, nullptr, src);
 }
 bool tell(Foreign& c, ArrayWords& words, const Plain&, const Plain&, int src) {
     c.broadcast(&words, kWords, DType::I64, src);
@@ -226,7 +226,7 @@ struct Received {
     }
 };
 bool hear(Comm& c, Received& received, int src) {
-    return c.scatter_told(received.words, nullptr, nullptr, std::ref(received), src, received.part.bytes());
+    return c.scatter_told(received.words, nullptr, nullptr, std::ref(received), src);
 }
 bool hear(Foreign& c, Received& received, int src) {
     c.broadcast(&received.words, kWords, DType::I64, src);
@@ -299,7 +299,7 @@ nb::object tell_array(Comm& c, nb::handle words_, uintptr_t send, uintptr_t recv
     bool along = false;
     {
         const ReleaseToWait<Comm> released{};
-        along = c.scatter_told(words, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(place), src, sizeof words);
+        along = c.scatter_told(words, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(place), src);
     }
     const Held<Comm> held{along ? nullptr : &c};
     std::memcpy(told.data, &words, sizeof words);

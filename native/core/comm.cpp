@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <numeric>
 
@@ -160,7 +162,7 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     return comm;
 }
 
-// Every rank tries to read a word of its neighbour's; they go direct if all can. And they take turns on
+// Every rank tries to read a word of its neighbour's; they go direct if all can, and may. And they take turns on
 // cores if all of them can hand one over, which they cannot to a rank that is scheduled elsewhere.
 void Comm::agree_on_direct() {
     Call_ call(*this, make_call(Op::Join));
@@ -168,7 +170,8 @@ void Comm::agree_on_direct() {
     const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduled_in()};
     const uint64_t there = steps_.post(mine, sizeof mine);
     constexpr uint32_t kRead = 1, kHandOver = 2;
-    uint32_t can = kRead | kHandOver;
+    const char* wanted = std::getenv("RANKWISE_DIRECT");
+    uint32_t can = (wanted && std::strcmp(wanted, "0") == 0 ? 0 : kRead) | kHandOver;
     if (const int next = (rank() + 1) % steps_.n; next != rank()) {
         uint64_t theirs[2];
         steps_.await(next, there);
@@ -277,12 +280,12 @@ void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, in
     collectives::scatter(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)), root);
 }
 
-bool Comm::scatter_told(collectives::ArrayWords& words, const void* send, void* recv, const collectives::Place& place, int root,
-                        uint64_t bytes_) {
+bool Comm::scatter_told(collectives::ArrayWords& words, const void* send, void* recv, const collectives::Place& place, int root) {
     check_root(root);
-    Call_ call(*this, make_call(Op::ScatterTold, {}, {}, root), bytes_);
+    Call_ call(*this, make_call(Op::ScatterTold, {}, {}, root), sizeof words);
     const bool along = collectives::scatter_told(steps_, words, bytes(send), bytes(recv), place, root);
-    if (!along) call.hold();
+    if (along) steps_.count_bytes(rank() == root ? words.bytes() : words.bytes() / uint64_t(steps_.n));
+    else call.hold();
     return along;
 }
 

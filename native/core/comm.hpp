@@ -47,7 +47,7 @@ public:
     void all_to_all(const void* send, void* recv, uint64_t count, DType dtype);
     // As scatter, where the others do not know what array root has; see collectives.hpp. Where the parts do not
     // come along it ends in a hold(), for the call that moves them. bytes: what this rank expects to send or receive.
-    bool scatter_told(collectives::ArrayWords& words, const void* send, void* recv, const collectives::Place& place, int root, uint64_t bytes);
+    bool scatter_told(collectives::ArrayWords& words, const void* send, void* recv, const collectives::Place& place, int root);
     void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype);
     void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
     void scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);

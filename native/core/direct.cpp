@@ -36,7 +36,7 @@ bool Steps::reach(int peer, bool writes, uint8_t* here, uint64_t there, size_t b
         if (moved <= 0) {
             const int why = errno;
             if (why != ESRCH)
-                fail_region(region_, Cause::PeerLost, rank, region_.seats[rank].calls.load(), "could not reach the memory of rank " + std::to_string(peer) + " (" + std::strerror(why) + ")");
+                fail_region(region_, Cause::PeerLost, rank, region_.seats[rank].calls.load(), "could not reach the memory of rank " + std::to_string(peer) + " (" + std::strerror(why) + "); with RANKWISE_DIRECT=0 nobody tries");
             return false;
         }
         done += size_t(moved);
@@ -47,12 +47,17 @@ bool Steps::reach(int peer, bool writes, uint8_t* here, uint64_t there, size_t b
 void Steps::move_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) {
     uint8_t* const in_segment = there & kInSegment ? segment_.at(there & ~kInSegment) : nullptr;
     const Copy copy = copy_for(bytes * size_t(n));
-    check();
+    const auto go_on = [&](bool reached) {
+        if (reached && !region_.failed()) return;
+        set_writing(false);  // before the words are made: peers may wait for it
+        if (!reached) lost(peer, name(call_.op()), int64_t(calls_));
+        check();
+    };
+    go_on(true);
     for (size_t done = 0; done < bytes; done += kChunk) {
         const size_t length = std::min(kChunk, bytes - done);
         if (in_segment) copy((writes ? in_segment : here) + done, (writes ? here : in_segment) + done, length);
-        else if (!reach(peer, writes, here + done, there + done, length)) lost(peer, name(call_.op()), int64_t(calls_));
-        check();  // after the last one too: what was read from a rank that has left is worth nothing
+        go_on(in_segment || reach(peer, writes, here + done, there + done, length));  // after the last one too: what was read from a rank that has left is worth nothing
     }
 }
 

@@ -1,7 +1,7 @@
 // Working in a peer's memory in place: one copy instead of two, and no piece by piece.
 //
-// Ranks that are threads of one process share all memory; processes read each other's with
-// process_vm_readv, where the system allows it (same user, and no ptrace restriction: it is tried
+// Ranks that are threads of one process share all memory; processes reach each other's with
+// process_vm_readv and process_vm_writev, where the system allows it (same user, and no ptrace restriction: it is tried
 // once, when the ranks meet). Registered memory (registered.hpp) lies in the segment, before everyone's
 // eyes. A rank that lends its memory stays in the operation until everyone has
 // said to be done with it, so only in a failing operation can a reader find memory that its owner

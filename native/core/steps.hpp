@@ -46,6 +46,8 @@ public:
 
     // A new operation of this rank, of so many bytes. Throws where the group has failed.
     void begin(const Call& call, uint64_t bytes);
+    // It was about so many, as turned out in it.
+    void count_bytes(uint64_t bytes) { bytes_ = bytes; }
     // It ended: by an exception, or well.
     void end();
     // What came before was the meeting of the ranks: the program's first operation is number 1.
@@ -95,7 +97,7 @@ public:
     // This rank has read what it had to of `piece`; its next post says so.
     void release(uint64_t piece) { free_at_[piece % kSlots] = next_ + 1; }
 
-    // Whether ranks may read each other's memory (direct.hpp); agreed when the ranks meet.
+    // Whether ranks may read and write each other's memory (direct.hpp); agreed when the ranks meet.
     bool direct() const { return direct_; }
     void set_direct(bool possible) { direct_ = possible; }
     // Whether the ranks share cores, and one that waits can hand its core over; agreed likewise.

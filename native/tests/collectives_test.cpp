@@ -61,7 +61,7 @@ void every_collective(Comm& c, uint64_t count) {
             CHECK_EQ(bytes, count * 4);
             return reinterpret_cast<uint8_t*>(part.data());
         };
-        const bool along = c.scatter_told(words, me == root ? sent.data() : nullptr, part.data(), place, root, 0);
+        const bool along = c.scatter_told(words, me == root ? sent.data() : nullptr, part.data(), place, root);
         CHECK_EQ(words.dim[1], int64_t(count));
         if (!along) {
             c.scatter(me == root ? sent.data() : nullptr, part.data(), count, DType::F32, root);

@@ -101,7 +101,7 @@ void by_counts(Comm& c) {
     c.barrier();
 }
 
-// Beyond the sizes for which ranks read each other's memory through the kernel.
+// Blocks that are not copied in one go.
 void large(Comm& c) {
     const uint64_t count = (26 << 20) / sizeof(float) + 5;
     const int n = c.world_size(), me = c.rank();

@@ -57,6 +57,9 @@ for x in (secret, secret[: 70_000], secret if group.rank else np.empty_like(secr
     want = 2 * np.arange(x.size, dtype=np.float32) + 1
     np.testing.assert_array_equal(group.reduce_scatter(x), np.array_split(want, 2)[group.rank])
     np.testing.assert_array_equal(group.all_reduce(x), want)
+    parts = x[: x.size // 2 * 2].reshape(2, -1)
+    group.all_gather(parts[0].copy(), out=parts)
+    np.testing.assert_array_equal(parts, np.stack([want[: parts.shape[1]]] * 2))
 print("ok")
 """
 
@@ -85,3 +88,28 @@ def test_a_descriptor_that_is_not_there() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ValueError: RANKWISE_SEGMENT_FD=97: expected the descriptor")
+
+
+IN_A_SECOND_GROUP = """
+import os, signal
+import rankwise as rw
+rw.init(timeout=20).close()
+group = rw.init(timeout=20)
+if group.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    group.barrier()
+except rw.PeerLostError as error:
+    print(error)
+"""
+
+
+def test_a_death_is_told_in_a_group_that_the_launcher_did_not_make() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", sys.executable, "-c", IN_A_SECOND_GROUP],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert "rank 1 (pid" in done.stdout, done.stderr

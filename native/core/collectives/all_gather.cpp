@@ -4,12 +4,14 @@
 namespace rankwise::collectives {
 
 // Every rank reads the others' blocks, or writes its own into their memory: a piece at a time, which is in the
-// cache when it goes to the next.
-static void all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+// cache when it goes to the next. False where memory of one cannot be written to; then nothing was done.
+static bool all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     constexpr size_t kPiece = 256 << 10;
     const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
     const bool gives = blocks.largest() >= kGivenFrom;
-    Loan loan(s, gives ? nullptr : send, gives ? recv : nullptr);
+    uint8_t* lent = gives ? s.readable(recv, blocks.total()) : nullptr;
+    Loan loan(s, gives ? lent : send, lent);
+    if (gives && !loan.all_lend()) return false;
     loan.await_all();  // from here on all agree: what others refuse must not change recv
     for (size_t at = 0; at < mine; at += kPiece) {
         const size_t length = std::min(kPiece, mine - at);
@@ -21,6 +23,7 @@ static void all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, cons
         loan.read(from, recv + blocks.offset(from), 0, blocks.size(from));
     }
     loan.finish_all();
+    return true;
 }
 
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
@@ -37,7 +40,7 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         return keep_own(own, send, mine, 0);
     }
     const bool gives = largest >= kGivenFrom;
-    if (spreads_direct(s, largest, gives ? recv : send, gives ? blocks.total() : mine)) return all_gather_direct(s, send, recv, blocks);
+    if (spreads_direct(s, largest, gives ? recv : send, gives ? blocks.total() : mine) && all_gather_direct(s, send, recv, blocks)) return;
     const size_t piece = s.slot_bytes();
     const Copy copy_out = copy_for(blocks.total() * size_t(s.n));
     pipeline(

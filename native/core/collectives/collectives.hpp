@@ -41,6 +41,11 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
 struct ArrayWords {
     static constexpr int kDims = kInline / 8 - 2;
     int64_t dtype = 0, dims = 0, dim[kDims] = {};
+    size_t bytes() const {  // of the array
+        size_t all = itemsize(DType(dtype));
+        for (int i = 0; i < std::min<int64_t>(dims, kDims); ++i) all *= size_t(dim[i]);
+        return all;
+    }
     size_t told() const { return size_t(2 + std::min<int64_t>(dims, kDims)) * 8; }  // bytes of them in use
 };
 static_assert(sizeof(ArrayWords) == kInline);

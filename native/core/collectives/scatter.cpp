@@ -62,8 +62,7 @@ struct Along {
 // The words alone say it, so that all ranks agree.
 std::optional<Along> comes_along(const Steps& s, const ArrayWords& words) {
     if (words.dims < 1 || words.dims > ArrayWords::kDims || words.dim[0] % s.n) return std::nullopt;
-    size_t part = itemsize(DType(words.dtype)) * size_t(words.dim[0] / s.n);
-    for (int i = 1; i < words.dims; ++i) part *= size_t(words.dim[i]);
+    const size_t part = words.bytes() / size_t(s.n);
     const bool beside = words.told() + part * size_t(s.n) <= kInline;
     const bool fits_slot = s.n == 1 || (part < kDirectFrom && part <= share_of_slot(s));
     return beside || fits_slot ? std::optional(Along{part, beside}) : std::nullopt;
