@@ -40,6 +40,11 @@ def test_ranks_come_back_after_close() -> None:
     assert [rank.returncode for rank in ranks] == [0, 0]
 
 
+def two_ranks(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+
 UNREADABLE = """
 import ctypes, mmap, os, sys
 import numpy as np
@@ -65,13 +70,7 @@ print("ok")
 
 
 def test_memory_that_no_peer_can_read() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", sys.executable, "-c", UNREADABLE],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = two_ranks(UNREADABLE)
     if "no memfd_secret" in done.stderr:
         pytest.skip("this kernel makes no memory that other processes cannot read (memfd_secret)")
     assert done.returncode == 0, done.stderr
@@ -105,11 +104,5 @@ except rw.PeerLostError as error:
 
 
 def test_a_death_is_told_in_a_group_that_the_launcher_did_not_make() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", sys.executable, "-c", IN_A_SECOND_GROUP],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = two_ranks(IN_A_SECOND_GROUP)
     assert "rank 1 (pid" in done.stdout, done.stderr
