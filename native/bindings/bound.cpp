@@ -1,17 +1,14 @@
 // The loads and stores of an operation, and nothing else, for `rankwise bench --bound`: what any library
 // needs at least that moves the data of private arrays with these cores.
-#include <sched.h>
-
 #include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "bindings.hpp"
 #include "kernels/copy.hpp"
 #include "kernels/kernels.hpp"
-#include "waiting.hpp"
+#include "pinned.hpp"
 
 using namespace rankwise;
 
@@ -78,41 +75,29 @@ void run_part(const Move& move, size_t which, size_t parts, size_t item, ReduceK
 
 std::vector<double> bound_seconds(const std::string& operation, const std::vector<Address>& x, const std::vector<Address>& out, uint64_t count, int dtype,
                                   int op, uint64_t iterations, uint64_t batches) {
-    Job job{{}, {}, count * itemsize(checked_dtype(dtype))};
+    const size_t item = itemsize(checked_dtype(dtype));
+    Job job{{}, {}, count * item};
     for (Address a : x) job.x.push_back(static_cast<uint8_t*>(pointer(a)));
     for (Address a : out) job.out.push_back(static_cast<uint8_t*>(pointer(a)));
     const std::vector<Move> moves = job.moves(operation);
     const ReduceKernel kernel = reduce_kernel(checked_dtype(dtype), checked_op(op));
     size_t written = 0;
     for (const Move& move : moves) written += move.bytes * move.to.size();
-    const size_t item = itemsize(checked_dtype(dtype));
     const Copy copy = copy_for(written);
 
     ReleaseGil released;
-    cpu_set_t allowed;
-    sched_getaffinity(0, sizeof allowed, &allowed);
-    std::vector<int> cores;
-    for (int core = 0; core < CPU_SETSIZE; ++core)
-        if (CPU_ISSET(core, &allowed)) cores.push_back(core);
     const size_t workers = std::min(x.size(), size_t(usable_cores()));
     std::vector<std::vector<double>> took(workers);
     std::barrier meet{std::ptrdiff_t(workers)};
-    std::vector<std::thread> threads;
-    for (size_t w = 0; w < workers; ++w)
-        threads.emplace_back([&, w] {
-            cpu_set_t one;
-            CPU_ZERO(&one);
-            CPU_SET(cores[w % cores.size()], &one);
-            sched_setaffinity(0, sizeof one, &one);
-            for (uint64_t batch = 0; batch < batches; ++batch) {
-                meet.arrive_and_wait();
-                const auto start = Clock::now();
-                for (uint64_t i = 0; i < iterations; ++i)
-                    for (const Move& move : moves) run_part(move, w, workers, item, kernel, copy);
-                took[w].push_back(std::chrono::duration<double>(Clock::now() - start).count());
-            }
-        });
-    for (std::thread& thread : threads) thread.join();
+    run_pinned(workers, [&](int w) {
+        for (uint64_t batch = 0; batch < batches; ++batch) {
+            meet.arrive_and_wait();
+            const auto start = Clock::now();
+            for (uint64_t i = 0; i < iterations; ++i)
+                for (const Move& move : moves) run_part(move, size_t(w), workers, item, kernel, copy);
+            took[size_t(w)].push_back(std::chrono::duration<double>(Clock::now() - start).count());
+        }
+    });
     std::vector<double> slowest = took[0];
     for (const auto& one : took)
         for (size_t batch = 0; batch < batches; ++batch) slowest[batch] = std::max(slowest[batch], one[batch]);

@@ -1,48 +1,20 @@
 // What the machine can do, with no engine in between, for `rankwise bench machine`: the rates that
 // bound every way of moving data between two ranks.
-#include <sched.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <thread>
 
 #include "bindings.hpp"
+#include "pinned.hpp"
 
 using namespace rankwise;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-std::vector<int> own_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    sched_getaffinity(0, sizeof set, &set);
-    std::vector<int> cores;
-    for (int c = 0; c < CPU_SETSIZE; ++c)
-        if (CPU_ISSET(c, &set)) cores.push_back(c);
-    return cores;
-}
-
-// Two threads, each on a core of its own, that meet at points of their program.
+// Where two threads meet at points of their program.
 class Pair {
 public:
-    // Runs body(which), which = 0 and 1, at once.
-    template <class Body> void run(Body&& body) {
-        const std::vector<int> cores = own_cores();
-        auto on = [&](int which) {
-            cpu_set_t one;
-            CPU_ZERO(&one);
-            CPU_SET(cores[size_t(which)], &one);
-            sched_setaffinity(0, sizeof one, &one);
-            body(which);
-        };
-        std::thread first(on, 0), second(on, 1);
-        first.join();
-        second.join();
-    }
     void meet(int which) {
         const uint64_t now = ++at_[which].count;
         at_[which].seen.store(now, std::memory_order_release);
@@ -83,7 +55,7 @@ template <class Prepare, class Timed> double shortest(size_t bytes, Prepare&& pr
     const int rounds = int(std::max<size_t>(5, std::min<size_t>(400, (256u << 20) / bytes)));
     std::vector<double> took[2];
     Pair pair;
-    pair.run([&](int which) {
+    run_pinned(2, [&](int which) {
         for (int i = 0; i < rounds; ++i) {
             prepare(which);
             pair.meet(which);
@@ -123,7 +95,7 @@ double line_seconds() {
     constexpr int kTrips = 20000;
     double best = 1e9;
     Pair pair;
-    pair.run([&](int which) {
+    run_pinned(2, [&](int which) {
         for (int round = 0; round < 10; ++round) {
             pair.meet(which);
             const auto start = Clock::now();

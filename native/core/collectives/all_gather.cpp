@@ -3,12 +3,12 @@
 
 namespace rankwise::collectives {
 
-// Every rank reads the others' blocks, or writes its own into their memory: a piece at a time, which is in the
-// cache when it goes to the next. False where memory of one cannot be written to; then nothing was done.
-static bool all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+// Every rank reads the others' blocks, or gives them its own, which it writes into their memory: a piece at a
+// time, which is in the cache when it goes to the next. False where memory of one cannot be written to; then
+// nothing was done.
+static bool all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, bool gives) {
     constexpr size_t kPiece = 256 << 10;
     const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
-    const bool gives = blocks.largest() >= kGivenFrom;
     uint8_t* lent = gives ? s.readable(recv, blocks.total()) : nullptr;
     Loan loan(s, gives ? lent : send, lent);
     if (gives && !loan.all_lend()) return false;
@@ -40,7 +40,7 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         return keep_own(own, send, mine, 0);
     }
     const bool gives = largest >= kGivenFrom;
-    if (spreads_direct(s, largest, gives ? recv : send, gives ? blocks.total() : mine) && all_gather_direct(s, send, recv, blocks)) return;
+    if (spreads_direct(s, largest, gives ? recv : send, gives ? blocks.total() : mine) && all_gather_direct(s, send, recv, blocks, gives)) return;
     const size_t piece = s.slot_bytes();
     const Copy copy_out = copy_for(blocks.total() * size_t(s.n));
     pipeline(

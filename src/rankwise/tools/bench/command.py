@@ -97,8 +97,6 @@ def _parser() -> Parser:
         usage="rankwise bench [operation ...] [-n N] [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("operations", nargs="*", metavar="operation", help="what to measure")
