@@ -123,6 +123,11 @@ class Crew:
         while self._read(0):
             pass
 
+    def forget(self, what: str) -> None:
+        """Drop the reports of a kind that have come until now, to wait for new ones."""
+        self.drain()
+        self.reports = [report for report in self.reports if report["what"] != what]
+
     def signal(self, rank: int, signum: int) -> float:
         """Send a rank a signal; when that was."""
         at = time.monotonic()

@@ -139,12 +139,14 @@ def leave_early(rank: Rank, group: rw.Group, victim: int, way: str, status: int)
     barrier(rank, group)
 
 
-def sums(rank: Rank, group: rw.Group, rounds: int) -> None:
-    """All_reduces of any size, each checked."""
-    for turn in range(rounds):
+def sums(rank: Rank, group: rw.Group, enough: str) -> None:
+    """All_reduces of any size, each checked, until there is a file of the name `enough`."""
+    turn = 0
+    while group.broadcast(not os.path.exists(enough), 0):
         x = np.full(rank.common.choice((1, 1_000, 100_000, 2_000_000)), group.rank + turn, np.float64)
         group.all_reduce(x)
         assert (x == sum(range(group.world_size)) + turn * group.world_size).all(), "a wrong sum"
+        turn += 1
         if turn % 10 == 0:
             rank.report("sums", turn=turn)
 

@@ -107,15 +107,19 @@ def test_a_thread_raises(trial: Trial) -> None:
 @fault(4, "stopped for a while and continued", few=1, full=15)
 def test_stopped_and_continued(trial: Trial) -> None:
     n = trial.rng.randint(2, 4)
-    with Crew(trial, n, "sums", 150) as crew:
+    enough = trial.folder / "enough"
+    with Crew(trial, n, "sums", str(enough)) as crew:
         crew.all("ready")
         trial.moment(0.2)
         stopped = [rank for rank in range(n) if trial.rng.random() < 0.4] or [trial.rng.randrange(n)]
         for rank in stopped:
             os.kill(crew.pids[rank], signal.SIGSTOP)
         time.sleep(3)
+        crew.forget("sums")
         for rank in stopped:
             os.kill(crew.pids[rank], signal.SIGCONT)
+        crew.all("sums")
+        enough.touch()
         assert crew.end() == 0, crew.stderr
         assert crew.stderr == ""
         assert not crew.of("error")
