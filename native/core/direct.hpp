@@ -38,6 +38,8 @@ public:
             if (!address(r, 0)) return finish_all(), false;
         return true;
     }
+    // Whether what a rank lends, for reading or for writing, is registered memory; known after await_all.
+    bool registered(int rank, bool written) const { return address(rank, written) & Steps::kInSegment; }
     // Copy from what the peer lends, or to it.
     void read(int peer, void* dst, size_t offset, size_t bytes) { s_.read_memory(peer, dst, address(peer, 0) + offset, bytes); }
     void write(int peer, const void* src, size_t offset, size_t bytes) { s_.write_memory(peer, src, address(peer, 1) + offset, bytes); }

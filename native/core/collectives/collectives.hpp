@@ -32,6 +32,12 @@ inline void keep_own(uint8_t* to, const uint8_t* from, size_t bytes, size_t writ
     if (to != from) copy_for(written)(to, from, bytes);
 }
 
+// Of two ranks that copy a block each, root its own and the other its own to root's memory or from it: so much of
+// the other's root takes over, since it is done sooner where it copies past the cache, which the system never does.
+inline size_t taken_over(const Steps& s, size_t block, size_t written, bool registered) {
+    return s.n == 2 && !registered && copy_for(written) == stream_copy ? block / 4 / 64 * 64 : 0;
+}
+
 // Block j of `blocks` belongs to rank j.
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks);
 void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);

@@ -3,12 +3,17 @@
 
 namespace rankwise::collectives {
 
-// Every rank writes its block into root's memory; of two ranks root reads half of a small one, so that both copy.
+// Every rank writes its block into root's memory; of two ranks root reads half of a small one and some of one that is
+// too large for the caches, so that both copy as long.
 static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
-    const auto given = [&](int from) { return s.n > 2 || blocks.size(from) >= kGivenFrom ? blocks.size(from) : blocks.size(from) / 2; };
     Loan loan(s, to_me ? nullptr : send, to_me ? recv : nullptr);
     loan.await_all();  // from here on all agree: what others refuse must not change recv
+    const bool registered = loan.registered(root, true);
+    const auto given = [&](int from) {
+        const size_t block = blocks.size(from);
+        return s.n > 2 || block >= kGivenFrom ? block - taken_over(s, block, blocks.total(), registered) : block / 2;
+    };
     if (!to_me) {
         loan.write(root, send, blocks.offset(s.rank), given(s.rank));
         return loan.finish_with(root);

@@ -6,15 +6,21 @@
 
 namespace rankwise::collectives {
 
-// The others read their blocks in root's memory while it copies its own.
+// The others read their blocks in root's memory while it copies its own, and of two ranks some of the other's.
 static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
-    Loan loan(s, s.rank == root ? send : nullptr);
+    const bool from_me = s.rank == root;
+    Loan loan(s, from_me ? send : nullptr, from_me || s.n > 2 ? nullptr : recv);
     loan.await_all();  // from here on all agree: what others refuse must not change recv
-    if (s.rank == root) {
+    const size_t taken = s.n > 2 ? 0 : taken_over(s, blocks.size(1 - root), blocks.total(), loan.registered(root, false));
+    if (from_me) {
         keep_own(recv, send + blocks.offset(root), blocks.size(root), blocks.total());
+        if (const int other = 1 - root; taken) {
+            const size_t read = blocks.size(other) - taken;
+            loan.write(other, send + blocks.offset(other) + read, read, taken);
+        }
         return loan.finish_all();
     }
-    loan.read(root, recv, blocks.offset(s.rank), blocks.size(s.rank));
+    loan.read(root, recv, blocks.offset(s.rank), blocks.size(s.rank) - taken);
     loan.finish_with(root);
 }
 

@@ -111,6 +111,7 @@ def _parser() -> Parser:
     add("--registered", action="store_true", help="measure also on registered memory, of group.empty")
     add("--pointer", action="store_true", help="measure also below the arrays, with addresses")
     add("--bound", action="store_true", help="measure also the loads and stores alone that no library can do without")
+    add("--fresh", action="store_true", help="before each call the arrays are written, after it the result is read")
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
     add("--time", type=float, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -161,6 +162,8 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"argument --op: {options.op} is for integers, not for {options.dtype}")
     if options.plot is not None and measures_only:
         parser.error("argument --plot: it is for operations")
+    if options.fresh and (options.native or options.bound):
+        parser.error("argument --fresh: not with --native or --bound, which make many calls in a row")
     if "int" in options.dtype and options.op == "mean":
         parser.error(f"argument --op: mean is for floats, not for {options.dtype}")
 
@@ -268,6 +271,7 @@ class Run:
             op=options.op,
             seconds=options.time,
             check=options.check,
+            fresh=options.fresh,
             failed=self._leave_out,
             progress=lambda what: self.progress.show(f"{where}{what}"),
         )
@@ -278,7 +282,7 @@ class Run:
             table = Table(others, options.check)
             title = (
                 f"{name}, {n} ranks" + f", {options.dtype}" * operation.has_bytes + f" {options.op}" * operation.reduces
-            )
+            ) + ", arrays just written" * options.fresh
             self._print(f"\n{title}\n{table.head()}")
             counts = sorted({operation.count(size, DTYPES[options.dtype], n) for size in options.sizes})
             for count in counts:

@@ -43,7 +43,8 @@ class Result:
 class Bench:
     """The contenders of one run with n ranks, and how they are measured.
 
-    seconds: measuring time of each contender at each point. failed: called with a contender's name
+    seconds: measuring time of each contender at each point. fresh: each call by itself, on arrays that
+    were just written. failed: called with a contender's name
     and why it is left out from now on. progress: called with what is being done.
     """
 
@@ -55,6 +56,7 @@ class Bench:
     op: str
     seconds: float
     check: bool
+    fresh: bool
     failed: Callable[[str, str], None]
     progress: Callable[[str], None]
     skipped: list[str] = field(default_factory=list)
@@ -144,6 +146,7 @@ class Bench:
             "count": count,
             "dtype": self.dtype,
             "op": self.op,
+            "fresh": self.fresh,
         }
 
     def _time(self, contender: Contender, request: dict[str, object], iterations: int, batches: int) -> Sequence[float]:
@@ -158,11 +161,14 @@ class Bench:
         """Seconds of a call, roughly."""
         request = self._request(operation.name, count, contender)
         call = min(self._time(contender, request, 1, 2))
-        return min(self._time(contender, request, 20, 5)) / 20 if call < BATCH else call
+        if self.fresh or call >= BATCH:
+            return call
+        return min(self._time(contender, request, 20, 5)) / 20
 
     def _plan(self, contender: Contender, call: float) -> tuple[int, int]:
         """Calls in a batch, and batches in a turn, where a call takes `call` seconds."""
         batch = BATCH_CROWDED if self.n > self.cores else BATCH
-        iterations = max(1, round(batch / call)) if call < batch / 2 else 1
+        alone = self.fresh or call >= batch / 2
+        iterations = 1 if alone else max(1, round(batch / call))
         turn = iterations * call + contender.barrier
         return iterations, max(1, min(MOST_BATCHES, int(self.seconds / ROUNDS / turn)))

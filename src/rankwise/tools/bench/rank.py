@@ -466,6 +466,19 @@ class Point:
         """The times of the batches, without a first one that warms up."""
         return contender.seconds(self.operation, self.x, self.out, self.op, iterations, batches + 1)[1:]
 
+    def fresh_seconds(self, contender: Contender, calls: int) -> list[float]:
+        """The times of so many calls, each on arrays that were written just before, and are read after it."""
+        call, result = contender.call(self.operation, self.x, self.out, self.op), self.x if self.out is None else self.out
+        times = []
+        for _ in range(calls + 1):
+            self.x[:] = 1 if self.op == "product" else 0
+            contender.barrier()
+            start = perf_counter()
+            call()
+            times.append(perf_counter() - start)
+            result.view(np.uint8).max(initial=0)
+        return times[1:]
+
 
 class AllRanks(Point):
     """The same with the arrays of all ranks on rank 0, and none on the others."""
@@ -524,6 +537,8 @@ class Rank:
         point = self.arrays(request, contender)
         if do == "check":
             return {"wrong": point.check(contender)}
+        if request.get("fresh"):
+            return {"seconds": point.fresh_seconds(contender, request["batches"])}
         return {"seconds": point.seconds(contender, request["iterations"], request["batches"])}
 
 
