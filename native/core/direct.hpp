@@ -70,16 +70,16 @@ inline constexpr size_t kDirectFrom = 24 << 10;
 // And from which a rank writes its block into the memory of those who get it, rather than that they read it.
 // It reads the block once for all of them, and the results are not yet in their caches; large ones do not fit there.
 inline constexpr size_t kGivenFrom = 1 << 20;
+inline constexpr size_t kGivenInTurnsFrom = 256 << 10;  // where ranks take turns on cores
 
-// Bytes from which reductions go direct, and of all_reduce where every rank has a core. Measured with arrays
-// that the ranks had just written: others gain earlier.
-inline constexpr size_t kReduceDirectFrom = 4 << 20;
-inline constexpr size_t kAllReduceDirectFrom = 256 << 10;
-// The same where ranks share cores and cannot hand them over: there a turn costs more than the copies.
-inline constexpr size_t kReduceDirectFromStuck = 1 << 20;
-inline bool reduces_direct(const Steps& s, size_t bytes, size_t from = kReduceDirectFrom) {
-    if (s.region().crowded) from = s.takes_turns() ? kReduceDirectFrom : kReduceDirectFromStuck;
-    return s.direct() && bytes >= from;
+// Bytes from which reductions go direct. Measured with arrays that the ranks had just written: others gain earlier.
+inline bool all_reduces_direct(const Steps& s, size_t bytes) {
+    return s.direct() && bytes >= (s.region().crowded ? 1 << 20 : 256 << 10);
+}
+inline bool reduces_direct(const Steps& s, size_t bytes) { return s.direct() && s.region().crowded && bytes >= 1 << 20; }
+inline bool reduce_scatters_direct(const Steps& s, size_t bytes) {
+    const bool stuck = s.region().crowded && !s.takes_turns();  // a turn costs more than the copies
+    return s.direct() && bytes >= (stuck ? 1 << 20 : 4 << 20);
 }
 
 // Whether an operation on blocks of `bytes` goes direct; `lent` is what this rank will lend in it, if

@@ -23,7 +23,8 @@ const char* name(Op op);
 
 inline constexpr int kLines = 64;          // lines of a rank's ring
 inline constexpr int kAhead = 3;           // steps that a schedule may post before it has awaited one
-inline constexpr int kSlots = 4;           // staging slots of a rank
+inline constexpr int kSlots = 4;           // staging slots of a rank, of a power of two bytes each
+inline constexpr size_t kCell = 8 << 10;   // the least room that a piece has in a slot
 inline constexpr size_t kInline = 96;      // bytes that travel beside the flag
 
 // What a rank says it is calling.

@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <bit>
+
 namespace rankwise {
 
 namespace {
@@ -18,7 +20,7 @@ constexpr uint32_t kSharingWaits = 16;  // one in so many, of a rank that shares
 Steps::Steps(Segment& segment, Region& region, int rank)
     : rank(rank), n(region.nranks), segment_(segment), region_(region),
       record_(segment.record(region.member()[rank])), tracer_(segment, region.member()[rank]),
-      policy_(WaitPolicy::for_ranks(segment.world_size())) {}
+      policy_(WaitPolicy::for_ranks(segment.world_size())), slot_bits_(std::countr_zero(region.slot_bytes)) {}
 
 void Steps::begin(const Call& call, uint64_t bytes) {
     if (region_.failed()) refuse(call);

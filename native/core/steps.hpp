@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "errors.hpp"
 #include "region.hpp"
@@ -33,7 +34,7 @@ struct FreeAligned {
 // was made, "train.py:12", or "". Set once by the embedding.
 extern std::string (*call_site)();
 
-class Steps {
+class alignas(kCacheLine) Steps {  // so that where its members lie is no matter of what stands before it
 public:
     Steps(Segment& segment, Region& region, int rank);
 
@@ -79,23 +80,42 @@ public:
             if (p != rank) await(p, step);
         seen_ = std::max(seen_, step + 1);
     }
+    // The same of ranks that do not wait for this one: where such a one is ahead, its next line is on its way
+    // already while the program comes to its next call.
+    void await_giver(int peer, uint64_t step) {
+        const Line* lines = region_.seats[peer].lines;
+        const bool ahead = lines[step % kLines].seq.load(std::memory_order_acquire) > step;
+        await(peer, step);
+        if (ahead) __builtin_prefetch(&lines[(step + 1) % kLines]);
+    }
+    void await_givers(uint64_t step) {
+        for (int p = 0; p < n; ++p)
+            if (p != rank) await_giver(p, step);
+        seen_ = std::max(seen_, step + 1);
+    }
     const uint8_t* payload(int peer, uint64_t step) const {
         return region_.seats[peer].lines[step % kLines].payload;
     }
 
-    // Pieces are numbered by all ranks alike, also by those that write nothing.
-    uint64_t take_pieces(uint64_t count) {
-        const uint64_t first = pieces_;
-        pieces_ += count;
-        return first;
+    // Where a piece of so many bytes lies in the staging of whoever writes one, in bytes from its start and ever on.
+    // Taken by all ranks alike, also by those that write nothing. Short pieces share a slot: the rank that gives can
+    // be as far ahead of those that take as its lines allow.
+    uint64_t take(size_t bytes) {
+        const uint64_t slot = region_.slot_bytes, room = std::max<uint64_t>(1, (bytes + kCell - 1) / kCell) * kCell;
+        if ((place_ & (slot - 1)) == 0 || (place_ & (slot - 1)) + room > slot) {  // the next slot
+            place_ = (place_ + slot - 1) & ~(slot - 1);
+            claim_at_[slot_of(place_)] = free_at_[slot_of(place_)];
+        }
+        return std::exchange(place_, place_ + room);
     }
-    uint8_t* slot(int of, uint64_t piece) const {
-        return region_.base() + region_.staging + (size_t(of) * kSlots + piece % kSlots) * region_.slot_bytes;
+    uint8_t* slot(int of, uint64_t place) const {
+        const uint64_t ring = kSlots * region_.slot_bytes;
+        return region_.base() + region_.staging + size_t(of) * ring + (place & (ring - 1));
     }
-    // Wait until this rank's slot for `piece` has been read by all.
-    void claim(uint64_t piece) { await_value_all(free_at_[piece % kSlots]); }
-    // This rank has read what it had to of `piece`; its next post says so.
-    void release(uint64_t piece) { free_at_[piece % kSlots] = next_ + 1; }
+    // Wait until what was in this rank's slot there before has been read by all.
+    void claim(uint64_t place) { await_value_all(claim_at_[slot_of(place)]); }
+    // This rank has read what it had to there; its next post says so.
+    void release(uint64_t place) { free_at_[slot_of(place)] = next_ + 1; }
 
     // Whether ranks may read and write each other's memory (direct.hpp); agreed when the ranks meet.
     bool direct() const { return direct_; }
@@ -141,6 +161,7 @@ public:
     Calls stacks() const;
 
 private:
+    size_t slot_of(uint64_t place) const { return (place >> slot_bits_) % kSlots; }
     void await_value(int peer, uint64_t value) {
         std::atomic<uint64_t>& seq = region_.seats[peer].lines[(value - 1) % kLines].seq;
         if (seq.load(std::memory_order_acquire) >= value) return;
@@ -194,32 +215,36 @@ private:
     Call refused_{};
     uint64_t next_ = 0;            // the step that the next post announces
     uint64_t seen_ = 0;            // every peer has posted at least this many steps
-    uint64_t pieces_ = 0;
+    uint64_t place_ = 0;           // of the next piece
     bool direct_ = false, takes_turns_ = false;
     std::unique_ptr<uint8_t[], FreeAligned> scratch_;
-    uint64_t free_at_[kSlots] = {};  // steps each peer must have posted before the slot is free
+    const int slot_bits_;
+    uint64_t free_at_[kSlots] = {};   // steps each peer must have posted before what is in the slot has been read
+    uint64_t claim_at_[kSlots] = {};  // the same of what was in it before
 };
 
-// Runs `rounds` pieces with two of them in flight: fill(piece, k) writes this rank's slot for round
-// k, drain(piece, k, step) awaits and reads the peers'. Copying in runs ahead of waiting by a round.
+// Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(place, k) writes this rank's piece of
+// round k, drain(place, k, step) awaits and reads the peers'. Copying in runs ahead of waiting by a round.
+// Not inlined: an operation's short way, beside the flag, is quicker without it around.
 template <class Fill, class Drain>
-void pipeline(Steps& s, uint64_t rounds, bool writes, Fill&& fill, Drain&& drain) {
-    const uint64_t first = s.take_pieces(rounds);
-    uint64_t before = 0;
+[[gnu::noinline]] void pipeline(Steps& s, uint64_t rounds, size_t bytes, bool writes, Fill&& fill, Drain&& drain) {
+    uint64_t step_before = 0, place_before = 0;
     for (uint64_t k = 0; k <= rounds; ++k) {
-        uint64_t step = 0;
+        uint64_t step = 0, place = 0;
         if (k < rounds) {
+            place = s.take(bytes);
             if (writes) {
-                s.claim(first + k);
-                fill(first + k, k);
+                s.claim(place);
+                fill(place, k);
             }
             step = s.post();
         }
         if (k > 0) {
-            drain(first + k - 1, k - 1, before);
-            s.release(first + k - 1);
+            drain(place_before, k - 1, step_before);
+            s.release(place_before);
         }
-        before = step;
+        step_before = step;
+        place_before = place;
     }
 }
 

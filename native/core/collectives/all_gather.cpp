@@ -26,6 +26,12 @@ static bool all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, cons
     return true;
 }
 
+// Whether ranks write their blocks into the others' memory. Where they take turns on cores the slots are left for
+// that alone, and not where the results go past the cache, as from the slots they can.
+static bool gives_blocks(const Steps& s, size_t largest, size_t written) {
+    return s.takes_turns() ? largest >= kGivenInTurnsFrom && copy_for(written) != stream_copy : largest >= kGivenFrom;
+}
+
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(s.rank), largest = blocks.largest();
     uint8_t* own = recv + blocks.offset(s.rank);
@@ -39,12 +45,12 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         }
         return keep_own(own, send, mine, 0);
     }
-    const bool gives = largest >= kGivenFrom;
-    if (spreads_direct(s, largest, gives ? recv : send, gives ? blocks.total() : mine) && all_gather_direct(s, send, recv, blocks, gives)) return;
+    const bool gives = gives_blocks(s, largest, blocks.total() * size_t(s.n));
+    if ((gives ? goes_direct : spreads_direct)(s, largest, gives ? recv : send, gives ? blocks.total() : mine) && all_gather_direct(s, send, recv, blocks, gives)) return;
     const size_t piece = s.slot_bytes();
     const Copy copy_out = copy_for(blocks.total() * size_t(s.n));
     pipeline(
-        s, rounds_of(largest, piece), true,
+        s, rounds_of(largest, piece), std::min(largest, piece), true,
         [&](uint64_t g, uint64_t k) {
             const Piece p(k, piece, mine);
             std::memcpy(s.slot(s.rank, g), send + p.offset, p.bytes);

@@ -19,16 +19,16 @@ constexpr size_t kCacheBlock = 16 << 10;  // reduced and passed on while it is i
 void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const size_t piece = s.slot_bytes();
     const uint64_t rounds = rounds_of(bytes, piece);
-    const uint64_t first = s.take_pieces(rounds);
     const bool receives = root < 0 || s.rank == root;
     const Copy to_result = copy_for(bytes * size_t(s.n));
-    uint64_t filled[kSlots], reduced[kSlots];  // steps of the pieces in flight
+    uint64_t place[kSlots], filled[kSlots], reduced[kSlots];  // of the pieces in flight, the latter two steps
 
     auto fill = [&](uint64_t k) {
         const Piece p(k, piece, bytes);
         const Shares shares(p.bytes, s.n);
-        s.claim(first + k);
-        uint8_t* slot = s.slot(s.rank, first + k);
+        place[k % kSlots] = s.take(p.bytes);
+        s.claim(place[k % kSlots]);
+        uint8_t* slot = s.slot(s.rank, place[k % kSlots]);
         const size_t b = shares.begin(s.rank), e = shares.end(s.rank);
         std::memcpy(slot, data + p.offset, b);
         std::memcpy(slot + e, data + p.offset + e, p.bytes - e);
@@ -42,12 +42,12 @@ void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduce
             const size_t length = std::min(kCacheBlock, end - at);
             const void* sources[kMaxRanks];
             for (int r = 0; r < s.n; ++r)
-                sources[r] = (r == s.rank ? data + p.offset : s.slot(r, first + k)) + at;
+                sources[r] = (r == s.rank ? data + p.offset : s.slot(r, place[k % kSlots])) + at;
             // Into this rank's own memory, and from there in one go: memcpy need not fetch the slot's
             // lines from the peers that read them last, as the kernel's stores would.
             uint8_t* result = receives ? data + p.offset + at : s.scratch();
             kernel(result, sources, s.n, length / item, s.n);
-            std::memcpy(s.slot(s.rank, first + k) + at, result, length);
+            std::memcpy(s.slot(s.rank, place[k % kSlots]) + at, result, length);
         }
         reduced[k % kSlots] = s.post();
     };
@@ -58,9 +58,9 @@ void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduce
             const int from = (s.rank + i) % s.n;
             s.await(from, reduced[k % kSlots]);
             const size_t b = shares.begin(from), e = shares.end(from);
-            to_result(data + p.offset + b, s.slot(from, first + k) + b, e - b);
+            to_result(data + p.offset + b, s.slot(from, place[k % kSlots]) + b, e - b);
         }
-        s.release(first + k);
+        s.release(place[k % kSlots]);
     };
     for (uint64_t k = 0; k < rounds + 2; ++k) {
         if (k < rounds) fill(k);
@@ -82,9 +82,9 @@ void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel
     const size_t direct = std::min<size_t>((16 << 10) / size_t(s.n), s.slot_bytes());
     if (bytes >= kInPlaceFrom)
         if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, -1);
-    if (reduces_direct(s, bytes, kAllReduceDirectFrom) && all_reduce_direct(s, data, bytes, item, kernel)) return;
+    if (all_reduces_direct(s, bytes) && all_reduce_direct(s, data, bytes, item, kernel)) return;
     if (bytes > direct) return reduce_in_shares(s, data, bytes, item, kernel, -1);
-    const uint64_t g = s.take_pieces(1);
+    const uint64_t g = s.take(bytes);
     s.claim(g);
     std::memcpy(s.slot(s.rank, g), data, bytes);
     s.await_all(s.post());

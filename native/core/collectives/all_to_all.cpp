@@ -25,23 +25,22 @@ void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out,
         return loan.finish_all();
     }
     const Copy copy_out = copy_for(in.total() * size_t(s.n));
-    const size_t piece = share_of_slot(s);
-    auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
+    const SideBySide cut(s, largest);
     pipeline(
-        s, rounds_of(largest, piece), true,
+        s, cut.rounds, cut.bytes, true,
         [&](uint64_t g, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
-                const Piece p(k, piece, out.size(to));
-                std::memcpy(s.slot(s.rank, g) + place(s.rank, to), send + out.offset(to) + p.offset, p.bytes);
+                const Piece p(k, cut.piece, out.size(to));
+                std::memcpy(s.slot(s.rank, g) + cut.place(s.rank, to), send + out.offset(to) + p.offset, p.bytes);
             }
         },
         [&](uint64_t g, uint64_t k, uint64_t step) {
             s.await_all(step);
             for (int i = 1; i < s.n; ++i) {
                 const int from = (s.rank + i) % s.n;
-                const Piece p(k, piece, in.size(from));
-                copy_out(recv + in.offset(from) + p.offset, s.slot(from, g) + place(from, s.rank), p.bytes);
+                const Piece p(k, cut.piece, in.size(from));
+                copy_out(recv + in.offset(from) + p.offset, s.slot(from, g) + cut.place(from, s.rank), p.bytes);
             }
         });
     copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));

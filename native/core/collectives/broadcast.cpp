@@ -28,7 +28,7 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
     if (bytes <= kInline) {
         const uint64_t step = s.post(data, from_me ? bytes : 0);
         if (from_me) return;
-        s.await(root, step);
+        s.await_giver(root, step);
         std::memcpy(data, s.payload(root, step), bytes);
         return;
     }
@@ -37,7 +37,7 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
     const Copy copy_out = copy_for(bytes * size_t(s.n));
     const uint64_t rounds = rounds_of(bytes, piece);
     pipeline(
-        s, rounds, from_me,
+        s, rounds, std::min(bytes, piece), from_me,
         [&](uint64_t g, uint64_t k) {
             const Piece p(k, piece, bytes);
             std::memcpy(s.slot(root, g), data + p.offset, p.bytes);

@@ -26,6 +26,15 @@ bool reduce_scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const B
 // A slot divided among the other ranks, in whole cache lines.
 inline size_t share_of_slot(const Steps& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }
 
+// Pieces for every other rank, side by side, of blocks of at most `largest` bytes.
+struct SideBySide {
+    size_t piece, bytes;  // of one, and of all of a round
+    uint64_t rounds;
+    SideBySide(const Steps& s, size_t largest)
+        : piece(std::min(share_of_slot(s), (largest + 63) / 64 * 64)), bytes(piece * size_t(s.n - 1)), rounds(piece ? rounds_of(largest, piece) : 0) {}
+    size_t place(int from, int to) const { return size_t(to < from ? to : to - 1) * piece; }  // a rank keeps its own block
+};
+
 // A rank's own block, from what it sends to what it receives; nothing where they are the same memory.
 // written: bytes of all ranks' results, as copy_for() takes them.
 inline void keep_own(uint8_t* to, const uint8_t* from, size_t bytes, size_t written) {

@@ -36,7 +36,7 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
     if (largest <= kInline) {
         const uint64_t step = s.post(send, to_me ? 0 : mine);
         if (!to_me) return;
-        s.await_all(step);
+        s.await_givers(step);
         keep_own(recv + blocks.offset(root), send, mine, 0);
         for (int p = 0; p < s.n; ++p)
             if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
@@ -44,7 +44,7 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
     }
     const size_t piece = s.slot_bytes();
     pipeline(
-        s, rounds_of(largest, piece), !to_me,
+        s, rounds_of(largest, piece), std::min(largest, piece), !to_me,
         [&](uint64_t g, uint64_t k) {
             const Piece p(k, piece, mine);
             std::memcpy(s.slot(s.rank, g), send + p.offset, p.bytes);

@@ -10,19 +10,19 @@ void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel ker
     const size_t piece = s.slot_bytes();
     if (bytes >= kInPlaceFrom)
         if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, root);
-    if (s.region().crowded && reduces_direct(s, bytes) && reduce_direct(s, data, bytes, item, kernel, root)) return;
+    if (reduces_direct(s, bytes) && reduce_direct(s, data, bytes, item, kernel, root)) return;
     if (s.n > 2 && bytes > (16 << 10)) return reduce_in_shares(s, data, bytes, item, kernel, root);
     const bool to_me = s.rank == root;
     if (bytes <= kInline) {
         const uint64_t step = s.post(data, to_me ? 0 : bytes);
         if (!to_me) return;
-        s.await_all(step);
+        s.await_givers(step);
         const void* sources[kMaxRanks];
         for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data : s.payload(r, step);
         return kernel(data, sources, s.n, count, s.n);
     }
     pipeline(
-        s, rounds_of(bytes, piece), !to_me,
+        s, rounds_of(bytes, piece), std::min(bytes, piece), !to_me,
         [&](uint64_t g, uint64_t k) {
             const Piece p(k, piece, bytes);
             std::memcpy(s.slot(s.rank, g), data + p.offset, p.bytes);

@@ -17,23 +17,22 @@ void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& 
     }
     if (blocks.total() >= kInPlaceFrom)
         if (const InPlace all(s, send, blocks.total()); all) return reduce_block_in_place(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
-    if (reduces_direct(s, blocks.total()) && reduce_scatter_direct(s, send, recv, blocks, item, kernel)) return;
-    const size_t piece = share_of_slot(s);
-    auto place = [&](int from, int to) { return size_t(to < from ? to : to - 1) * piece; };
+    if (reduce_scatters_direct(s, blocks.total()) && reduce_scatter_direct(s, send, recv, blocks, item, kernel)) return;
+    const SideBySide cut(s, blocks.largest());
     pipeline(
-        s, rounds_of(blocks.largest(), piece), true,
+        s, cut.rounds, cut.bytes, true,
         [&](uint64_t g, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
-                const Piece p(k, piece, blocks.size(to));
-                std::memcpy(s.slot(s.rank, g) + place(s.rank, to), send + blocks.offset(to) + p.offset, p.bytes);
+                const Piece p(k, cut.piece, blocks.size(to));
+                std::memcpy(s.slot(s.rank, g) + cut.place(s.rank, to), send + blocks.offset(to) + p.offset, p.bytes);
             }
         },
         [&](uint64_t g, uint64_t k, uint64_t step) {
-            const Piece p(k, piece, mine);
+            const Piece p(k, cut.piece, mine);
             const void* sources[kMaxRanks];
             for (int from = 0; from < s.n; ++from)
-                sources[from] = from == s.rank ? own + p.offset : s.slot(from, g) + place(from, s.rank);
+                sources[from] = from == s.rank ? own + p.offset : s.slot(from, g) + cut.place(from, s.rank);
             s.await_all(step);
             if (p.bytes) kernel(recv + p.offset, sources, s.n, p.bytes / item, s.n);
         });

@@ -29,30 +29,28 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
     const size_t mine = blocks.size(s.rank);
     if (blocks.total() <= kInline) {  // beside the flag: all of it to all
         const uint64_t step = s.post(send, from_me ? blocks.total() : 0);
-        if (!from_me) s.await(root, step);
+        if (!from_me) s.await_giver(root, step);
         if (mine) std::memcpy(recv, (from_me ? send : s.payload(root, step)) + blocks.offset(s.rank), mine);
         return;
     }
     if (goes_direct(s, blocks.largest(), from_me ? send : nullptr, blocks.total())) return scatter_direct(s, send, recv, blocks, root);
     const Copy copy_out = copy_for(blocks.total());
-    const size_t piece = share_of_slot(s);
-    auto place = [&](int j) { return size_t(j < root ? j : j - 1) * piece; };  // root keeps its own block
-    const uint64_t rounds = rounds_of(blocks.largest(), piece);
+    const SideBySide cut(s, blocks.largest());
     pipeline(
-        s, rounds, from_me,
+        s, cut.rounds, cut.bytes, from_me,
         [&](uint64_t g, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == root) continue;
-                const Piece p(k, piece, blocks.size(to));
-                std::memcpy(s.slot(root, g) + place(to), send + blocks.offset(to) + p.offset, p.bytes);
+                const Piece p(k, cut.piece, blocks.size(to));
+                std::memcpy(s.slot(root, g) + cut.place(root, to), send + blocks.offset(to) + p.offset, p.bytes);
             }
         },
         [&](uint64_t g, uint64_t k, uint64_t step) {
             if (from_me) return;
-            const Piece p(k, piece, mine);
-            if (k == 0 && rounds > 1) s.await_all(step);  // a call that others refuse must not change recv
+            const Piece p(k, cut.piece, mine);
+            if (k == 0 && cut.rounds > 1) s.await_all(step);  // a call that others refuse must not change recv
             else s.await(root, step);
-            copy_out(recv + p.offset, s.slot(root, g) + place(s.rank), p.bytes);
+            copy_out(recv + p.offset, s.slot(root, g) + cut.place(root, s.rank), p.bytes);
         });
     if (from_me) keep_own(recv, send + blocks.offset(root), mine, blocks.total());
 }
@@ -74,10 +72,27 @@ std::optional<Along> comes_along(const Steps& s, const ArrayWords& words) {
     return beside || fits_slot ? std::optional(Along{part, beside}) : std::nullopt;
 }
 
+// The way through root's slot; not inlined, as in pipeline().
+[[gnu::noinline]] void give_parts(Steps& s, const ArrayWords& words, const uint8_t* send, size_t part) {
+    const SideBySide cut(s, part);
+    const uint64_t taken = s.take(cut.bytes);
+    s.claim(taken);
+    for (int to = 0; to < s.n; ++to)
+        if (to != s.rank) std::memcpy(s.slot(s.rank, taken) + cut.place(s.rank, to), send + size_t(to) * part, part);
+    s.post(&words, words.told());
+    s.release(taken);
+}
+
+[[gnu::noinline]] void take_part(Steps& s, const Place& place, size_t part, int root) {
+    const SideBySide cut(s, part);
+    const uint64_t taken = s.take(cut.bytes);  // before `place`, which may throw
+    std::memcpy(place(part), s.slot(root, taken) + cut.place(root, s.rank), part);
+    s.release(taken);
+}
+
 }  // namespace
 
 bool scatter_told(Steps& s, ArrayWords& words, const uint8_t* send, uint8_t* recv, const Place& place, int root) {
-    const auto in_slot = [&](uint64_t piece, int to) { return s.slot(root, piece) + size_t(to < root ? to : to - 1) * share_of_slot(s); };
     if (s.rank == root) {
         const std::optional<Along> along = comes_along(s, words);
         const size_t told = words.told();
@@ -86,12 +101,7 @@ bool scatter_told(Steps& s, ArrayWords& words, const uint8_t* send, uint8_t* rec
             if (total) std::memcpy(reinterpret_cast<uint8_t*>(&words) + told, send, total);
             s.post(&words, told + total);
         } else if (along && s.n > 1) {
-            const uint64_t piece = s.take_pieces(1);
-            s.claim(piece);
-            for (int to = 0; to < s.n; ++to)
-                if (to != root) std::memcpy(in_slot(piece, to), send + size_t(to) * along->part, along->part);
-            s.post(&words, told);
-            s.release(piece);
+            give_parts(s, words, send, along->part);
         } else {
             s.post(&words, told);
         }
@@ -99,15 +109,16 @@ bool scatter_told(Steps& s, ArrayWords& words, const uint8_t* send, uint8_t* rec
         return along.has_value();
     }
     const uint64_t step = s.post();
-    s.await(root, step);
+    s.await_giver(root, step);
     std::memcpy(&words, s.payload(root, step), sizeof words);
     const std::optional<Along> along = comes_along(s, words);
     if (!along) return false;
-    const uint64_t piece = along->beside ? 0 : s.take_pieces(1);  // before `place`, which may throw
-    uint8_t* to = place(along->part);
-    const uint8_t* from = along->beside ? s.payload(root, step) + words.told() + size_t(s.rank) * along->part : in_slot(piece, s.rank);
-    if (along->part) std::memcpy(to, from, along->part);
-    if (!along->beside) s.release(piece);
+    if (along->beside) {
+        uint8_t* to = place(along->part);
+        if (along->part) std::memcpy(to, s.payload(root, step) + words.told() + size_t(s.rank) * along->part, along->part);
+        return true;
+    }
+    take_part(s, place, along->part, root);
     return true;
 }
 
