@@ -17,9 +17,9 @@ std::vector<float> filled(int r, uint64_t count) {
     return v;
 }
 
-float total(int n, uint64_t i) {
+float total(int n, uint64_t i, int first = 0) {
     float sum = 0;
-    for (int r = 0; r < n; ++r) sum += value(r, i);
+    for (int r = 0; r < n; ++r) sum += value(first + r, i);
     return sum;
 }
 
@@ -138,6 +138,56 @@ void large_reductions(Comm& c) {
     for (uint64_t i = 0; i < count; ++i) CHECK_EQ(x[i], c.rank() == 1 ? total(c.world_size(), i) : mine[i]);
 }
 
+// Of two ranks, blocks that no cache holds: root copies some of the other's too.
+void blocks_past_the_cache(Comm& c) {
+    const uint64_t count = (33 << 20) / 8 + 5;
+    const auto numbered = [&](int r, uint64_t n) {
+        std::vector<uint64_t> v(n);
+        std::iota(v.begin(), v.end(), uint64_t(r) << 32);
+        return v;
+    };
+    const int me = c.rank();
+    for (int root = 0; root < 2; ++root) {
+        const auto mine = numbered(me, count);
+        std::vector<uint64_t> all(me == root ? 2 * count : 0), part(count);
+        c.gather(mine.data(), all.data(), count, DType::U64, root);
+        for (int r = 0; me == root && r < 2; ++r)
+            CHECK(std::equal(all.begin() + long(count) * r, all.begin() + long(count) * (r + 1), numbered(r, count).begin()), "gather to " << root);
+        const auto given = numbered(root, 2 * count);
+        c.scatter(me == root ? given.data() : nullptr, part.data(), count, DType::U64, root);
+        CHECK(std::equal(part.begin(), part.end(), given.begin() + long(count) * me), "scatter from " << root);
+    }
+}
+
+// Rooted operations of all sizes back to back, and ranks that come late to some: who gives is far ahead of those that
+// take, and may not write where one of them still reads.
+void short_pieces(Comm& c) {
+    const int n = c.world_size(), me = c.rank();
+    constexpr uint64_t sizes[] = {1, 30, 300, 2048, 2049, 4100, 9000, 16384, 32768, 40000};
+    for (uint64_t k = 0; k < 600; ++k) {
+        const int root = int(k / 97) % n;
+        const uint64_t count = sizes[(k * k + k / 7) % std::size(sizes)] / (k % 3 ? uint64_t(n) : 1) + 1;
+        if ((k + uint64_t(me) * 31) % 50 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+        auto x = filled(me + int(k), count);
+        if (k % 4 == 0) {
+            c.broadcast(x.data(), count, DType::F32, root);
+            CHECK(x == filled(root + int(k), count), "broadcast " << k);
+        } else if (k % 4 == 1) {
+            c.reduce(x.data(), count, DType::F32, ReduceOp::SUM, root);
+            for (uint64_t i = 0; me == root && i < count; ++i) CHECK_EQ(x[i], total(n, i, int(k)));
+        } else if (k % 4 == 2) {
+            std::vector<float> all(me == root ? count * uint64_t(n) : 0);
+            c.gather(x.data(), all.data(), count, DType::F32, root);
+            for (int r = 0; me == root && r < n; ++r)
+                CHECK(std::equal(all.begin() + long(count) * r, all.begin() + long(count) * (r + 1), filled(r + int(k), count).begin()), "gather " << k);
+        } else {
+            const auto sent = filled(root + int(k), count * uint64_t(n));
+            c.scatter(me == root ? sent.data() : nullptr, x.data(), count, DType::F32, root);
+            CHECK(std::equal(x.begin(), x.end(), sent.begin() + long(count) * me), "scatter " << k);
+        }
+    }
+}
+
 // Rooted operations back to back: nobody may overtake what another still reads.
 void in_a_row(Comm& c) {
     const int n = c.world_size();
@@ -160,6 +210,8 @@ int main() {
             for (uint64_t count : {0, 1, 23, 24, 25, 1023, 1024, 4097, 65536, 70001, 300007}) every_collective(c, count);
             uneven(c);
             in_a_row(c);
+            short_pieces(c);
+            if (n == 2) blocks_past_the_cache(c);
             if (n > 1) large_reductions(c);
         });
     return check::result();

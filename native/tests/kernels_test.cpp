@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "kernels/copy.hpp"
 #include "kernels/table.hpp"
 
 using namespace rankwise;
@@ -427,10 +428,29 @@ void test_dispatch() {
     CHECK(reduce_kernel(DType::I32, ReduceOp::MEAN) == nullptr);
 }
 
+// ---- Copies past the cache ----
+
+// Lengths around lines, units and four pages; any place of source and destination within a line.
+void test_stream_copy() {
+    std::vector<uint8_t> from(70000), to(70000);
+    for (size_t i = 0; i < from.size(); ++i) from[i] = uint8_t(i * 31 + i / 256);
+    for (size_t bytes : {0, 1, 63, 64, 255, 256, 4095, 4097, 16383, 16384, 16385, 16700, 33000, 65536 + 300})
+        for (size_t at : {0, 1, 63, 64, 100})
+            for (size_t source : {0, 7, 64}) {
+                std::fill(to.begin(), to.end(), uint8_t(0xee));
+                stream_copy(&to[at], &from[source], bytes);
+                const bool right = std::equal(to.begin() + long(at), to.begin() + long(at + bytes), from.begin() + long(source));
+                const bool alone = std::all_of(to.begin(), to.begin() + long(at), [](uint8_t b) { return b == 0xee; }) &&
+                                   std::all_of(to.begin() + long(at + bytes), to.end(), [](uint8_t b) { return b == 0xee; });
+                CHECK(right && alone, "stream_copy of " << bytes << " bytes from " << source << " to " << at);
+            }
+}
+
 }  // namespace
 
 int main() {
     test_dispatch();
+    test_stream_copy();
     test_known_values();
     test_small_floats();
     test_conversions();
