@@ -268,6 +268,7 @@ def test_a_signal_ends_it_and_all_ranks(signum: int) -> None:
         (["--vs", "openmpi,nobody"], "'nobody'"),
         (["--json", "/nowhere/at/all.json"], "/nowhere/at"),
         (["startup", "--plot", "p.png"], "--plot"),
+        (["--fresh", "--native"], "--fresh"),
     ],
 )
 def test_bad_words_are_an_error_of_one_line(words: list[str], named: str) -> None:

@@ -58,6 +58,7 @@ examples:
   rankwise bench barrier -n 2,4,8,16                        one operation, several numbers of ranks
   rankwise bench all_reduce --native --pointer              what the upper layers add
   rankwise bench all_reduce --sizes 64K:64M --bound         how far from what the machine can do
+  rankwise bench all_reduce --sizes 64K:64M --fresh         with arrays that were just written
   rankwise bench startup --vs openmpi,gloo                  rankwise run, mpiexec and torchrun
 """
 

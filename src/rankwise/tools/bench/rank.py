@@ -374,16 +374,9 @@ def reduced(op: str, values: np.ndarray) -> np.ndarray:
     """`values`, a row a rank, reduced over the ranks: integers, or halves for mean."""
     if op == "mean":
         return np.asarray(values.mean(axis=0))
-    ufuncs: dict[str, np.ufunc] = {
-        "sum": np.add,
-        "product": np.multiply,
-        "min": np.minimum,
-        "max": np.maximum,
-        "band": np.bitwise_and,
-        "bor": np.bitwise_or,
-        "bxor": np.bitwise_xor,
-    }
-    result: np.ndarray = ufuncs[op].reduce(values, axis=0)
+    arithmetic: dict[str, np.ufunc] = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
+    bitwise: dict[str, np.ufunc] = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+    result: np.ndarray = (arithmetic | bitwise)[op].reduce(values, axis=0)
     return result
 
 
@@ -468,7 +461,8 @@ class Point:
 
     def fresh_seconds(self, contender: Contender, calls: int) -> list[float]:
         """The times of so many calls, each on arrays that were written just before, and are read after it."""
-        call, result = contender.call(self.operation, self.x, self.out, self.op), self.x if self.out is None else self.out
+        call = contender.call(self.operation, self.x, self.out, self.op)
+        result = self.x if self.out is None else self.out
         times = []
         for _ in range(calls + 1):
             self.x[:] = 1 if self.op == "product" else 0
