@@ -83,7 +83,7 @@ std::vector<double> bound_seconds(const std::string& operation, const std::vecto
     const ReduceKernel kernel = reduce_kernel(checked_dtype(dtype), checked_op(op));
     size_t written = 0;
     for (const Move& move : moves) written += move.bytes * move.to.size();
-    const Copy copy = copy_for(written);
+    const Copy copy = copy_for(written >= stream_from());
 
     ReleaseGil released;
     const size_t workers = std::min(x.size(), size_t(usable_cores()));

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "kernels/copy.hpp"
 
 namespace rankwise {
 
@@ -46,7 +45,7 @@ bool Steps::reach(int peer, bool writes, uint8_t* here, uint64_t there, size_t b
 
 void Steps::move_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) {
     uint8_t* const in_segment = there & kInSegment ? segment_.at(there & ~kInSegment) : nullptr;
-    const Copy copy = copy_for(bytes * size_t(n));
+    const Copy copy = this->copy_for(bytes * size_t(n));
     const auto go_on = [&](bool reached) {
         if (reached && !region_.failed()) return;
         set_writing(false);  // before the words are made: peers may wait for it

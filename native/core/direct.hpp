@@ -38,7 +38,8 @@ public:
             if (!address(r, 0)) return finish_all(), false;
         return true;
     }
-    // Whether what a rank lends, for reading or for writing, is registered memory; known after await_all.
+    // Whether a rank lends something for reading, or for writing, and whether that is registered memory; known after await_all.
+    bool lends(int rank, bool written) const { return address(rank, written); }
     bool registered(int rank, bool written) const { return address(rank, written) & Steps::kInSegment; }
     // Copy from what the peer lends, or to it.
     void read(int peer, void* dst, size_t offset, size_t bytes) { s_.read_memory(peer, dst, address(peer, 0) + offset, bytes); }
@@ -88,7 +89,7 @@ inline bool goes_direct(Steps& s, size_t bytes, const void* lent, size_t lent_by
     return bytes >= kDirectFrom && (s.direct() || InPlace(s, lent, lent_bytes));
 }
 
-// The same for what all ranks get (broadcast, all_gather). Where they take turns on cores it goes through
+// The same for what all ranks get and read (broadcast, all_gather). Where they take turns on cores it goes through
 // the slots: the second of a core finds a piece there in the cache, since the first has just read it.
 inline bool spreads_direct(Steps& s, size_t bytes, const void* lent, size_t lent_bytes) {
     if (!s.takes_turns()) return goes_direct(s, bytes, lent, lent_bytes);

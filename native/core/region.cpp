@@ -3,7 +3,10 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+
+#include "kernels/copy.hpp"
 
 namespace rankwise {
 
@@ -13,11 +16,8 @@ constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit 
 
 // Slots small enough that the slots in use by all ranks stay in the cache; large enough that
 // synchronising costs little beside the copying.
-size_t slot_bytes_for(int nranks) {
-    if (nranks <= 4) return 128 << 10;
-    if (nranks <= 16) return 128 << 10;
-    return 64 << 10;
-}
+constexpr size_t slot_bytes_for(int nranks) { return nranks <= 16 ? 128 << 10 : 64 << 10; }
+static_assert(std::has_single_bit(slot_bytes_for(1)) && std::has_single_bit(slot_bytes_for(kMaxRanks)));  // places are masked
 
 // Where the parts of a region of n ranks lie, from its start.
 struct Layout {
@@ -81,6 +81,7 @@ uint64_t create_region(Segment& segment, const std::vector<int>& members) {
     region.seated = uint32_t(n);
     region.slot_bytes = layout.slot;
     region.crowded = segment.world_size() > usable_cores();
+    region.stream_from = stream_from();
     region.staging = layout.staging;
     region.channels = layout.channels;
     region.members = layout.members;

@@ -23,7 +23,7 @@ const char* name(Op op);
 
 inline constexpr int kLines = 64;          // lines of a rank's ring
 inline constexpr int kAhead = 3;           // steps that a schedule may post before it has awaited one
-inline constexpr int kSlots = 4;           // staging slots of a rank, of a power of two bytes each
+inline constexpr int kSlots = 4;           // staging slots of a rank
 inline constexpr size_t kCell = 8 << 10;   // the least room that a piece has in a slot
 inline constexpr size_t kInline = 96;      // bytes that travel beside the flag
 
@@ -98,6 +98,7 @@ struct Region {
     std::atomic<uint32_t> seated;                         // seats whose rank has not let go of the memory
     uint64_t slot_bytes;
     bool crowded;                                         // the ranks of the host share cores
+    uint64_t stream_from;                                 // bytes, as in kernels/copy.hpp: ranks go by it, so it is one for all
     uint64_t staging;                                     // offset from the region's start
     uint64_t channels;                                    // likewise: a table [src][dst] of segment offsets
     uint64_t members;                                     // likewise: int32 world rank of each seat

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "kernels/copy.hpp"
 #include "region.hpp"
 #include "trace.hpp"
 #include "waiting.hpp"
@@ -98,8 +99,8 @@ public:
     }
 
     // Where a piece of so many bytes lies in the staging of whoever writes one, in bytes from its start and ever on.
-    // Taken by all ranks alike, also by those that write nothing. Short pieces share a slot: the rank that gives can
-    // be as far ahead of those that take as its lines allow.
+    // Taken by all ranks alike, also by those that write nothing. Short pieces share a slot, so that a rank that gives
+    // can be three slots of them ahead of those that take.
     uint64_t take(size_t bytes) {
         const uint64_t slot = region_.slot_bytes, room = std::max<uint64_t>(1, (bytes + kCell - 1) / kCell) * kCell;
         if ((place_ & (slot - 1)) == 0 || (place_ & (slot - 1)) + room > slot) {  // the next slot
@@ -116,6 +117,10 @@ public:
     void claim(uint64_t place) { await_value_all(claim_at_[slot_of(place)]); }
     // This rank has read what it had to there; its next post says so.
     void release(uint64_t place) { free_at_[slot_of(place)] = next_ + 1; }
+
+    // Whether results go past the cache where all ranks together write so many bytes; and the copy that writes them.
+    bool past_cache(size_t written) const { return written >= region_.stream_from; }
+    Copy copy_for(size_t written) const { return rankwise::copy_for(past_cache(written)); }
 
     // Whether ranks may read and write each other's memory (direct.hpp); agreed when the ranks meet.
     bool direct() const { return direct_; }

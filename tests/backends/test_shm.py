@@ -53,10 +53,19 @@ libc = ctypes.CDLL(None, use_errno=True)
 fd = libc.syscall(447, 0)  # memfd_secret: memory that no other process can be given
 if fd < 0:
     sys.exit("no memfd_secret: " + os.strerror(ctypes.get_errno()))
-size = 5 << 20
+size = 33 << 20
 os.ftruncate(fd, size)
-secret = np.frombuffer(mmap.mmap(fd, size), np.float32)
+everything = np.frombuffer(mmap.mmap(fd, size), np.float32)
+secret = everything[: 5 << 18]
 group = rw.init(timeout=20)
+for root in (0, 1):  # blocks so large that root would take some of the other's over
+    everything[:] = np.arange(everything.size) + group.rank
+    gathered = group.gather(everything, root)
+    if group.rank == root:
+        np.testing.assert_array_equal(gathered[1] - gathered[0], np.ones(everything.size, np.float32))
+    group.scatter(None if gathered is None else gathered[::-1].copy(), root, out=everything.reshape(1, -1))
+    np.testing.assert_array_equal(everything[:9], np.arange(9) + 1 - group.rank)
+    np.testing.assert_array_equal(everything[-9:], np.arange(everything.size - 9, everything.size) + 1 - group.rank)
 for x in (secret, secret[: 70_000], secret if group.rank else np.empty_like(secret)):
     x[:] = np.arange(x.size) + group.rank
     want = 2 * np.arange(x.size, dtype=np.float32) + 1

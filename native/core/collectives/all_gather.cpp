@@ -15,7 +15,7 @@ static bool all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, cons
     loan.await_all();  // from here on all agree: what others refuse must not change recv
     for (size_t at = 0; at < mine; at += kPiece) {
         const size_t length = std::min(kPiece, mine - at);
-        keep_own(recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
+        keep_own(s, recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
         for (int i = 1; gives && i < s.n; ++i) loan.write((s.rank + i) % s.n, send + at, begin + at, length);
     }
     for (int i = 1; !gives && i < s.n; ++i) {
@@ -29,13 +29,13 @@ static bool all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, cons
 // Whether ranks write their blocks into the others' memory. Where they take turns on cores the slots are left for
 // that alone, and not where the results go past the cache, as from the slots they can.
 static bool gives_blocks(const Steps& s, size_t largest, size_t written) {
-    return s.takes_turns() ? largest >= kGivenInTurnsFrom && copy_for(written) != stream_copy : largest >= kGivenFrom;
+    return s.takes_turns() ? largest >= kGivenInTurnsFrom && !s.past_cache(written) : largest >= kGivenFrom;
 }
 
 void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(s.rank), largest = blocks.largest();
     uint8_t* own = recv + blocks.offset(s.rank);
-    if (s.n == 1) return keep_own(own, send, mine, mine);  // a group of one has no staging
+    if (s.n == 1) return keep_own(s, own, send, mine, mine);  // a group of one has no staging
     if (largest <= kInline) {
         const uint64_t step = s.post(send, mine);
         s.await_all(step);
@@ -43,12 +43,12 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
             if (p == s.rank) continue;
             std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
         }
-        return keep_own(own, send, mine, 0);
+        return keep_own(s, own, send, mine, 0);
     }
     const bool gives = gives_blocks(s, largest, blocks.total() * size_t(s.n));
     if ((gives ? goes_direct : spreads_direct)(s, largest, gives ? recv : send, gives ? blocks.total() : mine) && all_gather_direct(s, send, recv, blocks, gives)) return;
     const size_t piece = s.slot_bytes();
-    const Copy copy_out = copy_for(blocks.total() * size_t(s.n));
+    const Copy copy_out = s.copy_for(blocks.total() * size_t(s.n));
     pipeline(
         s, rounds_of(largest, piece), std::min(largest, piece), true,
         [&](uint64_t g, uint64_t k) {

@@ -20,7 +20,7 @@ void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduce
     const size_t piece = s.slot_bytes();
     const uint64_t rounds = rounds_of(bytes, piece);
     const bool receives = root < 0 || s.rank == root;
-    const Copy to_result = copy_for(bytes * size_t(s.n));
+    const Copy to_result = s.copy_for(bytes * size_t(s.n));
     uint64_t place[kSlots], filled[kSlots], reduced[kSlots];  // of the pieces in flight, the latter two steps
 
     auto fill = [&](uint64_t k) {

@@ -17,14 +17,14 @@ void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out,
     if (out.equal() && goes_direct(s, largest, send, out.total())) {  // else only the peer knows where my block begins
         Loan loan(s, send);
         loan.await_all();  // from here on all agree: what others refuse must not change recv
-        keep_own(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank), in.total() * size_t(s.n));
+        keep_own(s, recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank), in.total() * size_t(s.n));
         for (int i = 1; i < s.n; ++i) {
             const int from = (s.rank + i) % s.n;
             loan.read(from, recv + in.offset(from), out.offset(s.rank), in.size(from));
         }
         return loan.finish_all();
     }
-    const Copy copy_out = copy_for(in.total() * size_t(s.n));
+    const Copy copy_out = s.copy_for(in.total() * size_t(s.n));
     const SideBySide cut(s, largest);
     pipeline(
         s, cut.rounds, cut.bytes, true,

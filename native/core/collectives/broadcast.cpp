@@ -34,7 +34,7 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
     }
     if (spreads_direct(s, bytes, s.n == 2 || from_me ? data : nullptr, bytes)) return broadcast_direct(s, data, bytes, root);
     const size_t piece = s.slot_bytes();
-    const Copy copy_out = copy_for(bytes * size_t(s.n));
+    const Copy copy_out = s.copy_for(bytes * size_t(s.n));
     const uint64_t rounds = rounds_of(bytes, piece);
     pipeline(
         s, rounds, std::min(bytes, piece), from_me,

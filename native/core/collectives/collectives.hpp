@@ -4,7 +4,6 @@
 
 #include "blocks.hpp"
 #include "direct.hpp"
-#include "kernels/copy.hpp"
 #include "kernels/kernels.hpp"
 #include "steps.hpp"
 
@@ -36,15 +35,15 @@ struct SideBySide {
 };
 
 // A rank's own block, from what it sends to what it receives; nothing where they are the same memory.
-// written: bytes of all ranks' results, as copy_for() takes them.
-inline void keep_own(uint8_t* to, const uint8_t* from, size_t bytes, size_t written) {
-    if (to != from) copy_for(written)(to, from, bytes);
+// written: bytes of all ranks' results.
+inline void keep_own(const Steps& s, uint8_t* to, const uint8_t* from, size_t bytes, size_t written) {
+    if (to != from) s.copy_for(written)(to, from, bytes);
 }
 
 // Of two ranks that copy a block each, root its own and the other its own to root's memory or from it: so much of
-// the other's root takes over, since it is done sooner where it copies past the cache, which the system never does.
-inline size_t taken_over(const Steps& s, size_t block, size_t written, bool registered) {
-    return s.n == 2 && !registered && copy_for(written) == stream_copy ? block / 4 / 64 * 64 : 0;
+// the other's root can take over, since it is done sooner where it copies past the cache, which the system never does.
+inline size_t to_take_over(const Steps& s, const Blocks& blocks, int root) {
+    return s.n == 2 && s.past_cache(blocks.total()) ? blocks.size(1 - root) / 4 / 64 * 64 : 0;
 }
 
 // Block j of `blocks` belongs to rank j.

@@ -7,18 +7,19 @@ namespace rankwise::collectives {
 // too large for the caches, so that both copy as long.
 static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
-    Loan loan(s, to_me ? nullptr : send, to_me ? recv : nullptr);
+    const size_t some = to_take_over(s, blocks, root);
+    Loan loan(s, to_me ? nullptr : some ? s.readable(send, blocks.size(s.rank)) : send, to_me ? recv : nullptr);
     loan.await_all();  // from here on all agree: what others refuse must not change recv
-    const bool registered = loan.registered(root, true);
+    const size_t taken = some && loan.lends(1 - root, false) && !loan.registered(root, true) ? some : 0;
     const auto given = [&](int from) {
         const size_t block = blocks.size(from);
-        return s.n > 2 || block >= kGivenFrom ? block - taken_over(s, block, blocks.total(), registered) : block / 2;
+        return s.n > 2 || block >= kGivenFrom ? block - taken : block / 2;
     };
     if (!to_me) {
         loan.write(root, send, blocks.offset(s.rank), given(s.rank));
         return loan.finish_with(root);
     }
-    keep_own(recv + blocks.offset(root), send, blocks.size(root), blocks.total());
+    keep_own(s, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
     for (int from = 0; from < s.n; ++from) {
         const size_t already = given(from);
         if (from != root) loan.read(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
@@ -29,7 +30,7 @@ static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Bl
 void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
-    const Copy copy_out = copy_for(blocks.total());
+    const Copy copy_out = s.copy_for(blocks.total());
     const size_t largest = blocks.largest();
     const uint8_t* lent = to_me ? recv : s.n == 2 ? send : nullptr;
     if (goes_direct(s, largest, lent, to_me ? blocks.total() : mine)) return gather_direct(s, send, recv, blocks, root);
@@ -37,7 +38,7 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
         const uint64_t step = s.post(send, to_me ? 0 : mine);
         if (!to_me) return;
         s.await_givers(step);
-        keep_own(recv + blocks.offset(root), send, mine, 0);
+        keep_own(s, recv + blocks.offset(root), send, mine, 0);
         for (int p = 0; p < s.n; ++p)
             if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
         return;
@@ -52,7 +53,7 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
         [&](uint64_t g, uint64_t k, uint64_t step) {
             if (!to_me) return;
             s.await_all(step);
-            if (k == 0) keep_own(recv + blocks.offset(root), send, mine, blocks.total());
+            if (k == 0) keep_own(s, recv + blocks.offset(root), send, mine, blocks.total());
             for (int from = 0; from < s.n; ++from) {
                 if (from == root) continue;
                 const Piece p(k, piece, blocks.size(from));

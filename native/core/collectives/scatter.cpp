@@ -9,11 +9,12 @@ namespace rankwise::collectives {
 // The others read their blocks in root's memory while it copies its own, and of two ranks some of the other's.
 static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
-    Loan loan(s, from_me ? send : nullptr, from_me || s.n > 2 ? nullptr : recv);
+    const size_t some = to_take_over(s, blocks, root);
+    Loan loan(s, from_me ? send : nullptr, some && !from_me ? s.readable(recv, blocks.size(s.rank)) : nullptr);
     loan.await_all();  // from here on all agree: what others refuse must not change recv
-    const size_t taken = s.n > 2 ? 0 : taken_over(s, blocks.size(1 - root), blocks.total(), loan.registered(root, false));
+    const size_t taken = some && loan.lends(1 - root, true) && !loan.registered(root, false) ? some : 0;
     if (from_me) {
-        keep_own(recv, send + blocks.offset(root), blocks.size(root), blocks.total());
+        keep_own(s, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
         if (const int other = 1 - root; taken) {
             const size_t read = blocks.size(other) - taken;
             loan.write(other, send + blocks.offset(other) + read, read, taken);
@@ -34,7 +35,7 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
         return;
     }
     if (goes_direct(s, blocks.largest(), from_me ? send : nullptr, blocks.total())) return scatter_direct(s, send, recv, blocks, root);
-    const Copy copy_out = copy_for(blocks.total());
+    const Copy copy_out = s.copy_for(blocks.total());
     const SideBySide cut(s, blocks.largest());
     pipeline(
         s, cut.rounds, cut.bytes, from_me,
@@ -52,7 +53,7 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
             else s.await(root, step);
             copy_out(recv + p.offset, s.slot(root, g) + cut.place(root, s.rank), p.bytes);
         });
-    if (from_me) keep_own(recv, send + blocks.offset(root), mine, blocks.total());
+    if (from_me) keep_own(s, recv, send + blocks.offset(root), mine, blocks.total());
 }
 
 namespace {
@@ -105,7 +106,7 @@ bool scatter_told(Steps& s, ArrayWords& words, const uint8_t* send, uint8_t* rec
         } else {
             s.post(&words, told);
         }
-        if (along && along->part) keep_own(recv, send + size_t(root) * along->part, along->part, along->part);
+        if (along && along->part) keep_own(s, recv, send + size_t(root) * along->part, along->part, along->part);
         return along.has_value();
     }
     const uint64_t step = s.post();

@@ -80,6 +80,6 @@ size_t stream_from() {
     return cache;
 }
 
-Copy copy_for(size_t written) { return written >= stream_from() ? stream_copy : plain; }
+Copy copy_for(bool past_cache) { return past_cache ? stream_copy : plain; }
 
 }  // namespace rankwise

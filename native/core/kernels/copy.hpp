@@ -8,11 +8,11 @@ namespace rankwise {
 // lines need then not be read before they are overwritten. Ordered before any later release.
 void stream_copy(void* dst, const void* src, size_t bytes);
 
-// From this many bytes on results are written with stream_copy: they would not stay in the cache that the ranks share.
+// From so many bytes on, of all ranks' results in an operation, they would not stay in the cache that the ranks share
+// and are written with stream_copy.
 size_t stream_from();
 
-// The copy for the results of an operation in which all ranks together write so many bytes.
 using Copy = void (*)(void* dst, const void* src, size_t bytes);
-Copy copy_for(size_t written);
+Copy copy_for(bool past_cache);
 
 }  // namespace rankwise
