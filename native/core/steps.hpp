@@ -87,7 +87,10 @@ public:
         const Line* lines = region_.seats[peer].lines;
         const bool ahead = lines[step % kLines].seq.load(std::memory_order_acquire) > step;
         await(peer, step);
-        if (ahead) __builtin_prefetch(&lines[(step + 1) % kLines]);
+        if (!ahead) return;
+        const Line& next = lines[(step + 1) % kLines];
+        __builtin_prefetch(&next);
+        __builtin_prefetch(next.payload + kInline - 1);
     }
     void await_givers(uint64_t step) {
         for (int p = 0; p < n; ++p)
