@@ -11,6 +11,7 @@ from rankwise.tools.bench.crew import Crew, CrewError
 ROUNDS = 4  # turns of each contender at a point
 MOST_BATCHES = 1000  # in a turn
 BATCH = 200e-6  # seconds that a batch of short calls shall take
+WARM = 20e-3  # seconds of calls before those that a turn times: in them cores and caches come back to speed
 BATCH_CROWDED = 2e-3  # the same where ranks share cores: each batch begins with the wait for a core
 
 
@@ -81,7 +82,7 @@ class Bench:
             self.skipped.append(f"{operation.name} of {size} bytes: needs {need:.2g} bytes of memory")
             return []
         keep = need * len({id(contender.crew) for contender in self.contenders}) < self.memory / 2
-        plans: dict[str, tuple[int, int]] = {}
+        plans: dict[str, tuple[int, int, int]] = {}
         fastest: dict[str, float] = {}  # seconds of a call, the least seen; on a busy machine the first guess is poor
         times: dict[str, list[float]] = {}
         wrong: dict[str, int] = {}
@@ -97,8 +98,8 @@ class Bench:
 
         def turn(contender: Contender) -> None:
             request = self._request(operation.name, count, contender)
-            iterations, batches = plans[contender.name]
-            calls = [batch / iterations for batch in self._time(contender, request, iterations, batches)]
+            iterations, batches, warm = plans[contender.name]
+            calls = [batch / iterations for batch in self._time(contender, request, iterations, batches, warm)]
             times[contender.name] += [half * call for call in calls]
             fastest[contender.name] = min(fastest[contender.name], *calls)
             plans[contender.name] = self._plan(contender, fastest[contender.name])
@@ -149,8 +150,10 @@ class Bench:
             "fresh": self.fresh,
         }
 
-    def _time(self, contender: Contender, request: dict[str, object], iterations: int, batches: int) -> Sequence[float]:
-        answers = contender.crew.ask(**request, do="time", iterations=iterations, batches=batches)
+    def _time(
+        self, contender: Contender, request: dict[str, object], iterations: int, batches: int, warm: int = 1
+    ) -> Sequence[float]:
+        answers = contender.crew.ask(**request, do="time", iterations=iterations, batches=batches, warm=warm)
         return slowest([answer["seconds"] for answer in answers])
 
     def _check(self, contender: Contender, operation: Operation, count: int) -> int:
@@ -165,10 +168,10 @@ class Bench:
             return call
         return min(self._time(contender, request, 20, 5)) / 20
 
-    def _plan(self, contender: Contender, call: float) -> tuple[int, int]:
-        """Calls in a batch, and batches in a turn, where a call takes `call` seconds."""
+    def _plan(self, contender: Contender, call: float) -> tuple[int, int, int]:
+        """Calls in a batch, and batches in a turn and before it, where a call takes `call` seconds."""
         batch = BATCH_CROWDED if self.n > self.cores else BATCH
         alone = self.fresh or call >= batch / 2
         iterations = 1 if alone else max(1, round(batch / call))
-        turn = iterations * call + contender.barrier
-        return iterations, max(1, min(MOST_BATCHES, int(self.seconds / ROUNDS / turn)))
+        each, turn = iterations * call + contender.barrier, self.seconds / ROUNDS
+        return iterations, max(1, min(MOST_BATCHES, int(turn / each))), max(1, round(min(WARM, turn) / each))

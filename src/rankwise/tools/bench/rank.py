@@ -455,17 +455,17 @@ class Point:
         self.make_neutral()
         return wrong
 
-    def seconds(self, contender: Contender, iterations: int, batches: int) -> list[float]:
-        """The times of the batches, without a first one that warms up."""
-        return contender.seconds(self.operation, self.x, self.out, self.op, iterations, batches + 1)[1:]
+    def seconds(self, contender: Contender, iterations: int, batches: int, warm: int) -> list[float]:
+        """The times of the batches, without `warm` more before them."""
+        return contender.seconds(self.operation, self.x, self.out, self.op, iterations, batches + warm)[warm:]
 
-    def fresh_seconds(self, contender: Contender, calls: int) -> list[float]:
+    def fresh_seconds(self, contender: Contender, calls: int, warm: int) -> list[float]:
         """The times of so many calls, each on arrays that were written just before, and are read after it."""
         call = contender.call(self.operation, self.x, self.out, self.op)
         result = self.x if self.out is None else self.out
         times = []
         gc.disable()
-        for _ in range(calls + 1):
+        for _ in range(calls + warm):
             self.x[:] = 1 if self.op == "product" else 0
             contender.barrier()
             start = perf_counter()
@@ -473,7 +473,7 @@ class Point:
             times.append(perf_counter() - start)
             result.view(np.uint8).max(initial=0)
         gc.enable()
-        return times[1:]
+        return times[warm:]
 
 
 class AllRanks(Point):
@@ -486,12 +486,12 @@ class AllRanks(Point):
     def check(self, contender: Contender) -> int:
         for point in self.points:
             point.fill()
-        self.seconds(contender, 1, 0)
+        self.seconds(contender, 1, 0, 1)
         return sum(point.wrong() for point in self.points)
 
-    def seconds(self, contender: Contender, iterations: int, batches: int) -> list[float]:
+    def seconds(self, contender: Contender, iterations: int, batches: int, warm: int) -> list[float]:
         assert isinstance(contender, Bound)
-        return contender.bounds(self.points, iterations, batches + 1)[1:] if self.points else [0.0] * batches
+        return contender.bounds(self.points, iterations, batches + warm)[warm:] if self.points else [0.0] * batches
 
 
 # ---- the conversation with the benchmark ----
@@ -533,9 +533,10 @@ class Rank:
         point = self.arrays(request, contender)
         if do == "check":
             return {"wrong": point.check(contender)}
+        batches, warm = request["batches"], request["warm"]
         if request.get("fresh"):
-            return {"seconds": point.fresh_seconds(contender, request["batches"])}
-        return {"seconds": point.seconds(contender, request["iterations"], request["batches"])}
+            return {"seconds": point.fresh_seconds(contender, batches, warm)}
+        return {"seconds": point.seconds(contender, request["iterations"], batches, warm)}
 
 
 def memory() -> dict[str, int]:
