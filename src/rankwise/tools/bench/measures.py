@@ -97,7 +97,7 @@ def memory(crews: Mapping[str, Crew], n: int, failed: Failed) -> list[Row]:
         try:
             for count in (2, 1 << 10, 1 << 20):  # the small and the large ways of an all_reduce
                 request = {"operation": "all_reduce", "count": count, "dtype": "float32", "op": "sum"}
-                crew.ask(**request, do="time", level="array", iterations=3, batches=1, warm=1)
+                crew.ask(**request, do="time", level="array", iterations=3, batches=1, warm=1, fresh=False)
             crew.ask(do="drop")
             now = crew.ask(do="memory")
         except CrewError as error:

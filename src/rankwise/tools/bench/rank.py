@@ -57,7 +57,8 @@ class Contender(ABC):
     def point(self, operation: str, count: int, dtype: str, op: str) -> Point:
         return Point(operation, count, dtype, op, self)
 
-    def call(self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
+    def call(self, point: Point) -> Call:
+        operation, x, out, op = point.operation, point.x, point.out, point.op
         if operation == "barrier":
             return self.barrier
         if operation == "send_recv":
@@ -85,14 +86,14 @@ class Contender(ABC):
 
         return call
 
-    def seconds(
-        self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str, iterations: int, batches: int
-    ) -> list[float]:
-        """How long each of `batches` batches of `iterations` calls took on this rank."""
-        call, barrier = self.call(operation, x, out, op), self.barrier
+    def seconds(self, point: Point, iterations: int, batches: int, before: Call | None = None) -> list[float]:
+        """How long each of `batches` batches of `iterations` calls took on this rank. before: called before each."""
+        call, barrier = self.call(point), self.barrier
         times = []
         gc.disable()
         for _ in range(batches):
+            if before is not None:
+                before()
             barrier()
             start = perf_counter()
             for _ in repeat(None, iterations):
@@ -196,20 +197,18 @@ class Native(Pointers):
         super().__init__(arrays)
         self.about = arrays.about + ", in C++"
 
-    def call(self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
-        return lambda: self.seconds(operation, x, out, op, 1, 1)
+    def call(self, point: Point) -> Call:
+        return lambda: self.seconds(point, 1, 1)
 
-    def seconds(
-        self, operation: str, x: np.ndarray, out: np.ndarray | None, op: str, iterations: int, batches: int
-    ) -> list[float]:
+    def seconds(self, point: Point, iterations: int, batches: int, before: Call | None = None) -> list[float]:
         timed: Any = getattr(self.comm, "time_batches", None)
         if timed is None:
             raise RuntimeError(f"--native: the backend {type(self.comm).__name__} has no native engine")
-        split = operation in ("scatter", "reduce_scatter", "all_to_all")
-        count = x.size // self.world_size if split else x.size
-        result: list[float] = timed(
-            operation, address(x), address(out), count, dtype_code(x), op_code(op), iterations, batches
-        )
+        x, count = point.x, point.x.size
+        if point.operation in ("scatter", "reduce_scatter", "all_to_all"):
+            count //= self.world_size
+        given, codes = (address(x), address(point.out), count), (dtype_code(x), op_code(point.op))
+        result: list[float] = timed(point.operation, *given, *codes, iterations, batches)
         return result
 
 
@@ -441,7 +440,7 @@ class Point:
         """Run the operation once on data whose result is known; the number of wrong bytes on this rank."""
         self.fill()
         contender.barrier()
-        contender.call(self.operation, self.x, self.out, self.op)()
+        contender.call(self)()
         return self.wrong()
 
     def fill(self) -> None:
@@ -455,25 +454,14 @@ class Point:
         self.make_neutral()
         return wrong
 
-    def seconds(self, contender: Contender, iterations: int, batches: int, warm: int) -> list[float]:
-        """The times of the batches, without `warm` more before them."""
-        return contender.seconds(self.operation, self.x, self.out, self.op, iterations, batches + warm)[warm:]
+    def seconds(self, contender: Contender, iterations: int, batches: int, warm: int, fresh: bool) -> list[float]:
+        """The times of the batches, without `warm` more before them. fresh: each on arrays just written."""
+        return contender.seconds(self, iterations, batches + warm, self.touch if fresh else None)[warm:]
 
-    def fresh_seconds(self, contender: Contender, calls: int, warm: int) -> list[float]:
-        """The times of so many calls, each on arrays that were written just before, and are read after it."""
-        call = contender.call(self.operation, self.x, self.out, self.op)
-        result = self.x if self.out is None else self.out
-        times = []
-        gc.disable()
-        for _ in range(calls + warm):
-            self.x[:] = 1 if self.op == "product" else 0
-            contender.barrier()
-            start = perf_counter()
-            call()
-            times.append(perf_counter() - start)
-            result.view(np.uint8).max(initial=0)
-        gc.enable()
-        return times[warm:]
+    def touch(self) -> None:
+        """What a program does between two calls: read the result, and write the array anew."""
+        (self.x if self.out is None else self.out).view(np.uint8).max(initial=0)
+        self.x[:] = 1 if self.op == "product" else 0
 
 
 class AllRanks(Point):
@@ -486,10 +474,10 @@ class AllRanks(Point):
     def check(self, contender: Contender) -> int:
         for point in self.points:
             point.fill()
-        self.seconds(contender, 1, 0, 1)
+        self.seconds(contender, 1, 0, 1, False)
         return sum(point.wrong() for point in self.points)
 
-    def seconds(self, contender: Contender, iterations: int, batches: int, warm: int) -> list[float]:
+    def seconds(self, contender: Contender, iterations: int, batches: int, warm: int, fresh: bool) -> list[float]:
         assert isinstance(contender, Bound)
         return contender.bounds(self.points, iterations, batches + warm)[warm:] if self.points else [0.0] * batches
 
@@ -533,10 +521,8 @@ class Rank:
         point = self.arrays(request, contender)
         if do == "check":
             return {"wrong": point.check(contender)}
-        batches, warm = request["batches"], request["warm"]
-        if request.get("fresh"):
-            return {"seconds": point.fresh_seconds(contender, batches, warm)}
-        return {"seconds": point.seconds(contender, request["iterations"], batches, warm)}
+        how = (request[word] for word in ("iterations", "batches", "warm", "fresh"))
+        return {"seconds": point.seconds(contender, *how)}
 
 
 def memory() -> dict[str, int]:
