@@ -95,7 +95,7 @@ lint: $(ENV)/.test ## ruff and mypy --strict, as CI runs them
 
 dev: ## rankwise installed in place in .venv; run it again after a change in native/
 	$(call new_environment,$(DEV))
-	$(DEV)/bin/python $(PIP) "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja $(TORCH)
+	$(DEV)/bin/python $(PIP) "scikit-build-core>=0.10" "nanobind>=2.4" "numpy>=2" cmake ninja $(TORCH)
 	$(DEV)/bin/python $(PIP) --no-build-isolation --editable ".[examples,test]"
 
 format: $(ENV)/.test ## let ruff lay out and mend the Python files
