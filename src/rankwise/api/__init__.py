@@ -1,1 +1,0 @@
-"""The array level: operations on arrays over any communicator."""

@@ -1,0 +1,1 @@
+"""Any array becomes a checked buffer: an address, an element count, a dtype and a device."""

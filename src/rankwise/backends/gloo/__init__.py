@@ -1,0 +1,1 @@
+"""gloo: torch's ProcessGroupGloo, over TCP between any hosts."""

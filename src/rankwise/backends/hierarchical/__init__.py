@@ -1,0 +1,1 @@
+"""hierarchical: shared memory within each host, another engine between hosts."""

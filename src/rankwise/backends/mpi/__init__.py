@@ -1,0 +1,1 @@
+"""mpi: any MPI, through mpi4py."""

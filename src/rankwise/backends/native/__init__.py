@@ -1,0 +1,1 @@
+"""The backends over the native engine: solo, shm and threads."""

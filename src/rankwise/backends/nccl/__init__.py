@@ -1,0 +1,1 @@
+"""nccl: NVIDIA's library between GPUs, through nccl4py."""

@@ -1,0 +1,1 @@
+"""The group object and its operations on arrays, over any communicator."""

@@ -1,0 +1,1 @@
+"""Running jobs seen from outside, and traces."""
