@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import rankwise as rw
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 ATTRIBUTES = {"__version__"}  # no place for an example

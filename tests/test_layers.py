@@ -1,6 +1,7 @@
 """The rooms import each other along the arrows only, light things import nothing heavy, files stay short.
 
-frontends, tools -> overlap -> api -> contract <- backends -> native
+frontends, tools -> overlap -> group -> arrays -> contract <- backends -> native
+                                 launch, observe -> contract
 """
 
 from __future__ import annotations
@@ -19,21 +20,28 @@ LONGEST_FILE = 600  # lines
 # What the files of a room may import of rankwise, besides their own room.
 MAY_IMPORT = {
     "contract": set(),
+    "arrays": {"contract"},
+    "group": {"contract", "arrays"},
+    "launch": {"contract", "observe"},
+    "observe": {"contract"},
     "backends": {"contract", "_native"},
-    "api": {"contract"},
-    "overlap": {"contract", "api"},
-    "frontends": {"contract", "api", "overlap", "rankwise"},
-    "tools": {"contract", "api", "overlap", "rankwise"},
-    "testing": {"contract", "api", "backends", "_native", "rankwise"},
-    "rankwise": {"contract", "api", "overlap"},  # the package's own __init__.py
+    "overlap": {"contract", "arrays", "group", "rankwise"},
+    "frontends": {"contract", "arrays", "group", "launch", "overlap", "rankwise"},
+    "tools": {"contract", "arrays", "group", "launch", "observe", "overlap", "rankwise"},
+    "testing": {"contract", "arrays", "group", "launch", "backends", "_native", "rankwise"},
+    "rankwise": {"contract", "arrays", "group", "launch", "observe", "overlap"},  # the package's own __init__.py
 }
 # The joins: these open backends and start ranks.
-JOINS = {"api/init.py", "api/launch.py", "api/spawn.py"}
+JOINS = {"initialize.py", "launch/local.py", "launch/spawn.py"}
+TOP = {"__init__.py", "initialize.py", "module_functions.py"}
 JOINS_MAY_IMPORT = {"backends", "_native"}
-# The array level may use what is native and moves no bytes between ranks: reading an array's address
-# and dtype, the streams of the program's own, looking at a job from outside, ending with the launcher.
-API_MAY_IMPORT = {
-    f"rankwise._native.{name}" for name in ("describe", "HostEvents", "Stream", "RankState", "SegmentView", "end_with")
+# These rooms may use what is native and moves no bytes between ranks: reading an array's address and
+# dtype, the streams of the program's own, looking at a job from outside, ending with the launcher.
+NATIVE_HELPERS = {
+    "arrays": {"describe"},
+    "group": {"HostEvents", "Stream"},
+    "launch": {"end_with"},
+    "observe": {"RankState", "SegmentView"},
 }
 
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.
@@ -62,7 +70,7 @@ BUILT_ON = {"frontends/torch": "torch"}
 
 
 def room_of(module: str) -> str:
-    """'rankwise.api.group' -> 'api'; 'rankwise' and names found in it -> 'rankwise'."""
+    """'rankwise.group.group' -> 'api'; 'rankwise' and names found in it -> 'rankwise'."""
     name = module.split(".")[1] if "." in module else ""
     if name == "__main__":
         return "tools"  # `python -m rankwise` is the command
@@ -81,7 +89,7 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[ast.
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base] if base else above)
-            for alias in node.names:  # `from rankwise import api` imports the room, not a name
+            for alias in node.names:  # `from rankwise import group` imports the room, not a name
                 yield node, f"{base}.{alias.name}" if base in ("rankwise", "rankwise._native") else base
         elif isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -116,7 +124,7 @@ def python_faults(package: Path) -> Iterator[str]:
             continue  # the extension's stub
         if inside.as_posix() in FRONT_DOORS:
             room = "frontends"
-        if room == "rankwise" and inside.parts != ("__init__.py",):
+        if room == "rankwise" and inside.as_posix() not in TOP:
             yield f"{inside}: belongs to no room"
             continue
         allowed = MAY_IMPORT[room] | {room}
@@ -129,7 +137,8 @@ def python_faults(package: Path) -> Iterator[str]:
             where = f"{inside}:{getattr(node, 'lineno', 0)}"
             top = name.split(".")[0]
             if top == "rankwise":
-                if room_of(name) not in allowed and not (room == "api" and name in API_MAY_IMPORT):
+                helper = name.removeprefix("rankwise._native.") in NATIVE_HELPERS.get(room, ())
+                if room_of(name) not in allowed and not helper:
                     yield f"{where}: {room} imports {name}, against the arrows"
             elif room == "contract" and top not in sys.stdlib_module_names:
                 yield f"{where}: contract imports {name}; it takes the standard library only"
@@ -158,7 +167,9 @@ def length_faults(*folders: Path) -> Iterator[str]:
 def test_imports_follow_the_arrows() -> None:
     package = ROOT / "src" / "rankwise"
     rooms = {path.parent.name for path in package.glob("*/*.py")}
-    assert {"contract", "backends", "api", "tools", "testing"} <= rooms, "the rooms are not where this test looks"
+    assert {"contract", "backends", "arrays", "group", "tools", "testing"} <= rooms, (
+        "the rooms are not where this test looks"
+    )
     assert list(python_faults(package)) == []
 
 
@@ -176,15 +187,19 @@ def test_files_are_short() -> None:
     ("file", "code", "fault"),
     [
         ("contract/work.py", "import numpy", "standard library only"),
-        ("contract/work.py", "from rankwise.api import group", "against the arrows"),
-        ("contract/work.py", "def f():\n    from ..api.group import Group", "against the arrows"),
-        ("api/group.py", "from rankwise.backends.shm import open", "against the arrows"),
-        ("api/group.py", "from rankwise import _native", "against the arrows"),
-        ("api/group.py", "from rankwise._native import Comm", "against the arrows"),
-        ("api/group.py", "import rankwise", "against the arrows"),
-        ("api/group.py", "from importlib import import_module\nimport_module('rankwise.backends.shm')", "arrows"),
-        ("backends/shm.py", "from ..api import arrays", "against the arrows"),
-        ("backends/shm.py", "from .. import api", "against the arrows"),
+        ("contract/work.py", "from rankwise.group import mesh", "against the arrows"),
+        ("contract/work.py", "def f():\n    from ..group.group import Group", "against the arrows"),
+        ("group/group.py", "from rankwise.backends.native.shm import open", "against the arrows"),
+        ("group/group.py", "from rankwise import _native", "against the arrows"),
+        ("group/group.py", "from rankwise._native import Comm", "against the arrows"),
+        ("group/group.py", "import rankwise", "against the arrows"),
+        (
+            "group/group.py",
+            "from importlib import import_module\nimport_module('rankwise.backends.native.shm')",
+            "arrows",
+        ),
+        ("backends/native/shm.py", "from ...group import mesh", "against the arrows"),
+        ("backends/native/shm.py", "from ... import group", "against the arrows"),
         ("backends/gloo.py", "import torch.distributed", "when it loads"),
         ("backends/mpi.py", "try:\n    from mpi4py import MPI\nexcept ImportError:\n    MPI = None", "when it loads"),
         ("tools/run.py", "import rankwise.frontends.tcl", "against the arrows"),
@@ -193,7 +208,7 @@ def test_files_are_short() -> None:
         ("helpers.py", "", "belongs to no room"),
         ("torch.py", "from rankwise.backends import shm", "against the arrows"),
         ("torch.py", "import torch", "when it loads"),
-        ("api/init.py", "from rankwise.torch import register", "against the arrows"),
+        ("group/base.py", "from rankwise.torch import register", "against the arrows"),
         ("frontends/torch/group.py", "import jax", "when it loads"),
     ],
 )
@@ -211,17 +226,17 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str, fault
     ("file", "code"),
     [
         ("contract/work.py", "import dataclasses\nfrom rankwise.contract.types import DType"),
-        ("api/init.py", "from rankwise.backends import registry\nimport rankwise._native"),
-        ("api/arrays.py", "import numpy\nfrom rankwise.contract import types"),
-        ("api/arrays.py", "from rankwise._native import describe"),
-        ("api/streams.py", "from rankwise._native import HostEvents, Stream"),
-        ("backends/shm.py", "from rankwise._native import Comm\nfrom ..contract.types import DType"),
+        ("initialize.py", "from rankwise.backends import registry\nimport rankwise._native"),
+        ("arrays/buffers.py", "import numpy\nfrom rankwise.contract import types"),
+        ("arrays/buffers.py", "from rankwise._native import describe"),
+        ("group/streams.py", "from rankwise._native import HostEvents, Stream"),
+        ("backends/native/shm.py", "from rankwise._native import Comm\nfrom ...contract.types import DType"),
         ("backends/gloo.py", "def open_group():\n    import torch"),
         ("backends/gloo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("tools/run.py", "from rankwise.api import launch\nimport rankwise as rw"),
+        ("tools/run.py", "from rankwise.launch import local\nimport rankwise as rw"),
         ("torch.py", "def open():\n    from rankwise.frontends.torch import group"),
-        ("frontends/torch/group.py", "import torch\nfrom rankwise.api import work"),
-        ("testing/ranks.py", "from rankwise.backends import threads\nfrom rankwise.api.spawn import spawn"),
+        ("frontends/torch/group.py", "import torch\nfrom rankwise.group import work"),
+        ("testing/ranks.py", "from rankwise.backends import threads\nfrom rankwise.launch.spawn import spawn"),
         ("__main__.py", "from rankwise.tools.cli import main"),
         ("_native.pyi", "from collections.abc import Sequence"),
     ],

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import rankwise
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 
 OPERATIONS = [
     "all_gather",

@@ -16,16 +16,7 @@ TYPE_CHECKING = False  # without importing typing, which the launcher does witho
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankwise.api import trace
-    from rankwise.api.group import Group
-    from rankwise.api.init import default_group as _default
-    from rankwise.api.init import init
-    from rankwise.api.memory import registered
-    from rankwise.api.mesh import Mesh
-    from rankwise.api.ops import premul_sum
-    from rankwise.api.spawn import spawn
-    from rankwise.api.streams import Event, Stream
-    from rankwise.api.work import wait_all, wait_any
+    from rankwise.arrays.ops import premul_sum
     from rankwise.contract.communicator import Message
     from rankwise.contract.errors import (
         BackendUnavailable,
@@ -38,6 +29,14 @@ if TYPE_CHECKING:
     )
     from rankwise.contract.types import DType, ReduceOp
     from rankwise.contract.work import Work
+    from rankwise.group.group import Group
+    from rankwise.group.mesh import Mesh
+    from rankwise.group.streams import Event, Stream
+    from rankwise.group.work import wait_all, wait_any
+    from rankwise.initialize import default_group as _default
+    from rankwise.initialize import init, registered
+    from rankwise.launch.spawn import spawn
+    from rankwise.observe import trace
     from rankwise.overlap.compression import BF16Hook, TopKHook
     from rankwise.overlap.data_parallel import DataParallel, data_parallel
     from rankwise.overlap.reducer import Bucket, BucketHook, GradientReducer
@@ -149,15 +148,14 @@ _MODULES = {
     "rankwise.overlap.compression": ("BF16Hook", "TopKHook"),
     "rankwise.overlap.data_parallel": ("DataParallel", "data_parallel"),
     "rankwise.overlap.reducer": ("Bucket", "BucketHook", "GradientReducer"),
-    "rankwise.api.mesh": ("Mesh",),
-    "rankwise.api.group": ("Group",),
-    "rankwise.api.init": ("init",),
-    "rankwise.api.memory": ("registered",),
-    "rankwise.api.ops": ("premul_sum",),
-    "rankwise.api.streams": ("Event", "Stream"),
-    "rankwise.api.work": ("wait_all", "wait_any"),
+    "rankwise.group.mesh": ("Mesh",),
+    "rankwise.group.group": ("Group",),
+    "rankwise.initialize": ("init", "registered"),
+    "rankwise.arrays.ops": ("premul_sum",),
+    "rankwise.group.streams": ("Event", "Stream"),
+    "rankwise.group.work": ("wait_all", "wait_any"),
     "rankwise.contract.communicator": ("Message",),
-    "rankwise.api.spawn": ("spawn",),
+    "rankwise.launch.spawn": ("spawn",),
     "rankwise.contract.types": ("DType", "ReduceOp"),
     "rankwise.contract.work": ("Work",),
     "rankwise.contract.errors": (
@@ -179,10 +177,12 @@ def _load(name: str) -> Any:
 
         value: Any = version("rankwise")
     elif name == "trace":
-        value = import_module("rankwise.api.trace")
+        value = import_module("rankwise.observe.trace")
     elif name in __all__:
         home = _HOME.get(name)
-        value = getattr(import_module(home), name) if home else import_module("rankwise.api.module").function_of(name)
+        value = (
+            getattr(import_module(home), name) if home else import_module("rankwise.module_functions").function_of(name)
+        )
     else:
         raise AttributeError(f"module 'rankwise' has no attribute {name!r}")
     globals()[name] = value

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from rankwise import _native
-from rankwise.api.group import Group, check_timeout
-from rankwise.api.ranks import find_job
 from rankwise.backends import registry
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
+from rankwise.group.group import Group, check_timeout
+from rankwise.launch.environment import find_job
 
 _default: Group | None = None
 _lock = threading.Lock()
@@ -69,7 +72,7 @@ def place() -> str:
     """Where this process is: equal for processes that can share memory and watch each other."""
     import json
 
-    from rankwise.backends import rendezvous
+    from rankwise.backends.native import rendezvous
 
     return json.dumps(rendezvous.place())
 
@@ -91,3 +94,21 @@ def _suits(job: Job) -> str:
 
 def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@contextmanager
+def registered(group: Any = None) -> Iterator[None]:
+    """A context in which NumPy makes its arrays, those of a page or more, in registered memory of `group`.
+
+    group: by default the group of all ranks. For programs whose arrays are made where `group.empty`
+    does not reach; every temporary counts, so keep what is inside short. It holds for this thread.
+
+    >>> with rw.registered():
+    ...     gradients = np.zeros(100_000)
+    >>> group.all_reduce(gradients).shape
+    (100000,)
+    """
+    if group is None:
+        group = default_group()
+    with group.comm.allocating():
+        yield

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from rankwise.api.group import Group
-from rankwise.api.init import default_group
+from rankwise.group.group import Group
+from rankwise.initialize import default_group
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 Make = Callable[[list[int]], Any]

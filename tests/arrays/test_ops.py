@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rankwise.api import ops
+from rankwise.arrays import ops
 from rankwise.contract.types import DType, ReduceOp
 
 

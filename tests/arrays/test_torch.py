@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankwise.api import arrays
-from rankwise.api.arrays import source, target
+from rankwise.arrays import buffers
+from rankwise.arrays.buffers import source, target
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType
 from rankwise.testing import run_ranks
@@ -58,9 +58,9 @@ def test_refusals() -> None:
     with pytest.raises(TypeError, match=r"^x: tensors of dtype torch.float8_e4m3fnuz do not travel"):
         source(torch.zeros(2, dtype=torch.float8_e4m3fnuz))
     with pytest.raises(ValueError, match=re.escape("out: expected dtype bfloat16, got float32")):
-        arrays.result(torch.empty(2), (2,), source(torch.empty(2, dtype=torch.bfloat16)))
+        buffers.result(torch.empty(2), (2,), source(torch.empty(2, dtype=torch.bfloat16)))
     with pytest.raises(TypeError, match=r"^dtype=torch.quint8: expected bool"):
-        arrays.receiver((2,), torch.quint8)
+        buffers.receiver((2,), torch.quint8)
 
 
 def test_operations_give_tensors() -> None:

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rankwise import _native
-from rankwise.backends import hierarchical, threads
-from rankwise.backends.hosts import Layout
+from rankwise.backends.hierarchical import communicator as hierarchical
+from rankwise.backends.hierarchical.hosts import Layout
+from rankwise.backends.native import threads
 from rankwise.backends.registry import Opener
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import sys
 
-from rankwise.api.group import Group
-from rankwise.api.ranks import find_job
-from rankwise.backends import hierarchical, rendezvous
-from rankwise.backends.hierarchical import HierarchicalCommunicator
-from rankwise.backends.mpi import MpiCommunicator
+from rankwise.backends.hierarchical import communicator as hierarchical
+from rankwise.backends.hierarchical.communicator import HierarchicalCommunicator
+from rankwise.backends.mpi.communicator import MpiCommunicator
+from rankwise.backends.native import rendezvous
 from rankwise.contract.settings import Settings
+from rankwise.group.group import Group
+from rankwise.launch.environment import find_job
 from rankwise.testing.conformance import show_report
 from rankwise.testing.suite import check_group
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from rankwise import _native
-from rankwise.backends import threads
-from rankwise.backends.engine import EngineCommunicator
-from rankwise.backends.nccl import DTYPES, OPS
+from rankwise.backends.native import threads
+from rankwise.backends.native.communicator import EngineCommunicator
+from rankwise.backends.nccl.communicator import DTYPES, OPS
 
 TYPES = {number: dtype for dtype, number in DTYPES.items()}
 REDUCTIONS = {number: op for op, number in OPS.items()}

@@ -218,7 +218,7 @@ def test_torchrun(tmp_path: Path) -> None:
 
 
 def test_several_hosts_need_a_master_address() -> None:
-    from rankwise.backends.gloo import open
+    from rankwise.backends.gloo.communicator import open
     from rankwise.contract.job import Job
 
     with pytest.raises(ValueError, match=r"srun put ranks on several hosts.*set MASTER_ADDR"):

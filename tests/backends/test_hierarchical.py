@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankwise.api.group import Group
-from rankwise.backends.engine import EngineCommunicator
-from rankwise.backends.hierarchical import HierarchicalCommunicator
+from rankwise.backends.hierarchical.communicator import HierarchicalCommunicator
+from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS

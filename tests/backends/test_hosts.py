@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankwise.backends.hosts import Layout, cut
+from rankwise.backends.hierarchical.hosts import Layout, cut
 
 
 def test_hosts_are_numbered_by_their_first_ranks() -> None:

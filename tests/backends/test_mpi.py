@@ -230,7 +230,7 @@ def test_another_launcher_is_named(mpi: Path) -> None:
 
 def test_without_mpi4py() -> None:
     from rankwise import BackendUnavailable
-    from rankwise.backends.mpi import open
+    from rankwise.backends.mpi.communicator import open
     from rankwise.contract.job import Job
 
     try:

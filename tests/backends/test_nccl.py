@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankwise.api.group import Group
-from rankwise.backends import nccl, threads
-from rankwise.backends.nccl import Libraries, NcclCommunicator
+from rankwise.backends.native import threads
+from rankwise.backends.nccl import communicator as nccl
+from rankwise.backends.nccl.communicator import Libraries, NcclCommunicator
 from rankwise.backends.registry import Opener
 from rankwise.contract.errors import (
     BackendUnavailable,
@@ -28,6 +28,7 @@ from rankwise.contract.errors import (
 )
 from rankwise.contract.job import Job
 from rankwise.contract.types import DType, ReduceOp
+from rankwise.group.group import Group
 from rankwise.testing import check_backend, run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS

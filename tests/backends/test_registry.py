@@ -41,7 +41,7 @@ def test_backends_for_one_refuse_many() -> None:
 
 def test_an_outside_package_offers_a_backend(tmp_path: Path) -> None:
     (tmp_path / "their_backend.py").write_text(
-        "from rankwise.backends import solo\n"
+        "from rankwise.backends.native import solo\n"
         "def connect(job, timeout):\n"
         "    print('theirs', job.world_size, timeout)\n"
         "    return solo.open(job, timeout)\n"

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.api.group import Group
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, PeerLostError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 SOON = 20.0  # seconds within which anything must end
@@ -128,7 +128,7 @@ def test_sync_comm_stream_waits_for_what_was_started() -> None:
 
 @pytest.fixture
 def alone() -> Communicator:
-    from rankwise.backends import solo
+    from rankwise.backends.native import solo
     from rankwise.contract.job import Job
 
     return solo.open(Job(), 5.0)

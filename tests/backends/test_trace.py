@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankwise import Group, MismatchError, _native
-from rankwise.backends import threads
+from rankwise.backends.native import threads
 from rankwise.testing import run_ranks
 
 

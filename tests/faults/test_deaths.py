@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from faults.crew import Crew
 from faults.trials import Trial, fault
+from faults.workers import Crew
 
 PLACES = ["all_reduce", "barrier", "send_and_recv", "asleep", "in_python", "works", "anything", "init"]
 

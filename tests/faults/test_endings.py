@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from faults.crew import HANG, Crew, lives
 from faults.trials import Trial, fault
+from faults.workers import HANG, Crew, lives
 from leftovers import started_processes
 from rankwise import Group, PeerLostError
-from rankwise.api.jobs import parent_of
+from rankwise.observe.jobs import parent_of
 from rankwise.testing import RanksFailed
 
 

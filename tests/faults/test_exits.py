@@ -11,8 +11,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from faults.crew import Crew
 from faults.trials import Trial, fault
+from faults.workers import Crew
 from rankwise import ClosedError, Group, MismatchError, RankwiseError
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])

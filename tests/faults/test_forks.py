@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from faults.crew import Crew
 from faults.trials import Trial, fault
+from faults.workers import Crew
 
 
 @pytest.mark.parametrize("state", ["idle", "operation", "busy thread"])

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from faults.trials import Trial, fault
 from rankwise._native import Segment
-from rankwise.backends import rendezvous
+from rankwise.backends.native import rendezvous
 from rankwise.contract.job import Job
 
 LONGEST = 5000  # bytes; above the longest packet of the protocol

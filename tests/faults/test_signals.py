@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from faults.crew import Crew
 from faults.trials import Trial, fault
+from faults.workers import Crew
 
 BLOCKED = ["barrier", "all_reduce", "recv", "wait", "split", "object"]
 

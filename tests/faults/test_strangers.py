@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from faults.trials import Trial, fault
 from rankwise._native import Segment
-from rankwise.backends import rendezvous
+from rankwise.backends.native import rendezvous
 from rankwise.contract.job import Job
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.api.group import Group
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 Call = Callable[..., Any]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rankwise.api import codec
+from rankwise.group import codec
 
 dtypes = st.one_of(
     hnp.boolean_dtypes(),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.api.group import Group
 from rankwise.contract.errors import RankwiseError
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 

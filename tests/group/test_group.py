@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from rankwise import _native
-from rankwise.api.group import Group
-from rankwise.backends import threads
+from rankwise.backends.native import threads
 from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError
 from rankwise.contract.types import ReduceOp
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.api.group import Group
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError
 from rankwise.contract.job import Job
+from rankwise.group.group import Group
 from rankwise.testing import RanksFailed, run_ranks
 
 SIZES = [3, 6000, 9999, 70_000]  # elements: beside the flag, slots, and what goes in place
@@ -184,7 +184,7 @@ def test_the_context_makes_arrays_there() -> None:
 
 
 def test_a_backend_without_such_memory() -> None:
-    from rankwise.backends import solo
+    from rankwise.backends.native import solo
 
     def open_plain(job: Job, timeout: float) -> Any:
         comm = solo.open(job, timeout)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rankwise as rw
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 

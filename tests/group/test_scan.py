@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankwise.api import prefix
-from rankwise.api.group import Group
 from rankwise.contract.types import DType, ReduceOp
+from rankwise.group import scan as prefix
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import Case, numpy_dtypes
 from rankwise.testing.oracle import contents, reduced

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.api.group import Group
 from rankwise.contract.errors import ClosedError, PeerLostError
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 SOON = 20.0  # seconds within which anything must end

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.api.group import Group
-from rankwise.api.streams import MOST_FAILURES, BlockingStreamSync
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
+from rankwise.group.group import Group
+from rankwise.group.streams import MOST_FAILURES, BlockingStreamSync
 from rankwise.testing import run_ranks
 
 SOON = 20.0  # seconds within which anything must end

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from rankwise.api.group import Group
 from rankwise.contract.errors import MismatchError
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 

@@ -8,11 +8,11 @@ import weakref
 import numpy as np
 import pytest
 
-from rankwise.api.arrays import target
-from rankwise.api.base import nothing
-from rankwise.api.work import ArrayWork, Pending
+from rankwise.arrays.buffers import target
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.work import Work
+from rankwise.group.base import nothing
+from rankwise.group.work import ArrayWork, Pending
 
 
 class Told(Work[None]):

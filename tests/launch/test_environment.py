@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from rankwise.api.ranks import find_job, starting_process
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
+from rankwise.launch.environment import find_job, starting_process
 
 ALONE = Settings({})
 
@@ -174,7 +174,7 @@ def test_what_cannot_be(change: dict[str, str], text: str) -> None:
 
 def test_starting_process_is_the_same_for_all_it_started() -> None:
     """Also through a shell between. This test stands where mpiexec does."""
-    code = "from rankwise.api.ranks import starting_process; print(starting_process('SOME_RANK'))"
+    code = "from rankwise.launch.environment import starting_process; print(starting_process('SOME_RANK'))"
     commands = [[sys.executable, "-c", code], ["sh", "-c", '"$0" -c "$1"; true', sys.executable, code]]
     told = [
         subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from rankwise.api.relay import LONGEST_LINE, Relay
+from rankwise.launch.output import LONGEST_LINE, Relay
 
 
 class Screen(io.TextIOWrapper):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.api.launch import Job
+from rankwise.launch.local import Job
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -242,7 +242,7 @@ def test_no_descriptor_or_process_remains() -> None:
 
 
 def test_a_job_that_cannot_start_leaves_nothing() -> None:
-    from rankwise.api.relay import Relay
+    from rankwise.launch.output import Relay
 
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError), Job(["/nowhere"], 2, Relay(2, None, None)):

@@ -14,7 +14,7 @@ from itertools import pairwise
 import pytest
 
 import rankwise as rw
-from rankwise.api import trace
+from rankwise.observe import trace
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_without_a_launcher_that_asks_nothing_is_kept(fd: str) -> None:
     """A descriptor of that number may be something else: a process that a rank started."""
     code = (
         "import rankwise as rw\nassert not rw.trace.on()\nwith rw.trace.span('x'): pass\n"
-        "rw.trace.add('y', 1, 2)\nfrom rankwise.api import trace; assert not trace._pending"
+        "rw.trace.add('y', 1, 2)\nfrom rankwise.observe import trace; assert not trace._pending"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.py"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rankwise as rw
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 torch: Any = pytest.importorskip("torch")

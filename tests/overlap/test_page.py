@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "overlap.md"

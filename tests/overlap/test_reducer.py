@@ -12,10 +12,10 @@ import pytest
 
 import rankwise as rw
 from rankwise import _native
-from rankwise.api.group import Group
-from rankwise.backends import threads
+from rankwise.backends.native import threads
 from rankwise.contract.errors import MismatchError, PeerLostError
 from rankwise.contract.job import Job
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 SHAPES: list[tuple[int, ...]] = [(30, 20), (20,), (), (0, 3), (200, 100), (7,), (5, 2, 3)]

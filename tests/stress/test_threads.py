@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 from rankwise.testing.stress import run_schedule
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.api.launch import usable_cores
+from rankwise.launch.local import usable_cores
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -22,7 +22,7 @@ RUN = [sys.executable, "-m", "rankwise", "run"]
 PROGRAM = """
 import os, signal, sys, threading, time
 import numpy as np, rankwise as rw
-from rankwise.api.jobs import jobs_of
+from rankwise.observe.jobs import jobs_of
 group = rw.init()
 for _ in range(3):
     group.barrier()

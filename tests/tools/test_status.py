@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rankwise.api import jobs
+from rankwise.observe import jobs
 
 pytestmark = pytest.mark.timeout(100)
 RANKWISE = [sys.executable, "-m", "rankwise"]

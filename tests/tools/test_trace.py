@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankwise.api.trace_file import Operation, RankTrace, Span, Trace
+from rankwise.observe.trace_file import Operation, RankTrace, Span, Trace
 from rankwise.tools.stragglers import kinds, meetings, stragglers
 from rankwise.tools.timeline import timeline
 from rankwise.tools.trace import summary
@@ -27,7 +27,7 @@ PROGRAM = """
 import os, signal, sys, time
 import numpy as np
 import rankwise as rw
-from rankwise.api.jobs import jobs_of
+from rankwise.observe.jobs import jobs_of
 group = rw.init()
 group.all_reduce(np.ones(2000))
 with rw.trace.span("alone", lane="compute"):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rankwise.api import dtypes
+from rankwise.arrays import dtypes
 from rankwise.contract.types import DType, ReduceOp
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from rankwise.api.arrays import Buffer, Kind, Shape, device_memory
-from rankwise.api.dtypes import EXPECTED
+from rankwise.arrays.buffers import Buffer, Kind, Shape, device_memory
+from rankwise.arrays.dtypes import EXPECTED
 from rankwise.contract.types import DType
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ Opener = Callable[[Job, float], Communicator]
 ENTRY_POINTS = "rankwise.backends"
 
 _BUILT_IN = {
-    "solo": "rankwise.backends.solo",
-    "shm": "rankwise.backends.shm",
-    "threads": "rankwise.backends.threads",
-    "gloo": "rankwise.backends.gloo",
-    "nccl": "rankwise.backends.nccl",
-    "hierarchical": "rankwise.backends.hierarchical",
-    "mpi": "rankwise.backends.mpi",
+    "solo": "rankwise.backends.native.solo",
+    "shm": "rankwise.backends.native.shm",
+    "threads": "rankwise.backends.native.threads",
+    "gloo": "rankwise.backends.gloo.communicator",
+    "nccl": "rankwise.backends.nccl.communicator",
+    "hierarchical": "rankwise.backends.hierarchical.communicator",
+    "mpi": "rankwise.backends.mpi.communicator",
 }
 
 

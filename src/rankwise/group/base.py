@@ -7,11 +7,11 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, TypeVar
 
-from rankwise.api import arrays
-from rankwise.api.arrays import Buffer, Shape
-from rankwise.api.work import ArrayWork, Pending
+from rankwise.arrays import buffers
+from rankwise.arrays.buffers import Buffer, Shape
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.work import Work
+from rankwise.group.work import ArrayWork, Pending
 
 T = TypeVar("T")
 
@@ -89,14 +89,14 @@ class GroupBase:
         return (rows + (self.rank < longer), *shape[1:])
 
     def _late_result(self, out: Any, shape: Shape, like: Buffer) -> tuple[Buffer, Exception | None]:
-        """As arrays.result, where the shape came from other ranks, which by now count on this one.
+        """As buffers.result, where the shape came from other ranks, which by now count on this one.
 
         A bad `out` is therefore not raised but returned, to be raised after the operation.
         """
         try:
-            return arrays.result(out, shape, like), None
+            return buffers.result(out, shape, like), None
         except (TypeError, ValueError, ImportError) as error:
-            return arrays.scratch(shape, like.dtype), error
+            return buffers.scratch(shape, like.dtype), error
 
 
 def nothing() -> None:

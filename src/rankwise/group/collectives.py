@@ -7,12 +7,13 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from rankwise.api import arrays, composed, ops
-from rankwise.api.arrays import Buffer, source, target
-from rankwise.api.base import GroupBase, check_axis_0, nothing, split_counts, split_rows
-from rankwise.api.dtypes import DTYPES
-from rankwise.api.ops import Op
+from rankwise.arrays import buffers, ops
+from rankwise.arrays.buffers import Buffer, source, target
+from rankwise.arrays.dtypes import DTYPES
+from rankwise.arrays.ops import Op
 from rankwise.contract.work import Work
+from rankwise.group import composed_ops
+from rankwise.group.base import GroupBase, check_axis_0, nothing, split_counts, split_rows
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
@@ -84,7 +85,7 @@ class Collectives(GroupBase):
         if not async_op and self._all_reduce_array(x, op):
             return x
         if ops.is_composed(op):
-            return self._run(composed.all_reduce(self, x, op), async_op)
+            return self._run(composed_ops.all_reduce(self, x, op), async_op)
         buffer = target(x)
         args = (buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
         if async_op:
@@ -136,7 +137,7 @@ class Collectives(GroupBase):
             return x if dst == self.rank else None
         dst = self._rank(dst, "dst")
         if ops.is_composed(op):
-            return self._run(composed.reduce(self, x, dst, op), async_op)
+            return self._run(composed_ops.reduce(self, x, dst, op), async_op)
         buffer = target(x) if dst == self.rank else source(x)
         reduce_op = ops.resolve(op, buffer.dtype)
         if async_op:
@@ -170,7 +171,7 @@ class Collectives(GroupBase):
         dst = self._rank(dst, "dst")
         given = source(x)
         if dst == self.rank:
-            result = arrays.result(out, (self.world_size, *given.shape), given)
+            result = buffers.result(out, (self.world_size, *given.shape), given)
             ptr, finish = result.ptr, result.finish
         else:
             ptr, finish = 0, nothing
@@ -205,7 +206,7 @@ class Collectives(GroupBase):
             if self._all_gather_array(x, into):
                 return into
         given = source(x)
-        result = arrays.result(out, (self.world_size, *given.shape), given)
+        result = buffers.result(out, (self.world_size, *given.shape), given)
         args = (given.ptr, result.ptr, given.count, given.dtype)
         if async_op:
             return self._start("all_gather", args, result.finish, given)
@@ -244,7 +245,7 @@ class Collectives(GroupBase):
         if src == self.rank:
             given = source(x)
             check_axis_0(given)
-            result = arrays.result(out, self._part(given.shape), given)
+            result = buffers.result(out, self._part(given.shape), given)
 
             def body() -> Any:
                 words = self._words(given)
@@ -253,9 +254,9 @@ class Collectives(GroupBase):
                 self._tell_rest(words, src)
                 return self._scatter(given, result, src)
         else:
-            kind = arrays.NUMPY if x is None else source(x).kind
+            kind = buffers.NUMPY if x is None else source(x).kind
             if out is not None:
-                arrays.writable(out)
+                buffers.writable(out)
 
             def body() -> Any:
                 header = np.zeros(HEADER_SIZE, np.int64)
@@ -281,14 +282,14 @@ class Collectives(GroupBase):
         if words[1] > HEADER_DIMS:
             self.broadcast(words[HEADER_SIZE:], src)
 
-    def _told(self, header: list[int], kind: arrays.Kind, src: int) -> Buffer:
+    def _told(self, header: list[int], kind: buffers.Kind, src: int) -> Buffer:
         """Off src: the array, without memory, of which the header that was received speaks."""
         if header[1] > HEADER_DIMS:
             header = header + self.broadcast(np.zeros(MORE_DIMS, np.int64), src).tolist()
         return Buffer(0, 0, DTYPES[header[0]], tuple(header[2 : 2 + header[1]]), None, kind, None)
 
     def _scatter_told(
-        self, header: list[int], part: bytes | None, out: Any, src: int, kind: arrays.Kind = arrays.NUMPY
+        self, header: list[int], part: bytes | None, out: Any, src: int, kind: buffers.Kind = buffers.NUMPY
     ) -> Any:
         """Off src, after the header. part: this rank's, where it came along."""
         like = self._told(header, kind, src)
@@ -336,7 +337,7 @@ class Collectives(GroupBase):
             return self._composed_reduce_scatter(given, op, rows, out, async_op)
         reduce_op = ops.resolve(op, given.dtype)
         check_axis_0(given)
-        result = arrays.result(out, self._part(given.shape), given)
+        result = buffers.result(out, self._part(given.shape), given)
         if given.shape[0] % self.world_size == 0:
             if async_op:
                 args = (given.ptr, result.ptr, result.count, given.dtype, reduce_op)
@@ -348,8 +349,8 @@ class Collectives(GroupBase):
         return self._call("reduce_scatter_v", uneven, result, given, async_op)
 
     def _composed_reduce_scatter(self, given: Buffer, op: Op, rows: list[int], out: Any, async_op: bool) -> Any:
-        result = arrays.result(out, (rows[self.rank], *given.shape[1:]), given)
-        return self._run(composed.reduce_scatter(self, given, op, rows, result), async_op)
+        result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
+        return self._run(composed_ops.reduce_scatter(self, given, op, rows, result), async_op)
 
     @overload
     def all_to_all(
@@ -378,7 +379,7 @@ class Collectives(GroupBase):
         check_axis_0(given)
         world = self.world_size
         own = self._part(given.shape)
-        result = arrays.result(out, (own[0] * world, *own[1:]), given)
+        result = buffers.result(out, (own[0] * world, *own[1:]), given)
         if given.shape[0] % world == 0:
             if async_op:
                 args = (given.ptr, result.ptr, given.count // world, given.dtype)

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise.api import dtypes, ops
-from rankwise.api.arrays import Buffer, scratch, source, target
-from rankwise.api.base import GroupBase, nothing
-from rankwise.api.ops import LOCATING, Op, PremulSum
+from rankwise.arrays import dtypes, ops
+from rankwise.arrays.buffers import Buffer, scratch, source, target
+from rankwise.arrays.ops import LOCATING, Op, PremulSum
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.types import DType, ReduceOp
+from rankwise.group.base import GroupBase, nothing
 
 T = TypeVar("T")
 

@@ -11,16 +11,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rankwise.api.base import integer
-from rankwise.api.memory import Memory
-from rankwise.api.messages import Messages
-from rankwise.api.objects import Objects
-from rankwise.api.plans import Plans
-from rankwise.api.prefix import Prefixes
-from rankwise.api.streams import GroupStream
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
+from rankwise.group.base import integer
+from rankwise.group.memory import Memory
+from rankwise.group.objects import Objects
+from rankwise.group.p2p import Messages
+from rankwise.group.persistent import Plans
+from rankwise.group.scan import Prefixes
+from rankwise.group.streams import GroupStream
 
 
 class Group(Objects, Prefixes, Plans, Memory, Messages):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from rankwise.api.arrays import dtype_argument, shape_argument
-from rankwise.api.base import GroupBase
+from rankwise.arrays.buffers import dtype_argument, shape_argument
+from rankwise.group.base import GroupBase
 
 
 class Memory(GroupBase):
@@ -35,23 +34,3 @@ class Memory(GroupBase):
         if memory is None:
             return kind.empty(lengths, wanted).finish()
         return kind.over(np.asarray(memory), lengths, wanted)
-
-
-@contextmanager
-def registered(group: Any = None) -> Iterator[None]:
-    """A context in which NumPy makes its arrays, those of a page or more, in registered memory of `group`.
-
-    group: by default the group of all ranks. For programs whose arrays are made where `group.empty`
-    does not reach; every temporary counts, so keep what is inside short. It holds for this thread.
-
-    >>> with rw.registered():
-    ...     gradients = np.zeros(100_000)
-    >>> group.all_reduce(gradients).shape
-    (100000,)
-    """
-    if group is None:
-        from rankwise.api.init import default_group
-
-        group = default_group()
-    with group.comm.allocating():
-        yield

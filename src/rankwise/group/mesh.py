@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from types import TracebackType
 
-from rankwise.api.base import integer
-from rankwise.api.group import Group
+from rankwise.group.base import integer
+from rankwise.group.group import Group
 
 
 class Mesh:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.api import codec
-from rankwise.api.codec import Bytes
-from rankwise.api.counts import PerRankCounts
 from rankwise.contract.types import DType
+from rankwise.group import codec
+from rankwise.group.codec import Bytes
+from rankwise.group.vector import PerRankCounts
 
 PLAIN, PICKLE = 0, 1
 

@@ -8,13 +8,13 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from rankwise.api import arrays
-from rankwise.api.arrays import Buffer, source
-from rankwise.api.base import GroupBase, integer, nothing
-from rankwise.api.work import ArrayWork, Several
+from rankwise.arrays import buffers
+from rankwise.arrays.buffers import Buffer, source
 from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.work import Work
+from rankwise.group.base import GroupBase, integer, nothing
+from rankwise.group.work import ArrayWork, Several
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
@@ -93,7 +93,7 @@ class Messages(GroupBase):
         >>> work.wait().tolist(), work.source == group.rank, work.tag
         ([7.0, 7.0], True, 3)
         """
-        buffer = arrays.receiver(x, dtype)
+        buffer = buffers.receiver(x, dtype)
         wanted, tag = self._source(src), ANY if tag is None else _tag(tag)
         self._check_any(wanted, tag)
         inner = self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, wanted, tag)
@@ -152,7 +152,7 @@ class Messages(GroupBase):
         return source(x), self._rank(dst, "dst"), _tag(tag)
 
     def _incoming(self, x: Any, src: int | None, tag: int | None = 0, dtype: Any = None) -> tuple[Buffer, int, int]:
-        buffer, wanted, label = arrays.receiver(x, dtype), self._source(src), ANY if tag is None else _tag(tag)
+        buffer, wanted, label = buffers.receiver(x, dtype), self._source(src), ANY if tag is None else _tag(tag)
         self._check_any(wanted, label)
         return buffer, wanted, label
 

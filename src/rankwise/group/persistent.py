@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rankwise.api import ops
-from rankwise.api.arrays import Buffer, target
-from rankwise.api.base import GroupBase
-from rankwise.api.ops import Op
+from rankwise.arrays import ops
+from rankwise.arrays.buffers import Buffer, target
+from rankwise.arrays.ops import Op
+from rankwise.group.base import GroupBase
 
 
 class Plans(GroupBase):

@@ -8,12 +8,13 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from rankwise.api import arrays, composed, ops
-from rankwise.api.arrays import source
-from rankwise.api.base import GroupBase
-from rankwise.api.ops import Op, PremulSum
+from rankwise.arrays import buffers, ops
+from rankwise.arrays.buffers import source
+from rankwise.arrays.ops import Op, PremulSum
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
+from rankwise.group import composed_ops
+from rankwise.group.base import GroupBase
 
 D = TypeVar("D", bound=np.dtype[Any])
 
@@ -71,20 +72,20 @@ class Prefixes(GroupBase):
 
     def _prefix(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:
         given = source(x)
-        result = arrays.result(out, given.shape, given)
+        result = buffers.result(out, given.shape, given)
         if callable(op) and not isinstance(op, ReduceOp):
-            scan = composed.prefixes(self, given, op, exclusive)
+            scan = composed_ops.prefixes(self, given, op, exclusive)
 
             def fold() -> Any:
                 found = scan()
                 if found is None:
                     return None
-                composed.copy(result, found)
+                composed_ops.copy(result, found)
                 return result.finish()
 
             return self._run(fold, async_op)
         if isinstance(op, PremulSum):
-            given, op = composed.premultiplied(given, op), ReduceOp.SUM
+            given, op = composed_ops.premultiplied(given, op), ReduceOp.SUM
         reduce_op = ops.resolve(op, given.dtype)
         if reduce_op is ReduceOp.MEAN:
             raise ValueError(f"op={op!r}: expected another; divide the prefix sum by the number of ranks it is over")
@@ -98,7 +99,7 @@ class Prefixes(GroupBase):
             for start in range(0, max(1, given.count), piece):
                 count = min(piece, given.count - start)
                 size = count * dtype.itemsize
-                send = arrays.scratch((n * count,), dtype)
+                send = buffers.scratch((n * count,), dtype)
                 offset = start * dtype.itemsize
                 for rank in range(n):
                     mine = rank - exclusive >= self.rank

@@ -9,12 +9,12 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from rankwise.api import arrays, ops
-from rankwise.api.arrays import Buffer, source
-from rankwise.api.base import check_axis_0
-from rankwise.api.collectives import HEADER_SIZE, Collectives
-from rankwise.api.ops import Op
+from rankwise.arrays import buffers, ops
+from rankwise.arrays.buffers import Buffer, source
+from rankwise.arrays.ops import Op
 from rankwise.contract.work import Work
+from rankwise.group.base import check_axis_0
+from rankwise.group.collectives import HEADER_SIZE, Collectives
 
 D = TypeVar("D", bound=np.dtype[Any])
 
@@ -43,7 +43,7 @@ class PerRankCounts(Collectives):
         given = source(x)
         check_axis_0(given)
         if out is not None:
-            arrays.check_rows(out, given)
+            buffers.check_rows(out, given)
 
         def body() -> Any:
             lengths = self._lengths(given)
@@ -76,7 +76,7 @@ class PerRankCounts(Collectives):
         given = source(x)
         check_axis_0(given)
         if out is not None and dst == self.rank:
-            arrays.check_rows(out, given)
+            buffers.check_rows(out, given)
 
         def body() -> Any:
             lengths = self._lengths(given)
@@ -154,7 +154,7 @@ class PerRankCounts(Collectives):
             given = source(x)
             check_axis_0(given)
             rows = self._counts(counts, given)
-            result = arrays.result(out, (rows[self.rank], *given.shape[1:]), given)
+            result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
 
             def body() -> Any:
                 words = self._words(given)
@@ -164,9 +164,9 @@ class PerRankCounts(Collectives):
                 self.comm.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
                 return self._complete(result)
         else:
-            kind = arrays.NUMPY if x is None else source(x).kind
+            kind = buffers.NUMPY if x is None else source(x).kind
             if out is not None:
-                arrays.writable(out)
+                buffers.writable(out)
 
             def body() -> Any:
                 header = self.broadcast(np.zeros(HEADER_SIZE, np.int64), src)
@@ -215,7 +215,7 @@ class PerRankCounts(Collectives):
         if ops.is_composed(op):
             return self._composed_reduce_scatter(given, op, rows, out, async_op)
         reduce_op = ops.resolve(op, given.dtype)
-        result = arrays.result(out, (rows[self.rank], *given.shape[1:]), given)
+        result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
         args = (given.ptr, result.ptr, _elements(rows, given), given.dtype, reduce_op)
         return self._call("reduce_scatter_v", args, result, given, async_op)
 
@@ -248,7 +248,7 @@ class PerRankCounts(Collectives):
         check_axis_0(given)
         rows = self._counts(counts, given)
         if out is not None:
-            arrays.check_rows(out, given)
+            buffers.check_rows(out, given)
 
         def body() -> tuple[Any, list[int]]:
             received = self.all_to_all(np.array(rows, np.int64)).tolist()

@@ -24,13 +24,13 @@ from types import TracebackType
 from rankwise import _native
 from rankwise._native import adopt_orphans as adopt_orphans  # the tools take it from here
 from rankwise._native import usable_cores as usable_cores
-from rankwise.api.relay import Relay, Stream
+from rankwise.launch.output import Relay, Stream
 
 TYPE_CHECKING = False  # without importing typing, which takes time
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankwise.api.trace_file import Trace
+    from rankwise.observe.trace_file import Trace
 
 GRACE = 1.0  # seconds that ranks have to end by themselves, and again between SIGTERM and SIGKILL
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
@@ -262,7 +262,7 @@ class Job:
 
     def trace(self) -> Trace:
         """The last operations of each rank, and its spans. While the job is open; complete once all have ended."""
-        from rankwise.api.trace_file import Trace, rank_trace
+        from rankwise.observe.trace_file import Trace, rank_trace
 
         assert self._segment is not None
         view = _native.SegmentView(self._segment.fd)
@@ -304,7 +304,7 @@ class Job:
 
         self._listen(self._wake_reader, self._woken)
         if self._keep_spans:
-            from rankwise.api.trace import MEMFD
+            from rankwise.observe.trace import MEMFD
 
             self._spans = [os.memfd_create(MEMFD) for _ in range(self._n)]
         for number in range(self._n):

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from rankwise.api.launch import Job, Rank
-from rankwise.api.relay import Relay
-from rankwise.api.spawn_worker import pickler
 from rankwise.contract.errors import PeerLostError, RankwiseError
+from rankwise.launch.local import Job, Rank
+from rankwise.launch.output import Relay
+from rankwise.launch.spawn_worker import pickler
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ _BOOT = """\
 import pickle, sys
 payload = open('/proc/self/fd/' + sys.argv[1], 'rb')  # afresh: the offset is this rank's own
 sys.path[:] = pickle.load(payload)
-from rankwise.api.spawn_worker import main
+from rankwise.launch.spawn_worker import main
 main(payload, [int(fd) for fd in sys.argv[2:]])
 """
 

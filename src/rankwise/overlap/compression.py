@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.api.group import Group
 from rankwise.contract.types import DType
+from rankwise.group.group import Group
 from rankwise.overlap import memory
 from rankwise.overlap.reducer import Bucket
 

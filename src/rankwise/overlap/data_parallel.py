@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.overlap.reducer import BUCKET_BYTES, BucketHook, GradientReducer
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def data_parallel(
     >>> optimizer.step()  # the same on both ranks
     """
     if group is None:
-        from rankwise.api.init import default_group
+        from rankwise.initialize import default_group
 
         group = default_group()
     return DataParallel(model, group, bucket_bytes, hook, async_op)

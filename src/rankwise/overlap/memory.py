@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankwise.api.arrays import source
-from rankwise.api.group import Group
+from rankwise.arrays.buffers import source
 from rankwise.contract.stream_sync import THIS_THREAD
 from rankwise.contract.types import DType
+from rankwise.group.group import Group
 from rankwise.overlap.plan import Parameter
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def look(array: Any, name: str) -> Seen:
     """TypeError, naming it, where it is no array of a type that travels."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        from rankwise.api.torch_arrays import dtype_of
+        from rankwise.arrays.torch import dtype_of
 
         return Seen(Parameter(tuple(array.shape), dtype_of(array.dtype)), array.data_ptr(), array.device)
     buffer = source(array, name)
@@ -40,7 +40,7 @@ def flat(group: Group, count: int, dtype: DType, device: torch.device | None) ->
         return group.empty(count, dtype)
     import torch
 
-    from rankwise.api.torch_arrays import to_torch
+    from rankwise.arrays.torch import to_torch
 
     if device.type == "cpu":
         return group.empty(count, to_torch(dtype))

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rankwise.api.group import Group
-from rankwise.api.streams import Stream
 from rankwise.contract.errors import MismatchError, RankwiseError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.work import Work
+from rankwise.group.group import Group
+from rankwise.group.streams import Stream
 from rankwise.overlap import memory
 from rankwise.overlap.plan import Layout, Parameter, plan
 
@@ -124,7 +124,7 @@ class GradientReducer:
         async_op: bool = True,
     ) -> None:
         if group is None:
-            from rankwise.api.init import default_group
+            from rankwise.initialize import default_group
 
             group = default_group()
         if op not in OPS:

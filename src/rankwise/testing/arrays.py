@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.api.group import Group
 from rankwise.contract.types import ReduceOp
+from rankwise.group.group import Group
 from rankwise.testing.cases import Case
 from rankwise.testing.oracle import Array, contents, difference, reduced, uneven
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise.api.dtypes import to_numpy
+from rankwise.arrays.dtypes import to_numpy
 from rankwise.contract.types import DType, ReduceOp
 
 T = TypeVar("T")

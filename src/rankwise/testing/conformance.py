@@ -12,10 +12,10 @@ import argparse
 import os
 import sys
 
-from rankwise.api.init import init
-from rankwise.api.ranks import find_job
 from rankwise.backends import registry
 from rankwise.contract.settings import Settings
+from rankwise.initialize import init
+from rankwise.launch.environment import find_job
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.ranks import close_pools
 from rankwise.testing.suite import Report, check_backend, check_group

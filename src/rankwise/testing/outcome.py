@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rankwise.api.group import Group
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError
+from rankwise.group.group import Group
 
 T = TypeVar("T")
 

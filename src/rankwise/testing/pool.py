@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from rankwise import _native
-from rankwise.api.group import Group
-from rankwise.api.spawn import module_path
-from rankwise.api.spawn_worker import pickler
 from rankwise.contract.errors import RankwiseError
+from rankwise.group.group import Group
+from rankwise.launch.spawn import module_path
+from rankwise.launch.spawn_worker import pickler
 from rankwise.testing.outcome import Outcome
 
 T = TypeVar("T")

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rankwise import _native
-from rankwise.api.group import Group
-from rankwise.backends import registry, threads
+from rankwise.backends import registry
+from rankwise.backends.native import threads
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
+from rankwise.group.group import Group
 from rankwise.testing.outcome import Outcome, RanksFailed, attempt, values
 from rankwise.testing.pool import RankPool
 

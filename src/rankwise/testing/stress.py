@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rankwise.api.group import Group
 from rankwise.contract.types import ReduceOp
 from rankwise.contract.work import Work
+from rankwise.group.group import Group
 from rankwise.testing.cases import (
     ARRAY_OPERATIONS,
     POINTER_OPERATIONS,

@@ -19,10 +19,10 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from rankwise.api.group import Group
 from rankwise.backends.registry import Opener
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType
+from rankwise.group.group import Group
 from rankwise.testing import arrays, pointer
 from rankwise.testing.cases import OPERATIONS, Case, select
 from rankwise.testing.oracle import Array

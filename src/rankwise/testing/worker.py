@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import rankwise
-from rankwise.api.group import Group
-from rankwise.api.spawn_worker import pickler
+from rankwise.group.group import Group
+from rankwise.launch.spawn_worker import pickler
 from rankwise.testing.outcome import failed, run_on
 
 

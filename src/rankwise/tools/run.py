@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from rankwise.api.launch import Job, Rank, adopt_orphans, signal_name
-from rankwise.api.relay import Relay
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import Settings
+from rankwise.launch.local import Job, Rank, adopt_orphans, signal_name
+from rankwise.launch.output import Relay
 from rankwise.tools.cli import Parser
-from rankwise.tools.keep import Keep
+from rankwise.tools.trace_policy import Keep
 
 NOT_FOUND = 127  # the exit code of shells for a program that is not there
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rankwise.api.jobs import RankView, RunningJob, jobs_of, running_jobs
+from rankwise.observe.jobs import RankView, RunningJob, jobs_of, running_jobs
 from rankwise.tools.cli import Parser
 from rankwise.tools.columns import columns
 from rankwise.tools.units import amount, duration

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rankwise.api.trace_file import Operation, Trace
+from rankwise.observe.trace_file import Operation, Trace
 
 
 @dataclass(frozen=True)

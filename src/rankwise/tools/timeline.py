@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rankwise.api.trace_file import Operation, RankTrace, Trace
+from rankwise.observe.trace_file import Operation, RankTrace, Trace
 
 WAITING, MOVING = "terrible", "good"  # Chrome's names of colours: red and green
 

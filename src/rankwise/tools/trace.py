@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwise.api.trace_file import Trace
+from rankwise.observe.trace_file import Trace
 from rankwise.tools.cli import Parser
 from rankwise.tools.columns import columns
 from rankwise.tools.stragglers import kinds, meetings, stragglers

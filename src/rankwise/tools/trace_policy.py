@@ -10,8 +10,8 @@ TYPE_CHECKING = False  # without importing typing, which takes time
 if TYPE_CHECKING:  # loaded when there is a trace to keep
     from pathlib import Path
 
-    from rankwise.api.launch import Job
-    from rankwise.api.trace_file import Trace
+    from rankwise.launch.local import Job
+    from rankwise.observe.trace_file import Trace
 
 NEWEST = 10  # traces of failed jobs that are kept
 
@@ -40,7 +40,7 @@ class Keep:
         failed = job.culprit is not None and job.interrupted is None
         if self.always is None and not (self.on_failure and failed):
             return None
-        from rankwise.api.trace_file import has_operations
+        from rankwise.observe.trace_file import has_operations
 
         trace = job.trace()
         try:

@@ -11,17 +11,17 @@ import time
 import numpy as np
 import pytest
 
-from rankwise.api.group import Group
-from rankwise.backends.engine import EngineCommunicator
+from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, PeerLostError
 from rankwise.contract.job import Job
 from rankwise.contract.types import DType, ReduceOp
+from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 
 def alone() -> EngineCommunicator:
-    from rankwise.backends import solo
+    from rankwise.backends.native import solo
 
     return solo.open(Job(), 5.0)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rankwise._native import Segment
-from rankwise.backends import rendezvous
+from rankwise.backends.native import rendezvous
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
 

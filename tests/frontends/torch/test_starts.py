@@ -96,7 +96,7 @@ def test_the_backend_is_there_without_an_import() -> None:
 
 def test_ranks_on_several_hosts(on_ranks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def body(rank: int, size: int) -> str:
-        from rankwise.backends import rendezvous
+        from rankwise.backends.native import rendezvous
 
         dist = torch.distributed
         store = dist.distributed_c10d._get_default_store()

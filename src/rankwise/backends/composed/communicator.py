@@ -18,11 +18,11 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from rankwise._native import PlainArrays, Turn, reduce_local
-from rankwise.backends import calls
-from rankwise.backends.calls import ITEMSIZE, Call, check_count, check_rank, check_reduction, checked_counts
 from rankwise.backends.closing import OpenCommunicator
-from rankwise.backends.frames import Differ, Frames
-from rankwise.backends.stream import Stream
+from rankwise.backends.composed import calls
+from rankwise.backends.composed.calls import ITEMSIZE, Call, check_count, check_rank, check_reduction, checked_counts
+from rankwise.backends.composed.envelopes import Differ, Frames
+from rankwise.backends.composed.work_queue import Stream
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError

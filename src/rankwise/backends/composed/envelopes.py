@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rankwise._native import reduce_local
-from rankwise.backends.calls import ITEMSIZE
+from rankwise.backends.composed.calls import ITEMSIZE
 from rankwise.contract.types import DType, ReduceOp
 
 DIGEST = 8  # bytes

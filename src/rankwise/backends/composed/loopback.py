@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from rankwise.backends.calls import DTYPE_NAMES, ITEMSIZE
+from rankwise.backends.composed.calls import DTYPE_NAMES, ITEMSIZE
 from rankwise.contract.errors import CollectiveTimeout, MismatchError
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work

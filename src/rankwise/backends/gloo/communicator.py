@@ -28,13 +28,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise._native import reduce_local
-from rankwise.backends import calls, processes, shm
-from rankwise.backends.calls import ITEMSIZE, check_count, check_rank
-from rankwise.backends.composed import ComposedCommunicator, address, log
-from rankwise.backends.gloo_exchange import Exchange
-from rankwise.backends.gloo_messages import Mail
-from rankwise.backends.loopback import Loopback
-from rankwise.backends.reach import Reach
+from rankwise.backends.composed import calls
+from rankwise.backends.composed.calls import ITEMSIZE, check_count, check_rank
+from rankwise.backends.composed.communicator import ComposedCommunicator, address, log
+from rankwise.backends.composed.loopback import Loopback
+from rankwise.backends.gloo import process_identity
+from rankwise.backends.gloo.exchange import Exchange
+from rankwise.backends.gloo.p2p import Mail
+from rankwise.backends.gloo.reachability import Reach
+from rankwise.backends.native import shm
 from rankwise.contract import errors
 from rankwise.contract.errors import (
     BackendUnavailable,
@@ -118,15 +120,15 @@ class GlooCommunicator(ComposedCommunicator):
         self._device = device
         self._serves = serves
         self._splits = 0
-        self._cards: list[processes.Card] = []
+        self._cards: list[process_identity.Card] = []
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
         options._devices = [device]
         options._threads = 2
         options._timeout = timedelta(seconds=timeout)
         try:
             self._pg: Any = ProcessGroupGloo(PrefixStore("gloo", store), rank, world_size, options)
-            self._store.set(f"card/{rank}", processes.own_card().text())
-            self._cards = [processes.Card.of(self._store.get(f"card/{r}").decode()) for r in range(world_size)]
+            self._store.set(f"card/{rank}", process_identity.own_card().text())
+            self._cards = [process_identity.Card.of(self._store.get(f"card/{r}").decode()) for r in range(world_size)]
         except RuntimeError as error:
             text = f"init: the {world_size} ranks did not all meet within {timeout:g} s: {_reason(error)}"
             raise CollectiveTimeout(text, limit=timeout, operation="init") from error

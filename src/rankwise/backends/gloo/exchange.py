@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankwise.backends.gloo import GlooCommunicator
+    from rankwise.backends.gloo.communicator import GlooCommunicator
 
 _TAG = 2**31 - 2  # that no other message has
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.backends.calls import ITEMSIZE
-from rankwise.backends.composed import address
-from rankwise.backends.loopback import mismatch
+from rankwise.backends.composed.calls import ITEMSIZE
+from rankwise.backends.composed.communicator import address
+from rankwise.backends.composed.loopback import mismatch
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 
 if TYPE_CHECKING:
-    from rankwise.backends.gloo import GlooCommunicator
+    from rankwise.backends.gloo.communicator import GlooCommunicator
 
 BUFFERED = 1 << 15  # bytes of data that a frame holds; such messages leave the sender's memory at once
 HEADER = np.dtype([("count", np.int64), ("dtype", np.int64)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankwise.backends.stream import Stream
+from rankwise.backends.composed.work_queue import Stream
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -28,13 +28,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise import _native
-from rankwise.backends import calls, registry, rendezvous
-from rankwise.backends.calls import ITEMSIZE, Call
-from rankwise.backends.composed import ComposedCommunicator, address
-from rankwise.backends.engine import EngineCommunicator
-from rankwise.backends.frames import DIGEST
-from rankwise.backends.hosts import Layout, cut
-from rankwise.backends.stream import Stream, Task
+from rankwise.backends import registry
+from rankwise.backends.composed import calls
+from rankwise.backends.composed.calls import ITEMSIZE, Call
+from rankwise.backends.composed.communicator import ComposedCommunicator, address
+from rankwise.backends.composed.envelopes import DIGEST
+from rankwise.backends.composed.work_queue import Stream, Task
+from rankwise.backends.hierarchical.hosts import Layout, cut
+from rankwise.backends.native import rendezvous
+from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.job import Job

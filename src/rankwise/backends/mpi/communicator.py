@@ -28,10 +28,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rankwise._native import Turn, reduce_local
-from rankwise.backends import calls
-from rankwise.backends.calls import ITEMSIZE, check_count, check_rank
-from rankwise.backends.composed import ComposedCommunicator, log
-from rankwise.backends.mpi_messages import TAGS_A_TAG, MpiMessage
+from rankwise.backends.composed import calls
+from rankwise.backends.composed.calls import ITEMSIZE, check_count, check_rank
+from rankwise.backends.composed.communicator import ComposedCommunicator, log
+from rankwise.backends.mpi.p2p import TAGS_A_TAG, MpiMessage
 from rankwise.contract.communicator import ANY, Communicator, Message
 from rankwise.contract.errors import BackendUnavailable, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job

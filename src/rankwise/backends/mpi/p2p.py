@@ -7,15 +7,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from rankwise.backends.calls import DTYPE_NAMES, ITEMSIZE
-from rankwise.backends.loopback import mismatch
+from rankwise.backends.composed.calls import DTYPE_NAMES, ITEMSIZE
+from rankwise.backends.composed.loopback import mismatch
 from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
 if TYPE_CHECKING:
-    from rankwise.backends.mpi import MpiCommunicator
+    from rankwise.backends.mpi.communicator import MpiCommunicator
 
 TAGS_A_TAG = 32  # MPI's tags for each of ours: one a dtype
 

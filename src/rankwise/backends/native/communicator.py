@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rankwise import _native
-from rankwise.backends import stacks
 from rankwise.backends.closing import OpenCommunicator
+from rankwise.backends.native import stacks
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Message
 from rankwise.contract.shortcuts import Shortcuts

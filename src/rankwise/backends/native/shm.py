@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 from rankwise import _native
-from rankwise.backends.engine import EngineCommunicator, join
+from rankwise.backends.native.communicator import EngineCommunicator, join
 from rankwise.contract.job import Job
 
 _taken: set[int] = set()  # inodes of the inherited segments that this process has joined
@@ -28,7 +28,7 @@ def open(job: Job, timeout: float) -> EngineCommunicator:
 
 
 def _meet(job: Job, timeout: float) -> _native.Segment:
-    from rankwise.backends import rendezvous  # slow to import, with its sockets and hashes
+    from rankwise.backends.native import rendezvous  # slow to import, with its sockets and hashes
 
     return rendezvous.meet(job, timeout)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise import _native
-from rankwise.backends.engine import EngineCommunicator, join
+from rankwise.backends.native.communicator import EngineCommunicator, join
 from rankwise.contract.job import Job
 
 

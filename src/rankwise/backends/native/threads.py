@@ -7,7 +7,7 @@ comm = connect(segment, rank, timeout)       # in each of n threads
 from __future__ import annotations
 
 from rankwise import _native
-from rankwise.backends.engine import EngineCommunicator, join
+from rankwise.backends.native.communicator import EngineCommunicator, join
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.job import Job
 

@@ -13,7 +13,7 @@ from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 
 if TYPE_CHECKING:
-    from rankwise.backends.nccl import NcclCommunicator
+    from rankwise.backends.nccl.communicator import NcclCommunicator
 
 _CODES = {
     "f8": DType.F64, "f4": DType.F32, "f2": DType.F16, "i8": DType.I64, "i4": DType.I32, "i2": DType.I16,

@@ -22,12 +22,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise.backends import calls, registry
-from rankwise.backends.calls import ITEMSIZE, Call
-from rankwise.backends.composed import ComposedCommunicator, address
-from rankwise.backends.cuda_arrays import DeviceShortcuts
-from rankwise.backends.cuda_streams import CudaFailed, CudaStreams
-from rankwise.backends.frames import DIGEST
+from rankwise.backends import registry
+from rankwise.backends.composed import calls
+from rankwise.backends.composed.calls import ITEMSIZE, Call
+from rankwise.backends.composed.communicator import ComposedCommunicator, address
+from rankwise.backends.composed.envelopes import DIGEST
+from rankwise.backends.nccl.arrays import DeviceShortcuts
+from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.job import Job

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.api import dtypes
-from rankwise.api.ops import NAMES
+from rankwise.arrays import dtypes
+from rankwise.arrays.ops import NAMES
 from rankwise.contract.work import Work
 from rankwise.frontends.tcl import worlds
 from rankwise.frontends.tcl.kinds import Tensor

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rankwise.api.init import default_group
 from rankwise.contract.errors import BackendUnavailable, ClosedError
 from rankwise.frontends.tcl.script import VERSION, definitions
 from rankwise.frontends.tcl.session import Answer, Session
+from rankwise.initialize import default_group
 
 # Scripts written for the stock tclsh load the library, or require the package; both are here already.
 # tkinter takes `exit` away.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwise.api import dtypes
+from rankwise.arrays import dtypes
 from rankwise.contract.types import DType
 from rankwise.frontends.tcl.parameters import Kind
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.api import dtypes
+from rankwise.arrays import dtypes
 from rankwise.frontends.tcl.kinds import DTYPES, Number, Tensor
 from rankwise.frontends.tcl.parameters import invalid
 

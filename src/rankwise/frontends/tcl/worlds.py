@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 import rankwise as rw
-from rankwise.api import dtypes
-from rankwise.api.ops import resolve
-from rankwise.api.ranks import find_job
+from rankwise.arrays import dtypes
+from rankwise.arrays.ops import resolve
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.frontends.tcl.kinds import Tensor
 from rankwise.frontends.tcl.parameters import invalid
+from rankwise.launch.environment import find_job
 
 PORT = 29500
 """The port of distributed_init where none is given, as torch has it."""

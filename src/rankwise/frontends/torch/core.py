@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Store, Work
 
-from rankwise.api.work import ArrayWork, Pending, Several
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.tensors import Finish
 from rankwise.frontends.torch.work import Done, Results, Started
+from rankwise.group.work import ArrayWork, Pending, Several
 
 UNSET = timedelta(milliseconds=-1)  # an options object's timeout where the caller gave none
 

@@ -17,11 +17,11 @@ from datetime import timedelta
 
 from torch.distributed import Store
 
-from rankwise.api.init import connect, place
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
+from rankwise.initialize import connect, place
 
 SEVERAL_HOSTS = "hierarchical"
 

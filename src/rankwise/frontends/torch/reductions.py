@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp as TorchOp
 
-from rankwise.api.torch_arrays import dtypes
+from rankwise.arrays.torch import dtypes
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.frontends.torch.tensors import Memory, check, put_back, source, target

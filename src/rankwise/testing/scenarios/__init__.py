@@ -6,7 +6,7 @@ message under way.
 
 from collections.abc import Callable
 
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing.scenarios.arguments import ARGUMENTS
 from rankwise.testing.scenarios.groups import GROUPS
 from rankwise.testing.scenarios.memory import MEMORY

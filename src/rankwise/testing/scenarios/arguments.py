@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing.checks import refuses
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankwise.api.group import Group
 from rankwise.contract.errors import ClosedError
+from rankwise.group.group import Group
 from rankwise.testing.checks import refuses
 
 

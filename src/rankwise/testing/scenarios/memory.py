@@ -6,7 +6,7 @@ import array
 
 import numpy as np
 
-from rankwise.api.group import Group
+from rankwise.group.group import Group
 from rankwise.testing.oracle import Array
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankwise.api.group import Group
 from rankwise.contract.work import Work
+from rankwise.group.group import Group
 
 
 def tags_out_of_order(group: Group) -> None:

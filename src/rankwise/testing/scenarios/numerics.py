@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import numpy as np
 
-from rankwise.api.group import Group
-from rankwise.backends.engine import EngineCommunicator
+from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType, ReduceOp
+from rankwise.group.group import Group
 from rankwise.testing.cases import numpy_dtypes
 from rankwise.testing.oracle import NARROW, Array
 

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from rankwise.api.group import Group
 from rankwise.contract.types import DType, ReduceOp
+from rankwise.group.group import Group
 from rankwise.testing.checks import refuses
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.api.group import Group
-from rankwise.api.mesh import Mesh
-from rankwise.api.ops import premul_sum
-from rankwise.api.work import wait_all, wait_any
+from rankwise.arrays.ops import premul_sum
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.work import Work
+from rankwise.group.group import Group
+from rankwise.group.mesh import Mesh
+from rankwise.group.work import wait_all, wait_any
 from rankwise.testing.checks import refuses
 
 

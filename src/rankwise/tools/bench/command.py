@@ -15,10 +15,9 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, NoReturn
 
-from rankwise.api.launch import usable_cores
+from rankwise.launch.local import usable_cores
 from rankwise.tools.bench import measures, peers
 from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, parse_sizes
-from rankwise.tools.bench.crew import Crew, CrewError, Launch
 from rankwise.tools.bench.measure import Bench, Contender, Result
 from rankwise.tools.bench.measures import MEASURES
 from rankwise.tools.bench.report import (
@@ -31,6 +30,7 @@ from rankwise.tools.bench.report import (
     ratios,
     result_as_json,
 )
+from rankwise.tools.bench.workers import Crew, CrewError, Launch
 from rankwise.tools.cli import Parser
 
 DESCRIPTION = """\

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rankwise.tools.bench.cases import DTYPES, Operation, Times, slowest, summary
-from rankwise.tools.bench.crew import Crew, CrewError
+from rankwise.tools.bench.workers import Crew, CrewError
 
 ROUNDS = 4  # turns of each contender at a point
 MOST_BATCHES = 1000  # in a turn

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rankwise.tools.bench.crew import Crew, CrewError, Launch
+from rankwise.tools.bench.workers import Crew, CrewError, Launch
 
 MEASURES = {
     "startup": "seconds from the launcher's start to its end, for programs that do next to nothing",

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from rankwise.tools.bench.crew import CrewError, Launch
+from rankwise.tools.bench.workers import CrewError, Launch
 
 PEERS = ("mpi", "openmpi", "mpich", "gloo")
 MPIS = ("mpi", "openmpi", "mpich")

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rankwise.api.ranks import find_job
 from rankwise.contract.settings import Settings
+from rankwise.launch.environment import find_job
 from rankwise.tools.cli import Parser
 from rankwise.tools.doctor.facts import Fact, facts
 from rankwise.tools.doctor.trials import FOR, Trial, trials

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rankwise.api.launch import usable_cores
+from rankwise.launch.local import usable_cores
 
 LIMIT = 10.0  # seconds that another program may take to say what it is
 

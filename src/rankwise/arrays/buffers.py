@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rankwise._native import describe
-from rankwise.api import dtypes
-from rankwise.api.dtypes import DTYPES
+from rankwise.arrays import dtypes
+from rankwise.arrays.dtypes import DTYPES
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType
 
@@ -188,7 +188,7 @@ def dtype_argument(dtype: Any) -> tuple[DType, Kind]:
     """The type, and the kind of array that this way to write it asks for."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
-        from rankwise.api import torch_arrays
+        from rankwise.arrays import torch as torch_arrays
 
         return torch_arrays.dtype_of(dtype), torch_arrays.TORCH
     return dtypes.parse(dtype), NUMPY
@@ -212,7 +212,7 @@ def _convert(x: Any, name: str, write: bool) -> Buffer:
         return _from_number(x, name)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        from rankwise.api import torch_arrays
+        from rankwise.arrays import torch as torch_arrays
 
         return torch_arrays.convert(x, name)
     if hasattr(x, "__cuda_array_interface__"):

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rankwise.api import arrays
-from rankwise.api.arrays import Buffer, source, target
+from rankwise.arrays import buffers
+from rankwise.arrays.buffers import Buffer, source, target
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType
 
@@ -205,7 +205,7 @@ def test_immutable_arrays_give_new_ones() -> None:
     assert x.data.tolist() == [0, 1, 2]
     assert isinstance(source(x).kind.empty((2,), DType.F64).finish(), Immutable)
     with pytest.raises(TypeError, match=r"^out: expected a writable array, got an immutable Immutable$"):
-        arrays.result(x, (3,), source(np.ones(3)))
+        buffers.result(x, (3,), source(np.ones(3)))
 
 
 def test_device_memory_is_refused() -> None:
@@ -284,16 +284,16 @@ def test_read_only_is_read_but_not_written() -> None:
         with pytest.raises(ValueError, match=r"^x: expected a writable array, got a read-only one"):
             target(x)
         with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
-            arrays.writable(x)
+            buffers.writable(x)
 
 
 def test_out_is_checked() -> None:
     x = np.arange(6.0)
     like = source(x)
     good = np.empty((2, 6))
-    assert arrays.result(good, (2, 6), like).finish() is good
+    assert buffers.result(good, (2, 6), like).finish() is good
     turned = np.empty((6, 2)).T
-    assert arrays.result(turned, (2, 6), like).finish() is turned
+    assert buffers.result(turned, (2, 6), like).finish() is turned
     for out, error, text in (
         (np.empty((6, 2)), ValueError, r"out: expected shape (2, 6), got (6, 2)"),
         (np.empty((2, 6), np.float32), ValueError, "out: expected dtype float64, got float32"),
@@ -301,35 +301,35 @@ def test_out_is_checked() -> None:
         ("text", TypeError, "out: expected an array, a buffer or a number, got str"),
     ):
         with pytest.raises(error, match=f"^{re.escape(text)}$"):
-            arrays.result(out, (2, 6), like)
+            buffers.result(out, (2, 6), like)
 
 
 def test_out_must_not_overlap() -> None:
     base = np.arange(10.0)
     for x, out in ((base[:4], base[:4]), (base[:4], base[3:7]), (base[3:7], base[:4])):
         with pytest.raises(ValueError, match=r"^out: expected memory of its own, but it overlaps x$"):
-            arrays.result(out, (4,), source(x))
-    assert arrays.result(base[4:8], (4,), source(base[:4])).finish() is not None
-    assert arrays.result(base[:0], (0,), source(base[:0])).count == 0
+            buffers.result(out, (4,), source(x))
+    assert buffers.result(base[4:8], (4,), source(base[:4])).finish() is not None
+    assert buffers.result(base[:0], (0,), source(base[:0])).count == 0
 
 
 def test_receiver_of_a_shape() -> None:
-    assert arrays.receiver((2, 3), None).finish().dtype == np.float64
-    assert arrays.receiver([4], "bfloat16").finish().dtype == ml_dtypes.bfloat16
-    assert arrays.receiver(5, np.int8).finish().shape == (5,)
-    assert arrays.receiver((), DType.U32).finish().shape == ()
-    assert arrays.receiver(np.int64(2), np.dtype("f4")).finish().dtype == np.float32
+    assert buffers.receiver((2, 3), None).finish().dtype == np.float64
+    assert buffers.receiver([4], "bfloat16").finish().dtype == ml_dtypes.bfloat16
+    assert buffers.receiver(5, np.int8).finish().shape == (5,)
+    assert buffers.receiver((), DType.U32).finish().shape == ()
+    assert buffers.receiver(np.int64(2), np.dtype("f4")).finish().dtype == np.float32
     for shape in ((2, -1), (2.5,), ("a",), True):
         with pytest.raises(ValueError, match=r"^x=.*: expected an array, or a shape of ints >= 0$"):
-            arrays.receiver(shape, None)
+            buffers.receiver(shape, None)
     for dtype in ("float128", "nonsense", object, 3.5):
         with pytest.raises(TypeError, match=r"^dtype=.*: expected bool, an integer"):
-            arrays.receiver((2,), dtype)
+            buffers.receiver((2,), dtype)
 
 
 def test_receiver_of_an_array() -> None:
     x = np.empty(3, np.float32)
-    assert arrays.receiver(x, None).finish() is x
-    assert arrays.receiver(x, "float32").finish() is x
+    assert buffers.receiver(x, None).finish() is x
+    assert buffers.receiver(x, "float32").finish() is x
     with pytest.raises(ValueError, match=r"^dtype='int8': expected that of x, float32, or None$"):
-        arrays.receiver(x, "int8")
+        buffers.receiver(x, "int8")
