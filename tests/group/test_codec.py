@@ -102,6 +102,15 @@ def test_damage_is_a_value_error_or_plain_data(value: Any, data: st.DataObject) 
         codec.decode([np.frombuffer(stream, np.uint8), *parts[1:]])
 
 
+@pytest.mark.parametrize("data", [b"", b"a", b"a\0", b"\0", b"\0a\0\0"])
+def test_numpy_text_keeps_its_trailing_nuls(data: bytes) -> None:
+    for value in (np.bytes_(data), np.str_(data.decode())):
+        got = codec.decode(received(codec.encode([value])))[0]
+        assert type(got) is type(value)
+        assert len(got) == len(data)
+        assert got == value  # compared as bytes and str, NULs included
+
+
 def test_large_arrays_travel_apart_and_small_ones_in_the_stream() -> None:
     large, small = np.arange(1200.0), np.arange(10)
     parts = codec.encode({"a": large, "b": [small, large[::2]]})

@@ -75,6 +75,10 @@ class _Writer:
             self.length(len(value))
             for item in value:
                 self.value(item, depth + 1)
+        elif kind is np.bytes_:  # not as an array: that, and str() of np.str_, would drop the trailing NULs
+            self.sized(b"x", bytes(value))
+        elif kind is np.str_:
+            self.sized(b"u", value.encode("utf-8", "surrogatepass"))
         elif kind is dict:
             self.stream += b"d"
             self.length(len(value))
@@ -159,6 +163,10 @@ class _Reader:
                 return self.take(self.length())
             case b"B":
                 return bytearray(self.take(self.length()))
+            case b"x":
+                return np.bytes_(self.take(self.length()))
+            case b"u":
+                return np.str_(self.take(self.length()).decode("utf-8", "surrogatepass"))
             case b"d":
                 return self.dictionary(depth)
             case b"a":
