@@ -106,6 +106,39 @@ def test_conformance_between_hosts(mpi: Path, hosts: tuple[int, ...]) -> None:
     assert_no_failures(run(mpi, len(hosts), program, *map(str, hosts)))
 
 
+def test_blocks_beyond_what_mpi_counts(mpi: Path) -> None:
+    """As MPIs before version 4 move more than 2^31 bytes; here they are said to count 100."""
+    code = """
+from itertools import product
+from rankwise.backends.mpi import communicator
+communicator.BLOCK = 16
+group.comm._most, group.comm._counts_ints = 100, True
+n, me = group.world_size, group.rank
+
+def rows(rank, count, to=0):
+    return (np.arange(count * 3, dtype=np.int32) + 1000 * rank + 100 * to).reshape(count, 3)
+
+for counts in ([1, 2, 3], [0, 40, 1], [30, 0, 0], [30, 31, 32], [0, 0, 0]):
+    every = np.concatenate([rows(rank, counts[rank]) for rank in range(n)])
+    assert np.array_equal(group.all_gather_v(rows(me, counts[me])), every)
+    for root in range(n):
+        got = group.gather_v(rows(me, counts[me]), root)
+        assert me != root or np.array_equal(got, every)
+        got = group.scatter_v(every if me == root else None, counts, root)
+        assert np.array_equal(got, rows(me, counts[me]))
+    assert np.array_equal(group.reduce_scatter_v(every, counts), rows(me, counts[me]) * n)
+    # Rank 0 sends more than the limit, and the last rank less.
+    sends = [[count // (rank + 1) for count in counts] for rank in range(n)]
+    out = np.concatenate([rows(me, sends[me][to], to) for to in range(n)])
+    got, received = group.all_to_all_v(out, sends[me])
+    assert received == [sends[rank][me] for rank in range(n)]
+    assert np.array_equal(got, np.concatenate([rows(rank, sends[rank][me], me) for rank in range(n)]))
+os.write(1, b"right\\n")
+"""
+    ran = program(mpi, 3, code)
+    assert (ran.returncode, ran.stdout) == (0, "right\n" * 3), ran.stderr
+
+
 @pytest.mark.skipif(not FULL, reason="gigabytes, for a minute; make test-engines runs it")
 @pytest.mark.timeout(320)
 def test_more_bytes_than_an_int_counts(mpi: Path) -> None:
@@ -133,6 +166,23 @@ else:
 del x
 out = group.all_gather_v(marked() if group.rank == 0 else np.full(3, 9, np.uint8))
 assert out.size == n + 3 and (out[places] == 7).all() and (out[n:] == 9).all() and np.count_nonzero(out) == 7
+del out
+x = np.full(3, 9, np.uint8)
+out = group.gather_v(marked() if group.rank == 0 else x, dst=1)
+if group.rank:
+    assert out.size == n + 3 and (out[places] == 7).all() and (out[n:] == 9).all() and np.count_nonzero(out) == 7
+    part = group.scatter_v(out, [3, n], src=1)
+    assert np.array_equal(part, out[3:])
+else:
+    part = group.scatter_v(None, None, src=1)
+    assert part.tolist() == [7, 0, 0]
+del out, part
+x = marked() if group.rank == 0 else np.full(3, 9, np.uint8)
+got, counts = group.all_to_all_v(x, [1, n - 1] if group.rank == 0 else [2, 1])
+if group.rank == 0:
+    assert got.tolist() == [7, 9, 9]
+else:
+    assert counts == [n - 1, 1] and np.count_nonzero(got) == 4 and got[-1] == 9 and got[places[1] - 1] == 7
 os.write(1, b"right\\n")
 """
     ran = program(mpi, 2, code)

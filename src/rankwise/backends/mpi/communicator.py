@@ -96,7 +96,8 @@ class MpiCommunicator(ComposedCommunicator):
         self._reductions = reductions(MPI)
         self._most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_A_TAG
         # The elements that its calls count: before MPI 4 an int of C.
-        self._most = (1 << 62) if MPI.VERSION >= 4 else (1 << 31) - 1
+        self._counts_ints = MPI.VERSION < 4
+        self._most = (1 << 31) - 1 if self._counts_ints else 1 << 62
         self._wides: dict[int, Any] = {}
         self._messages: dict[int, MpiMessage] = {}  # those that `sync` waits for
 
@@ -209,10 +210,18 @@ class MpiCommunicator(ComposedCommunicator):
         self.comm.Alltoall(self._each(send, size), self._each(recv, size))
 
     def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        if sum(sizes) > self._most:
+            mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
+            self._exchange(send, mine, recv, sizes if self._rank == root else [0] * self._world_size)
+            return
         whole = self._blocks(recv, sizes) if self._rank == root else None
         self.comm.Gatherv(self._bytes(send, sizes[self._rank]), whole, root)
 
     def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        if sum(sizes) > self._most:
+            mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
+            self._exchange(send, sizes if self._rank == root else [0] * self._world_size, recv, mine)
+            return
         whole = self._blocks(send, sizes) if self._rank == root else None
         self.comm.Scatterv(whole, self._bytes(recv, sizes[self._rank]), root)
 
@@ -227,7 +236,34 @@ class MpiCommunicator(ComposedCommunicator):
         self.comm.Allgatherv(self._bytes(send, sizes[self._rank]), self._blocks(recv, sizes))
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
+        if self._counts_ints:  # whatever the sizes: a rank does not know how much the others send
+            self._exchange(send, send_sizes, recv, recv_sizes)
+            return
         self.comm.Alltoallv(self._blocks(send, send_sizes), self._blocks(recv, recv_sizes))
+
+    def _exchange(self, send: int, send_sizes: Sequence[int], recv: int, recv_sizes: Sequence[int]) -> None:
+        """An all_to_all_v whose blocks and their places may be beyond what an int counts.
+
+        Every block has a datatype of its own where an int does not hold its size or its place.
+        """
+        out, to_free = self._typed_blocks(send, send_sizes)
+        back, more = self._typed_blocks(recv, recv_sizes)
+        try:
+            self.comm.Alltoallw(out, back)
+        finally:
+            for kind in to_free + more:
+                kind.Free()
+
+    def _typed_blocks(self, ptr: int, sizes: Sequence[int]) -> tuple[tuple[Any, Any, Any], list[Any]]:
+        """Buffer, (counts, displacements in bytes) and datatypes for Alltoallw; and the datatypes to free."""
+        *starts, whole = accumulate(sizes, initial=0)
+        counts, kinds, made = list(sizes), [self._byte] * len(sizes), []
+        for rank, size in enumerate(sizes):
+            if starts[rank] + size > self._most:
+                kind = self._span(starts[rank], size)
+                made.append(kind)
+                counts[rank], starts[rank], kinds[rank] = 1, 0, kind
+        return (self._memory(ptr, whole), (counts, starts), kinds), made
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
         return partial(self.comm.Allgather, self._bytes(mine, size), self._each(everybody, size))
@@ -245,21 +281,18 @@ class MpiCommunicator(ComposedCommunicator):
     def _wide(self, size: int) -> Any:
         """MPI's datatype of `size` bytes; it is kept."""
         if size not in self._wides:
-            blocks, rest = divmod(size, BLOCK)
-            block = self._byte.Create_contiguous(BLOCK)
-            wide = self.mpi.Datatype.Create_struct([blocks, rest], [0, blocks * BLOCK], [block, self._byte])
-            self._wides[size] = wide.Commit()
-            block.Free()
+            self._wides[size] = self._span(0, size)
         return self._wides[size]
 
-    def _narrow(self, sizes: Sequence[int]) -> None:
-        """UnsupportedError where blocks of different sizes are more than MPI counts."""
-        if sum(sizes) > self._most:
-            why = f"{library(self.mpi)} counts at most {self._most} bytes in it; an MPI of version 4 counts more"
-            raise UnsupportedError(calls.describe(self._turn.call), "mpi", why)
+    def _span(self, start: int, size: int) -> Any:
+        """A new datatype of MPI: the `size` bytes from `start` on. Counts in it are ints."""
+        blocks, rest = divmod(size, BLOCK)
+        block = self._byte.Create_contiguous(BLOCK)
+        span = self.mpi.Datatype.Create_struct([blocks, rest], [start, start + blocks * BLOCK], [block, self._byte])
+        block.Free()
+        return span.Commit()
 
     def _blocks(self, ptr: int, sizes: Sequence[int]) -> tuple[Any, tuple[Sequence[int], Sequence[int]], Any]:
-        self._narrow(sizes)
         *starts, whole = accumulate(sizes, initial=0)
         return self._memory(ptr, whole), (sizes, starts), self._byte
 
