@@ -205,7 +205,10 @@ def main() -> None:
     np.add.at(confusion, (test_labels, predicted), 1)
     right = int(np.trace(confusion))
     print(f"loss {losses[0]:.4f} at the first step, {losses[-1]:.4f} at the last")
-    print("saved", " and ".join(str(path) for path in draw(losses, confusion, args.out)))
+    try:
+        print("saved", " and ".join(str(path) for path in draw(losses, confusion, args.out)))
+    except ModuleNotFoundError as missing:
+        print(f"no pictures: {missing}; pip install {missing.name}")
     print(f"test accuracy {100 * right / len(test_labels):.2f} % ({right} of {len(test_labels)})")
 
 

@@ -80,6 +80,20 @@ def test_the_progress_bar_is_rank_0s_alone(tmp_path: Path) -> None:
     assert "2/2" in done.stderr
 
 
+def test_without_matplotlib_only_the_pictures_are_missing(tmp_path: Path, one: list[str]) -> None:
+    (tmp_path / "matplotlib.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
+    )
+    command = [*ALONE, str(SCRIPT), "--out", str(tmp_path / "out"), "--epochs", "8"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert [line if "pictures" not in line else "pictures" for line in lines_of(done)] == [
+        line if "saved" not in line else "pictures" for line in one
+    ]
+    assert "no pictures: No module named 'matplotlib'; pip install matplotlib" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "named"), [(("--batch", 0), "--batch"), (("--epochs", "many"), "--epochs"), (("--hiden", 3), "--hiden")]
 )
