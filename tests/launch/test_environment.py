@@ -75,10 +75,52 @@ def test_torchrun() -> None:
     with pytest.raises(ValueError, match=r"MASTER_PORT='no': expected an integer"):
         find_job({**TORCHRUN, "MASTER_PORT": "no"}, ALONE)
     assert find_job({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}, ALONE).id == job.id
-    assert find_job({"RANK": "1", "WORLD_SIZE": "2"}, ALONE) == Job(), "these two alone may be anyone's"
-    by_hand = find_job({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ALONE)
+    by_hand = find_job({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7"}, ALONE)
     assert (by_hand.local_rank, by_hand.local_world_size, by_hand.one_host) == (None, None, False)
-    assert by_hand.master is None, "without MASTER_PORT there is nowhere to meet"
+    assert by_hand.master == ("a", 7)
+
+
+@pytest.mark.parametrize(
+    ("environ", "announces", "missing"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2", "MASTER_ADDR and MASTER_PORT"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1", "MASTER_ADDR and MASTER_PORT"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "WORLD_SIZE=2", "MASTER_PORT"),
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4", "RANK and MASTER_ADDR and MASTER_PORT"),
+        ({"PMI_SIZE": "2"}, "PMI_SIZE=2", "PMI_RANK"),
+        ({"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, "MPI_LOCALNRANKS=2", "PMI_RANK and PMI_SIZE"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK=1", "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"),
+        ({"SLURM_PROCID": "1"}, "SLURM_PROCID=1", "SLURM_STEP_ID"),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2", "SLURM_PROCID"),
+    ],
+)
+def test_several_ranks_that_cannot_meet_are_not_one_alone(
+    environ: dict[str, str], announces: str, missing: str
+) -> None:
+    found = ", ".join(f"{name}={value}" for name, value in environ.items())
+    with pytest.raises(
+        ValueError, match=f"^{announces} announces several ranks, and without {missing} this.*found: {found}[.]"
+    ):
+        find_job(environ, ALONE)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"RANK": "captain"},
+        {"RANK": "0"},
+        {"LOCAL_RANK": "1"},
+        {"PMIX_RANK": "0"},
+        {"SLURM_JOB_ID": "812", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"},  # salloc's shell on the login node
+        # salloc's shell on a node, which keeps the allocation's number of tasks
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"},
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},  # a batch script
+    ],
+)
+def test_what_announces_no_second_rank(environ: dict[str, str]) -> None:
+    assert find_job(environ, ALONE) == Job()
 
 
 def test_a_part_of_the_variables() -> None:
@@ -147,8 +189,6 @@ def test_slurm() -> None:
     assert find_job(one_node, ALONE).one_host
     repeated = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3", "SLURM_NTASKS": "7"}
     assert find_job(repeated, ALONE).local_world_size == 1
-    batch_script = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}
-    assert find_job(batch_script, ALONE) == Job()
 
 
 def test_the_inner_launcher_holds() -> None:

@@ -17,13 +17,14 @@ def find_job(environ: Environment, settings: Settings, starter: Callable[[str], 
 
     Launchers run inside one another (torchrun under Slurm), and the inner one's ranks hold; hence
     the order. starter: see `starting_process`, which is the default. ValueError names a variable
-    that is missing or is not what it should be, and lists the variables of two jobs where no launcher
-    would set both.
+    that is missing or is not what it should be, also where other variables announce several ranks, so
+    that no rank silently runs alone; and lists the variables of two jobs where no launcher would set both.
     """
     if settings.rank is not None or settings.world_size is not None:
         return _rankwise(settings)
     by_torchrun = "TORCHELASTIC_RUN_ID" in environ
-    if ("RANK" in environ or "WORLD_SIZE" in environ) and ("LOCAL_RANK" in environ or "MASTER_ADDR" in environ):
+    meeting = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")
+    if ("RANK" in environ or "WORLD_SIZE" in environ) and ("LOCAL_RANK" in environ or meeting):
         job = _torchrun(environ, settings)
         other = None if by_torchrun else _by_launcher(environ, settings, starter)
         if other is not None and (other.rank, other.world_size) != (job.rank, job.world_size):
@@ -32,7 +33,25 @@ def find_job(environ: Environment, settings: Settings, starter: Callable[[str], 
                 f"{other.world_size} ({other.launcher}); unset the variables of one: {_found(environ)}"
             )
         return job
-    return _by_launcher(environ, settings, starter) or Job()
+    return _by_launcher(environ, settings, starter) or _alone(environ)
+
+
+def _alone(environ: Environment) -> Job:
+    """One rank. ValueError where a variable says that there are more, and what should stand beside it is missing."""
+    for rank, size, needed in _ANNOUNCEMENTS:
+        announced = [name for name, least in ((rank, 1), (size, 2)) if _is_at_least(environ.get(name, ""), least)]
+        if announced:
+            missing = [name for name in needed if not environ.get(name)]
+            raise ValueError(
+                f"{announced[0]}={environ[announced[0]]} announces several ranks, and without "
+                f"{' and '.join(missing)} this process cannot meet the others; found: {_found(environ)}. "
+                f"Set what is missing, or unset {announced[0]} to run one rank alone"
+            )
+    return Job()
+
+
+def _is_at_least(text: str, least: int) -> bool:
+    return text.isdecimal() and int(text) >= least
 
 
 def _by_launcher(environ: Environment, settings: Settings, starter: Callable[[str], str] | None) -> Job | None:
@@ -41,7 +60,7 @@ def _by_launcher(environ: Environment, settings: Settings, starter: Callable[[st
         return _open_mpi(environ, settings)
     if "PMI_RANK" in environ:
         return _mpich(environ, settings, starter or starting_process)
-    if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+    if "SLURM_PROCID" in environ and _is_srun_step(environ.get("SLURM_STEP_ID", "")):
         return _slurm(environ, settings)
     return None
 
@@ -112,8 +131,13 @@ def _mpich(environ: Environment, settings: Settings, starter: Callable[[str], st
     )
 
 
+def _is_srun_step(step: str) -> bool:
+    """Whether this SLURM_STEP_ID is a step of srun's tasks, not the shell of a batch script or of salloc."""
+    return bool(step) and not _is_at_least(step, _SLURM_OWN_STEPS)
+
+
 def _slurm(environ: Environment, settings: Settings) -> Job:
-    """A task of srun. SLURM_STEP_ID tells it from a batch script, which has a SLURM_PROCID as well."""
+    """A task of srun."""
     sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
     job = _job(
         environ,
@@ -224,5 +248,18 @@ _NAMES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-    "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS",
+    "PMIX_RANK", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS",
 )  # fmt: skip
+
+# The rank, above 0, or the size, above 1, that only a process among several has; and what such a process needs. Slurm's
+# SLURM_NTASKS is not among them: the shell of an allocation has it, and is no rank. Nor is LOCAL_RANK, by which people
+# choose a device.
+_ANNOUNCEMENTS = (
+    ("RANK", "WORLD_SIZE", ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")),
+    ("PMIX_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_RANK", "PMI_SIZE")),
+    ("PMI_RANK", "PMI_SIZE", ("PMI_RANK", "PMI_SIZE")),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_PROCID", "SLURM_STEP_ID")),
+)
+
+_SLURM_OWN_STEPS = 0xFFFFFFF0  # above it are the ids of a batch script's step, of salloc's shell, and the like
