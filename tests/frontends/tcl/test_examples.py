@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("_tkinter", reason="this Python has no Tcl; apt install python3-tk")
+pytestmark = pytest.mark.usefixtures("either_host")
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 RANKWISE = [sys.executable, "-m", "rankwise"]

@@ -16,8 +16,8 @@ import pytest
 
 from rankwise.frontends.tcl.commands import COMMANDS
 
-pytest.importorskip("_tkinter", reason="this Python has no Tcl; apt install python3-tk")
 pytestmark = pytest.mark.timeout(60)
+both_hosts = pytest.mark.usefixtures("host")
 
 RANKWISE = [sys.executable, "-m", "rankwise"]
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "spec"
@@ -41,6 +41,7 @@ def script(folder: Path, text: str) -> str:
 # ---- scripts ----
 
 
+@both_hosts
 def test_a_page_is_a_script(tmp_path: Path) -> None:
     page = (PAGES / "distributed_barrier.md").read_text()
     block = re.search(r"^```tcl\n(# Load the extension\n.*?)^```", page, re.MULTILINE | re.DOTALL)
@@ -50,17 +51,26 @@ def test_a_page_is_a_script(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == re.findall(r'# Output: "(.*)"', block[1])
 
 
+@both_hosts
 def test_arguments_and_text(tmp_path: Path) -> None:
     path = script(tmp_path, 'puts "[file tail $argv0] $argc [lindex $argv 1]"; puts "Grüße"; puts [info script]')
     done = tclsh(path, "a", "two words", "-n")
     assert done.stdout.splitlines() == ["script.tcl 3 two words", "Grüße", path]
 
 
+@both_hosts
 def test_standard_input_is_a_script() -> None:
     done = tclsh(stdin="set t [torch::ones {2}]\nputs [torch::tensor_shape $t]\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
 
 
+@both_hosts
+def test_the_library_and_the_package_are_there_already() -> None:
+    done = tclsh(stdin="load ./libtorchtcl.so; puts [package require torchtcl]; load libtorchtcl.so")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1.0\n", "")
+
+
+@both_hosts
 @pytest.mark.parametrize("where", ["", "after 1 {catch {exit 7}}; vwait forever", "proc f {} {catch {exit 7}}; f"])
 def test_exit_ends_at_once_with_its_code_and_all_output(tmp_path: Path, where: str) -> None:
     text = f"puts -nonewline here; set f [open out w]; puts -nonewline $f there; {where or 'exit 7'}; puts never"
@@ -69,6 +79,7 @@ def test_exit_ends_at_once_with_its_code_and_all_output(tmp_path: Path, where: s
     assert (tmp_path / "out").read_text() == "there"
 
 
+@both_hosts
 def test_an_error_that_is_not_caught_ends_with_error_info(tmp_path: Path) -> None:
     done = tclsh(script(tmp_path, 'puts first\nproc f {} {torch::distributed_gather "x"}\nf\nputs never'), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "first\n")
@@ -78,6 +89,7 @@ def test_an_error_that_is_not_caught_ends_with_error_info(tmp_path: Path) -> Non
     assert lines[-1] == f'    (file "{tmp_path}/script.tcl" line 3)'
 
 
+@both_hosts
 def test_a_caught_error_has_its_text_and_code(tmp_path: Path) -> None:
     text = """
         puts [catch {torch::distributed_gather -tensor "nonexistent"} error options]
@@ -93,6 +105,7 @@ def test_a_caught_error_has_its_text_and_code(tmp_path: Path) -> None:
     ]
 
 
+@both_hosts
 def test_ctrl_c_ends_a_script(tmp_path: Path) -> None:
     path = script(tmp_path, "puts ready; while 1 {}")
     process = subprocess.Popen([*RANKWISE, "tclsh", path], stdout=subprocess.PIPE, text=True)
@@ -103,18 +116,23 @@ def test_ctrl_c_ends_a_script(tmp_path: Path) -> None:
     process.stdout.close()
 
 
-def test_python_without_tcl_says_which_package_brings_it() -> None:
-    code = "import sys; sys.modules['_tkinter'] = None; from rankwise.tools.cli import main; sys.exit(main(['tclsh']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, input="puts x")
+@pytest.mark.usefixtures("in_tclsh")
+def test_without_tcl_and_tclsh_it_says_which_package_brings_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = tclsh(stdin="puts x")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("rankwise tclsh: error: ")
     assert "apt install python3-tk" in done.stderr
+    assert "install tcl" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 # ---- under the launcher ----
 
 
+@both_hosts
 def test_ranks_run_a_script(tmp_path: Path) -> None:
     text = """
         puts [torch::distributed_init 0 3 "gloo"]
@@ -128,6 +146,7 @@ def test_ranks_run_a_script(tmp_path: Path) -> None:
         assert f"Distributed training initialized (3 processes): rank={rank}, world_size=3, backend=" in done.stdout
 
 
+@both_hosts
 @pytest.mark.parametrize("end", ["error boom", "torch::distributed_gather nonexistent", "exit 1"])
 def test_a_rank_that_ends_ends_the_job(tmp_path: Path, end: str) -> None:
     text = f"""
@@ -146,6 +165,7 @@ def test_a_rank_that_ends_ends_the_job(tmp_path: Path, end: str) -> None:
         assert ("boom" if "boom" in end else "Invalid tensor name") in done.stderr
 
 
+@both_hosts
 def test_a_lost_rank_can_be_caught(tmp_path: Path) -> None:
     text = """
         torch::distributed_init 0 2 "shm"
@@ -183,6 +203,7 @@ def test_options(tmp_path: Path) -> None:
         assert done.stderr.count("\n") == 1
 
 
+@both_hosts
 @pytest.mark.parametrize("name", ["distributed_gather", "torch::distributedGather", "::torch::distributed_gather"])
 def test_help_of_a_command(name: str) -> None:
     done = tclsh(stdin=f"torch::help {name}")
@@ -245,6 +266,7 @@ class Terminal:
         return self.process.wait(timeout=10)
 
 
+@pytest.mark.usefixtures("in_python")
 def test_the_shell_evaluates_completes_and_remembers(tmp_path: Path) -> None:
     pytest.importorskip("readline")
     with Terminal(tmp_path) as terminal:
@@ -262,6 +284,7 @@ def test_the_shell_evaluates_completes_and_remembers(tmp_path: Path) -> None:
         assert terminal.end("\x04") == 0
 
 
+@pytest.mark.usefixtures("in_python")
 def test_ctrl_c_at_the_prompt_gives_a_new_one(tmp_path: Path) -> None:
     with Terminal(tmp_path) as terminal:
         os.write(terminal.master, b"puts never")
@@ -272,7 +295,20 @@ def test_ctrl_c_at_the_prompt_gives_a_new_one(tmp_path: Path) -> None:
         assert terminal.end("\x04") == 0
 
 
+@both_hosts
 def test_ctrl_c_in_a_command_ends_the_shell(tmp_path: Path) -> None:
     with Terminal(tmp_path) as terminal:
         terminal.type("puts now; while 1 {}\n", "now", prompt="now")
         assert terminal.end("\x03") == -signal.SIGINT
+
+
+@pytest.mark.usefixtures("in_tclsh")
+def test_the_shell_in_tclsh(tmp_path: Path) -> None:
+    with Terminal(tmp_path) as terminal:
+        terminal.type("expr {6\n", prompt="> ")
+        terminal.type("* 7}\n", "42")
+        terminal.type("torch::ones {2 3}\n", "tensor0")
+        terminal.type("nonsense\n", 'invalid command name "nonsense"')
+        assert terminal.end("exit 3\n") == 3
+    with Terminal(tmp_path) as terminal:
+        assert terminal.end("\x04") == 0

@@ -10,14 +10,9 @@ from rankwise.frontends.tcl.script import VERSION, definitions
 from rankwise.frontends.tcl.session import Answer, Session
 from rankwise.initialize import default_group
 
-# Scripts written for the stock tclsh load the library, or require the package; both are here already.
-# tkinter takes `exit` away.
+# Scripts written for the stock tclsh require the package, which is here already. tkinter takes `exit` away.
 _ADAPTED = f"""
 package provide torchtcl {VERSION}
-rename ::load ::torch::Load
-proc ::load {{file args}} {{
-    if {{[file tail $file] ne "libtorchtcl.so"}} {{tailcall ::torch::Load $file {{*}}$args}}
-}}
 proc ::exit {{{{code 0}}}} {{
     if {{![string is integer -strict $code]}} {{error "expected integer but got \\"$code\\""}}
     ::torch::Flush
@@ -52,7 +47,8 @@ class Interpreter:
                 "tcl",
                 f"this Python has no Tcl ({error})",
                 "apt install python3-tk brings it on Debian and Ubuntu, dnf install python3-tkinter on Fedora; "
-                "a Python built from source needs tk-dev installed, and building again",
+                "a Python built from source needs tk-dev installed, and building again; "
+                "or install tcl, and rankwise tclsh runs on the tclsh on the PATH",
             ) from error
         self._error = tkinter.TclError
         self._tcl = tkinter.Tcl()

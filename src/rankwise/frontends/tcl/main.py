@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from rankwise.contract.errors import BackendUnavailable
 
 USAGE = """\
 usage: rankwise tclsh [SCRIPT [arguments]]
        rankwise tclsh --commands | --package-path | --help
 
 Run a Tcl script with the torch:: commands, or without one a shell. Standard input, where it is no
-terminal, is taken as a script.
+terminal, is taken as a script. Where this Python has no Tcl, the tclsh on the PATH runs the script.
 
 options:
   --commands      list the commands
@@ -70,6 +74,8 @@ def _run(words: list[str]) -> int:
 
     try:
         interpreter = Interpreter()
+    except BackendUnavailable as error:
+        return _run_in_tclsh(words, error)
     except (ImportError, ValueError) as error:
         return _refuse(str(error), 1)
     if not words and sys.stdin.isatty():
@@ -95,3 +101,13 @@ def _run(words: list[str]) -> int:
     interpreter.close()
     leave()
     return code
+
+
+def _run_in_tclsh(words: list[str], lacking: BackendUnavailable) -> int:
+    """Replace this process by the tclsh on the PATH; the exit code where there is none."""
+    tclsh, folder = shutil.which("tclsh"), package_path()
+    if tclsh is not None and folder is not None:
+        script = words or ([] if sys.stdin.isatty() else ["/dev/stdin"])
+        environment = {**os.environ, "RANKWISE_TCL_PYTHON": sys.executable}
+        os.execve(tclsh, [tclsh, str(folder / "start.tcl"), *script], environment)
+    return _refuse(str(lacking), 1)

@@ -11,6 +11,16 @@ from rankwise.frontends.tcl.parameters import Command
 VERSION = "1.0"
 """The version of the Tcl package torchtcl; native/tcl/pkgIndex.tcl has it too."""
 
+# Once the commands are there, loading the library again succeeds and does nothing.
+_LOADED = """
+if {[info commands ::torch::Load] eq ""} {
+    rename ::load ::torch::Load
+    proc ::load {file args} {
+        if {[file tail $file] ne "libtorchtcl.so"} {tailcall ::torch::Load $file {*}$args}
+    }
+}
+"""
+
 
 def definitions() -> str:
     """A script that makes every command and alias a procedure.
@@ -19,7 +29,8 @@ def definitions() -> str:
     ok or error, result or message, errorCode. Being a procedure, a command that fails looks in
     errorInfo like any command of Tcl's own. ::torch::python is the Python that does the work.
     """
-    return "\n".join(["namespace eval ::torch {}", f"set ::torch::python {quoted(sys.executable)}", *_procedures()])
+    python = f"set ::torch::python {quoted(sys.executable)}"
+    return "\n".join(["namespace eval ::torch {}", python, *_procedures(), _LOADED])
 
 
 def _procedures() -> Iterator[str]:
