@@ -43,6 +43,9 @@ NATIVE_HELPERS = {
     "launch": {"end_with"},
     "observe": {"RankState", "SegmentView"},
 }
+EXTENSIONS = {"_native", "_bench"}
+# What only the benchmark needs: no other part of the package loads it.
+BENCHMARK = "tools/bench/"
 
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.
 FRONT_DOORS = {"torch.py"}
@@ -74,7 +77,7 @@ def room_of(module: str) -> str:
     name = module.split(".")[1] if "." in module else ""
     if name == "__main__":
         return "tools"  # `python -m rankwise` is the command
-    return name if name in MAY_IMPORT or name == "_native" else "rankwise"
+    return name if name in MAY_IMPORT or name in EXTENSIONS else "rankwise"
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[ast.AST, str]]:
@@ -120,8 +123,8 @@ def python_faults(package: Path) -> Iterator[str]:
         is_package = inside.stem == "__init__"
         module = ".".join(["rankwise", *(parts[:-1] if is_package else parts)])
         room = room_of(module)
-        if room == "_native":
-            continue  # the extension's stub
+        if room in EXTENSIONS:
+            continue  # an extension's stub
         if inside.as_posix() in FRONT_DOORS:
             room = "frontends"
         if room == "rankwise" and inside.as_posix() not in TOP:
@@ -130,6 +133,8 @@ def python_faults(package: Path) -> Iterator[str]:
         allowed = MAY_IMPORT[room] | {room}
         if inside.as_posix() in JOINS:
             allowed = allowed | JOINS_MAY_IMPORT
+        if inside.as_posix().startswith(BENCHMARK):
+            allowed = allowed | {"_bench"}
 
         tree = ast.parse(path.read_text(encoding="utf-8"), str(inside))
         when_loading = set(run_when_loading(tree))
@@ -193,6 +198,8 @@ def test_files_are_short() -> None:
         ("group/group.py", "from rankwise import _native", "against the arrows"),
         ("group/group.py", "from rankwise._native import Comm", "against the arrows"),
         ("group/group.py", "import rankwise", "against the arrows"),
+        ("backends/native/shm.py", "from rankwise import _bench", "against the arrows"),
+        ("tools/run.py", "from rankwise import _bench", "against the arrows"),
         (
             "group/group.py",
             "from importlib import import_module\nimport_module('rankwise.backends.native.shm')",
@@ -234,6 +241,7 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str, fault
         ("backends/gloo.py", "def open_group():\n    import torch"),
         ("backends/gloo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("tools/run.py", "from rankwise.launch import local\nimport rankwise as rw"),
+        ("tools/bench/rank.py", "def seconds():\n    from rankwise import _bench"),
         ("torch.py", "def open():\n    from rankwise.frontends.torch import group"),
         ("frontends/torch/group.py", "import torch\nfrom rankwise.group import work"),
         ("testing/ranks.py", "from rankwise.backends import threads\nfrom rankwise.launch.spawn import spawn"),

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <functional>
 
-#include "bindings.hpp"
+#include "bench.hpp"
 
 using namespace rankwise;
 
@@ -39,8 +39,11 @@ std::function<void()> call_of(Comm& c, const std::string& operation, const Array
     throw BadArgument("operation: '" + operation + "' given, expected one that can be timed");
 }
 
-std::vector<double> time_batches(Comm& c, const std::string& operation, Address x, Address out, uint64_t count, int dtype, int op,
+std::vector<double> time_batches(nb::handle comm, const std::string& operation, Address x, Address out, uint64_t count, int dtype, int op,
                                  uint64_t iterations, uint64_t batches) {
+    Comm* engine = nullptr;
+    if (!nb::try_cast(comm, engine) || !engine) throw BadArgument("comm: expected the engine's own communicator; this backend has no native engine");
+    Comm& c = *engine;
     const auto call = call_of(c, operation, {pointer(x), pointer(out), count, checked_dtype(dtype), checked_op(op)});
     std::vector<double> seconds;
     seconds.reserve(batches);
@@ -56,7 +59,7 @@ std::vector<double> time_batches(Comm& c, const std::string& operation, Address 
 
 }  // namespace
 
-void bind_bench(nb::module_& m) {
+void bind_batches(nb::module_& m) {
     m.def("time_batches", &time_batches, nb::arg("comm"), nb::arg("operation"), nb::arg("x"), nb::arg("out"), nb::arg("count"),
           nb::arg("dtype"), nb::arg("op"), nb::arg("iterations"), nb::arg("batches"),
           "Seconds that each of `batches` batches of `iterations` calls took on this rank; each begins with a barrier.");

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "bindings.hpp"
+#include "bench.hpp"
 #include "kernels/copy.hpp"
 #include "kernels/kernels.hpp"
 #include "pinned.hpp"

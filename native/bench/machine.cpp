@@ -5,7 +5,7 @@
 #include <cstring>
 #include <memory>
 
-#include "bindings.hpp"
+#include "bench.hpp"
 #include "pinned.hpp"
 
 using namespace rankwise;

@@ -3,7 +3,7 @@
 #include <thread>
 #include <vector>
 
-#include "waiting.hpp"
+#include "sync/waiting.hpp"
 
 inline std::vector<int> own_cores() {
     const cpu_set_t allowed = rankwise::allowed_cores();

@@ -17,10 +17,7 @@ void bind_segment(nb::module_& m);
 void bind_comm(nb::module_& m);
 void bind_arrays(nb::module_& m);
 void bind_turns(nb::module_& m);
-void bind_bench(nb::module_& m);
 void bind_streams(nb::module_& m);
-void bind_machine(nb::module_& m);
-void bind_bound(nb::module_& m);
 void bind_trace(nb::module_& m);
 void bind_registered(nb::module_& m);
 

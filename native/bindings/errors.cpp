@@ -57,8 +57,5 @@ void translate(const std::exception_ptr& p, void*) {
 
 void bind_errors(nb::module_&) {
     nb::register_exception_translator(translate, nullptr);
-    rankwise::interrupt_check = [] {
-        HoldGil gil;
-        return PyErr_CheckSignals() != 0;
-    };
+    check_signals_while_waiting();
 }

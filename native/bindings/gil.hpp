@@ -8,7 +8,7 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
-#include "waiting.hpp"
+#include "sync/waiting.hpp"
 
 template <class Ask> auto ask_for_gil(Ask&& ask) {
     try {
@@ -62,3 +62,11 @@ public:
 private:
     PyGILState_STATE state_;
 };
+
+// A rank that waits runs Python's signal handlers, and stops waiting when one raises.
+inline void check_signals_while_waiting() {
+    rankwise::interrupt_check = [] {
+        HoldGil gil;
+        return PyErr_CheckSignals() != 0;
+    };
+}

@@ -11,9 +11,6 @@ NB_MODULE(_native, m) {
     bind_comm(m);
     bind_arrays(m);
     bind_turns(m);
-    bind_bench(m);
-    bind_machine(m);
-    bind_bound(m);
     bind_trace(m);
     bind_registered(m);
 }

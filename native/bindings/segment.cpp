@@ -1,9 +1,9 @@
 #include <sys/prctl.h>
 
 #include "bindings.hpp"
-#include "stacks.hpp"
-#include "trace.hpp"
-#include "watcher.hpp"
+#include "failure/stacks.hpp"
+#include "failure/watchdog.hpp"
+#include "trace/trace.hpp"
 
 using rankwise::Comm;
 using rankwise::Segment;

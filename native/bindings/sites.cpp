@@ -2,7 +2,7 @@
 
 #include "bindings.hpp"
 #include "gil.hpp"
-#include "steps.hpp"
+#include "transport/slot_protocol.hpp"
 
 thread_local const std::string* started_at = nullptr;
 

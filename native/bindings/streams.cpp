@@ -1,6 +1,6 @@
 #include "streams.hpp"
 
-#include "events.hpp"
+#include "stream/events.hpp"
 
 using namespace rankwise;
 

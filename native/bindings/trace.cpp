@@ -1,5 +1,5 @@
 // Reading the traces of a segment's ranks.
-#include "trace.hpp"
+#include "trace/trace.hpp"
 
 #include "bindings.hpp"
 

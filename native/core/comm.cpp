@@ -9,9 +9,9 @@
 #include <numeric>
 
 #include "collectives/collectives.hpp"
-#include "events.hpp"
-#include "forks.hpp"
-#include "watcher.hpp"
+#include "failure/watchdog.hpp"
+#include "stream/events.hpp"
+#include "sync/forks.hpp"
 
 namespace rankwise {
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "collectives/collectives.hpp"
-#include "mail.hpp"
-#include "registered.hpp"
-#include "steps.hpp"
-#include "stream.hpp"
+#include "memory/registered.hpp"
+#include "p2p/messages.hpp"
+#include "stream/stream.hpp"
+#include "transport/slot_protocol.hpp"
 
 namespace rankwise {
 

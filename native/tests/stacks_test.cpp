@@ -1,5 +1,5 @@
 // Ranks that tell each other their stacks: here any text.
-#include "stacks.hpp"
+#include "failure/stacks.hpp"
 
 #include "ranks.hpp"
 

@@ -2,8 +2,8 @@
 
 #include <future>
 
-#include "events.hpp"
 #include "ranks.hpp"
+#include "stream/events.hpp"
 
 using namespace rankwise;
 using ranks::thrown;

@@ -1,5 +1,5 @@
 // What others read of a rank's operations, while it runs and afterwards.
-#include "trace.hpp"
+#include "trace/trace.hpp"
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // Every rank writes its block, piece by piece, and copies out the others'; or writes it into their memory.
-#include "collectives.hpp"
+#include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 

@@ -5,7 +5,7 @@
 //    slot, reduces its own share of all slots, and copies the other ranks' results out (reduce-scatter
 //    and all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004);
 //  - one larger still in the peers' memory, where that can be reached (reduce_direct.cpp).
-#include "collectives.hpp"
+#include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 

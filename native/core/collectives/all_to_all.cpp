@@ -1,6 +1,6 @@
 // Each rank's slot holds a piece for every other rank, side by side; each copies out the pieces
 // meant for it, or reads its blocks in place.
-#include "collectives.hpp"
+#include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 

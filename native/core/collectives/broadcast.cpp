@@ -1,6 +1,6 @@
 // Root writes each piece into its slot, the others copy it out. What fits beside the flag travels
 // there; what is worth it is read in place.
-#include "collectives.hpp"
+#include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 

@@ -2,10 +2,10 @@
 #pragma once
 #include <functional>
 
-#include "blocks.hpp"
-#include "direct.hpp"
+#include "collectives/blocks.hpp"
 #include "kernels/kernels.hpp"
-#include "steps.hpp"
+#include "transport/single_copy.hpp"
+#include "transport/slot_protocol.hpp"
 
 namespace rankwise::collectives {
 

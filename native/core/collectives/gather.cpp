@@ -1,5 +1,5 @@
 // Every rank but root writes its block, piece by piece; root copies them out; or it writes it in place.
-#include "collectives.hpp"
+#include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 

@@ -1,7 +1,7 @@
 // To one rank: of two ranks, or for a small message, root reduces everything, which came beside the
 // flag or through the slots; otherwise every rank reduces a share and root collects the shares, or
 // is given them (reduce_direct.cpp).
-#include "collectives.hpp"
+#include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 

@@ -1,6 +1,6 @@
 // Each rank's slot holds a piece of every other rank's block, side by side; each rank reduces the
 // pieces of its own block, in the order of the ranks.
-#include "collectives.hpp"
+#include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 

@@ -2,7 +2,7 @@
 // and writes the result where it belongs. The share is read from the peers' memory in place, and what
 // was reduced is written into theirs while it is in the cache: half as many lines go from core to core
 // as through the slots, and ranks that share cores need not come one after the other for every piece.
-#include "collectives.hpp"
+#include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 

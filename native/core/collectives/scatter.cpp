@@ -2,7 +2,7 @@
 // reads it in place.
 #include <optional>
 
-#include "collectives.hpp"
+#include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 

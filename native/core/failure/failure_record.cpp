@@ -3,8 +3,8 @@
 
 #include <map>
 
-#include "stacks.hpp"
-#include "steps.hpp"
+#include "failure/stacks.hpp"
+#include "transport/slot_protocol.hpp"
 
 namespace rankwise {
 

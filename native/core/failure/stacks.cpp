@@ -1,4 +1,4 @@
-#include "stacks.hpp"
+#include "failure/stacks.hpp"
 
 #include <unistd.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "segment.hpp"
+#include "memory/segment.hpp"
 
 namespace rankwise {
 

@@ -1,4 +1,4 @@
-#include "watcher.hpp"
+#include "failure/watchdog.hpp"
 
 #include <poll.h>
 #include <signal.h>
@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "stream.hpp"
+#include "stream/stream.hpp"
 
 namespace rankwise {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <memory>
 
-#include "segment.hpp"
+#include "memory/segment.hpp"
 
 namespace rankwise {
 

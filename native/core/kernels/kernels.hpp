@@ -1,6 +1,6 @@
 // Reduction kernels, chosen at run time for the CPU they run on.
 #pragma once
-#include "types.hpp"
+#include "kernels/types.hpp"
 
 namespace rankwise {
 

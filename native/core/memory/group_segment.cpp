@@ -1,4 +1,4 @@
-#include "region.hpp"
+#include "memory/group_segment.hpp"
 
 #include <sched.h>
 

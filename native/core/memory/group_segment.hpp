@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "segment.hpp"
-#include "types.hpp"
+#include "kernels/types.hpp"
+#include "memory/segment.hpp"
 
 namespace rankwise {
 

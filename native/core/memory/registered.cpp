@@ -1,4 +1,4 @@
-#include "registered.hpp"
+#include "memory/registered.hpp"
 
 #include <unistd.h>
 

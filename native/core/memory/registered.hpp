@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "kernels/kernels.hpp"
-#include "steps.hpp"
+#include "transport/slot_protocol.hpp"
 
 namespace rankwise {
 

@@ -1,4 +1,4 @@
-#include "segment.hpp"
+#include "memory/segment.hpp"
 
 #include <fcntl.h>
 #include <linux/falloc.h>
@@ -13,9 +13,9 @@
 #include <cstring>
 #include <fstream>
 
-#include "errors.hpp"
-#include "region.hpp"
-#include "trace.hpp"
+#include "failure/errors.hpp"
+#include "memory/group_segment.hpp"
+#include "trace/trace.hpp"
 
 namespace rankwise {
 

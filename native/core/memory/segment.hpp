@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "clock.hpp"
-#include "waiting.hpp"
+#include "sync/clock.hpp"
+#include "sync/waiting.hpp"
 
 namespace rankwise {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "region.hpp"
+#include "memory/group_segment.hpp"
 
 namespace rankwise {
 

@@ -1,6 +1,6 @@
 // Short messages whose callers wait: into the ring and out of it at once, without a Request, where
 // nothing else is under way that would come first.
-#include "mail.hpp"
+#include "p2p/messages.hpp"
 
 namespace rankwise {
 

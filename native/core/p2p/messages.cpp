@@ -1,4 +1,4 @@
-#include "mail.hpp"
+#include "p2p/messages.hpp"
 
 #include <sched.h>
 

@@ -18,10 +18,10 @@
 #include <thread>
 #include <vector>
 
-#include "channel.hpp"
-#include "forks.hpp"
-#include "steps.hpp"
-#include "stream.hpp"
+#include "p2p/channel.hpp"
+#include "stream/stream.hpp"
+#include "sync/forks.hpp"
+#include "transport/slot_protocol.hpp"
 
 namespace rankwise {
 

@@ -1,5 +1,5 @@
 // Large messages past the ring: see Handover (channel.hpp).
-#include "mail.hpp"
+#include "p2p/messages.hpp"
 
 namespace rankwise {
 

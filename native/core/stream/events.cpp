@@ -1,10 +1,10 @@
-#include "events.hpp"
+#include "stream/events.hpp"
 
 #include <string>
 #include <unordered_map>
 
-#include "errors.hpp"
-#include "forks.hpp"
+#include "failure/errors.hpp"
+#include "sync/forks.hpp"
 
 namespace rankwise {
 

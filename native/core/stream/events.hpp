@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "stream.hpp"
+#include "stream/stream.hpp"
 
 namespace rankwise {
 

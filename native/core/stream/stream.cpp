@@ -1,4 +1,4 @@
-#include "stream.hpp"
+#include "stream/stream.hpp"
 
 #include <pthread.h>
 #include <sched.h>
@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "errors.hpp"
+#include "failure/errors.hpp"
 
 namespace rankwise {
 

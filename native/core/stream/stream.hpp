@@ -10,8 +10,8 @@
 #include <string>
 #include <thread>
 
-#include "forks.hpp"
-#include "waiting.hpp"
+#include "sync/forks.hpp"
+#include "sync/waiting.hpp"
 
 namespace rankwise {
 

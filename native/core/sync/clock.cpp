@@ -1,4 +1,4 @@
-#include "clock.hpp"
+#include "sync/clock.hpp"
 
 namespace rankwise {
 

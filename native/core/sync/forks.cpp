@@ -1,4 +1,4 @@
-#include "forks.hpp"
+#include "sync/forks.hpp"
 
 #include <pthread.h>
 

@@ -1,4 +1,4 @@
-#include "waiting.hpp"
+#include "sync/waiting.hpp"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

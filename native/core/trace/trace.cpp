@@ -1,4 +1,4 @@
-#include "trace.hpp"
+#include "trace/trace.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "errors.hpp"
+#include "failure/errors.hpp"
 
 namespace rankwise {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "region.hpp"
+#include "memory/group_segment.hpp"
 
 namespace rankwise {
 

@@ -1,4 +1,4 @@
-#include "direct.hpp"
+#include "transport/single_copy.hpp"
 
 #include <sys/uio.h>
 #include <unistd.h>

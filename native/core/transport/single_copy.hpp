@@ -8,7 +8,7 @@
 // has reused, and what it reads then nobody will see. A rank that lends memory for writing
 // waits, before it leaves a failing operation, until nobody writes there any more.
 #pragma once
-#include "registered.hpp"
+#include "memory/registered.hpp"
 
 namespace rankwise {
 

@@ -1,4 +1,4 @@
-#include "steps.hpp"
+#include "transport/slot_protocol.hpp"
 
 #include <sched.h>
 

@@ -18,11 +18,11 @@
 #include <new>
 #include <utility>
 
-#include "errors.hpp"
+#include "failure/errors.hpp"
 #include "kernels/copy.hpp"
-#include "region.hpp"
-#include "trace.hpp"
-#include "waiting.hpp"
+#include "memory/group_segment.hpp"
+#include "sync/waiting.hpp"
+#include "trace/trace.hpp"
 
 namespace rankwise {
 

@@ -213,22 +213,6 @@ class EngineCommunicator(OpenCommunicator):
     def take_part(self, part: int) -> EngineCommunicator:
         return EngineCommunicator(self._comm.take_part(part), self.backend)
 
-    def time_batches(
-        self, operation: str, x: int, out: int, count: int, dtype: DType, op: ReduceOp, iterations: int, batches: int
-    ) -> list[float]:
-        """Seconds that batches of calls take on this rank with no Python in between, as rankwise bench counts."""
-        return _native.time_batches(self._comm, operation, x, out, count, dtype, op, iterations, batches)
-
-    def machine_seconds(self, what: str, bytes: int) -> float:
-        """What two cores of this machine need with no engine in between, as rankwise bench machine says."""
-        return _native.line_seconds() if what == "line" else _native.core_seconds(what, bytes)
-
-    def bound_seconds(
-        self, operation: str, x: Sequence[int], out: Sequence[int], count: int, dtype: DType, op: ReduceOp, *turns: int
-    ) -> list[float]:
-        """What the loads and stores of an operation on all ranks' arrays take alone, as rankwise bench --bound says."""
-        return _native.bound_seconds(operation, x, out, count, dtype, op, *turns)
-
     def allocate(self, nbytes: int) -> _native.Registered:
         return self._comm.allocate(nbytes)
 

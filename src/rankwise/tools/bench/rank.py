@@ -201,15 +201,13 @@ class Native(Pointers):
         return lambda: self.seconds(point, 1, 1)
 
     def seconds(self, point: Point, iterations: int, batches: int, before: Call | None = None) -> list[float]:
-        timed: Any = getattr(self.comm, "time_batches", None)
-        if timed is None:
-            raise RuntimeError(f"--native: the backend {type(self.comm).__name__} has no native engine")
         x, count = point.x, point.x.size
         if point.operation in ("scatter", "reduce_scatter", "all_to_all"):
             count //= self.world_size
         given, codes = (address(x), address(point.out), count), (dtype_code(x), op_code(point.op))
-        result: list[float] = timed(point.operation, *given, *codes, iterations, batches)
-        return result
+        from rankwise import _bench
+
+        return _bench.time_batches(self.comm.shortcuts, point.operation, *given, *codes, iterations, batches)
 
 
 class Bound(Arrays):
@@ -223,14 +221,12 @@ class Bound(Arrays):
         return AllRanks(operation, count, dtype, op, self)
 
     def bounds(self, points: Sequence[Point], iterations: int, batches: int) -> list[float]:
-        timed: Any = getattr(self.group.comm, "bound_seconds", None)
-        if timed is None:
-            raise RuntimeError(f"--bound: the backend {self.group.backend} has no native engine that could measure")
         x, first = [address(point.x) for point in points], points[0]
         out = [0 if point.out is None else address(point.out) for point in points]
         count, codes = first.x.size, (dtype_code(first.x), op_code(first.op))
-        seconds: list[float] = timed(first.operation, x, out, count, *codes, iterations, batches)
-        return seconds
+        from rankwise import _bench
+
+        return _bench.bound_seconds(first.operation, x, out, count, *codes, iterations, batches)
 
 
 class Mpi(Contender):
@@ -551,10 +547,9 @@ def machine(contender: Contender, what: str, size: int) -> dict[str, Any]:
     """Two threads of rank 0 measure the machine while the other ranks sleep."""
     if contender.rank != ROOT:
         return {}
-    measured: Any = getattr(getattr(contender, "comm", None), "machine_seconds", None)
-    if measured is None:
-        raise RuntimeError("machine: this backend has no native engine that could measure")
-    return {"seconds": measured(what, size)}
+    from rankwise import _bench
+
+    return {"seconds": _bench.line_seconds() if what == "line" else _bench.core_seconds(what, size)}
 
 
 def contenders_of(name: str, store: str) -> dict[str, Contender]:
