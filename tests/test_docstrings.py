@@ -12,7 +12,7 @@ import rankwise as rw
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
-ATTRIBUTES = {"__version__"}  # no place for an example
+ATTRIBUTES = {"__version__", "autograd"}  # no place for an example; that module's functions have theirs
 
 
 def documented() -> Iterator[tuple[str, Any]]:
@@ -20,6 +20,8 @@ def documented() -> Iterator[tuple[str, Any]]:
     for name in rw.__all__:
         if name not in ATTRIBUTES and not hasattr(Group, name):  # those are the group's own, with its docstrings
             yield name, getattr(rw, name)
+    for name in rw.autograd.__all__:
+        yield f"autograd.{name}", getattr(rw.autograd, name)
     for kind in (Group, rw.Mesh):
         for name, member in inspect.getmembers(kind):
             if not name.startswith("_") and (callable(member) or isinstance(member, property)):

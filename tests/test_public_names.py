@@ -71,6 +71,7 @@ OTHERS = [
     "TopKHook",
     "Work",
     "__version__",
+    "autograd",
     "data_parallel",
     "init",
     "premul_sum",

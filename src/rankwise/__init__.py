@@ -16,6 +16,7 @@ TYPE_CHECKING = False  # without importing typing, which the launcher does witho
 if TYPE_CHECKING:
     from typing import Any
 
+    from rankwise import autograd
     from rankwise.arrays.ops import premul_sum
     from rankwise.contract.communicator import Message
     from rankwise.contract.errors import (
@@ -108,6 +109,7 @@ __all__ = [
     "all_reduce_plan",
     "all_to_all",
     "all_to_all_v",
+    "autograd",
     "barrier",
     "batch",
     "broadcast",
@@ -168,6 +170,7 @@ _MODULES = {
         "UnsupportedError",
     ),
 }
+_SUBMODULES = {"autograd": "rankwise.autograd", "trace": "rankwise.observe.trace"}
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -176,8 +179,8 @@ def _load(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("rankwise")
-    elif name == "trace":
-        value = import_module("rankwise.observe.trace")
+    elif name in _SUBMODULES:
+        value = import_module(_SUBMODULES[name])
     elif name in __all__:
         home = _HOME.get(name)
         value = (

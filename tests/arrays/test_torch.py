@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rankwise as rw
 from rankwise.arrays import buffers
 from rankwise.arrays.buffers import source, target
 from rankwise.contract.errors import UnsupportedError
@@ -45,9 +46,92 @@ def test_other_layouts_are_packed_and_put_back(view: Any) -> None:
     assert torch.equal(x, want * 2)
 
 
-def test_tensors_that_need_gradients() -> None:
+def test_tensors_that_require_grad_are_refused_in_grad_mode() -> None:
     x = torch.ones(3, requires_grad=True)
-    assert target(x).finish() is x
+    for check in (source, target):
+        with pytest.raises(TypeError, match=r"^x: .* require grad, .*no_grad\(\), pass x.detach\(\), .* rw.autograd"):
+            check(x)
+    assert target(x.detach()).ptr == x.data_ptr()
+    with torch.no_grad():
+        assert target(x).finish() is x
+
+
+OPERATIONS = [
+    pytest.param(lambda group, x: group.all_reduce(x), id="all_reduce"),
+    pytest.param(lambda group, x: group.all_reduce(x, async_op=True), id="all_reduce async"),
+    pytest.param(lambda group, x: group.all_reduce(x, rw.premul_sum(2)), id="premul_sum"),
+    pytest.param(lambda group, x: group.all_reduce(x, torch.maximum), id="function"),
+    pytest.param(lambda group, x: group.all_reduce(x, "maxloc"), id="maxloc"),
+    pytest.param(lambda group, x: group.broadcast(x), id="broadcast"),
+    pytest.param(lambda group, x: group.reduce(x), id="reduce"),
+    pytest.param(lambda group, x: group.gather(x), id="gather"),
+    pytest.param(lambda group, x: group.all_gather(x), id="all_gather"),
+    pytest.param(lambda group, x: group.all_gather(torch.ones(2), out=x), id="out"),
+    pytest.param(lambda group, x: group.all_gather_v(x), id="all_gather_v"),
+    pytest.param(lambda group, x: group.scatter(x), id="scatter"),
+    pytest.param(lambda group, x: group.reduce_scatter(x), id="reduce_scatter"),
+    pytest.param(lambda group, x: group.all_to_all(x), id="all_to_all"),
+    pytest.param(lambda group, x: group.scan(x), id="scan"),
+    pytest.param(lambda group, x: group.send(x, 0), id="send"),
+    pytest.param(lambda group, x: group.recv(x, 0), id="recv"),
+    pytest.param(lambda group, x: group.all_reduce_plan(x), id="plan"),
+]
+
+
+@pytest.mark.parametrize("call", OPERATIONS)
+def test_every_operation_refuses_what_autograd_follows(call: Any) -> None:
+    def ranks(group: Any) -> None:
+        w = torch.ones(2, requires_grad=True)
+        y = torch.exp(w)
+        with pytest.raises(TypeError, match=r"rw\.autograd"):
+            call(group, y)
+        y.sum().backward()
+        assert torch.equal(w.grad, y)  # which was not touched
+
+    run_ranks(1, ranks, backend="threads")
+
+
+WRITES = [
+    pytest.param(lambda group, x: group.all_reduce(x), id="all_reduce"),
+    pytest.param(lambda group, x: group.all_reduce(x, async_op=True).wait(), id="all_reduce async"),
+    pytest.param(lambda group, x: group.all_reduce(x[:, ::2]), id="packed"),
+    pytest.param(lambda group, x: group.all_reduce(x, torch.maximum), id="function"),
+    pytest.param(lambda group, x: group.broadcast(x, 1), id="broadcast"),
+    pytest.param(lambda group, x: group.reduce(x), id="reduce"),
+    pytest.param(lambda group, x: group.all_gather(torch.ones(4), out=x), id="out"),
+    pytest.param(lambda group, x: (group.isend(torch.ones(2, 4), group.rank), group.recv(x, group.rank)), id="recv"),
+    pytest.param(lambda group, x: group.batch([(torch.ones(2, 4), group.rank)], [(x, group.rank)]), id="batch"),
+    pytest.param(lambda group, x: group.all_reduce_plan(x)(), id="plan"),
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_autograd_notices_a_saved_tensor_that_was_written(write: Any) -> None:
+    def ranks(group: Any) -> None:
+        w = torch.ones(2, 4, requires_grad=True)
+        x = torch.full((2, 4), 3.0)
+        loss = (w * x).sum()
+        write(group, x)
+        if group.rank == 0:  # where all of them write
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+    run_ranks(2, ranks)
+
+
+def test_what_is_only_read_is_not_marked_as_written() -> None:
+    def ranks(group: Any) -> None:
+        x = torch.ones(4)
+        group.all_gather(x)
+        group.gather(x)
+        group.isend(x, group.rank)
+        group.recv((4,), group.rank, dtype=torch.float32)
+        assert x._version == 0
+        group.broadcast(x, src=0)
+        group.reduce(x, dst=1)
+        assert x._version == 2 * group.rank  # rank 1 received the broadcast and the sum
+
+    run_ranks(2, ranks)
 
 
 def test_refusals() -> None:
@@ -55,6 +139,12 @@ def test_refusals() -> None:
         source(torch.empty(2, device="meta"))
     with pytest.raises(TypeError, match=r"^x: expected a dense tensor, got layout torch.sparse_coo$"):
         source(torch.eye(2).to_sparse())
+    with pytest.warns(UserWarning, match="nested tensors is in prototype"):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for tensor in (nested, jagged):
+        with pytest.raises(TypeError, match=r"^x: expected a dense tensor, got a nested one; pass the parts"):
+            source(tensor)
     with pytest.raises(TypeError, match=r"^x: tensors of dtype torch.float8_e4m3fnuz do not travel"):
         source(torch.zeros(2, dtype=torch.float8_e4m3fnuz))
     with pytest.raises(ValueError, match=re.escape("out: expected dtype bfloat16, got float32")):

@@ -214,7 +214,7 @@ def _convert(x: Any, name: str, write: bool) -> Buffer:
     if torch is not None and isinstance(x, torch.Tensor):
         from rankwise.arrays import torch as torch_arrays
 
-        return torch_arrays.convert(x, name)
+        return torch_arrays.convert(x, name, write)
     if hasattr(x, "__cuda_array_interface__"):
         raise device_memory(name, type(x).__name__)
     if hasattr(x, "__array_interface__"):

@@ -72,13 +72,39 @@ class TorchKind(Kind):
 TORCH = TorchKind()
 
 
-def convert(tensor: torch.Tensor, name: str) -> Buffer:
-    """A tensor of host memory, without a copy where it is contiguous. Autograd does not see what is written.
+class _Written(Buffer):
+    """A tensor that an operation writes in place. Autograd must notice where it saved the tensor before."""
 
-    TypeError where it is not a dense tensor of a type that travels; UnsupportedError for device memory.
+    __slots__ = ()
+
+    def finish(self) -> Any:
+        mark_written(self.array)
+        return super().finish()
+
+
+def mark_written(tensor: torch.Tensor) -> None:
+    """Tell autograd that the tensor's memory was written: a backward pass that needs what it held raises."""
+    import torch
+
+    if not tensor.is_inference():  # these have no version
+        torch.autograd.graph.increment_version(tensor)
+
+
+def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
+    """A tensor of host memory, without a copy where it is contiguous.
+
+    TypeError where it is not a dense tensor of a type that travels, or where autograd would have to
+    follow what becomes of it; UnsupportedError for device memory.
     """
     import torch
 
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"{name}: expected a tensor that does not require grad, as autograd does not follow this operation; "
+            f"call it within torch.no_grad(), pass {name}.detach(), or use rw.autograd, whose operations have gradients"
+        )
+    if tensor.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got a nested one; pass the parts that {name}.unbind() gives")
     if not tensor.is_cpu:
         raise device_memory(name, f"torch.Tensor on {tensor.device}")
     dtype = dtypes().get(tensor.dtype)
@@ -86,14 +112,20 @@ def convert(tensor: torch.Tensor, name: str) -> Buffer:
         raise TypeError(f"{name}: tensors of dtype {tensor.dtype} do not travel; expected {EXPECTED}")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
+    if not tensor.data_ptr() and tensor.numel():
+        kind = type(tensor).__name__
+        raise TypeError(
+            f"{name}: expected a tensor with memory of its own, got a {kind}; pass its local or inner tensor"
+        )
     shape = tuple(tensor.shape)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return Buffer(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, TORCH, tensor)
+        made = _Written if write else Buffer
+        return made(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, TORCH, tensor)
     data = tensor.detach()
     packed = data.new_empty(shape).copy_(data)
 
     def put_back(packed: Any) -> torch.Tensor:
-        data.copy_(packed)
+        data.copy_(packed)  # which marks the tensor as written
         return tensor
 
     return Buffer(packed.data_ptr(), packed.numel(), dtype, shape, packed, TORCH, tensor, put_back)

@@ -34,7 +34,9 @@ class Group(Objects, Prefixes, Plans, Memory, Messages):
     bfloat16, float8_e4m3fn, float8_e5m2. A new result is of the input's kind (torch for torch, NumPy
     for most others) and dtype; `out=`, where given, receives it instead and is returned. Numbers
     count as 0-d arrays; operations that work in place return a new number for them. Arrays that are
-    not contiguous work as well, at the price of a copy; immutable arrays give new ones.
+    not contiguous work as well, at the price of a copy; immutable arrays give new ones. A tensor that
+    requires grad is refused while grad mode is on, as no gradient would pass: `rw.autograd` has
+    operations with gradients.
 
     Every rank of the group calls the same operations in the same order, with the same shape, dtype,
     op and root. A difference raises MismatchError on the ranks; a rank that died, PeerLostError; one

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from rankwise.arrays import ops
-from rankwise.arrays.buffers import Buffer, target
+from rankwise.arrays.buffers import NUMPY, Buffer, target
 from rankwise.arrays.ops import Op
 from rankwise.group.base import GroupBase
 
@@ -50,6 +50,8 @@ class Plans(GroupBase):
         plan = self.comm.plan(operation, *args)
         if self._syncs:
             plan = partial(_then, plan, self.comm.sync)
+        if buffer.kind is not NUMPY:
+            plan = partial(_then, plan, buffer.finish)  # autograd must notice that a tensor was written
         vars(plan)["keeps"] = (self, buffer)
         return plan
 
@@ -62,6 +64,6 @@ def _lasting(x: Any) -> Buffer:
     return buffer
 
 
-def _then(first: Callable[[], None], second: Callable[[], None]) -> None:
+def _then(first: Callable[[], None], second: Callable[[], object]) -> None:
     first()
     second()

@@ -49,12 +49,17 @@ class DeviceArray:
 
     @classmethod
     def of(cls, x: Any) -> DeviceArray | None:
-        """None for what is not in device memory, not contiguous, or of a type that does not travel."""
+        """None for what is not in device memory, not contiguous, or of a type that does not travel.
+
+        Also for a tensor that autograd follows, which the general way refuses.
+        """
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(x, torch.Tensor):
             # Its __cuda_array_interface__ knows no bfloat16 and no fp8.
             dtype = _NAMES.get(str(x.dtype).removeprefix("torch."))
             if not x.is_cuda or not x.is_contiguous() or dtype is None or x.is_conj() or x.is_neg():
+                return None
+            if x.requires_grad and torch.is_grad_enabled():
                 return None
             stream = torch.cuda.current_stream(x.device).cuda_stream
             return cls(x.data_ptr(), tuple(x.shape), dtype, True, stream or _LEGACY)
@@ -84,40 +89,42 @@ class DeviceShortcuts(Shortcuts):
         array, how = DeviceArray.of(x), _op(op)
         if array is None or how is None or not array.writable:
             return False
-        return self._do([array], lambda: self._comm.all_reduce(array.ptr, array.count, array.dtype, how))
+        return self._do([array], lambda: self._comm.all_reduce(array.ptr, array.count, array.dtype, how), x)
 
     def broadcast_array(self, x: object, src: object) -> bool:
         array, root = DeviceArray.of(x), self._rank(src)
         if array is None or root is None or not array.writable:
             return False
-        return self._do([array], lambda: self._comm.broadcast(array.ptr, array.count, array.dtype, root))
+        written = None if root == self._comm.rank else x
+        return self._do([array], lambda: self._comm.broadcast(array.ptr, array.count, array.dtype, root), written)
 
     def reduce_array(self, x: object, dst: object, op: object) -> bool:
         array, root, how = DeviceArray.of(x), self._rank(dst), _op(op)
         if array is None or root is None or how is None or not array.writable:
             return False
-        return self._do([array], lambda: self._comm.reduce(array.ptr, array.count, array.dtype, how, root))
+        written = x if root == self._comm.rank else None
+        return self._do([array], lambda: self._comm.reduce(array.ptr, array.count, array.dtype, how, root), written)
 
     def all_gather_array(self, x: object, out: object) -> bool:
         pair = _pair(x, out, lambda shape: (self._comm.world_size, *shape))
         if pair is None:
             return False
         send, recv = pair
-        return self._do(pair, lambda: self._comm.all_gather(send.ptr, recv.ptr, send.count, send.dtype))
+        return self._do(pair, lambda: self._comm.all_gather(send.ptr, recv.ptr, send.count, send.dtype), out)
 
     def reduce_scatter_array(self, x: object, op: object, out: object) -> bool:
         pair, how = _pair(x, out, self._part), _op(op)
         if pair is None or how is None:
             return False
         send, recv = pair
-        return self._do(pair, lambda: self._comm.reduce_scatter(send.ptr, recv.ptr, recv.count, send.dtype, how))
+        return self._do(pair, lambda: self._comm.reduce_scatter(send.ptr, recv.ptr, recv.count, send.dtype, how), out)
 
     def all_to_all_array(self, x: object, out: object) -> bool:
         pair, n = _pair(x, out, lambda shape: shape), self._comm.world_size
         if pair is None or self._part(pair[0].shape) is None:
             return False
         send, recv = pair
-        return self._do(pair, lambda: self._comm.all_to_all(send.ptr, recv.ptr, send.count // n, send.dtype))
+        return self._do(pair, lambda: self._comm.all_to_all(send.ptr, recv.ptr, send.count // n, send.dtype), out)
 
     def send_array(self, x: object, dst: object, tag: object) -> bool:
         array, peer, label = DeviceArray.of(x), self._rank(dst), _index(tag)
@@ -129,7 +136,7 @@ class DeviceShortcuts(Shortcuts):
         array, peer, label = DeviceArray.of(x), self._rank(src), _index(tag)
         if array is None or peer is None or label is None or not array.writable:
             return False
-        return self._do([array], lambda: self._comm.recv(array.ptr, array.count, array.dtype, peer, label))
+        return self._do([array], lambda: self._comm.recv(array.ptr, array.count, array.dtype, peer, label), x)
 
     def _rank(self, value: object) -> int | None:
         number = _index(value)
@@ -141,7 +148,7 @@ class DeviceShortcuts(Shortcuts):
             return None
         return (shape[0] // self._comm.world_size, *shape[1:])
 
-    def _do(self, arrays: Any, launch: Callable[[], object]) -> bool:
+    def _do(self, arrays: Any, launch: Callable[[], object], written: object = None) -> bool:
         streams = self._comm.cuda_streams
         event = streams.create_event()
         try:
@@ -152,6 +159,9 @@ class DeviceShortcuts(Shortcuts):
             self._comm.sync()
         finally:
             streams.destroy_event(event)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(written, torch.Tensor) and not written.is_inference():
+            torch.autograd.graph.increment_version(written)  # a backward pass that needs what it held raises
         return True
 
 

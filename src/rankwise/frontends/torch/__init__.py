@@ -1,4 +1,4 @@
-"""rankwise under torch.distributed: a ProcessGroup over a Communicator.
+"""rankwise in torch: a ProcessGroup over a Communicator, and operations of a Group that autograd follows.
 
-These modules import torch. `rankwise.torch`, which loads them when a group is made, does not.
+These modules import torch. `rankwise.torch` and `rankwise.autograd`, which load them when they are used, do not.
 """
