@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rankwise import CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError, UnsupportedError
+from rankwise import CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS
@@ -37,6 +40,8 @@ SOME_SCENARIOS = [
     "many_messages",
     "large_both_ways",
     "beside_collectives",
+    "messages_from_anybody",
+    "to_oneself",
     "nan_propagates",
     "many_works_under_way",
     "refused_arguments",
@@ -152,12 +157,113 @@ def test_a_receive_may_be_waited_for_a_while() -> None:
     run_ranks(2, body, backend="gloo")
 
 
-def test_tags_that_it_does_not_have() -> None:
+def test_any_tag_that_the_array_level_takes() -> None:
     def body(group: Group) -> None:
-        with pytest.raises(UnsupportedError, match=r"tag=1073741824 .*gloo"):
-            group.isend(np.ones(1), 0, 1 << 30)
+        sending = group.isend(np.full(2, group.rank), 1 - group.rank, 2**31 - 1)
+        assert group.recv((2,), 1 - group.rank, 2**31 - 1, dtype=int).tolist() == [1 - group.rank] * 2
+        sending.wait()
 
     run_ranks(2, body, backend="gloo")
+
+
+def test_messages_from_any_rank_with_any_tag() -> None:
+    """Small and large ones, to oneself too; a probe finds what the next receive takes, and takes nothing."""
+
+    def body(group: Group) -> None:
+        n, me = group.world_size, group.rank
+        sizes = [3, 100_000]
+        works = [group.isend(np.full(size, 10 * me + tag), 0, tag) for tag, size in enumerate(sizes)]
+        if me == 0:
+            seen = []
+            while len(seen) < n * len(sizes):
+                message = group.probe(timeout=30)
+                assert message is not None
+                assert message == group.probe(message.source, message.tag)
+                assert message.count == sizes[message.tag]
+                receiving = group.irecv((message.count,), message.source, None, dtype=int)
+                assert (receiving.wait() == 10 * message.source + message.tag).all()
+                assert (receiving.source, receiving.tag) == (message.source, message.tag)
+                seen.append((message.source, message.tag))
+            assert sorted(seen) == [(rank, tag) for rank in range(n) for tag in range(len(sizes))]
+            assert group.probe() is None
+        for work in works:
+            work.wait()
+        group.barrier()
+
+    run_ranks(3, body, backend="gloo")
+
+
+def test_receives_from_anybody_take_messages_in_the_order_in_which_both_came() -> None:
+    def body(group: Group) -> None:
+        if group.rank == 0:
+            works = [group.irecv((1,), src, tag) for src, tag in ((None, None), (1, 7), (None, 7), (1, None))]
+            assert group.all_reduce(1) == 2
+            assert [int(work.wait()[0]) for work in works] == [0, 1, 2, 3]
+        else:
+            assert group.all_reduce(1) == 2
+            for number in range(4):
+                group.send(np.full(1, float(number)), 0, 7)
+
+    run_ranks(2, body, backend="gloo")
+
+
+def test_a_rank_that_leaves_does_not_end_receives_from_anybody() -> None:
+    """Until all have left, since then none can come."""
+
+    def body(group: Group) -> str:
+        part = group.dup()
+        if group.rank == 2:
+            part.close()
+        receiving = part.irecv((1,), None) if group.rank == 0 else None
+        group.barrier()
+        if group.rank == 1:
+            part.send(np.ones(1), 0)
+            group.barrier()
+            part.close()
+        if receiving is not None:
+            assert receiving.wait().tolist() == [1.0]
+            receiving = part.irecv((1,), None)
+            group.barrier()
+            with pytest.raises(PeerLostError) as caught:
+                receiving.wait()
+            return caught.value.how
+        if group.rank == 2:
+            group.barrier()
+        return ""
+
+    assert run_ranks(3, body, backend="gloo")[0] == "it closed the group"
+
+
+def own_threads() -> list[str]:
+    """The threads of this process that belong to a communicator."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("rankwise"))
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_no_thread_outlives_its_communicator(size: int, end: str) -> None:
+    def body(group: Group) -> tuple[list[str], list[str], list[str]]:
+        before = own_threads()
+        part = group.dup()
+        other = 1 - group.rank
+        sending = part.isend(np.ones(size), other)
+        assert part.recv(np.zeros(size), other).all()
+        sending.wait()
+        assert part.probe() is None
+        assert part.all_reduce(np.ones(2), async_op=True).wait().tolist() == [2.0, 2.0]
+        working = own_threads()
+        if end == "close":
+            part.close()
+        del part, sending
+        gc.collect()
+        limit = time.monotonic() + 30
+        while own_threads() != before and time.monotonic() < limit:
+            time.sleep(0.01)
+        return before, working, own_threads()
+
+    for before, working, after in run_ranks(2, body, backend="gloo"):
+        assert len(working) >= len(before) + 3, working  # sends, messages, the queue of what is started
+        assert after == before
 
 
 def test_a_rank_killed_in_the_middle(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.calls import ITEMSIZE, Call, check_count, check_rank, check_reduction, checked_counts
 from rankwise.backends.composed.envelopes import Differ, Frames
-from rankwise.backends.composed.work_queue import Stream
+from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError
@@ -43,7 +43,7 @@ class ComposedCommunicator(OpenCommunicator):
     """One rank's end of one group of another engine.
 
     Calls of collectives take their turn under a lock. Collectives that were started run on a
-    `Stream`, and a blocking one waits for them first. The first error of the engine fails the group:
+    `WorkQueue`, and a blocking one waits for them first. The first error of the engine fails the group:
     later calls raise what it became.
 
     The moves are the methods from `_barrier` on; sizes are in bytes and may be 0, and an address of
@@ -65,7 +65,7 @@ class ComposedCommunicator(OpenCommunicator):
         self._timeout = timeout
         self._checks = checks and world_size > 1
         self._turn = Turn(turn)
-        self._stream: Stream | None = None
+        self._queue: WorkQueue | None = None
         self._refusal: RankwiseError | None = None
         self._frames: Frames | None = None
         self._room = np.empty(0, np.uint8)
@@ -176,9 +176,9 @@ class ComposedCommunicator(OpenCommunicator):
         with self._turn:
             if self._refusal is not None:
                 raise self._refused()
-            if self._stream is None:
-                self._stream = Stream(f"rankwise {self.backend} stream")
-        return self._stream.put(function)
+            if self._queue is None:
+                self._queue = WorkQueue(f"rankwise {self.backend} stream")
+        return self._queue.put(function)
 
     def split(self, color: int, key: int = 0) -> Communicator | None:
         return self._run(("split",), LARGE, self._split, color, key)
@@ -194,10 +194,10 @@ class ComposedCommunicator(OpenCommunicator):
         end = time.monotonic() + timeout
         trouble = ""
         try:
-            if self._stream is not None:
-                if not self._stream.drain(timeout):
+            if self._queue is not None:
+                if not self._queue.drain(timeout):
                     trouble = f"operations that were started are not complete within {timeout:g} s"
-                self._stream.close()
+                self._queue.close()
             # A call under way in another thread keeps its turn; then this end is left as it is.
             if not self._turn.acquire(max(0.0, end - time.monotonic())):
                 trouble = "a call of another thread is under way"
@@ -215,7 +215,7 @@ class ComposedCommunicator(OpenCommunicator):
 
     def forked(self) -> None:
         self._turn = Turn()  # its holder, if any, is a thread of the parent
-        self._stream = None
+        self._queue = None
         self._closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
 
@@ -330,8 +330,8 @@ class ComposedCommunicator(OpenCommunicator):
 
     def _run(self, call: Call, brought: int, move: Callable[..., T], *args: Any) -> T:
         """One collective, in its turn. brought: the most bytes that a rank brings, LARGE where that is not told."""
-        if self._stream is not None:
-            self._stream.drain()
+        if self._queue is not None:
+            self._queue.drain()
         if not self._checks:
             return self._turn.run(self, call, move, args)
         checked: Callable[..., T] = self._checked

@@ -1,4 +1,4 @@
-"""A queue of work with a thread of its own, for backends whose engine has none that we can use."""
+"""A queue of functions with a thread that runs them, for backends whose engine has none that we can use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwise.contract.work import Work
 
 
 class Task(Work[None]):
-    """A function in a Stream. `wait` raises what it raised."""
+    """A function in a WorkQueue. `wait` raises what it raised."""
 
     __slots__ = ("_error", "_function", "_over")
 
@@ -48,7 +48,7 @@ class Task(Work[None]):
         return self._over.wait(timeout)
 
 
-class Stream:
+class WorkQueue:
     """Runs functions in the order they were put, each once, in a thread that begins with the first."""
 
     def __init__(self, name: str) -> None:
@@ -69,14 +69,14 @@ class Stream:
         return task
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until all that was put is over; at once in the stream's own thread. False: not within `timeout`."""
+        """Wait until everything in it has run; at once in the queue's own thread. False: not within `timeout`."""
         last = self._last
         if last is None or last.done() or threading.current_thread() is self._thread:
             return True
         return last.until_over(timeout)
 
     def close(self) -> None:
-        """Take no more. What has not begun is given up; what has goes on by itself."""
+        """Accept no more. What has not begun is cancelled; what is running goes on, and the thread ends after it."""
         with self._lock:
             self._closed = True
         while True:

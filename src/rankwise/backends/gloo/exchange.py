@@ -1,37 +1,33 @@
-"""All ranks' blocks to every rank, by gloo's messages."""
+"""A small all_gather that is called again and again, made of gloo's sends and receives."""
 
 from __future__ import annotations
 
 import ctypes
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rankwise.backends.gloo.communicator import GlooCommunicator
-
-_TAG = 2**31 - 2  # that no other message has
+from rankwise.backends.gloo.transport import EXCHANGE_TAG, Transport
 
 
 class Exchange:
     """An all_gather from and to the same memory, as often as it is called.
 
-    Each rank sends its block to each other one straight from and into the callers' memory. Of little data that
-    takes half as long as gloo's own collectives, for each of which a thread must be woken.
+    Each rank sends its block straight to each other one. For little data that takes half as long as gloo's own
+    collectives, each of which has to wake a thread.
 
-    mine: where `size` bytes are. everybody: where those of all ranks come to.
+    mine: the address of this rank's `size` bytes. everybody: where the blocks of all ranks go, by rank.
     """
 
-    def __init__(self, comm: GlooCommunicator, mine: int, everybody: int, size: int) -> None:
-        self._comm = comm
-        self._own = everybody + comm.rank * size, mine, size
-        self._given = [comm._tensor(mine, size)]
-        others = [(comm.rank + step) % comm.world_size for step in range(1, comm.world_size)]
-        self._taken = [([comm._tensor(everybody + other * size, size)], other) for other in others]
+    def __init__(self, transport: Transport, mine: int, everybody: int, size: int) -> None:
+        self._transport = transport
+        self._mine, self._size = mine, size
+        rank, n = transport.rank, transport.world_size
+        self._own_block = everybody + rank * size
+        peers = [(rank + step) % n for step in range(1, n)]
+        self._blocks = [(peer, everybody + peer * size) for peer in peers]
 
     def __call__(self) -> None:
-        pg, limit = self._comm._pg, timedelta(seconds=self._comm.timeout)
-        works = [pg.recv(tensors, other, _TAG) for tensors, other in self._taken]
-        works += [pg.send(self._given, other, _TAG) for _, other in self._taken]
-        ctypes.memmove(*self._own)
+        transport, size = self._transport, self._size
+        works = [transport.recv(block, size, peer, EXCHANGE_TAG) for peer, block in self._blocks]
+        works += [transport.send(self._mine, size, peer, EXCHANGE_TAG) for peer, _ in self._blocks]
+        ctypes.memmove(self._own_block, self._mine, size)
         for work in works:
-            work.wait(limit)
+            transport.wait(work, transport.timeout)

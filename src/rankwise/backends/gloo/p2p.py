@@ -1,8 +1,9 @@
-"""gloo's sends and receives under way.
+"""Point-to-point messages over gloo: envelopes, small data inside them, large data behind them.
 
-A message is a *frame*: a header and, where it is small, the data, copied. The data of a large one
-follows on a tag of its own, once the receiver has looked at the header: gloo ends a process that
-receives more than it expects.
+gloo has neither a probe nor a receive with any tag, and it ends a process that receives more than it expects. So a
+message is announced by an *envelope* of a fixed size, which holds small data as well (eager); large data follows on a
+tag of its own once a receive has matched the envelope (rendezvous). A thread for each peer that this rank receives
+from takes the envelopes and matches them with the receives. It starts with the first of these.
 """
 
 from __future__ import annotations
@@ -11,228 +12,371 @@ import ctypes
 import queue
 import threading
 import time
-from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
 
 import numpy as np
 
+from rankwise.backends import tuning
 from rankwise.backends.composed.calls import ITEMSIZE
-from rankwise.backends.composed.communicator import address
-from rankwise.backends.composed.loopback import mismatch
+from rankwise.backends.composed.matching import Matching, mismatch
+from rankwise.backends.gloo.transport import Transport
+from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 
-if TYPE_CHECKING:
-    from rankwise.backends.gloo.communicator import GlooCommunicator
+HEADER = np.dtype([("tag", np.int64), ("count", np.int64), ("dtype", np.int64), ("number", np.int64)])
+"""What an envelope says: the message's tag, count and dtype, and how many its sender sent to this rank before."""
 
-BUFFERED = 1 << 15  # bytes of data that a frame holds; such messages leave the sender's memory at once
-HEADER = np.dtype([("count", np.int64), ("dtype", np.int64)])
-
-_FOREVER = timedelta(days=1)
+ENVELOPE_TAG = 0
+DATA_TAGS = 1 << 30  # the data of message `number` has the tag 1 + number % DATA_TAGS
 
 
-class Mail:
-    """The messages of one rank of a gloo group to and from the others."""
+@dataclass(eq=False)
+class Envelope:
+    """A message that was announced. data: where its bytes are, if they are in this rank's memory; keep: owns them."""
 
-    def __init__(self, comm: GlooCommunicator) -> None:
-        self._comm = comm
-        self._buffered = BufferedSends()
-        self._pending: dict[int, GlooMessage] = {}  # those that `sync` waits for
-        self._latest: dict[tuple[int, int], Receive] = {}  # by sender and tag
+    source: int
+    tag: int
+    count: int
+    dtype: DType
+    number: int = 0
+    data: int = 0
+    keep: object = None
+    sending: Transfer | None = None  # of a message to oneself
+
+
+class Channel:
+    """The messages of one rank of a gloo group. Any thread may call."""
+
+    def __init__(self, transport: Transport, failed: Callable[[str, Exception], RankwiseError]) -> None:
+        """failed: fails the group by an error in this operation, and returns what to raise."""
+        self.transport = transport
+        self.failed = failed
+        self._rank = transport.rank
+        self._lock = threading.Lock()
+        self._matching: Matching[Receive, Envelope] = Matching()
+        self._eager = EagerSends(transport)
+        self._pending: dict[int, Transfer] = {}  # those that `sync` waits for
+        self._sent = [0] * transport.world_size
+        self._listeners: dict[int, threading.Thread] = {}  # by peer
+        self._left: dict[int, Exception] = {}  # peers whose connections have ended, and how
+        self._failure: RankwiseError | None = None
+        self._closed = False
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Work[None]:
         size = count * ITEMSIZE[dtype]
-        inside = size if size <= BUFFERED else 0
-        frame = np.empty(HEADER.itemsize + inside, np.uint8)
-        frame[: HEADER.itemsize].view(HEADER)[0] = (count, dtype)
-        ctypes.memmove(address(frame) + HEADER.itemsize, ptr, inside)
-        self._buffered.add(self._comm._post("send", address(frame), frame.nbytes, dest, 2 * tag), frame)
-        if inside == size:
-            return Completed()
-        return self._noted(Send(self._comm, self, self._comm._post("send", ptr, size, dest, 2 * tag + 1)))
+        eager = size <= tuning.GLOO_EAGER
+        if dest == self._rank:
+            return self._send_to_self(ptr, count, dtype, tag, eager)
+        memory = np.empty(HEADER.itemsize + (size if eager else 0), np.uint8)
+        with self._lock:  # envelopes leave in the order of their numbers
+            number = self._sent[dest]
+            self._sent[dest] += 1
+            memory[: HEADER.itemsize].view(HEADER)[0] = (tag, count, dtype, number)
+            if eager:
+                ctypes.memmove(_address(memory) + HEADER.itemsize, ptr, size)
+            try:
+                envelope = self.transport.send(_address(memory), memory.nbytes, dest, ENVELOPE_TAG)
+                data = None if eager else self.transport.send(ptr, size, dest, _data_tag(number))
+            except RuntimeError as error:
+                failure: Exception = error
+            else:
+                self._eager.add(envelope, memory)
+                return Completed() if eager else self._register(Transfer(self, "send", data))
+        raise self.failed("send", failure) from failure
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Work[None]:
-        frame = np.empty(HEADER.itemsize + BUFFERED, np.uint8)
-        work = self._comm._post("recv", address(frame), frame.nbytes, src, 2 * tag)
-        message = Receive(self._comm, self, work, frame, (ptr, count, dtype, src, tag), self._latest.get((src, tag)))
-        self._latest[src, tag] = message
-        self._noted(message)
-        if count * ITEMSIZE[dtype] > BUFFERED:
-            message.go_on()  # its sender may be waiting for it while this rank does other things
-        return message
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Receive:
+        receive = Receive(self, ptr, count, dtype, src, tag)
+        self._register(receive)
+        with self._lock:
+            failure = self._failure
+            envelope = None if failure is not None else self._matching.post(receive)
+            left = None if envelope is not None else self._out_of_reach(src)
+        if failure is not None:
+            receive.end(failure)
+        elif envelope is not None:
+            self._deliver(receive, envelope)
+        elif left is not None:
+            self.failed("recv", left)  # which calls `fail`
+        else:
+            self.listen(src)
+        return receive
+
+    def probe(self, src: int, tag: int) -> Message | None:
+        self.listen(src)
+        with self._lock:
+            found = self._matching.find(src, tag)
+        return None if found is None else Message(found.source, found.tag, found.count, found.dtype)
 
     def sync(self) -> None:
-        for message in list(self._pending.values()):
-            message.wait()
+        for transfer in list(self._pending.values()):
+            transfer.wait()
 
     def flush(self, end: float) -> None:
         """Let what is under way finish until `end`, as time.monotonic gives it; CollectiveTimeout where it does not."""
-        for message in list(self._pending.values()):
-            message.wait(max(0.0, end - time.monotonic()))
-        if not self._buffered.flush(max(0.0, end - time.monotonic())):
+        for transfer in list(self._pending.values()):
+            transfer.wait(max(0.0, end - time.monotonic()))
+        if not self._eager.flush(max(0.0, end - time.monotonic())):
             raise CollectiveTimeout("messages that nobody received in time are given up")
 
     @property
-    def empty(self) -> bool:
-        return not self._pending and self._buffered.empty
+    def idle(self) -> bool:
+        """Whether no thread waits in gloo for a message of this channel."""
+        return not (self._pending or self._listeners or self._eager.busy)
 
-    def _noted(self, message: GlooMessage) -> GlooMessage:
-        self._pending[id(message)] = message
-        return message
+    def fail(self, error: RankwiseError) -> None:
+        """The group has failed: every receive that waits for its message raises this."""
+        with self._lock:
+            self._failure = error
+            waiting, self._matching.receives = self._matching.receives, []
+        for receive in waiting:
+            receive.end(error)
 
-    def over(self, message: GlooMessage) -> None:
-        self._pending.pop(id(message), None)
+    def close(self, timeout: float) -> None:
+        """End the threads. The connections have been ended before, so that none of these waits for a message."""
+        self._closed = True
+        end = time.monotonic() + timeout
+        self._eager.close(timeout)
+        for listener in self._listeners.values():
+            listener.join(max(0.0, end - time.monotonic()))
+
+    # ---- envelopes ----
+
+    def listen(self, src: int) -> None:
+        """Take the envelopes of this rank, or of all with ANY, from now on."""
+        for peer in range(self.transport.world_size) if src == ANY else (src,):
+            if peer == self._rank or peer in self._listeners:
+                continue
+            with self._lock:
+                if peer in self._listeners or self._closed:
+                    continue
+                name = f"rankwise gloo messages from {peer}"
+                listener = threading.Thread(
+                    target=_receive_envelopes, args=(ref(self), self.transport, peer), name=name, daemon=True
+                )
+                self._listeners[peer] = listener
+            listener.start()
+
+    def receive_envelope(self, peer: int, memory: np.ndarray[Any, Any]) -> None:
+        """What has come from this peer."""
+        tag, count, code, number = (int(value) for value in memory[: HEADER.itemsize].view(HEADER)[0])
+        eager = count * ITEMSIZE[code] <= tuning.GLOO_EAGER
+        data = _address(memory) + HEADER.itemsize if eager else 0
+        self._arrive(Envelope(peer, tag, count, DType(code), number, data, memory))
+
+    def _arrive(self, envelope: Envelope) -> None:
+        with self._lock:
+            receive = self._matching.arrive(envelope)
+        if receive is not None:
+            self._deliver(receive, envelope)
+
+    def _deliver(self, receive: Receive, envelope: Envelope) -> None:
+        """The receive takes the message of this envelope."""
+        receive.source, receive.tag = envelope.source, envelope.tag
+        wrong = mismatch(envelope.tag, envelope.count, envelope.dtype, receive.count, receive.dtype)
+        if wrong is not None:
+            receive.end(self.failed("recv", wrong))
+            return
+        size = receive.count * ITEMSIZE[receive.dtype]
+        if envelope.data:
+            ctypes.memmove(receive.ptr, envelope.data, size)
+            if envelope.sending is not None:
+                envelope.sending.end()
+            receive.end()
+            return
+        try:
+            receive.follow(self.transport.recv(receive.ptr, size, envelope.source, _data_tag(envelope.number)))
+        except RuntimeError as error:
+            receive.end(self.failed("recv", error))
+
+    def _send_to_self(self, ptr: int, count: int, dtype: DType, tag: int, eager: bool) -> Work[None]:
+        if not eager:
+            sending = Transfer(self, "send", None)
+            self._register(sending)
+            self._arrive(Envelope(self._rank, tag, count, dtype, data=ptr, sending=sending))
+            return sending
+        memory = np.empty(max(1, count * ITEMSIZE[dtype]), np.uint8)
+        ctypes.memmove(_address(memory), ptr, count * ITEMSIZE[dtype])
+        self._arrive(Envelope(self._rank, tag, count, dtype, data=_address(memory), keep=memory))
+        return Completed()
+
+    def disconnected(self, peer: int, error: Exception) -> None:
+        with self._lock:
+            self._left[peer] = error
+            ended = self._closed or self._failure is not None
+            wanted = any(self._out_of_reach(receive.source) for receive in self._matching.receives)
+        if wanted and not ended:
+            self.failed("recv", error)  # which calls `fail`
+
+    def _out_of_reach(self, src: int) -> Exception | None:
+        """How the connection ended by which a message from `src` would come; None where one can still come."""
+        if src != ANY:
+            return self._left.get(src)
+        if 0 < len(self._left) == self.transport.world_size - 1:
+            return next(iter(self._left.values()))
+        return None
+
+    def _register(self, transfer: Transfer) -> Transfer:
+        self._pending[id(transfer)] = transfer
+        return transfer
+
+    def over(self, transfer: Transfer) -> None:
+        self._pending.pop(id(transfer), None)
 
 
-class GlooMessage(Work[None]):
-    """A message on its way.
+def _receive_envelopes(channel: ref[Channel], transport: Transport, peer: int) -> None:
+    """The thread of one peer. It does not keep the channel alive, and ends with the connection."""
+    while True:
+        memory = np.empty(HEADER.itemsize + tuning.GLOO_EAGER, np.uint8)
+        ended: RuntimeError | None = None
+        try:
+            transport.wait(transport.recv(_address(memory), memory.nbytes, peer, ENVELOPE_TAG))
+        except RuntimeError as error:
+            ended = error
+        receiver = channel()
+        if receiver is None:
+            return
+        if ended is not None:
+            receiver.disconnected(peer, ended)
+            return
+        receiver.receive_envelope(peer, memory)
+        del receiver
 
-    gloo tells that it has come only to a thread that waits, and a wait of it that times out ends
-    the group. So a wait with a limit of its own, and `done`, leave the waiting to a thread.
+
+class Transfer(Work[None]):
+    """One side of a message. It first waits for its match, if it has to, and then for gloo to move the data.
+
+    gloo reports that data has moved only to a thread that waits, and a wait of it that times out ends the group. So
+    a wait with a limit of its own, and `done`, leave that to a thread.
     """
 
-    operation = ""
-
-    def __init__(self, comm: GlooCommunicator, mail: Mail) -> None:
-        self._comm = comm
-        self._mail = mail
+    def __init__(self, channel: Channel, operation: str, data: Any) -> None:
+        """data: torch's Work, or None where it comes later."""
+        self.operation = operation
+        self._channel = channel
+        self._data = data
         self._error: RankwiseError | None = None
+        self._matched = threading.Event()
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._waiter: threading.Thread | None = None
+        if data is not None:
+            self._matched.set()
+
+    def follow(self, data: Any) -> None:
+        """The data is on its way."""
+        self._data = data
+        self._matched.set()
+
+    def end(self, error: RankwiseError | None = None) -> None:
+        """Nothing is left to wait for."""
+        self._error = error
+        self._over.set()
+        self._matched.set()
+        self._channel.over(self)
 
     def wait(self, timeout: float | None = None) -> None:
-        if timeout is None:
-            self.complete()
-        elif not self._over.is_set():
-            self.go_on()
-            if not self._over.wait(timeout):
-                text = f"{self.operation} was not complete within {timeout:.3g} s"
-                raise CollectiveTimeout(text, limit=timeout, operation=self.operation)
+        start = time.monotonic()
+        limit = self._channel.transport.timeout if timeout is None else timeout
+        complete = self._matched.wait(limit)
+        if complete and timeout is None:
+            self._complete()
+        elif complete:
+            self._complete_in_background()
+            complete = self._over.wait(max(0.0, limit - (time.monotonic() - start)))
+        if not complete:
+            text = f"{self.operation} was not complete within {limit:.3g} s"
+            error = CollectiveTimeout(text, limit=limit, operation=self.operation)
+            raise error if timeout is not None else self._channel.failed(self.operation, error)
         if self._error is not None:
             raise self._error
 
     def done(self) -> bool:
-        self.go_on()
+        if self._matched.is_set():
+            self._complete_in_background()
         return self._over.is_set()
 
-    def go_on(self) -> None:
-        """Wait in a thread of its own from now on."""
+    def _complete_in_background(self) -> None:
         if self._waiter is None and not self._over.is_set():
-            self._waiter = threading.Thread(target=self.complete, name=f"rankwise gloo {self.operation}", daemon=True)
+            self._waiter = threading.Thread(target=self._complete, name=f"rankwise gloo {self.operation}", daemon=True)
             self._waiter.start()
 
-    def complete(self) -> None:
-        """Wait until it is over; what goes wrong fails the group and is kept."""
+    def _complete(self) -> None:
+        """Wait for the data; what goes wrong fails the group and is kept."""
         with self._lock:
             if self._over.is_set():
                 return
             try:
-                self._wait()
-            except (RuntimeError, RankwiseError) as error:
-                self._error = self._comm._message_failed(self.operation, error)
-            self._over.set()
-            self._mail.over(self)
-
-    @abstractmethod
-    def _wait(self) -> None: ...
+                self._channel.transport.wait(self._data, self._channel.transport.timeout)
+            except RuntimeError as error:
+                self.end(self._channel.failed(self.operation, error))
+            else:
+                self.end()
 
 
-class Send(GlooMessage):
-    """The data of a large message. work: torch's."""
+class Receive(Transfer):
+    """A receive. Its source and tag are those asked for, perhaps ANY, until its message has come."""
 
-    operation = "send"
-
-    def __init__(self, comm: GlooCommunicator, mail: Mail, work: Any) -> None:
-        super().__init__(comm, mail)
-        self._work = work
-
-    def _wait(self) -> None:
-        self._work.wait(timedelta(seconds=self._comm.timeout))
+    def __init__(self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int) -> None:
+        super().__init__(channel, "recv", None)
+        self.ptr, self.count, self.dtype = ptr, count, dtype
+        self.source, self.tag = source, tag
 
 
-class Receive(GlooMessage):
-    """A frame, and what may follow it. before: the receive from the same sender and tag that was posted before."""
+class EagerSends:
+    """Envelopes on their way; a thread releases the memory of each once it has left."""
 
-    operation = "recv"
-
-    def __init__(
-        self,
-        comm: GlooCommunicator,
-        mail: Mail,
-        work: Any,
-        frame: np.ndarray[Any, Any],
-        expected: tuple[int, int, DType, int, int],
-        before: Receive | None,
-    ) -> None:
-        super().__init__(comm, mail)
-        self._work = work
-        self._frame = frame
-        self._expected = expected
-        self._before = before
-
-    def _wait(self) -> None:
-        if self._before is not None:  # data comes in the order of the frames
-            self._before.complete()
-            self._before = None
-        ptr, count, dtype, src, tag = self._expected
-        self._work.wait(timedelta(seconds=self._comm.timeout))
-        sent, code = self._frame[: HEADER.itemsize].view(HEADER)[0]
-        wrong = mismatch(tag, int(sent), DType(int(code)), count, dtype)
-        if wrong is not None:
-            raise wrong
-        size = count * ITEMSIZE[dtype]
-        if size <= BUFFERED:
-            ctypes.memmove(ptr, address(self._frame) + HEADER.itemsize, size)
-        else:
-            data = self._comm._post("recv", ptr, size, src, 2 * tag + 1)
-            data.wait(timedelta(seconds=self._comm.timeout))
-        del self._frame
-
-
-class BufferedSends:
-    """Frames on their way; a thread lets go of each when it is gone."""
-
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._queue: queue.SimpleQueue[tuple[Any, object]] = queue.SimpleQueue()
         self._count = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def add(self, work: Any, keep: object) -> None:
-        """work: torch's, which uses the memory of `keep`."""
+    def add(self, work: Any, memory: object) -> None:
+        """work: torch's, which reads `memory`."""
         with self._changed:
             self._count += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="rankwise gloo sends", daemon=True)
                 self._thread.start()
-        self._queue.put((work, keep))
+        self._queue.put((work, memory))
 
     @property
-    def empty(self) -> bool:
-        return self._count == 0
+    def busy(self) -> bool:
+        return self._count > 0
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all are gone; False where they are not within `timeout` seconds."""
+        """Wait until all have left; False where they have not within `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._count == 0, timeout)
 
-    def end(self) -> None:
-        """The thread ends when it has let go of all."""
+    def close(self, timeout: float) -> None:
         if self._thread is not None:
             self._queue.put((None, None))
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         while True:
-            work, keep = self._queue.get()
+            work, memory = self._queue.get()
             if work is None:
                 return
-            with suppress(RuntimeError):  # the group has failed or is closed; whoever uses it next is told
-                work.wait(_FOREVER)
-            del work, keep
+            with suppress(RuntimeError):  # the group has failed or is closed, which its next operation reports
+                self._transport.wait(work)
+            del work, memory
             with self._changed:
                 self._count -= 1
                 self._changed.notify_all()
+
+
+def _address(memory: np.ndarray[Any, Any]) -> int:
+    return int(memory.ctypes.data)
+
+
+def _data_tag(number: int) -> int:
+    return 1 + number % DATA_TAGS

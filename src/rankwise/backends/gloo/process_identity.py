@@ -1,4 +1,4 @@
-"""Whether a process of this host still lives, told by a text that it gave the others."""
+"""Who a process is, in a text that another process of its host can check: does that process still live?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Card:
+class ProcessIdentity:
     """A process. host: tells this boot and its namespace of process ids from all others. start: when it began."""
 
     host: str
@@ -19,7 +19,12 @@ class Card:
         return f"{self.host} {self.pid} {self.start}"
 
     @classmethod
-    def of(cls, text: str) -> Card:
+    def own(cls) -> ProcessIdentity:
+        pid = os.getpid()
+        return cls(_host(), pid, _stat(pid)[1])
+
+    @classmethod
+    def parse(cls, text: str) -> ProcessIdentity:
         host, pid, start = text.split()
         return cls(host, int(pid), start)
 
@@ -35,17 +40,12 @@ class Card:
         return start != self.start or state in "ZX"
 
 
-def own_card() -> Card:
-    pid = os.getpid()
-    return Card(_host(), pid, _stat(pid)[1])
-
-
 def _host() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """State and start time, from behind the command, which is in parentheses and may contain anything."""
+    """State and start time. They stand behind the command, which is in parentheses and may contain anything."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]

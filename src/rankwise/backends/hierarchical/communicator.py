@@ -33,7 +33,7 @@ from rankwise.backends.composed import calls
 from rankwise.backends.composed.calls import ITEMSIZE, Call
 from rankwise.backends.composed.communicator import ComposedCommunicator, address
 from rankwise.backends.composed.envelopes import DIGEST
-from rankwise.backends.composed.work_queue import Stream, Task
+from rankwise.backends.composed.work_queue import Task, WorkQueue
 from rankwise.backends.hierarchical.hosts import Layout, cut
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
@@ -105,7 +105,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._here = layout.host[flat.rank]
         self._members = layout.members[self._here]
         self._number = local.rank  # among the members; of the lane too, where it is in one
-        self._carrier: Stream | None = None  # its thread works on the lane while another works within the host
+        self._carrier: WorkQueue | None = None  # its thread works on the lane while another works within the host
         self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         for part in (flat, lane):
             if isinstance(part, ComposedCommunicator):
@@ -140,8 +140,8 @@ class HierarchicalCommunicator(ComposedCommunicator):
         return part.recv(ptr, count, dtype, number, tag)
 
     def sync(self) -> None:
-        if self._stream is not None:
-            self._stream.drain()
+        if self._queue is not None:
+            self._queue.drain()
         if self._refusal is not None:
             raise self._refused()
         self._local.sync()
@@ -277,7 +277,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             carry()
             return share, shares, None
         if self._carrier is None:
-            self._carrier = Stream(f"rankwise {self.backend} carrier")
+            self._carrier = WorkQueue(f"rankwise {self.backend} carrier")
         return share, shares, self._carrier.put(carry)
 
     def _gather_piece(self, ptr: int, carried: Carried, dtype: DType) -> None:

@@ -129,8 +129,8 @@ class MpiCommunicator(ComposedCommunicator):
         return None
 
     def sync(self) -> None:
-        if self._stream is not None:
-            self._stream.drain()
+        if self._queue is not None:
+            self._queue.drain()
         if self._messages:
             for message in list(self._messages.values()):
                 message.wait()

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rankwise.backends.composed.calls import DTYPE_NAMES, ITEMSIZE
-from rankwise.backends.composed.loopback import mismatch
+from rankwise.backends.composed.matching import mismatch
 from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.types import DType

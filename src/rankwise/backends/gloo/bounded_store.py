@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankwise.backends.composed.work_queue import Stream
+from rankwise.backends.composed.work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -13,40 +13,40 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Reach:
+class BoundedStore:
     """A store's methods, each for `limit` seconds at most; RuntimeError past them, and at once from then on."""
 
     def __init__(self, store: Store, limit: float) -> None:
         self._store, self._limit = store, limit
-        self._asks: Stream | None = None
+        self._queue: WorkQueue | None = None
         self._lost = False
 
     def set(self, key: str, text: str) -> None:
-        self._ask(lambda: self._store.set(key, text))
+        self._run(lambda: self._store.set(key, text))
 
     def get(self, key: str) -> bytes:
-        return self._ask(lambda: self._store.get(key))
+        return self._run(lambda: self._store.get(key))
 
     def check(self, keys: list[str]) -> bool:
-        return self._ask(lambda: self._store.check(keys))
+        return self._run(lambda: self._store.check(keys))
 
     def compare_set(self, key: str, expected: str, text: str) -> bytes:
-        return self._ask(lambda: self._store.compare_set(key, expected, text))
+        return self._run(lambda: self._store.compare_set(key, expected, text))
 
-    def _ask(self, ask: Callable[[], T]) -> T:
+    def _run(self, request: Callable[[], T]) -> T:
         if self._lost:
             raise RuntimeError("the store does not answer")
-        if self._asks is None:
-            self._asks = Stream("rankwise store")
+        if self._queue is None:
+            self._queue = WorkQueue("rankwise store")
         answer: list[Any] = []
-        task = self._asks.put(lambda: answer.append(ask()))
+        task = self._queue.put(lambda: answer.append(request()))
         if not task.until_over(self._limit):
             self._lost = True
-            self._asks.close()
+            self._queue.close()
             raise RuntimeError("the store does not answer")
         task.wait()
         return answer[0]  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        if self._asks is not None:
-            self._asks.close()
+        if self._queue is not None:
+            self._queue.close()

@@ -1,0 +1,67 @@
+"""Which receive takes which message: by source and tag, in the order in which both came."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+from rankwise.backends.composed.calls import DTYPE_NAMES
+from rankwise.contract.communicator import ANY
+from rankwise.contract.errors import MismatchError
+from rankwise.contract.types import DType
+
+
+class Labelled(Protocol):
+    """What has a source and a tag; those of a receive may be ANY."""
+
+    source: int
+    tag: int
+
+
+R = TypeVar("R", bound=Labelled)
+E = TypeVar("E", bound=Labelled)
+
+
+class Matching(Generic[R, E]):
+    """Receives that wait for an envelope, and envelopes that wait for a receive. Its user serialises the calls.
+
+    R: receives. E: envelopes, each of which announces a message.
+    """
+
+    def __init__(self) -> None:
+        self.receives: list[R] = []
+        self.envelopes: list[E] = []
+
+    def post(self, receive: R) -> E | None:
+        """The envelope of the message that this receive takes; None where it has to wait for one."""
+        envelope = self.find(receive.source, receive.tag)
+        if envelope is None:
+            self.receives.append(receive)
+        else:
+            self.envelopes.remove(envelope)
+        return envelope
+
+    def arrive(self, envelope: E) -> R | None:
+        """The receive that takes this message; None where it has to wait for one."""
+        for at, receive in enumerate(self.receives):
+            if _matches(envelope, receive.source, receive.tag):
+                return self.receives.pop(at)
+        self.envelopes.append(envelope)
+        return None
+
+    def find(self, source: int, tag: int) -> E | None:
+        """The envelope that a receive of this source and tag would take now."""
+        return next((envelope for envelope in self.envelopes if _matches(envelope, source, tag)), None)
+
+
+def _matches(envelope: Labelled, source: int, tag: int) -> bool:
+    return source in (envelope.source, ANY) and tag in (envelope.tag, ANY)
+
+
+def mismatch(tag: int, sent: int, sent_dtype: DType, expected: int, dtype: DType) -> MismatchError | None:
+    """What is wrong where a message of `sent` elements comes to a receive of `expected`; None where nothing is."""
+    if (sent, sent_dtype) == (expected, dtype):
+        return None
+    return MismatchError(
+        f"recv: the message is (count={sent}, dtype={DTYPE_NAMES[sent_dtype]}, tag={tag}), "
+        f"the receive expects (count={expected}, dtype={DTYPE_NAMES[dtype]})"
+    )

@@ -1,0 +1,138 @@
+"""Why a gloo group failed: what the ranks announce in the group's store, and the one error that all of them raise."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rankwise.backends.composed import calls
+from rankwise.backends.composed.communicator import log
+from rankwise.backends.gloo.bounded_store import BoundedStore
+from rankwise.backends.gloo.process_identity import ProcessIdentity
+from rankwise.contract import errors
+from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+REPORTS = 1.0  # seconds in which the ranks that live announce where they are, after a failure
+POLL = 0.005  # seconds between two requests to the store
+
+
+class FailureRecord:
+    """What the ranks of one group write into their store when it fails, and when they leave it.
+
+    The store may be out of reach, as its host may be: each request takes 2 REPORTS at most.
+    """
+
+    def __init__(self, store: Store, rank: int, identities: Sequence[ProcessIdentity]) -> None:
+        self._store = BoundedStore(store, 2 * REPORTS)
+        self._rank, self._identities = rank, identities
+        self._world_size = len(identities)
+
+    def explain(self, error: Exception, where: str, sequence: int, limit: float) -> RankwiseError:
+        """What an error of gloo means that this rank met in the call `where`; what was recorded, if that is there.
+
+        limit: the group's timeout in seconds.
+        """
+        text = reason(error)
+        timed_out = isinstance(error, TimeoutError) or "imed out" in str(error)
+        mine = {"call": where, "sequence": sequence, "timed_out": timed_out}
+        try:
+            self._store.set(f"state/{self._rank}", json.dumps(mine))
+            states, lost = self._reports()
+            if (recorded := self._recorded()) is not None:
+                return recorded
+        except RuntimeError:  # the store's process is gone, which is rank 0's unless torchrun has it
+            how = "its process ended" if self._identities[0].gone else "it cannot be reached"
+            return PeerLostError(
+                f"rank 0, which keeps the job's store, was lost in {where} #{sequence}: {how} ({text})",
+                rank=0,
+                how=how,
+                operation=where.partition("(")[0],
+                sequence=sequence,
+            )
+        return self._diagnose(states, lost, text, where, sequence, limit)
+
+    def record(self, error: RankwiseError) -> None:
+        """The group has failed by this error, unless another one was recorded first."""
+        facts = {name: value for name, value in vars(error).items() if name != "__notes__"}
+        record = json.dumps({"kind": type(error).__name__, "message": str(error), "facts": facts})
+        try:
+            self._store.compare_set("failure", "", record)
+        except RuntimeError:
+            log.debug("the store is gone, so that only the end of the connections informs the others")
+
+    def leave(self) -> None:
+        """This rank closes the group."""
+        self._store.set(f"left/{self._rank}", "closed")
+
+    def wait_for_leaving(self, end: float) -> None:
+        """Wait until every rank has left, or until `end`, as time.monotonic gives it."""
+        everybody = [f"left/{rank}" for rank in range(self._world_size)]
+        while not self._store.check(everybody) and time.monotonic() < end:
+            time.sleep(POLL)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _recorded(self) -> RankwiseError | None:
+        """Why the group failed, as the first rank to know has written it down."""
+        if not self._store.check(["failure"]):
+            return None
+        record = json.loads(self._store.get("failure"))
+        facts = record["facts"]
+        for name in ("calls", "states"):
+            if name in facts:
+                facts[name] = {int(rank): text for rank, text in facts[name].items()}
+        kind = getattr(errors, record["kind"])
+        return kind(record["message"], **facts)  # type: ignore[no-any-return]
+
+    def _reports(self) -> tuple[dict[int, Any], dict[int, str]]:
+        """What each rank says it is in, and how others were lost.
+
+        It is complete, unless a rank is known to be lost, the failure is recorded, or REPORTS is over.
+        """
+        end = time.monotonic() + REPORTS
+        while True:
+            states, lost = {}, {}
+            for rank in range(self._world_size):
+                if self._store.check([f"state/{rank}"]):
+                    states[rank] = json.loads(self._store.get(f"state/{rank}"))
+                elif self._store.check([f"left/{rank}"]):
+                    lost[rank] = "it closed the group"
+                elif self._identities[rank].gone:
+                    lost[rank] = "its process ended"
+            known = lost or len(states) == self._world_size or self._store.check(["failure"])
+            if known or time.monotonic() > end:
+                return states, lost
+            time.sleep(POLL)
+
+    def _diagnose(
+        self, states: dict[int, Any], lost: dict[int, str], text: str, where: str, sequence: int, limit: float
+    ) -> RankwiseError:
+        operation = where.partition("(")[0]
+        missing = tuple(rank for rank in range(self._world_size) if rank not in states)
+        if any(state["timed_out"] for state in states.values()) and not lost:
+            found = {rank: f"in {state['call']} #{state['sequence']}" for rank, state in states.items()}
+            found |= dict.fromkeys(missing, "in no call of this group")
+            ranks = f" from rank {', '.join(map(str, missing))}" if missing else ""
+            lines = [f"no answer within {limit:g} s{ranks}, awaited by rank {self._rank} in {where} #{sequence}"]
+            lines += [f"  rank {rank}: {found[rank]}" for rank in sorted(found)]
+            return CollectiveTimeout(
+                "\n".join(lines), limit=limit, missing=missing, states=found, operation=operation, sequence=sequence
+            )
+        if missing:
+            rank, how = next(iter(lost.items()), (missing[0], f"its connection failed ({text})"))
+            message = f"rank {rank} was lost in {where} #{sequence}: {how}"
+            return PeerLostError(message, rank=rank, how=how, operation=operation, sequence=sequence)
+        if len({state["call"] for state in states.values()}) > 1:
+            return calls.mismatch({rank: state["call"] for rank, state in states.items()}, sequence)
+        return RankwiseError(f"gloo failed in {where} #{sequence}: {text}")
+
+
+def reason(error: Exception) -> str:
+    """The sentence of torch's message that says what happened."""
+    return str(error).partition("\n")[0].partition(". ")[0].rpartition(".cc:")[2].partition("] ")[2] or str(error)

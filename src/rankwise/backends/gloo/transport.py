@@ -1,0 +1,172 @@
+"""What moves bytes between the ranks of one gloo group: torch's ProcessGroupGloo, called with addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.contract.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
+# gloo's tags of point-to-point transfers have 31 bits. Envelopes and the data behind them have those of p2p.py.
+EXCHANGE_TAG = 2**31 - 2
+NEVER_TAG = 2**31 - 1  # no transfer has it
+
+_FOREVER = timedelta(days=1)
+_WRITE = 0x200  # PyBUF_WRITE
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.restype = ctypes.py_object
+_view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+
+
+class Transport:
+    """One rank's connections to the others.
+
+    Addresses are of the caller's memory, sizes are in bytes and may be 0. The collectives block; `send` and `recv`
+    return torch's Work, for `wait`. Everything raises RuntimeError where gloo fails, which ends all connections.
+    """
+
+    def __init__(self, store: Store, device: Any, rank: int, world_size: int, timeout: float) -> None:
+        """Meet `world_size` ranks in `store`. device: of gloo, as ProcessGroupGloo makes it."""
+        from torch._C._distributed_c10d import ProcessGroupGloo
+
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
+        options._devices = [device]
+        options._threads = 2
+        options._timeout = timedelta(seconds=timeout)
+        self.rank, self.world_size = rank, world_size
+        self._timeout = timeout
+        self._group: Any = ProcessGroupGloo(store, rank, world_size, options)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that an operation may wait for the other ranks; may be set."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        self._group._set_default_timeout(timedelta(seconds=seconds))
+
+    # ---- point-to-point ----
+
+    def send(self, ptr: int, size: int, peer: int, tag: int) -> Any:
+        return self._group.send([_tensor(ptr, size)], peer, tag)
+
+    def recv(self, ptr: int, size: int, peer: int, tag: int) -> Any:
+        return self._group.recv([_tensor(ptr, size)], peer, tag)
+
+    def wait(self, work: Any, seconds: float | None = None) -> None:
+        """Wait for a send or recv. seconds: None means for ever; past them gloo ends all connections."""
+        work.wait(_FOREVER if seconds is None else timedelta(seconds=seconds))
+
+    # ---- collectives ----
+
+    def barrier(self) -> None:
+        self._group.barrier().wait()
+
+    def broadcast(self, ptr: int, size: int, root: int) -> None:
+        if size:
+            self._group.broadcast(_tensor(ptr, size), root).wait()
+
+    def gather(self, send: int, recv: int, size: int, root: int) -> None:
+        if size:
+            blocks = self._blocks(recv, size) if self.rank == root else []
+            self._group.gather(blocks, _tensor(send, size), root).wait()
+
+    def scatter(self, send: int, recv: int, size: int, root: int) -> None:
+        if size:
+            blocks = self._blocks(send, size) if self.rank == root else []
+            self._group.scatter(_tensor(recv, size), blocks, root).wait()
+
+    def all_gather(self, send: int, recv: int, size: int) -> None:
+        if size:
+            self._group._allgather_base(_tensor(recv, size * self.world_size), _tensor(send, size)).wait()
+
+    def all_to_all(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
+        sent, received = _tensor(send, sum(send_sizes)), _tensor(recv, sum(recv_sizes))
+        self._group.alltoall_base(received, sent, list(recv_sizes), list(send_sizes)).wait()
+
+    def all_reduce(self, ptr: int, size: int, dtype: DType, op: ReduceOp) -> None:
+        """In place. (dtype, op) must be one that `reduces` allows; MEAN gives the sum."""
+        kind, how = _reductions()[dtype, op]
+        self._group.allreduce(_tensor(ptr, size).view(kind), how).wait()
+
+    def reduces(self, dtype: DType, op: ReduceOp) -> bool:
+        """Whether gloo reduces these as the contract says."""
+        return (dtype, op) in _reductions()
+
+    def _blocks(self, ptr: int, size: int) -> list[torch.Tensor]:
+        return [_tensor(ptr + rank * size, size) for rank in range(self.world_size)]
+
+    # ---- the end ----
+
+    def disconnect(self) -> None:
+        """End the connections, so that nobody waits for this rank, nor a thread of this one.
+
+        gloo does so when a wait times out, and in no other way that torch offers.
+        """
+        if self.world_size == 1 or isinstance(self._group, _Closed):
+            return
+        byte = np.empty(1, np.uint8)
+        try:
+            never = self.recv(int(byte.ctypes.data), 1, (self.rank + 1) % self.world_size, NEVER_TAG)
+            never.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            return  # the wait has timed out, as it must
+
+    def close(self) -> None:
+        self._group = _Closed()
+
+
+class _Closed:
+    """In the place of torch's group, once that is given back."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name}: this group of gloo was closed")
+
+
+def _tensor(ptr: int, size: int) -> torch.Tensor:
+    """Bytes of the caller's memory as a tensor, without a copy."""
+    import torch
+
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(_view(ptr, size, _WRITE), dtype=torch.uint8)
+
+
+@cache
+def _reductions() -> dict[tuple[DType, ReduceOp], tuple[Any, Any]]:
+    """What gloo reduces as the contract says: torch's dtype and op. A complex sum is one of twice as many floats.
+
+    gloo's MIN and MAX of floats lose NaNs, and its 16-bit sums round at every step, so these are not among them.
+    """
+    import torch
+    from torch._C._distributed_c10d import ReduceOp as Gloo
+
+    kinds = {
+        DType.F64: torch.float64,
+        DType.F32: torch.float32,
+        DType.C128: torch.float64,
+        DType.C64: torch.float32,
+        DType.I64: torch.int64,
+        DType.I32: torch.int32,
+    }
+    ops = {ReduceOp.SUM: Gloo.SUM, ReduceOp.MEAN: Gloo.SUM, ReduceOp.PROD: Gloo.PRODUCT}
+    orders = {ReduceOp.MIN: Gloo.MIN, ReduceOp.MAX: Gloo.MAX}
+    table = {(dtype, op): (kind, how) for dtype, kind in kinds.items() for op, how in (ops | orders).items()}
+    return {
+        (dtype, op): found
+        for (dtype, op), found in table.items()
+        if op.refused_for(dtype) is None
+        and not (dtype.is_complex and op is ReduceOp.PROD)
+        and (dtype.is_integral or op not in orders)
+    }
