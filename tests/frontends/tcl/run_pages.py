@@ -203,7 +203,7 @@ class Run:
         if found is None:
             return
         result, operation, given = found.groups()
-        result, given = (self.tcl.session.tensors[self.tcl.eval(f"set {name}")] for name in (result, given))
+        result, given = (self.tcl.session.handles.tensors[self.tcl.eval(f"set {name}")] for name in (result, given))
         expected = (1, *given.shape) if operation.lower() == "gather" else given.shape
         if result.shape != expected or (result != given).any() or result.dtype != given.dtype:
             raise Wrong(f"{command}: {result!r} of {given!r}")

@@ -13,6 +13,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.session import Session
 
 RANK, N = int(os.environ["RANKWISE_RANK"]), int(os.environ["RANKWISE_WORLD_SIZE"])
@@ -20,7 +21,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16"
 REDUCE = {"sum": np.add.reduce, "max": np.max, "min": np.min, "product": np.multiply.reduce, "mean": np.mean}
 ROWS = (1, 5, 8)  # fewer than ranks, uneven, even
 
-session = Session()
+session = Session(COMMANDS)
 
 
 def call(command: str, *words: object) -> str:
@@ -53,7 +54,7 @@ def tensor(rows: int, dtype: str, rank: int = RANK) -> str:
 
 
 def same(handle: str, expected: NDArray[np.float64], dtype: str) -> None:
-    found = session.tensors[handle]
+    found = session.handles.tensors[handle]
     assert found.dtype.name == dtype
     assert found.shape == expected.shape, f"{found.shape}, not {expected.shape}"
     tolerance = 1e-2 if dtype in ("bfloat16", "float16") else 1e-6
@@ -175,7 +176,7 @@ def initialize() -> None:
     assert (call("get_rank"), call("get_world_size"), call("is_distributed")) == (str(RANK), str(N), "0")
     assert call("distributed_barrier") == "Distributed not initialized"
     alone = call("distributed_gather", tensor(2, "int32"), 99, "any group")
-    assert session.tensors[alone].shape == (1, 2, 2)
+    assert session.handles.tensors[alone].shape == (1, 2, 2)
     assert call("distributed_init", 0, 1, "gloo").startswith(
         "Distributed training initialized (single GPU): rank=0, world_size=1, backend=gloo"
     )

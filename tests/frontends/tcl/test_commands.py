@@ -16,7 +16,7 @@ from rankwise.frontends.tcl.session import Session
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     for name in ("RANKWISE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANKWISE_TCL_SIMULATE"):
         monkeypatch.delenv(name, raising=False)
-    return Session()
+    return Session(COMMANDS)
 
 
 def call(session: Session, name: str, *words: str) -> str:
@@ -26,11 +26,11 @@ def call(session: Session, name: str, *words: str) -> str:
 
 
 def error(session: Session, name: str, *words: str) -> str:
-    tensors = len(session.tensors)
+    tensors = len(session.handles.tensors)
     code, text, why = session.answer(name, words)
     assert (code, why) == ("error", "RANKWISE ValueError"), text
     assert "\n" not in text
-    assert len(session.tensors) == tensors
+    assert len(session.handles.tensors) == tensors
     return text
 
 
@@ -226,8 +226,8 @@ def test_alone_collectives_give_copies(session: Session) -> None:
         ):
             handle = call(session, *words)
             assert handle != given
-            assert session.tensors[handle] is not session.tensors[given]
-            np.testing.assert_array_equal(session.tensors[handle], [[1, 2, 3], [4, 5, 6]])
+            assert session.handles.tensors[handle] is not session.handles.tensors[given]
+            np.testing.assert_array_equal(session.handles.tensors[handle], [[1, 2, 3], [4, 5, 6]])
         for words in (("distributed_gather", given, "-9", "any"), ("distributed_all_gather", given)):
             assert call(session, "tensor_shape", call(session, *words)) == "1 2 3"
 
@@ -281,7 +281,7 @@ def test_a_mean_of_integers_is_refused_alone_too(session: Session) -> None:
 
 def test_handles_count_in_each_session(session: Session) -> None:
     assert [call(session, "ones", "1") for _ in range(3)] == ["tensor0", "tensor1", "tensor2"]
-    assert Session().answer("ones", ["1"]) == ("ok", "tensor0", "NONE")
+    assert Session(COMMANDS).answer("ones", ["1"]) == ("ok", "tensor0", "NONE")
     call(session, "tensor_delete", "tensor1")
     assert error(session, "tensor_delete", "tensor1").startswith('Invalid -tensor parameter: "tensor1"')
     assert call(session, "ones", "1") == "tensor3"
@@ -359,11 +359,11 @@ def test_arithmetic(session: Session) -> None:
 
 
 def test_random_tensors(session: Session) -> None:
-    even = session.tensors[call(session, "rand", "1000")]
-    normal = session.tensors[call(session, "randn", "1000")]
+    even = session.handles.tensors[call(session, "rand", "1000")]
+    normal = session.handles.tensors[call(session, "randn", "1000")]
     assert 0 <= even.min() < 0.1 < 0.9 < even.max() <= 1
     assert normal.min() < -1.5 < 1.5 < normal.max()
-    assert (even != session.tensors[call(session, "rand", "1000")]).any()
+    assert (even != session.handles.tensors[call(session, "rand", "1000")]).any()
 
 
 def test_no_error_leaves_a_command(session: Session) -> None:

@@ -27,7 +27,9 @@ def outputs(text: str) -> list[str]:
 
 def test_the_reference_is_that_of_the_table() -> None:
     written = TEXT.partition("\n### ")[2]
-    assert "### " + written.rstrip() == reference().rstrip(), "python -m rankwise.frontends.tcl.helptext prints it anew"
+    assert "### " + written.rstrip() == reference(COMMANDS).rstrip(), (
+        "python -m rankwise.frontends.tcl.commands prints it anew"
+    )
 
 
 def test_every_command_has_an_example_that_says_what_it_prints() -> None:

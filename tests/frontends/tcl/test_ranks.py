@@ -22,13 +22,14 @@ def test_commands_on_ranks(n: int) -> None:
 
 MEET = """
 import sys
+from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.session import Session
 
-session = Session()
+session = Session(COMMANDS)
 for number in range(int(sys.argv[2])):
     print(*session.answer("distributed_init", [sys.argv[1], "2", "127.0.0.1", sys.argv[3], "gloo"])[:2])
     print(*session.answer("distributed_all_reduce", [session.answer("full", ["1", sys.argv[1]])[1]])[:2])
-    print(session.answer("tensor_item", [list(session.tensors)[-1]])[1])
+    print(session.answer("tensor_item", [list(session.handles.tensors)[-1]])[1])
 """
 
 
@@ -59,7 +60,8 @@ def test_a_rank_that_nobody_meets_says_so() -> None:
 
 def test_simulation_on_demand_under_a_launcher() -> None:
     code = (
-        "from rankwise.frontends.tcl.session import Session; s = Session(); "
+        "from rankwise.frontends.tcl.commands import COMMANDS; "
+        "from rankwise.frontends.tcl.session import Session; s = Session(COMMANDS); "
         "print(s.answer('distributed_init', ['3', '8', 'nccl'])[1], s.answer('distributed_barrier', [])[1])"
     )
     environment = {**os.environ, "RANKWISE_TCL_SIMULATE": "1"}

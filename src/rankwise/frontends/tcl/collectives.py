@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +10,10 @@ from rankwise.arrays import dtypes
 from rankwise.arrays.ops import NAMES
 from rankwise.contract.work import Work
 from rankwise.frontends.tcl import worlds
-from rankwise.frontends.tcl.kinds import Tensor
+from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
+from rankwise.frontends.tcl.session import Session
 from rankwise.frontends.tcl.worlds import Alone, Ranks
-
-if TYPE_CHECKING:
-    from rankwise.frontends.tcl.session import Session
 
 NEGATIVE_SRC = "Required parameter missing: -tensor, or invalid src parameter"
 
@@ -120,13 +118,13 @@ def recv(session: Session, shape: tuple[int, ...], src: int, tag: int, dtype: np
 
 
 def wait(session: Session, handle: str) -> Tensor | None:
-    result: Tensor | None = session.work(handle).wait()
-    del session.works[handle]
+    result: Tensor | None = session.handles.work(handle).wait()
+    del session.handles.works[handle]
     return result
 
 
 def test(session: Session, handle: str) -> bool:
-    return session.work(handle).done()
+    return session.handles.work(handle).done()
 
 
 def new_group(session: Session, name: str, ranks: tuple[int, ...]) -> str:

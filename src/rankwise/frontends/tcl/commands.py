@@ -541,3 +541,6 @@ _HELP = Command(
 
 COMMANDS = {command.name: command for command in (*_DISTRIBUTED, *_TENSORS, _HELP)}
 """Every command by its snake_case name."""
+
+if __name__ == "__main__":
+    print(helptext.reference(COMMANDS))

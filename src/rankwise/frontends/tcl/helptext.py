@@ -1,24 +1,23 @@
-"""Texts about the commands, all made from the table: help, the list, the reference in docs/tcl.md."""
+"""Texts about the commands, made from their table: help, the list, the reference in docs/tcl.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from rankwise.frontends.tcl.parameters import REQUIRED, Command, Parameter, camel
+from rankwise.frontends.tcl.session import Session
 
-if TYPE_CHECKING:
-    from rankwise.frontends.tcl.session import Session
+Commands = Mapping[str, Command]
+"""Commands by snake_case name."""
 
 
-def find(name: str) -> Command:
+def find(commands: Commands, name: str) -> Command:
     """The command of this name or alias, with or without torch::. ValueError where there is none."""
-    from rankwise.frontends.tcl.commands import COMMANDS  # which needs command_help
-
     plain = name.removeprefix("::").removeprefix("torch::")
-    for command in COMMANDS.values():
+    for command in commands.values():
         if plain in (command.name, command.alias):
             return command
     raise ValueError(f'Invalid -command parameter: "{name}". torch::help lists the commands.')
@@ -26,14 +25,14 @@ def find(name: str) -> Command:
 
 def command_help(session: Session, command: str) -> str:
     """What torch::help prints."""
-    return help_of(find(command)) if command else f"{listing()}\ntorch::help COMMAND tells more about one of them."
+    if command:
+        return help_of(find(session.commands, command))
+    return f"{listing(session.commands)}\ntorch::help COMMAND tells more about one of them."
 
 
-def listing() -> str:
+def listing(commands: Commands) -> str:
     """Every command in its positional syntax, a line each, and under it what differs in the named one."""
-    from rankwise.frontends.tcl.commands import COMMANDS
-
-    return "\n".join(line for command in COMMANDS.values() for line in [*usage(command), f"    {command.what}"])
+    return "\n".join(line for command in commands.values() for line in [*usage(command), f"    {command.what}"])
 
 
 def usage(command: Command) -> list[str]:
@@ -91,11 +90,9 @@ def _default_text(default: Any) -> str:
     return f'"{default}"' if isinstance(default, str) else str(int(default))
 
 
-def reference() -> str:
+def reference(commands: Commands) -> str:
     """The commands as Markdown: the part of docs/tcl.md that is made from the table."""
-    from rankwise.frontends.tcl.commands import COMMANDS
-
-    return "\n".join(line for command in COMMANDS.values() for line in _section(command))
+    return "\n".join(line for command in commands.values() for line in _section(command))
 
 
 def _section(command: Command) -> Iterator[str]:
@@ -112,7 +109,3 @@ def _section(command: Command) -> Iterator[str]:
     if errors := _errors(command):
         yield from ("Errors: " + ", ".join(f"`{error}`" for error in errors) + ".", "")
     yield from ("```tcl", command.example, "```", "")
-
-
-if __name__ == "__main__":
-    print(reference())

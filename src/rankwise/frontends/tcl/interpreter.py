@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from rankwise.contract.errors import BackendUnavailable, ClosedError
+from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.script import VERSION, definitions
 from rankwise.frontends.tcl.session import Answer, Session
 from rankwise.initialize import default_group
@@ -52,7 +53,7 @@ class Interpreter:
             ) from error
         self._error = tkinter.TclError
         self._tcl = tkinter.Tcl()
-        self.session = Session()
+        self.session = Session(COMMANDS)
         self._tcl.createcommand("::torch::Request", self._request)
         self._tcl.createcommand("::torch::Exit", _exit)
         self.eval(definitions())

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankwise.arrays import dtypes
 from rankwise.contract.types import DType
+from rankwise.frontends.tcl.handles import Handles, Tensor
 from rankwise.frontends.tcl.parameters import Kind
 
-if TYPE_CHECKING:
-    from rankwise.frontends.tcl.session import Session
-
-Tensor = NDArray[Any]
 Number = int | float
 
 OPERATIONS = ("sum", "mean", "max", "min", "product")
@@ -108,7 +104,7 @@ def _boolean(word: str) -> bool:
 
 
 def _one_of(*names: str) -> Any:
-    def parse(session: Session, word: str) -> str:
+    def parse(handles: Handles, word: str) -> str:
         if word not in names:
             raise ValueError(word)
         return word
@@ -116,39 +112,39 @@ def _one_of(*names: str) -> Any:
     return parse
 
 
-def _tensor_or_number(session: Session, word: str) -> Tensor | Number:
-    return session.tensors[word] if word in session.tensors else number_of(word)
+def _tensor_or_number(handles: Handles, word: str) -> Tensor | Number:
+    return handles.tensors[word] if word in handles.tensors else number_of(word)
 
 
-def _handle_of_tensor(session: Session, word: str) -> str:
-    session.tensor(word)
+def _handle_of_tensor(handles: Handles, word: str) -> str:
+    handles.tensor(word)
     return word
 
 
-def _handle_of_work(session: Session, word: str) -> str:
-    session.work(word)
+def _handle_of_work(handles: Handles, word: str) -> str:
+    handles.work(word)
     return word
 
 
-def _some_text(session: Session, word: str) -> str:
+def _some_text(handles: Handles, word: str) -> str:
     if not word:
         raise ValueError(word)
     return word
 
 
-TENSOR = Kind("tensor", "Must be a tensor handle.", lambda session, word: session.tensor(word))
+TENSOR = Kind("tensor", "Must be a tensor handle.", lambda handles, word: handles.tensor(word))
 OTHER = Kind("tensor or number", "Must be a tensor handle or a number.", _tensor_or_number)
 TENSOR_HANDLE = Kind("tensor", TENSOR.must, _handle_of_tensor)
 WORK_HANDLE = Kind("work", "Must be a handle from distributed_isend or distributed_irecv.", _handle_of_work)
-INTEGER = Kind("integer", "Must be an integer.", lambda session, word: _integer(word))
-NUMBER = Kind("number", "Must be a number.", lambda session, word: number_of(word))
-TAG = Kind("integer", f"Must be an integer from 0 to {MAX_TAG}.", lambda session, word: _natural(word))
-BOOLEAN = Kind("boolean", "Must be 0 or 1.", lambda session, word: _boolean(word))
-SHAPE = Kind("list of sizes", "Must be a list of integers of at least 0.", lambda session, word: _sizes(word))
-INTEGERS = Kind("list of integers", "Must be a list of integers.", lambda session, word: _integers(word))
-DATA = Kind("list of numbers", "Must be a list of numbers, or of lists of them.", lambda session, word: nested(word))
-DTYPE = Kind("dtype", f"Must be one of {', '.join(DTYPES)}.", lambda session, word: dtype_of(word))
+INTEGER = Kind("integer", "Must be an integer.", lambda handles, word: _integer(word))
+NUMBER = Kind("number", "Must be a number.", lambda handles, word: number_of(word))
+TAG = Kind("integer", f"Must be an integer from 0 to {MAX_TAG}.", lambda handles, word: _natural(word))
+BOOLEAN = Kind("boolean", "Must be 0 or 1.", lambda handles, word: _boolean(word))
+SHAPE = Kind("list of sizes", "Must be a list of integers of at least 0.", lambda handles, word: _sizes(word))
+INTEGERS = Kind("list of integers", "Must be a list of integers.", lambda handles, word: _integers(word))
+DATA = Kind("list of numbers", "Must be a list of numbers, or of lists of them.", lambda handles, word: nested(word))
+DTYPE = Kind("dtype", f"Must be one of {', '.join(DTYPES)}.", lambda handles, word: dtype_of(word))
 OP = Kind("operation", f"Valid operations: {', '.join(OPERATIONS)}", _one_of(*OPERATIONS))
 BACKEND = Kind("backend", f"Must be one of {', '.join(BACKENDS)}.", _one_of("", *BACKENDS))
 TEXT = Kind("string", "Must not be empty.", _some_text)
-STRING = Kind("string", "", lambda session, word: word)
+STRING = Kind("string", "", lambda handles, word: word)

@@ -40,9 +40,10 @@ def main(argv: Sequence[str]) -> int:
     if len(words) > 1 or option not in ("-h", "--help", "--commands", "--package-path"):
         return _refuse(f"unknown words {' '.join(words)!r} (rankwise tclsh --help tells more)", 2)
     if option == "--commands":
+        from rankwise.frontends.tcl.commands import COMMANDS
         from rankwise.frontends.tcl.helptext import listing
 
-        print(listing())
+        print(listing(COMMANDS))
     elif option == "--package-path":
         folder = package_path()
         if folder is None:

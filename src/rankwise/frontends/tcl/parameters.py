@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from rankwise.frontends.tcl.session import Session
+from rankwise.frontends.tcl.handles import Handles
 
 REQUIRED: Final = object()
 """The default of a parameter that has none."""
@@ -36,7 +35,7 @@ class Kind:
 
     name: str
     must: str
-    parse: Callable[[Session, str], Any]
+    parse: Callable[[Handles, str], Any]
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,9 @@ class Parameter:
     def option(self) -> str:
         return camel(self.name)
 
-    def value(self, session: Session, word: str) -> Any:
+    def value(self, handles: Handles, word: str) -> Any:
         try:
-            return self.kind.parse(session, word)
+            return self.kind.parse(handles, word)
         except ValueError:
             raise (
                 ValueError(self.complaint) if self.complaint else invalid(self.option, word, self.kind.must)
@@ -100,17 +99,17 @@ class Command:
     def parameter(self, name: str) -> Parameter:
         return next(parameter for parameter in self.parameters if parameter.name == name)
 
-    def arguments(self, session: Session, words: Sequence[str]) -> dict[str, Any]:
+    def arguments(self, handles: Handles, words: Sequence[str]) -> dict[str, Any]:
         """The values of all parameters, by name; ValueError says which word is wrong, and how."""
         if words and not self.parameters:
             raise ValueError(f"Wrong number of arguments. Expected: torch::{self.name}")
         if words and _is_option(words[0]):
-            return self._values(session, self._named(words))
+            return self._values(handles, self._named(words))
         first: ValueError | None = None
         for form in self.positional:
             if len(words) <= len(form):
                 try:
-                    return self._values(session, dict(zip(form, words, strict=False)))
+                    return self._values(handles, dict(zip(form, words, strict=False)))
                 except ValueError as error:
                     first = first or error
         raise first or ValueError("Wrong number of arguments for positional syntax")
@@ -127,7 +126,7 @@ class Command:
             given[names[words[i]]] = words[i + 1]
         return given
 
-    def _values(self, session: Session, given: Mapping[str, str]) -> dict[str, Any]:
+    def _values(self, handles: Handles, given: Mapping[str, str]) -> dict[str, Any]:
         values = {}
         for parameter in self.parameters:
             if parameter.name in given:
@@ -137,7 +136,7 @@ class Command:
             values[parameter.name] = parameter.default
         for parameter in self.parameters:
             if parameter.name in given:
-                values[parameter.name] = parameter.value(session, given[parameter.name])
+                values[parameter.name] = parameter.value(handles, given[parameter.name])
         return values
 
 

@@ -17,6 +17,7 @@ import threading
 import time
 from typing import BinaryIO
 
+from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.interpreter import leave
 from rankwise.frontends.tcl.script import definitions
 from rankwise.frontends.tcl.session import Session
@@ -29,7 +30,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for tclsh, and this process ends with it
     requests, answers = _private_pipes()
     threading.Thread(target=_end_with_tclsh, args=(requests.fileno(),), daemon=True).start()
-    session = Session()
+    session = Session(COMMANDS)
     try:
         serve(session, requests, answers)
     except BrokenPipeError:  # tclsh ended while a command ran

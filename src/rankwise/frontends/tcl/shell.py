@@ -95,11 +95,11 @@ class Shell:
             return sorted({name for name in self._commands(text) if name.startswith(text)})
         if text.startswith("-"):
             try:
-                options = [f"-{parameter.option}" for parameter in find(command[0]).parameters]
+                options = [f"-{parameter.option}" for parameter in find(COMMANDS, command[0]).parameters]
             except ValueError:
                 return []
             return [f"{option} " for option in options if option.startswith(text) and option not in command]
-        return sorted(handle for handle in self._interpreter.session.tensors if handle.startswith(text))
+        return sorted(handle for handle in self._interpreter.session.handles.tensors if handle.startswith(text))
 
     def _commands(self, text: str) -> list[str]:
         torch = [f"torch::{name} " for command in COMMANDS.values() for name in (command.name, command.alias)]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rankwise.arrays import dtypes
-from rankwise.frontends.tcl.kinds import DTYPES, Number, Tensor
+from rankwise.frontends.tcl.handles import Tensor
+from rankwise.frontends.tcl.kinds import DTYPES, Number
 from rankwise.frontends.tcl.parameters import invalid
-
-if TYPE_CHECKING:
-    from rankwise.frontends.tcl.session import Session
+from rankwise.frontends.tcl.session import Session
 
 Shape = tuple[int, ...]
 DTypeLike = np.dtype[Any]
@@ -238,4 +237,4 @@ def load(session: Session, file: str) -> Tensor:
 
 
 def delete(session: Session, tensor: str) -> None:
-    del session.tensors[tensor]
+    del session.handles.tensors[tensor]

@@ -17,7 +17,7 @@ from rankwise.arrays import dtypes
 from rankwise.arrays.ops import resolve
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
-from rankwise.frontends.tcl.kinds import Tensor
+from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.launch.environment import find_job
 
