@@ -302,6 +302,8 @@ def main(words: Sequence[str] | None = None) -> int:
             interpreters = {name: interpreter_of(revision, name, folder) for name, revision in revisions.items()}
             comparison = Comparison(interpreters, options, folder)
             print(f"machine: {comparison.machine}", flush=True)
+            if comparison.machine.load > comparison.machine.cores / 2:
+                note("the machine is busy with other things: ratios of single cells mean little")
             runs = []
             for index in range(options.times):
                 note(f"run {index + 1} of {options.times}")
