@@ -47,6 +47,13 @@ EXTENSIONS = {"_native", "_bench"}
 # What only the benchmark needs: no other part of the package loads it.
 BENCHMARK = "tools/bench/"
 
+# Files that import each other still. A circle that is gone from the code must go from this list as well.
+KNOWN_CIRCLES = {
+    frozenset({"arrays/buffers.py", "arrays/torch.py"}),
+    frozenset({"backends/mpi/communicator.py", "backends/mpi/p2p.py"}),
+    frozenset({"backends/nccl/arrays.py", "backends/nccl/communicator.py"}),
+}
+
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.
 FRONT_DOORS = {"autograd.py", "torch.py"}
 
@@ -73,7 +80,7 @@ BUILT_ON = {"frontends/torch": "torch"}
 
 
 def room_of(module: str) -> str:
-    """'rankwise.group.group' -> 'api'; 'rankwise' and names found in it -> 'rankwise'."""
+    """'rankwise.group.group' -> 'group'; 'rankwise' and names found in it -> 'rankwise'."""
     name = module.split(".")[1] if "." in module else ""
     if name == "__main__":
         return "tools"  # `python -m rankwise` is the command
@@ -92,8 +99,8 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[ast.
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base] if base else above)
-            for alias in node.names:  # `from rankwise import group` imports the room, not a name
-                yield node, f"{base}.{alias.name}" if base in ("rankwise", "rankwise._native") else base
+            for alias in node.names:  # what is imported may be a name in `base`, or a module of its own
+                yield node, f"{base}.{alias.name}"
         elif isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             first = node.args[0] if node.args else None
@@ -119,9 +126,8 @@ def python_faults(package: Path) -> Iterator[str]:
     """What is wrong with the imports of the package in folder `package`, a line each."""
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
         inside = path.relative_to(package)
-        parts = [*inside.parts[:-1], inside.stem]
         is_package = inside.stem == "__init__"
-        module = ".".join(["rankwise", *(parts[:-1] if is_package else parts)])
+        module = module_of(path, package)
         room = room_of(module)
         if room in EXTENSIONS:
             continue  # an extension's stub
@@ -151,6 +157,44 @@ def python_faults(package: Path) -> Iterator[str]:
                 yield f"{where}: imports {name} when it loads; import it inside the function that needs it"
 
 
+def module_of(path: Path, package: Path) -> str:
+    """The module's name; for an __init__.py the name of its package."""
+    parts = path.relative_to(package).with_suffix("").parts
+    return ".".join(["rankwise", *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def circles(package: Path) -> set[frozenset[str]]:
+    """The files that import each other, directly or through others: a set of files for each circle.
+
+    Imports inside functions and under TYPE_CHECKING count.
+    """
+    files = {module_of(path, package): path for path in package.rglob("*.py")}
+    needs: dict[str, set[str]] = {}
+    for module, path in files.items():
+        found = set()
+        for _, name in imports(ast.parse(path.read_text(encoding="utf-8")), module, path.stem == "__init__"):
+            while name and name not in files and name not in {f"rankwise.{one}" for one in EXTENSIONS}:
+                name = name.rpartition(".")[0]
+            found.add(name)
+        needs[module] = (found & files.keys()) - {module}
+
+    def reachable(module: str) -> set[str]:
+        seen: set[str] = set()
+        left = set(needs[module])
+        while left:
+            seen |= left
+            left = set().union(*(needs[one] for one in left)) - seen
+        return seen
+
+    reach = {module: reachable(module) for module in files}
+    found_circles = set()
+    for module in files:
+        if module in reach[module]:
+            members = {module, *(other for other in reach[module] if module in reach[other])}
+            found_circles.add(frozenset(files[one].relative_to(package).as_posix() for one in members))
+    return found_circles
+
+
 def native_faults(native: Path) -> Iterator[str]:
     """Includes of Python in the core, a line each."""
     for path in sorted((native / "core").rglob("*.[ch]pp")):
@@ -176,6 +220,31 @@ def test_imports_follow_the_arrows() -> None:
         "the rooms are not where this test looks"
     )
     assert list(python_faults(package)) == []
+
+
+def test_no_two_files_import_each_other() -> None:
+    assert circles(ROOT / "src" / "rankwise") == KNOWN_CIRCLES
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from rankwise.group import second",
+        "from . import second",
+        "def f():\n    from .second import name",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from rankwise.group.second import Name",
+        "import rankwise.group.second",
+    ],
+)
+def test_a_circle_is_found(tmp_path: Path, code: str) -> None:
+    room = tmp_path / "rankwise" / "group"
+    room.mkdir(parents=True)
+    (room / "__init__.py").write_text("")
+    (room / "first.py").write_text(code)
+    (room / "second.py").write_text("from rankwise.group.third import name")
+    (room / "third.py").write_text("from rankwise import _native\nfrom rankwise.group.first import name")
+    found = circles(tmp_path / "rankwise")
+    assert found == {frozenset({"group/first.py", "group/second.py", "group/third.py"})}
 
 
 def test_core_knows_no_python() -> None:
