@@ -1,49 +1,88 @@
-"""MPI's sends and receives under way."""
+"""Point-to-point messages over MPI: requests, which are polled, so that their timeout is an error and not the end."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from rankwise.backends.composed.calls import DTYPE_NAMES, ITEMSIZE
+from rankwise.backends.composed.calls import DTYPE_NAMES
 from rankwise.backends.composed.matching import mismatch
+from rankwise.backends.mpi.transport import Transport
 from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
-if TYPE_CHECKING:
-    from rankwise.backends.mpi.communicator import MpiCommunicator
-
-TAGS_A_TAG = 32  # MPI's tags for each of ours: one a dtype
-
-SPINS = 200  # looks at a request, with nothing in between, before the first yield
-YIELDS = 2e-3  # seconds of looks with yields in between, before the first nap
-NAP, LONGEST_NAP = 50e-6, 1e-3
-STRANGERS = 0.1  # seconds between two looks for a message of the right tag and another dtype
+POLLS = 200  # polls of a request with nothing in between, before the first yield
+YIELDS = 2e-3  # seconds of polls with yields in between, before the first sleep
+SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
+OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag and another dtype
 
 
-class MpiMessage(Work[None]):
-    """A request of MPI. A receive's source and tag are the message's, once it is complete.
-
-    expected: a receive's count and dtype. peer, tag: as send and recv were told.
-    """
+class Channel:
+    """The messages of one rank that are under way."""
 
     def __init__(
         self,
-        comm: MpiCommunicator,
-        operation: str,
-        request: Any,
-        expected: tuple[int, DType] | None,
-        peer: int,
-        tag: int,
+        transport: Transport,
+        engine_errors: tuple[type[Exception], ...],
+        failed: Callable[[Exception, str], RankwiseError],
     ) -> None:
-        self._comm = comm
+        """engine_errors: what MPI raises. failed: fails the group by an error in a message, which it is given in
+        words, and returns what to raise."""
+        self.transport = transport
+        self.engine_errors = engine_errors
+        self.failed = failed
+        self.timeout = 0.0
+        """Seconds that a message may take where its `wait` is given no limit; past them the group fails."""
+        self._requests: dict[int, Request] = {}  # those that `sync` waits for
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Request:
+        return self._begin("send", self.transport.send, (ptr, count, dtype, dest, tag))
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Request:
+        return self._begin("recv", self.transport.recv, (ptr, count, dtype, src, tag))
+
+    def sync(self) -> None:
+        if self._requests:
+            for request in list(self._requests.values()):
+                request.wait()
+
+    def flush(self, end: float) -> None:
+        """Let what is under way finish until `end`, as time.monotonic gives it; CollectiveTimeout where it does not."""
+        for request in list(self._requests.values()):
+            request.wait(max(0.0, end - time.monotonic()))
+
+    def over(self, request: Request) -> None:
+        self._requests.pop(id(request), None)
+
+    def _begin(self, operation: str, begin: Callable[..., Any], args: tuple[int, int, DType, int, int]) -> Request:
+        _, count, dtype, peer, tag = args
+        try:
+            theirs = begin(*args)
+        except self.engine_errors as error:
+            raise self.failed(error, f"{operation}(rank={peer}, tag={tag})") from error
+        request = Request(self, operation, theirs, (count, dtype) if operation == "recv" else None, peer, tag)
+        self._requests[id(request)] = request
+        return request
+
+
+class Request(Work[None]):
+    """A request of MPI. The source and tag of a receive, once it is complete, are the message's.
+
+    expected: a receive's count and dtype. peer, tag: those that send or recv was given.
+    """
+
+    def __init__(
+        self, channel: Channel, operation: str, theirs: Any, expected: tuple[int, DType] | None, peer: int, tag: int
+    ) -> None:
+        self._channel = channel
         self._operation = operation
-        self._test_request = request.Test
-        self._status = None if expected is None else comm.mpi.Status()
+        self._test_request = theirs.Test
+        self._status = None if expected is None else channel.transport.mpi.Status()
         self._expected = expected
         self.source, self.tag = peer, tag
         self._lock = threading.Lock()
@@ -58,7 +97,7 @@ class MpiMessage(Work[None]):
     def wait(self, timeout: float | None = None) -> None:
         if not self._over:
             with self._lock:
-                for _ in range(SPINS):
+                for _ in range(POLLS):
                     if self._over or self._test():
                         break
             if not self._over:
@@ -73,54 +112,53 @@ class MpiMessage(Work[None]):
             return self._over or self._test()
 
     def _test(self) -> bool:
-        """Whether MPI has completed it, which is asked until it has."""
-        comm = self._comm
+        """Whether MPI has completed it. It is polled until it has."""
+        channel = self._channel
         try:
-            if not comm.guarded(self._test_request, self._status):
+            if not channel.transport.guarded(self._test_request, self._status):
                 return False
             if self._expected is not None:
-                self._check(self._status, *self._expected)
-        except comm.engine_errors as error:
-            self._error = comm.message_failed(error, self._where)
+                self._check(*self._expected)
+        except channel.engine_errors as error:
+            self._error = channel.failed(error, self._where)
         self._over = True
-        comm.message_over(self)
+        channel.over(self)
         return True
 
-    def _check(self, status: Any, count: int, dtype: DType) -> None:
-        self.source = status.Get_source()
-        self.tag, code = divmod(status.Get_tag(), TAGS_A_TAG)
-        sent = status.Get_elements(self._comm.mpi.BYTE) // ITEMSIZE[code]
-        wrong = mismatch(self.tag, sent, DType(code), count, dtype)
+    def _check(self, count: int, dtype: DType) -> None:
+        message = self._channel.transport.message(self._status)
+        self.source, self.tag = message.source, message.tag
+        wrong = mismatch(message.tag, message.count, message.dtype, count, dtype)
         if wrong is not None:
-            self._error = self._comm.message_failed(wrong, self._where)
+            self._error = self._channel.failed(wrong, self._where)
 
     def _wait(self, timeout: float | None) -> None:
-        """Look again and again. CollectiveTimeout past `timeout`, which leaves it under way, or past the
-        communicator's own, which fails the group."""
-        start = look = time.monotonic()
-        limit = self._comm.timeout if timeout is None else timeout
-        nap = NAP
+        """Poll. CollectiveTimeout past `timeout`, which leaves it under way, or past the channel's own, which fails
+        the group."""
+        start = probed = time.monotonic()
+        limit = self._channel.timeout if timeout is None else timeout
+        sleep = SLEEP
         while not self.done():
             now = time.monotonic()
             if now - start > limit:
                 text = f"{self._operation} was not complete within {limit:.3g} s"
                 error = CollectiveTimeout(text, limit=limit, operation=self._operation)
-                raise error if timeout is not None else self._comm.message_failed(error, self._where)
+                raise error if timeout is not None else self._channel.failed(error, self._where)
             if now - start < YIELDS:
                 os.sched_yield()
                 continue
-            if now - look > STRANGERS:
-                look = now
-                self._look_for_strangers()
-            time.sleep(nap)
-            nap = min(2 * nap, LONGEST_NAP)
+            if now - probed > OTHER_DTYPE:
+                probed = now
+                self._probe_for_another_dtype()
+            time.sleep(sleep)
+            sleep = min(2 * sleep, LONGEST_SLEEP)
 
-    def _look_for_strangers(self) -> None:
-        """A message that this receive would take but for its dtype never will be taken: say so."""
+    def _probe_for_another_dtype(self) -> None:
+        """A message that this receive would take but for its dtype never will be taken: that is an error."""
         if self._expected is None or ANY in (self.source, self.tag):
             return
-        found = self._comm.probe(self.source, self.tag)
+        found = self._channel.transport.probe(self.source, self.tag)
         if found is not None and found.dtype is not self._expected[1]:
             wrong = mismatch(self.tag, found.count, found.dtype, *self._expected)
             assert wrong is not None
-            raise self._comm.message_failed(wrong, self._where)
+            raise self._channel.failed(wrong, self._where)

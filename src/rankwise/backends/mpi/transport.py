@@ -1,0 +1,116 @@
+"""What MPI moves: its communicator, its point-to-point calls, and how memory is described to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from rankwise._native import Turn
+from rankwise.backends.composed.calls import ITEMSIZE
+from rankwise.contract.communicator import ANY, Message
+from rankwise.contract.types import DType
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TAGS_A_TAG = 32  # MPI's tags for each of ours: one a dtype
+BLOCK = 1 << 30  # bytes, of which more are made than fit in an int
+
+_ONE_AT_A_TIME = Turn()  # the lock of all calls into an MPI without MPI_THREAD_MULTIPLE
+
+
+class Transport:
+    """One rank's end of one MPI communicator, which it owns. Addresses are of the caller's memory, sizes in bytes.
+
+    comm: MPI's communicator. mpi: mpi4py's module. memory: makes of an address and a size what mpi4py takes. most:
+    the elements that one count can hold, an int of C before MPI 4. concurrent: whether threads may call MPI at once.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # so that mpi4py raises them
+        self.mpi, self.comm = MPI, comm
+        self.rank, self.world_size = comm.rank, comm.size
+        self.concurrent = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.lock = None if self.concurrent else _ONE_AT_A_TIME
+        self.memory: Callable[[int, int], Any] = MPI.memory.fromaddress
+        self.byte = MPI.BYTE
+        self.counts_ints = MPI.VERSION < 4
+        self.most = (1 << 31) - 1 if self.counts_ints else 1 << 62
+        self.most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_A_TAG
+        self._wides: dict[int, Any] = {}
+
+    # ---- point-to-point: the dtype travels in the tag, for `probe` and for a check ----
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Any:
+        """A request of MPI, as `recv` returns."""
+        return self.guarded(self.comm.Isend, self.bytes(ptr, count * ITEMSIZE[dtype]), dest, tag * TAGS_A_TAG + dtype)
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Any:
+        source = self.mpi.ANY_SOURCE if src == ANY else src
+        label = self.mpi.ANY_TAG if tag == ANY else tag * TAGS_A_TAG + dtype
+        return self.guarded(self.comm.Irecv, self.bytes(ptr, count * ITEMSIZE[dtype]), source, label)
+
+    def probe(self, src: int, tag: int) -> Message | None:
+        source = self.mpi.ANY_SOURCE if src == ANY else src
+        labels = [self.mpi.ANY_TAG] if tag == ANY else [tag * TAGS_A_TAG + dtype for dtype in DType]
+        status = self.mpi.Status()
+        for label in labels:
+            if self.guarded(self.comm.Iprobe, source, label, status):
+                return self.message(status)
+        return None
+
+    def message(self, status: Any) -> Message:
+        """What a status of MPI says of a message."""
+        tag, code = divmod(status.Get_tag(), TAGS_A_TAG)
+        return Message(status.Get_source(), tag, status.Get_elements(self.byte) // ITEMSIZE[code], DType(code))
+
+    def guarded(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A call of MPI that does not block, with no other at the same time where the MPI requires that."""
+        if self.lock is None:
+            return call(*args)
+        with self.lock:
+            return call(*args)
+
+    # ---- memory, as MPI takes it ----
+
+    def bytes(self, ptr: int, size: int) -> tuple[Any, int, Any]:
+        if size > self.most:
+            return self.memory(ptr, size), 1, self._wide(size)
+        return self.memory(ptr, size), size, self.byte
+
+    def each(self, ptr: int, size: int) -> tuple[Any, int, Any]:
+        """A block of `size` for each rank."""
+        whole = self.memory(ptr, size * self.world_size)
+        return (whole, 1, self._wide(size)) if size > self.most else (whole, size, self.byte)
+
+    def _wide(self, size: int) -> Any:
+        """MPI's datatype of `size` bytes; it is kept."""
+        if size not in self._wides:
+            self._wides[size] = self._span(0, size)
+        return self._wides[size]
+
+    def _span(self, start: int, size: int) -> Any:
+        """A new datatype of MPI: the `size` bytes from `start` on. Counts in it are ints."""
+        blocks, rest = divmod(size, BLOCK)
+        block = self.byte.Create_contiguous(BLOCK)
+        span = self.mpi.Datatype.Create_struct([blocks, rest], [start, start + blocks * BLOCK], [block, self.byte])
+        block.Free()
+        return span.Commit()
+
+    def blocks(self, ptr: int, sizes: Sequence[int]) -> tuple[Any, tuple[Sequence[int], Sequence[int]], Any]:
+        *starts, whole = accumulate(sizes, initial=0)
+        return self.memory(ptr, whole), (sizes, starts), self.byte
+
+    def typed_blocks(self, ptr: int, sizes: Sequence[int]) -> tuple[tuple[Any, Any, Any], list[Any]]:
+        """Buffer, (counts, displacements in bytes) and datatypes for Alltoallw; and the datatypes to free."""
+        *starts, whole = accumulate(sizes, initial=0)
+        counts, kinds, made = list(sizes), [self.byte] * len(sizes), []
+        for rank, size in enumerate(sizes):
+            if starts[rank] + size > self.most:
+                kind = self._span(starts[rank], size)
+                made.append(kind)
+                counts[rank], starts[rank], kinds[rank] = 1, 0, kind
+        return (self.memory(ptr, whole), (counts, starts), kinds), made
