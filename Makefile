@@ -18,7 +18,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-model test-python test-native test-torch-suite test-faults test-multihost test-engines test-gpu lint format dev clean
+.PHONY: help demo test test-all build-tests test-tools test-python test-slow test-native test-model test-torch-suite test-faults test-multihost test-engines test-gpu lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,45 +38,54 @@ demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
 
 # ---- tests ----
 
-test: test-native test-model test-python ## install what the tests need, run the tests of the core and of the package
+test: build-tests ## every backend, algorithm and front-end: within 10 minutes on 2 cores, once all is built
+	@$(ENV)/bin/python tests/parts.py test
 
-# iproute2, by which tests make hosts; without it they say so and are skipped.
-define network_tools
-@command -v tc >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-		{ apt-get install -qq -y iproute2 || { apt-get update -qq && apt-get install -qq -y iproute2; }; }; } >/dev/null 2>&1 || true
-endef
+test-all: build-tests ## make test, and all that takes longer: an hour and a half; MINUTES=40 leaves out what would not fit
+	@$(ENV)/bin/python tests/parts.py all $(if $(MINUTES),--minutes $(MINUTES))
 
-test-python: $(ENV)/.test $(MPIS) ## the Python tests only; TEST_ARGS="-k name" picks some
-	$(network_tools)
-	$(ENV)/bin/python -m pytest $(TEST_ARGS)
+build-tests: test-tools $(ENV)/.test $(ENV)/.native $(MPIS)
+	$(call build_native,build/native,)
+	$(call build_native,build/tsan,thread)
+	$(call build_native,build/asan,address)
 
-test-native: $(ENV)/.native ## the tests of the C++ core: plain, ThreadSanitizer, AddressSanitizer
+test-tools: $(ENV)/.made
+	@PYTHON=$(ENV)/bin/python ./prepare.sh tests
+
+test-python: test-tools $(ENV)/.test $(MPIS) ## the Python tests only; TEST_ARGS="-k name" picks some
+	$(ENV)/bin/python -m pytest -m "not slow" --durations=20 $(TEST_ARGS)
+
+test-slow: test-tools $(ENV)/.test $(MPIS) ## the Python tests that make test leaves out
+	$(ENV)/bin/python -m pytest -m slow --durations=20 $(TEST_ARGS)
+
+test-native: test-tools $(ENV)/.native ## the tests of the C++ core: plain, ThreadSanitizer, AddressSanitizer
 	$(call native_tests,build/native,)
 	$(call native_tests,build/tsan,thread)
 	$(call native_tests,build/asan,address)
 
-test-model: ## the model of the waiting protocol, all its states, by spin (installed where that may be)
-	@command -v spin >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-		{ apt-get install -qq -y spin || { apt-get update -qq && apt-get install -qq -y spin; }; }; } >/dev/null 2>&1 || true
+test-model: test-tools ## the model of the waiting protocol, all its states, by spin
 	@if command -v spin >/dev/null; then $(PYTHON) native/model/check.py; \
-	else echo "== test-model skipped: there is no spin here, and it could not be installed (Debian: apt-get install spin)"; fi
+	else echo "not tested: the model of the waiting protocol: there is no spin; apt install spin"; fi
 
 test-torch-suite: $(ENV)/.test ## torch's own tests of its backends, on rankwise and on gloo: half an hour; SUITE_ARGS="--ranks 2"
 	$(ENV)/bin/python $(PIP) expecttest
 	nice $(ENV)/bin/python tests/torch_suite/run.py $(SUITE_ARGS)
 
-# $(call native_tests,FOLDER,SANITIZER)
+# $(call build_native,FOLDER,SANITIZER)
+define build_native
+	@PATH="$(CURDIR)/$(ENV)/bin:$$PATH" cmake -S . -B $(1) -G Ninja -DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF -DRANKWISE_SANITIZE=$(2) >/dev/null
+	@$(ENV)/bin/cmake --build $(1) -j $(JOBS)
+endef
+
 define native_tests
-	PATH="$(CURDIR)/$(ENV)/bin:$$PATH" cmake -S . -B $(1) -G Ninja -DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF -DRANKWISE_SANITIZE=$(2) >/dev/null
-	$(ENV)/bin/cmake --build $(1) -j $(JOBS)
+	$(call build_native,$(1),$(2))
 	$(ENV)/bin/ctest --test-dir $(1) --output-on-failure --timeout 300 --no-tests=error
 endef
 
 test-faults: $(ENV)/.test ## every fault many times at random moments, and a table of how it ended: 15 minutes
 	RANKWISE_FAULTS=full $(ENV)/bin/python -m pytest -q tests/faults $(TEST_ARGS)
 
-test-multihost: $(ENV)/.test ## 2 and 4 hosts of 2 ranks, which are network namespaces (root, iproute2): 5 minutes
-	$(network_tools)
+test-multihost: test-tools $(ENV)/.test ## 2 and 4 hosts of 2 ranks, which are network namespaces (root, iproute2): 5 minutes
 	RANKWISE_MULTIHOST=full $(ENV)/bin/python -m pytest -q tests/multihost $(TEST_ARGS)
 
 test-engines: $(ENV)/.test $(MPIS) ## the whole conformance suite over gloo, Open MPI and MPICH, on 2 and 4 ranks: 5 minutes
@@ -109,8 +118,8 @@ clean: ## remove what was built (build/, caches, pictures), but not .venv
 # ---- the environment; a stamp file in it says what it holds ----
 
 define new_environment
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "rankwise needs Python 3.10 or later, and this is " + sys.version.split()[0] + "; say make PYTHON=python3.12, for example")'
-	@test -x $(1)/bin/python || { echo "== A private environment in $(1)"; $(PYTHON) -m venv $(1); }
+	@PYTHON=$(PYTHON) MAKE_VERSION=$(MAKE_VERSION) ./prepare.sh build
+	@PYTHON=$(PYTHON) ./prepare.sh environment $(1)
 endef
 
 $(ENV)/.made:
@@ -134,7 +143,7 @@ $(ENV)/.native: $(ENV)/.made
 # One process can hold one MPI, so each has an environment, which sees what is in $(ENV) as well.
 build/mpi/%/.made: | $(ENV)/.test
 	@echo "== mpi4py and $* in build/mpi/$*"
-	@$(ENV)/bin/python -m venv build/mpi/$*
+	@PYTHON=$(ENV)/bin/python ./prepare.sh environment build/mpi/$*
 	@build/mpi/$*/bin/python $(PIP) "mpi4py>=4" $*
 	@$(ENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		>"$$(build/mpi/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rankwise.pth"

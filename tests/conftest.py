@@ -1,11 +1,12 @@
-"""For every test: a hang ends with the stacks printed, and nothing may be left behind."""
+"""For every test: a hang ends with the stacks printed, nothing may be left behind, what was skipped is said last."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -36,3 +37,17 @@ def nothing_left_behind() -> Iterator[None]:
             break
         time.sleep(0.05)
     pytest.fail(f"left behind: in /dev/shm {sorted(new_files)}, processes {new_processes}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """The last lines name what this machine lacks, so that tests were skipped; tests/parts.py repeats them."""
+    yield
+    skipped: Counter[tuple[str, str]] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if "make test-" not in reason:  # else another part runs them
+            skipped[report.nodeid.partition("::")[0], reason] += 1
+    for (file, reason), count in skipped.items():
+        tests = "1 test" if count == 1 else f"{count} tests"
+        terminalreporter.line(f"not tested: {tests} of {file}: {reason}")

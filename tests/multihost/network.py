@@ -41,8 +41,9 @@ class Namespace:
         assert self._holder.stdout is not None
         assert self._holder.stderr is not None
         if self._holder.stdout.readline() != "made\n":
-            self._holder.wait()
-            raise CannotMake(self._holder.stderr.read().strip())
+            why = self._holder.stderr.read().strip()
+            self.close()
+            raise CannotMake(why)
         self.pid = child_of(self._holder.pid)
 
     def command(self, *words: str) -> list[str]:

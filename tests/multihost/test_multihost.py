@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from multihost.network import CannotMake, Network, Ranks
+from leftovers import open_descriptors
+from multihost.network import CannotMake, Namespace, Network, Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(Path(__file__).with_name("program.py"))
@@ -154,3 +155,16 @@ def test_nothing_is_left_of_a_network(network: Make) -> None:
     pids = [namespace.pid for namespace in hosts.hosts]
     hosts.close()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_where_namespaces_cannot_be_made_the_reason_is_given_and_nothing_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unshare = tmp_path / "unshare"
+    unshare.write_text("#!/bin/sh\necho 'cannot change root filesystem propagation' >&2\nexit 1\n")
+    unshare.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    before = open_descriptors()
+    with pytest.raises(CannotMake, match="cannot change root filesystem propagation"):
+        Namespace()
+    assert open_descriptors() == before
