@@ -434,6 +434,7 @@ void Comm::hold_for(const std::shared_ptr<Task>& mark) {
 void Comm::sync_stream() {
     check_open();
     stream_.sync(timeout());
+    if (region_.failed()) steps_.throw_failure(name(Op::None));
 }
 
 void Comm::sync() {

@@ -162,8 +162,9 @@ class Communicator(ABC):
     def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which calls several collectives, and give its result.
 
-        Where threads share the communicator, its calls should follow one another with no other thread's
-        in between; this here just calls it.
+        What was started before is complete by then, so that the function may read its results. Where
+        threads share the communicator, its calls should follow one another with no other thread's in
+        between; this here just calls it.
         """
         return function()
 

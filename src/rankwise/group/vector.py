@@ -51,7 +51,7 @@ class PerRankCounts(Collectives):
             self.comm.all_gather_v(given.ptr, result.ptr, _elements(lengths, given), given.dtype)
             return self._complete(result, refused)
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
     @overload
     def gather_v(
@@ -88,7 +88,7 @@ class PerRankCounts(Collectives):
             self.comm.gather_v(given.ptr, result.ptr, counts, given.dtype, dst)
             return self._complete(result, refused)
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
     @overload
     def scatter_v(
@@ -150,6 +150,7 @@ class PerRankCounts(Collectives):
         True
         """
         src = self._rank(src, "src")
+        given = None
         if src == self.rank:
             given = source(x)
             check_axis_0(given)
@@ -176,7 +177,7 @@ class PerRankCounts(Collectives):
                 self.comm.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
                 return self._complete(part, refused)
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
     @overload
     def reduce_scatter_v(
@@ -217,7 +218,7 @@ class PerRankCounts(Collectives):
         reduce_op = ops.resolve(op, given.dtype)
         result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
         args = (given.ptr, result.ptr, _elements(rows, given), given.dtype, reduce_op)
-        return self._call("reduce_scatter_v", args, result, given, async_op)
+        return self._call("reduce_scatter_v", args, given, result, async_op)
 
     @overload
     def all_to_all_v(
@@ -257,7 +258,7 @@ class PerRankCounts(Collectives):
             self.comm.all_to_all_v(given.ptr, result.ptr, sends, receives, given.dtype)
             return self._complete(result, refused), received
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
     def _lengths(self, given: Buffer) -> list[int]:
         """The length of axis 0 on every rank."""

@@ -168,6 +168,11 @@ class ComposedCommunicator(OpenCommunicator):
         recv_sizes = sizes(checked_counts(recv_counts, self._world_size, "recv_counts"), dtype)
         self._run(("all_to_all_v", dtype), LARGE, self._all_to_all_v, send_ptr, recv_ptr, send_sizes, recv_sizes)
 
+    def call(self, function: Callable[[], T]) -> T:
+        if self._stream is not None:
+            self._stream.drain()
+        return function()
+
     def start(self, operation: str, *args: Any) -> Work[None]:
         method = getattr(self, operation)
         return self.start_call(lambda: method(*args))
