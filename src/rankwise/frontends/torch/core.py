@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup, Store, Work
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.work import Work as OurWork
+from rankwise.frontends.torch.gradients import warn_in_backward
 from rankwise.frontends.torch.tensors import Finish
 from rankwise.frontends.torch.work import Done, Results, Started
 from rankwise.group.work import ArrayWork, Pending, Several
@@ -63,6 +64,7 @@ class Core(ProcessGroup):
         self._sequence += 1
         if opts.timeout != UNSET:
             return self._run_all([(operation, args)], opts, results, finish, keep)
+        warn_in_backward(results, operation)
         if opts.asyncOp and get_ident() != self._stream:
             return self._begun(self.comm.start(operation, *args), results, finish, keep)
         getattr(self.comm, operation)(*args)
@@ -76,6 +78,7 @@ class Core(ProcessGroup):
         self, calls: Sequence[Call], opts: Any, results: Results, finish: Finish | None = None, keep: object = None
     ) -> Work | None:
         """Several calls, as one operation."""
+        warn_in_backward(results, calls[0][0] if calls else "")
         limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
         if opts.asyncOp and get_ident() != self._stream:
             if limit is None:
@@ -91,6 +94,7 @@ class Core(ProcessGroup):
     def run_body(self, body: Callable[[], None], opts: Any, results: Results) -> Work | None:
         """A function that makes several blocking calls, as one operation."""
         self._sequence += 1
+        warn_in_backward(results, "all_reduce")
         if opts.asyncOp and get_ident() != self._stream:
             return self._begun(self.comm.start_call(body), results, None, None)
         body()
