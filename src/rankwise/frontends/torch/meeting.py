@@ -1,7 +1,12 @@
 """How the ranks of a torch process group meet: by torch's store they agree on a backend and on a name to meet by.
 
-Every rank writes where it is; rank 0 reads them all and writes the Plan, which the others follow.
-No tensor ever passes through the store.
+Rank 0 calls a meeting under a name of its own, every other rank answers with where it is, and rank 0
+writes the Plan, which the others follow. No tensor ever passes through the store.
+
+A store may hold what an earlier meeting left, one that was broken off perhaps: the same file, or the
+same names in a process that makes its groups again. So every answer carries a mark that its rank made
+for this meeting, and a plan lists the marks that rank 0 read. A rank that does not find its own takes
+no part in that plan, and answers the next call.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ SEVERAL_HOSTS = "hierarchical"
 class Plan:
     """What rank 0 decides: the backend, the job's name, a secret of its ranks.
 
+    marks: what each rank but rank 0 wrote in this meeting, in the order of the ranks.
     host, port: where rank 0 serves a store for the backend, where the ranks are on several hosts.
     inherited: whether these are the ranks of `rankwise run`, which take the segment that it made: it
     tells them how a rank ended. part: the group's number in the memory of the default group, where
@@ -39,6 +45,7 @@ class Plan:
     backend: str
     id: str
     secret: str
+    marks: list[str]
     host: str = ""
     port: int = 0
     inherited: bool = False
@@ -63,19 +70,21 @@ def meet(
         return connect(Job(launcher="torch.distributed"), "solo", timeout)
     settings = Settings.read()
     end = time.monotonic() + timeout
-    store.set(f"place {rank}", place())
-    part = parent.make_part(ranks) if rank == 0 and parent is not None else None
-    if part is not None:
-        plan = Plan("shm", "", "", part=part)
-        store.set("plan", json.dumps(asdict(plan)))
-    elif rank == 0:
-        places = _read(store, [f"place {other}" for other in range(size)], timeout, end)
-        plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), inherited=_fits(settings, rank, size))
-        if len(set(places)) > 1:
-            plan = replace(plan, inherited=False, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port())
-        store.set("plan", json.dumps(asdict(plan)))
+    if rank == 0:
+        call = secrets.token_hex(8)
+        store.set("call", call)
+        answers = _read(store, {other: _answer_key(call, other) for other in range(1, size)}, timeout, end)
+        marks, places = zip(*map(json.loads, answers), strict=True)
+        part = parent.make_part(ranks) if parent is not None else None
+        plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), list(marks), part=part)
+        if part is None:
+            if set(places) == {place()}:
+                plan = replace(plan, inherited=_fits(settings, rank, size))
+            else:
+                plan = replace(plan, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port())
+        store.set(_plan_key(call), json.dumps(asdict(plan)))
     else:
-        plan = Plan(**json.loads(_read(store, ["plan"], timeout, end)[0]))
+        plan = _answer(store, rank, timeout, end)
     if plan.part is not None and parent is not None:
         comm = parent.take_part(plan.part)
         comm.timeout = timeout
@@ -122,16 +131,51 @@ def _free_port() -> int:
     return port
 
 
-def _read(store: Store, keys: list[str], timeout: float, end: float) -> list[str]:
-    """The values of `keys` once they are all there; `keys[r]` is missed from rank r."""
+def _answer_key(call: str, rank: int) -> str:
+    return f"{call} rank {rank}"
+
+
+def _plan_key(call: str) -> str:
+    return f"{call} plan"
+
+
+def _answer(store: Store, rank: int, timeout: float, end: float) -> Plan:
+    """Off rank 0: answer its call, and each later one, until there is a plan that was made of the answer."""
+    mark = secrets.token_hex(8)
+    call = _read(store, {0: "call"}, timeout, end)[0]
+    answered = ""
+    pause = _SHORTEST_PAUSE
+    while True:
+        if call != answered:
+            store.set(_answer_key(call, rank), json.dumps([mark, place()]))
+            answered = call
+        if store.check([_plan_key(call)]):
+            plan = Plan(**json.loads(store.get(_plan_key(call))))
+            if plan.marks[rank - 1] == mark:
+                return plan
+        if time.monotonic() > end:
+            raise _missing([0], timeout)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        call = store.get("call").decode()
+
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 20e-3  # seconds
+
+
+def _read(store: Store, keys: dict[int, str], timeout: float, end: float) -> list[str]:
+    """The values of `keys`, each of which the rank that it is given for writes, once they are all there."""
     try:
-        store.wait(keys, timedelta(seconds=max(0.001, end - time.monotonic())))
+        store.wait(list(keys.values()), timedelta(seconds=max(0.001, end - time.monotonic())))
     except RuntimeError as error:
-        missing = tuple(rank for rank, key in enumerate(keys) if not store.check([key]))
-        raise CollectiveTimeout(
-            f"init: ranks {list(missing)} did not come within {timeout:g} s",
-            limit=timeout,
-            missing=missing,
-            operation="init",
-        ) from error
-    return [store.get(key).decode() for key in keys]
+        raise _missing([rank for rank, key in keys.items() if not store.check([key])], timeout) from error
+    return [store.get(key).decode() for key in keys.values()]
+
+
+def _missing(ranks: list[int], timeout: float) -> CollectiveTimeout:
+    return CollectiveTimeout(
+        f"init: ranks {ranks} did not come within {timeout:g} s",
+        limit=timeout,
+        missing=tuple(ranks),
+        operation="init",
+    )

@@ -1,0 +1,97 @@
+"""Ranks meet by a store that may hold what earlier meetings left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwise.testing import run_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+dist = torch.distributed
+
+LIMIT = 60  # seconds: the meeting takes milliseconds, and where it cannot take place the test fails
+
+
+def wait_until(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def meet_and_add(store: Any, rank: int, size: int) -> int:
+    """A number that is right only where exactly these ranks met."""
+    import numpy as np
+
+    from rankwise.contract.types import DType, ReduceOp
+    from rankwise.frontends.torch import meeting
+
+    comm = meeting.meet(store, rank, size, LIMIT)
+    x = np.array([1 << (8 * rank)])
+    comm.all_reduce(x.ctypes.data, 1, DType.I64, ReduceOp.SUM)
+    comm.close()
+    return int(x[0])
+
+
+def test_a_plan_left_in_the_store_is_not_followed(tmp_path: Path) -> None:
+    def ranks(group: Any) -> list[int]:
+        store = dist.FileStore(str(tmp_path / "store"), 2)
+        first = meet_and_add(store, group.rank, 2)
+        key = f"{store.get('call').decode()} rank 1"
+        old = store.get(key)
+        group.barrier()
+        if group.rank == 0:
+            wait_until(
+                lambda: store.get(key) != old
+            )  # rank 1 took the old call for this meeting's, whose plan is there
+        return [first, meet_and_add(store, group.rank, 2)]
+
+    assert run_ranks(2, ranks) == [[0x101, 0x101]] * 2
+
+
+def test_a_meeting_that_was_broken_off_is_in_nobodys_way(tmp_path: Path) -> None:
+    def ranks(group: Any) -> int:
+        store = dist.FileStore(str(tmp_path / "store"), 3)
+        if group.rank == 0:
+            store.set("call", "broken off")
+        group.barrier()
+        if group.rank == 0:
+            wait_until(lambda: store.check(["broken off rank 1", "broken off rank 2"]))
+        return meet_and_add(store, group.rank, 3)
+
+    assert run_ranks(3, ranks) == [0x10101] * 3
+
+
+def test_groups_are_made_again_and_again_by_one_store(tmp_path: Path) -> None:
+    def ranks(group: Any) -> None:
+        for _ in range(5):
+            store = dist.FileStore(str(tmp_path / "store"), 2)
+            dist.init_process_group("rankwise", store=store, rank=group.rank, world_size=2)
+            part = dist.new_group()
+            x = torch.ones(2)
+            dist.all_reduce(x)
+            dist.all_reduce(x, group=part)
+            assert x.tolist() == [4, 4]
+            dist.destroy_process_group()
+
+    run_ranks(2, ranks, backend="shm")
+
+
+def test_who_did_not_come_is_named(tmp_path: Path) -> None:
+    def ranks(group: Any) -> Any:
+        from rankwise.contract.errors import CollectiveTimeout
+        from rankwise.frontends.torch import meeting
+
+        store = dist.FileStore(str(tmp_path / f"store {group.rank}"), 3)
+        if group.rank == 1:
+            store.set("call", "of a rank 0 that is gone")
+        with pytest.raises(CollectiveTimeout, match=r"init: ranks .* did not come within 0.2 s") as caught:
+            meeting.meet(store, group.rank, 3, 0.2)
+        return caught.value.missing
+
+    assert run_ranks(3, ranks) == [(1, 2), (0,), (0,)]
