@@ -67,7 +67,7 @@ public:
     // event. A wait longer than the timeout, or for an event that cannot be reached, fails the group.
     void record_event(uint64_t event);
     void wait_event(uint64_t event);
-    // Until all that was started so far has run. Throws TimedOut.
+    // Until all that was started so far has run. Throws TimedOut, and the failure of a group that has failed.
     void sync_stream();
     // Between hold and release this thread's calls have the communicator for themselves: no other
     // thread's comes in between, nor does what is started meanwhile. May be nested.

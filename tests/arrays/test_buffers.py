@@ -39,12 +39,14 @@ TYPES = {
 
 
 def memory(buffer: Buffer) -> bytes:
-    """What a communicator would see."""
+    """What a communicator sees when the operation runs."""
+    buffer.pack()
     return ctypes.string_at(buffer.ptr, buffer.nbytes)
 
 
 def double(buffer: Buffer) -> Any:
     """What an operation in place does, and what it returns."""
+    buffer.pack()
     raw = (ctypes.c_char * buffer.nbytes).from_address(buffer.ptr)
     np.frombuffer(raw, np.asarray(buffer.array).dtype)[:] *= 2
     return buffer.finish()

@@ -40,6 +40,7 @@ def test_other_layouts_are_packed_and_put_back(view: Any) -> None:
     x = view(torch.arange(12.0).reshape(3, 4))
     want = x.clone()
     buffer = target(x)
+    buffer.pack()
     assert torch.equal(buffer.array.resolve_conj(), want.resolve_conj())
     buffer.array.mul_(2)
     assert buffer.finish() is x

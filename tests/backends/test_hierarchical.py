@@ -56,6 +56,87 @@ def test_parts_within_a_host_are_shared_memory() -> None:
     run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
 
 
+# ---- receives from any rank ----
+
+
+@pytest.mark.parametrize("size", [3, 200_000])
+def test_messages_from_any_rank_of_any_host(size: int) -> None:
+    def body(group: Group) -> None:
+        n, me = group.world_size, group.rank
+        if me == 0:
+            receives = [group.irecv((size,), None, None, dtype=int) for _ in range(2 * n - 1)]
+            assert group.all_reduce(1) == n  # their senders come here only when their messages are received
+            last = group.irecv((size,), n - 1, 9, dtype=int)  # it waits behind the others
+            found = set()
+            for work in [*receives, last]:
+                if work is last:
+                    assert group.all_reduce(1) == n
+                assert (work.wait() == 10 * work.source + work.tag).all()
+                found.add((work.source, work.tag))
+            assert found == {(rank, tag) for rank in range(n) for tag in (8, 9)}
+            assert (last.source, last.tag) == (n - 1, 9)
+        else:
+            for tag in (8,) if me == n - 1 else (8, 9):
+                group.send(np.full(size, 10 * me + tag), 0, tag)
+            assert group.all_reduce(1) == n
+            assert group.all_reduce(1) == n
+            if me == n - 1:
+                group.send(np.full(size, 10 * me + 9), 0, 9)
+
+    def with_own(group: Group) -> None:
+        if group.rank == 0:
+            works = [group.isend(np.full(size, tag), 0, tag) for tag in (8, 9)]
+            body(group)
+            for work in works:
+                work.wait()
+        else:
+            body(group)
+
+    run_ranks(4, with_own, backend=opener(PLACEMENTS["2x2 by turns"]), timeout=60)
+
+
+def test_a_probe_says_what_the_next_receive_takes() -> None:
+    def body(group: Group) -> None:
+        if group.rank == 0:
+            assert group.probe() is None
+            group.barrier()
+            for _ in range(group.world_size - 1):
+                message = group.probe(timeout=30)
+                assert message is not None
+                assert message.count == message.tag == message.source
+                assert group.probe(message.source, timeout=30) == message
+                got = group.recv((message.count,), None, message.tag)
+                assert (got == message.source).all()
+        else:
+            group.barrier()
+            group.send(np.full(group.rank, float(group.rank)), 0, group.rank)
+
+    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
+
+
+def test_a_receive_from_anybody_ends_with_the_group() -> None:
+    def body(group: Group) -> None:
+        part = group.dup()
+        receiving = part.irecv((1,), None)
+        assert not receiving.done()
+        with pytest.raises(CollectiveTimeout):
+            receiving.wait(0.01)
+        assert isinstance(part.comm, HierarchicalCommunicator)
+        if group.rank == 3:
+            part.comm.abort("had enough")
+        else:
+            with pytest.raises(RankwiseError):
+                receiving.wait()
+        part.close()
+
+    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)
+    assert "rankwise receives" not in own_threads()
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
 # ---- what crosses between hosts ----
 
 
@@ -164,8 +245,6 @@ def test_no_byte_crosses_twice(name: str, placement: str) -> None:
         (lambda g, x: g.all_reduce(x), lambda g, x: g.broadcast(x)),
         (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x, "max")),
         (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x[1:])),
-        (lambda g, x: g.all_reduce(x.reshape(50, -1)), lambda g, x: g.all_reduce(x.reshape(-1, 50))),
-        (lambda g, x: g.scan(x), lambda g, x: g.exscan(x)),
         (lambda g, x: g.broadcast(x, 0), lambda g, x: g.broadcast(x, 1)),
         (lambda g, x: g.barrier(), lambda g, x: g.split(0)),
     ],

@@ -31,7 +31,7 @@ class Told(Work[None]):
 
 
 def test_a_receive_gives_its_array_once_it_is_complete() -> None:
-    inner, pending = Told(), Pending()
+    inner, pending = Told(), Pending("of a test")
     x = np.zeros((2, 2)).T[::-1]
     buffer = target(x)
     work = ArrayWork(inner, buffer.finish, pending)
@@ -53,12 +53,12 @@ def test_a_receive_gives_its_array_once_it_is_complete() -> None:
 def test_a_send_has_no_result() -> None:
     inner = Told()
     inner.complete = True
-    assert ArrayWork(inner, nothing, Pending(), target(np.ones(2))).wait() is None
+    assert ArrayWork(inner, nothing, Pending("of a test"), target(np.ones(2))).wait() is None
 
 
 @pytest.mark.parametrize("ask_done_first", [True, False])
 def test_an_error_is_raised_each_time(ask_done_first: bool) -> None:
-    inner, pending = Told(), Pending()
+    inner, pending = Told(), Pending("of a test")
     work = ArrayWork(inner, target(np.ones(2)).finish, pending)
     inner.error = PeerLostError("rank 1 was killed by SIGKILL", rank=1)
     if ask_done_first:
@@ -71,7 +71,7 @@ def test_an_error_is_raised_each_time(ask_done_first: bool) -> None:
 
 
 def test_memory_lives_as_long_as_the_engine_may_use_it() -> None:
-    inner, pending = Told(), Pending()
+    inner, pending = Told(), Pending("of a test")
     x = np.ones(3)
     alive = weakref.ref(x)
     ArrayWork(inner, nothing, pending, target(x))
@@ -85,7 +85,7 @@ def test_memory_lives_as_long_as_the_engine_may_use_it() -> None:
 
 
 def test_dropped_works_do_not_pile_up() -> None:
-    pending = Pending()
+    pending = Pending("of a test")
     done = Told()
     done.complete = True
     for _ in range(1000):

@@ -518,6 +518,7 @@ bool Request::done() {
     auto mail = mail_.lock();
     if (!mail || mail->forked()) return true;  // wait says why
     std::lock_guard lock(mail->mutex_);
+    if (mail->closing_) return true;  // its memory may be gone
     mail->progress();
     return complete_ || mail->region_.failed();
 }

@@ -47,14 +47,16 @@ class Buffer:
     """Memory that a communicator can work on: contiguous, in this machine's byte order, of a known type.
 
     ptr, count, dtype, shape  what a communicator needs to know
-    array                     owns the memory: the caller's array itself, a view of it, or a packed copy
+    array                     owns the memory: the caller's array itself, a view of it, or room for a packed copy
     kind                      makes results of the caller's kind
 
     given is what an operation that works in place returns, or None where the caller's object cannot
-    hold a result; restore makes that return value of the array, or is None where it is `given`.
+    hold a result; restore makes that return value of the array, or is None where it is `given`. view is
+    the caller's memory where the array is room for a packed copy of it, else None. Such room is empty at
+    first: the operation calls `pack` when it runs, before it reads, and `finish` when it has written.
     """
 
-    __slots__ = ("_given", "_restore", "array", "count", "dtype", "kind", "ptr", "shape")
+    __slots__ = ("_given", "_restore", "_view", "array", "count", "dtype", "kind", "ptr", "shape")
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Buffer:
         kind: Kind,
         given: Any,
         restore: Restore | None = None,
+        view: Any = None,
     ) -> None:
         self.ptr = ptr
         self.count = count
@@ -75,6 +78,17 @@ class Buffer:
         self.kind = kind
         self._given = given
         self._restore = restore
+        self._view = view
+
+    @property
+    def packed(self) -> bool:
+        """Whether an operation works on a copy, to be packed before it and, if written, put back after it."""
+        return self._view is not None
+
+    def pack(self) -> None:
+        """Copy what the caller's memory holds now into the room for it, where this is not that memory itself."""
+        if self._view is not None:
+            self.array[...] = self._view
 
     def finish(self) -> Any:
         """What an operation that wrote this memory gives back: what the caller passed, now holding the result.
@@ -104,7 +118,7 @@ class Buffer:
 
 
 def source(x: Any, name: str = "x") -> Buffer:
-    """`x` to be read. Memory that is not contiguous is packed into a copy.
+    """`x` to be read, after `pack()`. `finish()` gives x itself.
 
     TypeError where `x` is no array, buffer or number, or of a type that does not travel;
     UnsupportedError where it is in device memory.
@@ -116,7 +130,7 @@ def source(x: Any, name: str = "x") -> Buffer:
 
 
 def target(x: Any, name: str = "x") -> Buffer:
-    """`x` to be read and written in place; `finish()` gives what the operation returns.
+    """`x` to be read, after `pack()`, and written in place; `finish()` gives what the operation returns.
 
     Raises as `source` does, and ValueError where `x` is read-only.
     """
@@ -209,7 +223,7 @@ def _convert(x: Any, name: str, write: bool) -> Buffer:
     if isinstance(x, np.ndarray):
         return _from_view(x, x, name, write)
     if isinstance(x, (int, float, complex, np.generic)):
-        return _from_number(x, name)
+        return _from_number(x, name, write)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         from rankwise.arrays import torch as torch_arrays
@@ -232,8 +246,8 @@ def _convert(x: Any, name: str, write: bool) -> Buffer:
     return _from_view(x, array, name, write)
 
 
-def _from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool) -> Buffer:
-    """`view` is a NumPy view of what the caller gave. Packs it where it is not plain memory."""
+def _from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool, kind: Kind | None = None) -> Buffer:
+    """`view` is a NumPy view of what the caller gave. It is to be packed where it is not plain memory."""
     if isinstance(view, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask apart")
     _check_dtype(view, name)
@@ -241,26 +255,26 @@ def _from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool) -
     if write and not flags.writeable:
         raise ValueError(f"{name}: expected a writable array, got a read-only one ({type(given).__name__})")
     if flags.c_contiguous and flags.aligned and view.dtype.isnative:
-        return _wrap(view.view(np.ndarray), given)
+        return _wrap(view.view(np.ndarray), given, kind=kind)
 
     def put_back(packed: np.ndarray[Any, Any]) -> Any:
         view[...] = packed
         return given
 
-    return _wrap(_pack(view), given, put_back if write else None)
+    return _wrap(_room(view), given, put_back if write else None, kind, view)
 
 
-def _from_number(x: Any, name: str) -> Buffer:
+def _from_number(x: Any, name: str, write: bool) -> Buffer:
     if isinstance(x, np.generic):
-        array = np.asarray(x)
+        array = np.array(x)
         _check_dtype(array, name)
-        return _wrap(_pack(array), None, _scalar)
+        return _wrap(array, None, _scalar) if write else _wrap(array, x)
     code = "?" if isinstance(x, bool) else "i8" if isinstance(x, int) else "f8" if isinstance(x, float) else "c16"
     try:
         array = np.array(x, code)
     except OverflowError:
         raise ValueError(f"{name}={x}: expected an integer of at most 64 bits") from None
-    return _wrap(array, None, np.ndarray.item)
+    return _wrap(array, None, np.ndarray.item) if write else _wrap(array, x)
 
 
 def _from_dlpack(x: Any, name: str, write: bool) -> Buffer:
@@ -277,23 +291,29 @@ def _from_dlpack(x: Any, name: str, write: bool) -> Buffer:
         view.flags.writeable = False
     if view.flags.writeable:
         return _from_view(x, view, name, write)
+    kind = _NamespaceKind(x) if hasattr(x, "__array_namespace__") else None
+    if not write:
+        return _from_view(x, view, name, write, kind)
     _check_dtype(view, name)
-    if not hasattr(x, "__array_namespace__"):
-        return _wrap(_pack(view), None, _same)
-    kind = _NamespaceKind(x)
-    return _wrap(_pack(view), None, kind.give, kind)
+    return _wrap(_room(view), None, kind.give if kind else _same, kind, view)
 
 
-def _wrap(array: np.ndarray[Any, Any], given: Any, restore: Restore | None = None, kind: Kind | None = None) -> Buffer:
+def _wrap(
+    array: np.ndarray[Any, Any],
+    given: Any,
+    restore: Restore | None = None,
+    kind: Kind | None = None,
+    view: np.ndarray[Any, Any] | None = None,
+) -> Buffer:
     """A Buffer over plain memory: a contiguous, aligned array of native byte order and a checked dtype."""
     found = describe(array)
     assert found is not None
-    return Buffer(found[0], found[1], DTYPES[found[2]], found[3], array, kind or NUMPY, given, restore)
+    return Buffer(found[0], found[1], DTYPES[found[2]], found[3], array, kind or NUMPY, given, restore, view)
 
 
-def _pack(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A contiguous copy of its own, in native byte order."""
-    return np.array(view, view.dtype.newbyteorder("="), order="C", copy=True, subok=False)
+def _room(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A contiguous array of its own for what `view` holds, in native byte order."""
+    return np.empty(view.shape, view.dtype.newbyteorder("="))
 
 
 def _scalar(array: np.ndarray[Any, Any]) -> Any:

@@ -122,13 +122,13 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
         made = _Written if write else Buffer
         return made(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, TORCH, tensor)
     data = tensor.detach()
-    packed = data.new_empty(shape).copy_(data)
+    packed = data.new_empty(shape)
 
     def put_back(packed: Any) -> torch.Tensor:
         data.copy_(packed)  # which marks the tensor as written
         return tensor
 
-    return Buffer(packed.data_ptr(), packed.numel(), dtype, shape, packed, TORCH, tensor, put_back)
+    return Buffer(packed.data_ptr(), packed.numel(), dtype, shape, packed, TORCH, tensor, put_back, data)
 
 
 def dtype_of(given: torch.dtype) -> DType:

@@ -9,10 +9,16 @@ from enum import IntEnum
 
 
 class Turn(IntEnum):
-    """Who is closed when: streams first, since what is queued on them may use communicators."""
+    """Who is closed when: streams first, since what is queued on them may use communicators.
+
+    Works before communicators, since what fails by closing those is not the operation's own failure, and
+    after them, since what was under way may have run.
+    """
 
     STREAMS = 0
-    COMMUNICATORS = 1
+    WORKS = 1
+    COMMUNICATORS = 2
+    LAST_WORKS = 3
 
 
 CLOSE_TIMEOUT = 1.0  # seconds that close() gives to pending work unless told otherwise

@@ -162,8 +162,9 @@ class Communicator(ABC):
     def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which calls several collectives, and give its result.
 
-        Where threads share the communicator, its calls should follow one another with no other thread's
-        in between; this here just calls it.
+        What was started before is complete by then, so that the function may read its results. Where
+        threads share the communicator, its calls should follow one another with no other thread's in
+        between; this here just calls it.
         """
         return function()
 
@@ -188,13 +189,6 @@ class Communicator(ABC):
     def plan(self, operation: str, *args: Any) -> partial[None]:
         """A collective of this name with its arguments, to be called again and again by the shortest way."""
         return partial(getattr(self, operation), *args)
-
-    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:  # noqa: B027 - a backend may ignore it
-        """Say more of the next collective that this thread calls or starts, where the ranks compare their calls.
-
-        shape: of the arrays; of one axis it says no more than their length does. operation: "scan" or "exscan",
-        where that is what the program called. Ranks that describe a call differently raise MismatchError.
-        """
 
     @abstractmethod
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:

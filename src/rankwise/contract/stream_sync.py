@@ -72,5 +72,5 @@ class StreamSyncOps(ABC):
     def sync_comm_stream(self) -> None:
         """Block until everything on the communicator's stream has run; CollectiveTimeout past its limit.
 
-        It does not raise what that raised: the Works do.
+        Raises the failure of a group that has failed. What else an operation raised, its Work does.
         """

@@ -15,8 +15,9 @@ T = TypeVar("T", covariant=True)
 class Work(ABC, Generic[T]):
     """One asynchronous operation.
 
-    Its buffers belong to it until `wait` has returned or `done` has said True. Safe to use from
-    any thread; in asyncio, `await work` is `wait` while other tasks run.
+    Its buffers belong to it until `wait` has returned or `done` has said True; from then on it never
+    writes to them. What comes behind it on a stream may use them without either. Safe to use from any
+    thread; in asyncio, `await work` is `wait` while other tasks run.
 
     >>> x = np.ones(3)
     >>> work = group.all_reduce(x, async_op=True)

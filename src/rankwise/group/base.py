@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
@@ -19,16 +20,19 @@ T = TypeVar("T")
 class GroupBase:
     """One rank's end of a group: its communicator, what is under way, and the checks of common arguments.
 
-    An operation checks its arguments, calls the communicator and completes the result; `_call` does
-    the latter two. With async_op it starts the same calls on the communicator's stream: `_start` for
-    a single call, `_run` for a function that makes several.
+    An operation checks its arguments when it is called. What follows, the communicator's calls, belongs
+    where they run: in the calling thread, or with async_op on the communicator's stream. So do packing
+    what is not contiguous and putting it back, since the caller's memory may be filled, or read, by what
+    comes before or after on the stream. `_call` is for one call of the communicator, `_run` for a
+    function that makes several.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, name: str) -> None:
+        self.name = name
         self.comm = comm
         self.rank = comm.rank
         self.world_size = comm.world_size
-        self._pending = Pending()
+        self._pending = Pending(name)
         self._syncs = not comm.blocking
         shortcuts = comm.shortcuts
         self._barrier = shortcuts.barrier or comm.barrier
@@ -44,27 +48,34 @@ class GroupBase:
         self._recv_array = shortcuts.recv_array
         self._all_to_all_array = shortcuts.all_to_all_array
 
-    def _describe(self, shape: Shape) -> None:
-        """Let the ranks compare the shape in the next call of the communicator, where it says more than the count."""
-        if len(shape) != 1:
-            self.comm.describe(shape)
+    def _call(
+        self,
+        operation: str,
+        args: tuple[Any, ...],
+        reads: Buffer | None,
+        writes: Buffer | None,
+        async_op: bool,
+    ) -> Any:
+        """One call of the communicator, which gives what `writes` holds then; None where nothing is written."""
+        finish = nothing if writes is None else writes.finish
+        if (reads is not None and reads.packed) or (writes is not None and writes.packed):
 
-    def _call(self, operation: str, args: tuple[Any, ...], result: Buffer, keep: Buffer, async_op: bool) -> Any:
-        """One call of the communicator that reads `keep` and writes `result`."""
-        self._describe(keep.shape)
+            def body() -> Any:
+                getattr(self.comm, operation)(*args)
+                self._sync()
+                return finish()
+
+            return self._run(body, reads, async_op)
         if async_op:
-            return self._start(operation, args, result.finish, keep)
+            return ArrayWork(self.comm.start(operation, *args), finish, self._pending, (self, reads))
         getattr(self.comm, operation)(*args)
-        return self._complete(result)
+        self._sync()
+        return finish()
 
-    def _start(
-        self, operation: str, args: tuple[Any, ...], finish: Callable[[], T], keep: object = None
-    ) -> ArrayWork[T]:
-        """Begin one call of the communicator. keep: what must stay alive meanwhile, besides what finish holds."""
-        return ArrayWork(self.comm.start(operation, *args), finish, self._pending, (self, keep))
-
-    def _run(self, body: Callable[[], T], async_op: bool) -> T | Work[T]:
-        """Run a body that makes several calls: now, or on the communicator's stream."""
+    def _run(self, body: Callable[[], T], reads: Buffer | None, async_op: bool) -> T | Work[T]:
+        """Pack `reads`, then run a body that makes several calls: now, or on the communicator's stream."""
+        if reads is not None:  # its memory lives as long as the body
+            body = partial(_after, reads.pack, body)
         if not async_op:
             return self.comm.call(body)
         results: list[T] = []
@@ -103,6 +114,11 @@ class GroupBase:
             return buffers.result(out, shape, like), None
         except (TypeError, ValueError, ImportError) as error:
             return buffers.scratch(shape, like.dtype), error
+
+
+def _after(first: Callable[[], object], then: Callable[[], T]) -> T:
+    first()
+    return then()
 
 
 def nothing() -> None:

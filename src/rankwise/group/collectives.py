@@ -13,7 +13,7 @@ from rankwise.arrays.dtypes import DTYPES
 from rankwise.arrays.ops import Op
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
-from rankwise.group.base import GroupBase, check_axis_0, nothing, split_counts, split_rows
+from rankwise.group.base import GroupBase, check_axis_0, split_counts, split_rows
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
@@ -43,7 +43,8 @@ class Collectives(GroupBase):
         >>> group.barrier()
         """
         if async_op:
-            return self._start("barrier", (), nothing)
+            work: Work[None] = self._call("barrier", (), None, None, async_op)
+            return work
         self._barrier()
         if self._pending.works:
             self._pending.release_done()
@@ -84,15 +85,11 @@ class Collectives(GroupBase):
         """
         if not async_op and self._all_reduce_array(x, op):
             return x
-        if ops.is_composed(op):
-            return self._run(composed_ops.all_reduce(self, x, op), async_op)
         buffer = target(x)
+        if ops.is_composed(op):
+            return self._run(composed_ops.reduce(self, x, buffer, op, None), buffer, async_op)
         args = (buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
-        self._describe(buffer.shape)
-        if async_op:
-            return self._start("all_reduce", args, buffer.finish)
-        self.comm.all_reduce(*args)
-        return self._complete(buffer)
+        return self._call("all_reduce", args, buffer, buffer, async_op)
 
     @overload
     def broadcast(self, x: T, src: int = 0, async_op: Literal[False] = False) -> T: ...
@@ -111,12 +108,8 @@ class Collectives(GroupBase):
         src = self._rank(src, "src")
         buffer = source(x) if src == self.rank else target(x)
         args = (buffer.ptr, buffer.count, buffer.dtype, src)
-        self._describe(buffer.shape)
-        if async_op:
-            return self._start("broadcast", args, buffer.finish if src != self.rank else lambda: x, buffer)
-        self.comm.broadcast(*args)
-        result: T = self._complete(buffer)
-        return x if src == self.rank else result
+        result: T | Work[T] = self._call("broadcast", args, buffer if src == self.rank else None, buffer, async_op)
+        return result
 
     @overload
     def reduce(self, x: T, dst: int, op: Located, async_op: Literal[False] = False) -> tuple[T, Any] | None: ...
@@ -138,17 +131,11 @@ class Collectives(GroupBase):
         if not async_op and self._reduce_array(x, dst, op):
             return x if dst == self.rank else None
         dst = self._rank(dst, "dst")
-        if ops.is_composed(op):
-            return self._run(composed_ops.reduce(self, x, dst, op), async_op)
         buffer = target(x) if dst == self.rank else source(x)
-        reduce_op = ops.resolve(op, buffer.dtype)
-        self._describe(buffer.shape)
-        if async_op:
-            args = (buffer.ptr, buffer.count, buffer.dtype, reduce_op, dst)
-            return self._start("reduce", args, buffer.finish if dst == self.rank else nothing, buffer)
-        self.comm.reduce(buffer.ptr, buffer.count, buffer.dtype, reduce_op, dst)
-        result: T = self._complete(buffer)
-        return result if dst == self.rank else None
+        if ops.is_composed(op):
+            return self._run(composed_ops.reduce(self, x, buffer, op, dst), buffer, async_op)
+        args = (buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype), dst)
+        return self._call("reduce", args, buffer, buffer if dst == self.rank else None, async_op)
 
     @overload
     def gather(
@@ -173,17 +160,9 @@ class Collectives(GroupBase):
             return out if dst == self.rank else None
         dst = self._rank(dst, "dst")
         given = source(x)
-        if dst == self.rank:
-            result = buffers.result(out, (self.world_size, *given.shape), given)
-            ptr, finish = result.ptr, result.finish
-        else:
-            ptr, finish = 0, nothing
-        self._describe(given.shape)
-        if async_op:
-            return self._start("gather", (given.ptr, ptr, given.count, given.dtype, dst), finish, given)
-        self.comm.gather(given.ptr, ptr, given.count, given.dtype, dst)
-        self._sync()
-        return finish()
+        result = buffers.result(out, (self.world_size, *given.shape), given) if dst == self.rank else None
+        args = (given.ptr, 0 if result is None else result.ptr, given.count, given.dtype, dst)
+        return self._call("gather", args, given, result, async_op)
 
     @overload
     def all_gather(
@@ -212,11 +191,7 @@ class Collectives(GroupBase):
         given = source(x)
         result = buffers.result(out, (self.world_size, *given.shape), given)
         args = (given.ptr, result.ptr, given.count, given.dtype)
-        self._describe(given.shape)
-        if async_op:
-            return self._start("all_gather", args, result.finish, given)
-        self.comm.all_gather(*args)
-        return self._complete(result)
+        return self._call("all_gather", args, given, result, async_op)
 
     @overload
     def scatter(
@@ -247,6 +222,7 @@ class Collectives(GroupBase):
     def _scatter_any(self, x: Any, src: int, out: Any, async_op: bool) -> Any:
         """Apart from `scatter`, whose quick way the variables of inner functions would slow down."""
         src = self._rank(src, "src")
+        given = None
         if src == self.rank:
             given = source(x)
             check_axis_0(given)
@@ -268,7 +244,7 @@ class Collectives(GroupBase):
                 part = self._tell(header, 0, 0, src)
                 return self._scatter_told(header.tolist(), part, out, src, kind)
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
     def _words(self, given: Buffer) -> Any:
         """What src tells of its array: the header, and what is beyond it."""
@@ -344,19 +320,15 @@ class Collectives(GroupBase):
         check_axis_0(given)
         result = buffers.result(out, self._part(given.shape), given)
         if given.shape[0] % self.world_size == 0:
-            self._describe(given.shape)
-            if async_op:
-                args = (given.ptr, result.ptr, result.count, given.dtype, reduce_op)
-                return self._start("reduce_scatter", args, result.finish, given)
-            self.comm.reduce_scatter(given.ptr, result.ptr, result.count, given.dtype, reduce_op)
-            return self._complete(result)
+            args = (given.ptr, result.ptr, result.count, given.dtype, reduce_op)
+            return self._call("reduce_scatter", args, given, result, async_op)
         counts = split_counts(given.shape, self.world_size)
         uneven = (given.ptr, result.ptr, counts, given.dtype, reduce_op)
-        return self._call("reduce_scatter_v", uneven, result, given, async_op)
+        return self._call("reduce_scatter_v", uneven, given, result, async_op)
 
     def _composed_reduce_scatter(self, given: Buffer, op: Op, rows: list[int], out: Any, async_op: bool) -> Any:
         result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
-        return self._run(composed_ops.reduce_scatter(self, given, op, rows, result), async_op)
+        return self._run(composed_ops.reduce_scatter(self, given, op, rows, result), given, async_op)
 
     @overload
     def all_to_all(
@@ -387,12 +359,8 @@ class Collectives(GroupBase):
         own = self._part(given.shape)
         result = buffers.result(out, (own[0] * world, *own[1:]), given)
         if given.shape[0] % world == 0:
-            self._describe(given.shape)
-            if async_op:
-                args = (given.ptr, result.ptr, given.count // world, given.dtype)
-                return self._start("all_to_all", args, result.finish, given)
-            self.comm.all_to_all(given.ptr, result.ptr, given.count // world, given.dtype)
-            return self._complete(result)
+            args = (given.ptr, result.ptr, given.count // world, given.dtype)
+            return self._call("all_to_all", args, given, result, async_op)
         counts = split_counts(given.shape, world)
         uneven = (given.ptr, result.ptr, counts, [counts[self.rank]] * world, given.dtype)
-        return self._call("all_to_all_v", uneven, result, given, async_op)
+        return self._call("all_to_all_v", uneven, given, result, async_op)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise.arrays import dtypes, ops
-from rankwise.arrays.buffers import Buffer, scratch, source, target
+from rankwise.arrays.buffers import Buffer, scratch, source
 from rankwise.arrays.ops import LOCATING, Op, PremulSum
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.types import DType, ReduceOp
@@ -18,30 +18,18 @@ from rankwise.group.base import GroupBase, nothing
 T = TypeVar("T")
 
 
-def all_reduce(group: GroupBase, x: Any, op: Op) -> Callable[[], Any]:
-    """Check the arguments of an all_reduce with a composed op; what it gives back does the work."""
-    buffer = target(x)
-    if isinstance(op, str):
-        return _locating(group, x, buffer, LOCATING[op], None)
-    reduce = reduction(group, buffer, op, None)
+def reduce(group: GroupBase, x: Any, buffer: Buffer, op: Op, dst: int | None) -> Callable[[], Any]:
+    """Check the arguments of a reduce to rank `dst`, or, None, of an all_reduce, with a composed op.
 
-    def body() -> Any:
-        copy(buffer, reduce())
-        return buffer.finish()
-
-    return body
-
-
-def reduce(group: GroupBase, x: Any, dst: int, op: Op) -> Callable[[], Any]:
-    """The same for a reduce to rank `dst`."""
-    buffer = target(x) if dst == group.rank else source(x)
+    buffer: of x. What this gives back does the work once the buffer is packed, as do the others here.
+    """
     if isinstance(op, str):
         return _locating(group, x, buffer, LOCATING[op], dst)
     reduce = reduction(group, buffer, op, dst)
 
     def body() -> Any:
         result = reduce()
-        if dst != group.rank:
+        if dst not in (None, group.rank):
             return None
         copy(buffer, result)
         return buffer.finish()
@@ -68,9 +56,10 @@ def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Calla
     Off dst the memory's contents mean nothing.
     """
     if isinstance(op, PremulSum):
-        scaled = premultiplied(given, op)
+        scale = premultiplied(given, op)
 
         def add() -> Buffer:
+            scaled = scale()
             if dst is None:
                 group.comm.all_reduce(scaled.ptr, scaled.count, scaled.dtype, ReduceOp.SUM)
             else:
@@ -141,7 +130,6 @@ def prefixes(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callab
     function = _function(op, given.dtype)
 
     def scan() -> Buffer | None:
-        group.comm.describe(given.shape, "exscan" if exclusive else "scan")
         rows = gathered(group, given, 0)
         whole = scratch((len(rows), *given.shape), given.dtype)
 
@@ -162,8 +150,11 @@ def prefixes(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callab
     return scan
 
 
-def premultiplied(given: Buffer, op: PremulSum) -> Buffer:
-    """A copy of `given` times the factor. TypeError or ValueError where its type cannot hold the factor."""
+def premultiplied(given: Buffer, op: PremulSum) -> Callable[[], Buffer]:
+    """Check the factor; what it gives back makes a copy of `given` times the factor.
+
+    TypeError or ValueError where the type of `given` cannot hold the factor.
+    """
     factor = op.factor
     dtype = given.dtype
     ops.resolve("sum", dtype)
@@ -172,13 +163,17 @@ def premultiplied(given: Buffer, op: PremulSum) -> Buffer:
     if (isinstance(factor, complex) and not dtype.is_complex) or (isinstance(factor, float) and dtype.is_integral):
         raise TypeError(f"op={op!r} on {dtypes.name(dtype)}: expected a factor of that type")
     if not isinstance(given.array, np.ndarray):
-        return source(given.array * factor)
+        return lambda: source(given.array * factor)
     try:
         scale = given.array.dtype.type(factor)
     except OverflowError:
         raise ValueError(f"op={op!r} on {dtypes.name(dtype)}: the factor is out of its range") from None
-    with np.errstate(over="ignore", invalid="ignore"):
-        return source(np.multiply(given.array, scale, out=np.empty_like(given.array)))
+
+    def multiply() -> Buffer:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return source(np.multiply(given.array, scale, out=np.empty_like(given.array)))
+
+    return multiply
 
 
 def copy(to: Buffer, origin: Buffer) -> None:

@@ -45,8 +45,11 @@ class Group(Objects, Prefixes, Plans, Memory, Messages):
 
     Operations block until their result is there. With async_op=True they return a Work at once,
     whose result is what the blocking call returns; several may be under way, and run in the order
-    they were called, before any later blocking call. Their arrays must be left alone until the Work
-    is done. Any thread may call. The group owns its communicator: close, a `with` block's end and
+    they were called, before any later blocking call. An operation reads and writes its arrays when its
+    turn on `group.stream` comes, not when it is called; they must be left alone until the Work is done,
+    but by streams that the group waits for before or that wait for the group behind it. What nobody
+    waits for runs as well; where that fails, `group.stream.synchronize` raises it, or it is logged when
+    the group is closed. Any thread may call. The group owns its communicator: close, a `with` block's end and
     the destructor close that too.
 
     >>> group.world_size, group.ranks, group.rank in group.ranks, group.name
@@ -56,8 +59,7 @@ class Group(Objects, Prefixes, Plans, Memory, Messages):
     def __init__(
         self, comm: Communicator, name: str = "world", backend: str = "", parent: Group | None = None, ranks: Any = None
     ) -> None:
-        super().__init__(comm)
-        self.name = name
+        super().__init__(comm, name)
         self.backend = backend
         self.ranks: tuple[int, ...] = tuple(range(comm.world_size)) if ranks is None else tuple(ranks)
         self._world: object = object() if parent is None else parent._world
@@ -96,7 +98,7 @@ class Group(Objects, Prefixes, Plans, Memory, Messages):
         ...     numbers.done(), done.done()
         (True, True)
         """
-        return GroupStream(self.comm)
+        return GroupStream(self.comm, self._pending)
 
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
@@ -197,9 +199,6 @@ class Group(Objects, Prefixes, Plans, Memory, Messages):
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give pending work up to `timeout` seconds, then release everything. Never raises; may be repeated.
 
-        What went wrong is logged by the logger `rankwise`. So is a difference between the ranks' last calls
-        that no operation has raised, as where every rank broadcasts with itself as src.
-
         >>> part = group.split(0)
         >>> part.close()
         >>> part.closed
@@ -207,8 +206,9 @@ class Group(Objects, Prefixes, Plans, Memory, Messages):
         """
         if not self._closed:
             self._closed = True
+            self._pending.before_close()
             self.comm.close(timeout)
-            self._pending.clear()
+            self._pending.close()
 
     def __enter__(self) -> Group:
         return self

@@ -37,6 +37,9 @@ class Objects(PerRankCounts):
     object needs allow_pickle=True, on all ranks: reading a pickle runs what its sender put in, so the
     ranks must trust each other. An object that cannot be sent raises TypeError before anything is.
     Large arrays are not copied into the encoding; they travel as they are.
+
+    With async_op=True an object is encoded to be checked, and again when the operation runs: it holds
+    then what the streams that the group waited for have put there.
     """
 
     def broadcast_object(
@@ -49,10 +52,10 @@ class Objects(PerRankCounts):
         [3, 4]
         """
         src = self._rank(src, "src")
-        packed = pack(obj, allow_pickle) if src == self.rank else None
 
         def body() -> Any:
-            if packed is not None:
+            if src == self.rank:
+                packed = pack(obj, allow_pickle)
                 sizes = np.array(packed.sizes, np.int64)
                 start = np.concatenate([sizes.view(np.uint8), packed.parts[0]])
                 self.broadcast(np.array([packed.kind, len(packed.parts), start.size], np.int64), src)
@@ -65,7 +68,9 @@ class Objects(PerRankCounts):
             parts = [self._broadcast_bytes(np.empty(size, np.uint8), src) for size in sizes[1:]]
             return unpack(Packed(kind, [start[8 * count :], *parts]), allow_pickle, src)
 
-        return self._run(body, async_op)
+        if async_op and src == self.rank:
+            pack(obj, allow_pickle)
+        return self._run(body, None, async_op)
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool = False, async_op: bool = False) -> Any:
         """Every rank's `obj`, a list by rank, on rank `dst`; None elsewhere.
@@ -75,9 +80,9 @@ class Objects(PerRankCounts):
         [('rank', 0), ('rank', 1)]
         """
         dst = self._rank(dst, "dst")
-        packed = pack(obj, allow_pickle)
 
         def body() -> Any:
+            packed = pack(obj, allow_pickle)
             kinds, sizes = self._exchange_sizes(packed)
             parts: list[list[Bytes]] = [[] for _ in kinds]
             for number in range(max(map(len, sizes))):
@@ -91,7 +96,9 @@ class Objects(PerRankCounts):
                     _share_out(memory, counts, sizes, number, parts)
             return _unpack_all(kinds, parts, allow_pickle) if dst == self.rank else None
 
-        return self._run(body, async_op)
+        if async_op:
+            pack(obj, allow_pickle)
+        return self._run(body, None, async_op)
 
     def all_gather_object(self, obj: Any, *, allow_pickle: bool = False, async_op: bool = False) -> Any:
         """Every rank's `obj`, a list by rank, on every rank.
@@ -99,9 +106,9 @@ class Objects(PerRankCounts):
         >>> group.all_gather_object({"rank": group.rank})
         [{'rank': 0}, {'rank': 1}]
         """
-        packed = pack(obj, allow_pickle)
 
         def body() -> list[Any]:
+            packed = pack(obj, allow_pickle)
             kinds, sizes = self._exchange_sizes(packed)
             parts: list[list[Bytes]] = [[] for _ in kinds]
             for number in range(max(map(len, sizes))):
@@ -113,7 +120,9 @@ class Objects(PerRankCounts):
                 _share_out(memory, counts, sizes, number, parts)
             return _unpack_all(kinds, parts, allow_pickle)
 
-        return self._run(body, async_op)
+        if async_op:
+            pack(obj, allow_pickle)
+        return self._run(body, None, async_op)
 
     def scatter_object(
         self, objs: Sequence[Any] | None = None, src: int = 0, *, allow_pickle: bool = False, async_op: bool = False
@@ -124,14 +133,15 @@ class Objects(PerRankCounts):
         True
         """
         src = self._rank(src, "src")
-        packed: list[Packed] = []
+        given: list[Any] = []
         if src == self.rank:
             if objs is None or len(objs) != self.world_size:
-                given = "None" if objs is None else f"{len(objs)} objects"
-                raise ValueError(f"objs: expected {self.world_size} objects, one for each rank, got {given}")
-            packed = [pack(obj, allow_pickle) for obj in objs]
+                what = "None" if objs is None else f"{len(objs)} objects"
+                raise ValueError(f"objs: expected {self.world_size} objects, one for each rank, got {what}")
+            given = list(objs)
 
         def body() -> Any:
+            packed = [pack(obj, allow_pickle) for obj in given]
             table = np.zeros((self.world_size, 2), np.int64)
             if packed:
                 table[...] = [[each.kind, len(each.parts)] for each in packed]
@@ -153,7 +163,10 @@ class Objects(PerRankCounts):
                     parts.append(part)
             return unpack(Packed(int(table[self.rank, 0]), parts), allow_pickle, src)
 
-        return self._run(body, async_op)
+        if async_op:
+            for obj in given:
+                pack(obj, allow_pickle)
+        return self._run(body, None, async_op)
 
     def _broadcast_bytes(self, part: Bytes, src: int) -> Bytes:
         """As broadcast, but src's part may be read-only."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -14,7 +14,7 @@ from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.work import Work
 from rankwise.group.base import GroupBase, integer, nothing
-from rankwise.group.work import ArrayWork, Several
+from rankwise.group.work import ArrayWork, Pending, Several
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
@@ -25,8 +25,25 @@ MAX_TAG = 2**31 - 1
 class ReceiveWork(ArrayWork[T]):
     """irecv's Work. Once it is complete, `source` and `tag` are the message's; before that they are None."""
 
-    source: int | None = None
-    tag: int | None = None
+    def __init__(
+        self, inner: Work[None], finish: Callable[[], T], pending: Pending, keep: object, source: int, tag: int
+    ) -> None:
+        self._source, self._tag = source, tag
+        super().__init__(inner, finish, pending, keep)
+
+    @property
+    def source(self) -> int | None:
+        return self._of_message("source", self._source)
+
+    @property
+    def tag(self) -> int | None:
+        return self._of_message("tag", self._tag)
+
+    def _of_message(self, name: str, wanted: int) -> int | None:
+        if self._finish is not None or self.error is not None:
+            return None
+        found: int = getattr(self._inner, name) if wanted == ANY else wanted
+        return found
 
 
 class Messages(GroupBase):
@@ -67,7 +84,7 @@ class Messages(GroupBase):
         return self.irecv(x, src, tag, dtype=dtype).wait()
 
     def isend(self, x: Any, dst: int, tag: int = 0) -> Work[None]:
-        """Begin to send `x` to rank `dst`. x must not change before the Work is done.
+        """Begin to send `x` to rank `dst`, as it is now. x must not change before the Work is done.
 
         >>> sending = group.isend(np.ones(3), dst=group.rank, tag=5)  # to oneself
         >>> group.recv((3,), src=group.rank, tag=5).tolist()
@@ -76,6 +93,7 @@ class Messages(GroupBase):
         """
         buffer = source(x)
         dst, tag = self._rank(dst, "dst"), _tag(tag)
+        buffer.pack()
         inner = self.comm.send(buffer.ptr, buffer.count, buffer.dtype, dst, tag)
         return ArrayWork(inner, nothing, self._pending, (self, buffer))
 
@@ -88,6 +106,9 @@ class Messages(GroupBase):
     def irecv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> ReceiveWork[Any]:
         """Begin to receive, as `recv` does. The Work's result is the array; `source` and `tag` say what came.
 
+        x holds the message once the Work is done. Where the Work was dropped, x does after the next
+        blocking `barrier`, or after `close`, provided that the message had come.
+
         >>> sending = group.isend(np.full(2, 7.0), dst=group.rank, tag=3)
         >>> work = group.irecv((2,), src=None, tag=None)
         >>> work.wait().tolist(), work.source == group.rank, work.tag
@@ -97,14 +118,7 @@ class Messages(GroupBase):
         wanted, tag = self._source(src), ANY if tag is None else _tag(tag)
         self._check_any(wanted, tag)
         inner = self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, wanted, tag)
-
-        def finish() -> Any:
-            work.source = inner.source if wanted == ANY else wanted  # type: ignore[attr-defined]  # see recv
-            work.tag = inner.tag if tag == ANY else tag  # type: ignore[attr-defined]
-            return buffer.finish()
-
-        work: ReceiveWork[Any] = ReceiveWork(inner, finish, self._pending, self)
-        return work
+        return ReceiveWork(inner, buffer.finish, self._pending, self, wanted, tag)
 
     def probe(self, src: int | None = None, tag: int | None = None, *, timeout: float = 0.0) -> Message | None:
         """The first message that has come from `src` with `tag` (None: any) and was not received yet.
@@ -141,10 +155,12 @@ class Messages(GroupBase):
         """
         outgoing = [self._outgoing(*each) for each in sends]
         incoming = [self._incoming(*each) for each in recvs]
+        for buffer, _, _ in outgoing:
+            buffer.pack()
         works = [self.comm.recv(b.ptr, b.count, b.dtype, src, tag) for b, src, tag in incoming]
         works += [self.comm.send(b.ptr, b.count, b.dtype, dst, tag) for b, dst, tag in outgoing]
         work: Work[list[Any]] = ArrayWork(
-            Several(works), lambda: [buffer.finish() for buffer, _, _ in incoming], self._pending, (self, outgoing)
+            Several(works), lambda: [into.finish() for into, _, _ in incoming], self._pending, (self, outgoing)
         )
         return work if async_op else work.wait()
 

@@ -83,15 +83,17 @@ class Prefixes(GroupBase):
                 composed_ops.copy(result, found)
                 return result.finish()
 
-            return self._run(fold, async_op)
+            return self._run(fold, given, async_op)
+        scale = None
         if isinstance(op, PremulSum):
-            given, op = composed_ops.premultiplied(given, op), ReduceOp.SUM
+            scale, op = composed_ops.premultiplied(given, op), ReduceOp.SUM
         reduce_op = ops.resolve(op, given.dtype)
         if reduce_op is ReduceOp.MEAN:
             raise ValueError(f"op={op!r}: expected another; divide the prefix sum by the number of ranks it is over")
         last = self.rank - exclusive  # whose x is the last in this rank's prefix
 
         def body() -> Any:
+            mine = given if scale is None else scale()
             # Rank k's block of every rank's send buffer is what that rank gives to rank k's prefix.
             n, dtype = self.world_size, given.dtype
             piece = max(1, min(given.count, PIECE // (n * dtype.itemsize)))
@@ -102,16 +104,15 @@ class Prefixes(GroupBase):
                 send = buffers.scratch((n * count,), dtype)
                 offset = start * dtype.itemsize
                 for rank in range(n):
-                    mine = rank - exclusive >= self.rank
-                    ctypes.memmove(send.ptr + rank * size, given.ptr + offset if mine else neutral.ctypes.data, size)
-                self.comm.describe(given.shape, "exscan" if exclusive else "scan")
+                    counts = rank - exclusive >= self.rank
+                    ctypes.memmove(send.ptr + rank * size, mine.ptr + offset if counts else neutral.ctypes.data, size)
                 self.comm.reduce_scatter(send.ptr, result.ptr + offset, count, dtype, reduce_op)
                 self._sync()
             if last < 0 and reduce_op is ReduceOp.SUM:
                 ctypes.memset(result.ptr, 0, result.nbytes)  # 0 rather than the -0 that changes nothing
             return result.finish()
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
 
 def _neutral(dtype: DType, op: ReduceOp, count: int) -> np.ndarray[Any, Any]:

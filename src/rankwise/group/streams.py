@@ -22,8 +22,11 @@ from rankwise._native import HostEvents
 from rankwise._native import Stream as NativeStream
 from rankwise.contract.closing import CLOSE_TIMEOUT, Turn, close_at_exit
 from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import RankwiseError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.work import Work
+from rankwise.group.base import nothing
+from rankwise.group.work import Pending
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -260,9 +263,10 @@ class GroupStream:
     [5.0, 5.0, 5.0]
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, pending: Pending) -> None:
         self.ops: StreamSyncOps = comm.stream_sync or BlockingStreamSync(comm)
         """The seven operations on events and streams as ints, also where the backend has none."""
+        self._pending = pending
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record the event, or a new one, behind all that the group has started so far, and return it."""
@@ -282,8 +286,19 @@ class GroupStream:
         self.wait_event(stream.record_event())
 
     def synchronize(self) -> None:
-        """Block the caller until all that the group has started so far has run; CollectiveTimeout past `timeout`."""
-        self.ops.sync_comm_stream()
+        """Block the caller until all that the group has started so far has run; CollectiveTimeout past `timeout`.
+
+        Then raises the first error of an operation whose Work nobody has waited for, if there is one, and
+        else the failure of a group that has failed.
+        """
+        failure = None
+        try:
+            self.ops.sync_comm_stream()
+        except RankwiseError as error:
+            failure = error
+        self._pending.raise_first()
+        if failure is not None:
+            raise failure
 
 
 class BlockingStreamSync(StreamSyncOps):
@@ -312,7 +327,8 @@ class BlockingStreamSync(StreamSyncOps):
         HostEvents.wait(stream, event)
 
     def sync_comm_stream(self) -> None:
-        self._comm.sync()
+        for _ in range(2):  # behind all that was started; and once more, where the group has failed by that
+            self._comm.start_call(nothing).wait(self._comm.timeout)
 
 
 _open: WeakValueDictionary[int, Stream] = WeakValueDictionary()

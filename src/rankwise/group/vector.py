@@ -48,11 +48,10 @@ class PerRankCounts(Collectives):
         def body() -> Any:
             lengths = self._lengths(given)
             result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
-            self._describe(given.shape[1:])  # of a row
             self.comm.all_gather_v(given.ptr, result.ptr, _elements(lengths, given), given.dtype)
             return self._complete(result, refused)
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
     @overload
     def gather_v(
@@ -82,7 +81,6 @@ class PerRankCounts(Collectives):
         def body() -> Any:
             lengths = self._lengths(given)
             counts = _elements(lengths, given)
-            self._describe(given.shape[1:])
             if dst != self.rank:
                 self.comm.gather_v(given.ptr, 0, counts, given.dtype, dst)
                 return self._sync()
@@ -90,7 +88,7 @@ class PerRankCounts(Collectives):
             self.comm.gather_v(given.ptr, result.ptr, counts, given.dtype, dst)
             return self._complete(result, refused)
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
     @overload
     def scatter_v(
@@ -152,6 +150,7 @@ class PerRankCounts(Collectives):
         True
         """
         src = self._rank(src, "src")
+        given = None
         if src == self.rank:
             given = source(x)
             check_axis_0(given)
@@ -178,7 +177,7 @@ class PerRankCounts(Collectives):
                 self.comm.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
                 return self._complete(part, refused)
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
     @overload
     def reduce_scatter_v(
@@ -219,7 +218,7 @@ class PerRankCounts(Collectives):
         reduce_op = ops.resolve(op, given.dtype)
         result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
         args = (given.ptr, result.ptr, _elements(rows, given), given.dtype, reduce_op)
-        return self._call("reduce_scatter_v", args, result, given, async_op)
+        return self._call("reduce_scatter_v", args, given, result, async_op)
 
     @overload
     def all_to_all_v(
@@ -256,11 +255,10 @@ class PerRankCounts(Collectives):
             received = self.all_to_all(np.array(rows, np.int64)).tolist()
             result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
             sends, receives = _elements(rows, given), _elements(received, given)
-            self._describe(given.shape[1:])
             self.comm.all_to_all_v(given.ptr, result.ptr, sends, receives, given.dtype)
             return self._complete(result, refused), received
 
-        return self._run(body, async_op)
+        return self._run(body, given, async_op)
 
     def _lengths(self, given: Buffer) -> list[int]:
         """The length of axis 0 on every rank."""

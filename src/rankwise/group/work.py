@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
+from weakref import WeakSet
 
-from rankwise.contract.errors import CollectiveTimeout
+from rankwise.contract.closing import Turn, close_at_exit
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
 
 
 class Pending:
-    """The works of one group that are under way.
+    """The works of one group that are under way, and those whose failure nobody has asked for.
 
     It keeps their memory alive until the engine is done with it, also where the caller has dropped
-    the Work.
+    the Work. name: of the group, for messages.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.works: dict[int, ArrayWork[Any]] = {}
+        self.failed: deque[ArrayWork[Any]] = deque()
         self._look_at = _FEW
+        self._closing = False
+        self._pid = os.getpid()
+        _open.add(self)
 
     def add(self, work: ArrayWork[Any]) -> None:
         # Dropped works are looked for only when the number has doubled, so that the search costs little.
@@ -39,12 +48,67 @@ class Pending:
         for work in list(self.works.values()):
             work.done()
 
-    def clear(self) -> None:
-        """Forget them all; only when the engine has let go of their memory."""
-        self.works.clear()
+    def raise_first(self) -> None:
+        """Raise the first failure that nobody has asked for, of a work that is complete."""
+        self.release_done()
+        while self.failed:
+            work = self.failed.popleft()
+            if not work.asked:
+                work.wait()
 
+    def failure(self, work: ArrayWork[Any]) -> None:
+        """A work has failed that nobody has waited for. What fails by closing, the communicator logs."""
+        if len(self.failed) < _MOST_FAILED and not (self._closing and isinstance(work.error, RankwiseError)):
+            self.failed.append(work)
+
+    def before_close(self) -> None:
+        """The communicator will be closed next."""
+        if os.getpid() == self._pid:
+            self.release_done()
+            self._closing = True
+
+    def close(self) -> None:
+        """Let go of all works, when the engine has let go of their memory; log failures that nobody has asked for.
+
+        What is not complete by now fails with ClosedError. May be repeated.
+        """
+        if os.getpid() == self._pid:  # in a forked child, locks may be held by threads of the parent
+            for work in list(self.works.values()):
+                if not work.done():
+                    work.abandon(ClosedError(f"group {self.name!r} was closed before this was complete"))
+            failed = [work for work in self.failed if not work.asked]
+            if failed:
+                self._log(failed)
+        self.works.clear()
+        self.failed.clear()
+
+    def _log(self, failed: Sequence[ArrayWork[Any]]) -> None:
+        import logging  # slow to import, and seldom needed
+
+        what = "an operation" if len(failed) == 1 else f"{len(failed)} operations"
+        first = failed[0].error
+        text = "closing group %r: %s with async_op=True failed, and nobody asked for the result; the first: %s: %s"
+        logging.getLogger("rankwise").error(text, self.name, what, type(first).__name__, first)
+
+
+_open: WeakSet[Pending] = WeakSet()
+
+
+def _before_close_all(left: Callable[[], float]) -> None:
+    for pending in list(_open):
+        pending.before_close()
+
+
+def _close_all(left: Callable[[], float]) -> None:
+    for pending in list(_open):
+        pending.close()
+
+
+close_at_exit(Turn.WORKS, _before_close_all)
+close_at_exit(Turn.LAST_WORKS, _close_all)
 
 _FEW = 16
+_MOST_FAILED = 100  # works kept for their failures; the first ones say the most
 
 
 class ArrayWork(Work[T]):
@@ -62,48 +126,56 @@ class ArrayWork(Work[T]):
         self._pending = pending
         self._lock = threading.Lock()
         self._value: T
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        """Why it failed, once `done` says that it is over."""
+        self.asked = False
+        """Whether somebody has waited for it, and so learned of its failure."""
         pending.add(self)
 
     def wait(self, timeout: float | None = None) -> T:
         if self._finish is not None:
             try:
                 self._inner.wait(timeout)
-            except CollectiveTimeout:
-                raise  # perhaps this wait's, with the operation still under way; the next one will tell
-            except Exception as error:
-                if self._inner.done():
-                    self._settle(error)
-                raise
-            self._settle(None)
-        if self._error is not None:
-            raise self._error
+            except Exception:
+                if not self._inner.done():
+                    raise  # this wait's own time was up, and the operation is still under way
+            self.asked = True
+            self._settle()
+        if self.error is not None:
+            self.asked = True
+            raise self.error
         return self._value
 
     def done(self) -> bool:
         if self._finish is not None:
             if not self._inner.done():
                 return False
-            failure = None
-            try:
-                self._inner.wait()
-            except Exception as error:  # noqa: BLE001 - whatever it is, `wait` raises it
-                failure = error
-            self._settle(failure)
+            self._settle()
         return True
 
-    def _settle(self, error: Exception | None) -> None:
-        """The engine has let go of the memory: make the result, once."""
+    def abandon(self, error: Exception) -> None:
+        """The engine has let go of the memory before the operation was complete."""
+        with self._lock:
+            if self._finish is not None:
+                self.error = error
+                self._let_go()
+
+    def _settle(self) -> None:
+        """The operation is over, and the engine has let go of the memory: make the result, once."""
         with self._lock:
             if self._finish is None:
                 return
-            self._error = error
-            if error is None:
-                try:
-                    self._value = self._finish()
-                except Exception as failure:  # noqa: BLE001 - whatever it is, `wait` raises it
-                    self._error = failure
-            self._finish = self._keep = None
+            try:
+                self._inner.wait()
+                self._value = self._finish()
+            except Exception as failure:  # noqa: BLE001 - whatever it is, `wait` raises it
+                self.error = failure
+                if not self.asked:
+                    self._pending.failure(self)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._finish = self._keep = None
         self._pending.remove(self)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,15 +20,7 @@ import numpy as np
 from rankwise._native import PlainArrays, Turn, reduce_local
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
-from rankwise.backends.composed.calls import (
-    ITEMSIZE,
-    Call,
-    Description,
-    check_count,
-    check_rank,
-    check_reduction,
-    checked_counts,
-)
+from rankwise.backends.composed.calls import ITEMSIZE, Call, check_count, check_rank, check_reduction, checked_counts
 from rankwise.backends.composed.envelopes import Differ, Frames
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract.closing import CLOSE_TIMEOUT
@@ -78,7 +69,6 @@ class ComposedCommunicator(OpenCommunicator):
         self._refusal: RankwiseError | None = None
         self._frames: Frames | None = None
         self._room = np.empty(0, np.uint8)
-        self._said = threading.local()  # in each thread, the description of its next call
         super().__init__(rank, world_size)
 
     @property
@@ -178,24 +168,14 @@ class ComposedCommunicator(OpenCommunicator):
         recv_sizes = sizes(checked_counts(recv_counts, self._world_size, "recv_counts"), dtype)
         self._run(("all_to_all_v", dtype), LARGE, self._all_to_all_v, send_ptr, recv_ptr, send_sizes, recv_sizes)
 
-    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
-        if self._checks:
-            self._said.description = Description(tuple(shape), operation)
-
-    def _take_description(self) -> Description | None:
-        found: Description | None = vars(self._said).pop("description", None)
-        return found
+    def call(self, function: Callable[[], T]) -> T:
+        if self._stream is not None:
+            self._stream.drain()
+        return function()
 
     def start(self, operation: str, *args: Any) -> Work[None]:
-        method, description = getattr(self, operation), self._take_description()
-        if description is None:
-            return self.start_call(lambda: method(*args))
-
-        def described() -> None:
-            self._said.description = description
-            method(*args)
-
-        return self.start_call(described)
+        method = getattr(self, operation)
+        return self.start_call(lambda: method(*args))
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         with self._turn:
@@ -359,8 +339,6 @@ class ComposedCommunicator(OpenCommunicator):
             self._queue.drain()
         if not self._checks:
             return self._turn.run(self, call, move, args)
-        if (description := self._take_description()) is not None:
-            call = (*call, description)
         checked: Callable[..., T] = self._checked
         return self._turn.run(self, call, checked, (call, brought, move, args))
 

@@ -13,8 +13,10 @@ from rankwise.contract.types import DType
 class Labelled(Protocol):
     """What has a source and a tag; those of a receive may be ANY."""
 
-    source: int
-    tag: int
+    @property
+    def source(self) -> int: ...
+    @property
+    def tag(self) -> int: ...
 
 
 R = TypeVar("R", bound=Labelled)
@@ -43,17 +45,18 @@ class Matching(Generic[R, E]):
     def arrive(self, envelope: E) -> R | None:
         """The receive that takes this message; None where it has to wait for one."""
         for at, receive in enumerate(self.receives):
-            if _matches(envelope, receive.source, receive.tag):
+            if matches(envelope, receive.source, receive.tag):
                 return self.receives.pop(at)
         self.envelopes.append(envelope)
         return None
 
     def find(self, source: int, tag: int) -> E | None:
         """The envelope that a receive of this source and tag would take now."""
-        return next((envelope for envelope in self.envelopes if _matches(envelope, source, tag)), None)
+        return next((envelope for envelope in self.envelopes if matches(envelope, source, tag)), None)
 
 
-def _matches(envelope: Labelled, source: int, tag: int) -> bool:
+def matches(envelope: Labelled, source: int, tag: int) -> bool:
+    """Whether a receive of this source and tag, either of which may be ANY, may take this message."""
     return source in (envelope.source, ANY) and tag in (envelope.tag, ANY)
 
 

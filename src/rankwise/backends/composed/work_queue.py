@@ -6,17 +6,18 @@ import queue
 import threading
 from collections.abc import Callable
 
-from rankwise.contract.errors import ClosedError, CollectiveTimeout
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.work import Work
 
 
 class Task(Work[None]):
     """A function in a WorkQueue. `wait` raises what it raised."""
 
-    __slots__ = ("_error", "_function", "_over")
+    __slots__ = ("_error", "_function", "_over", "_thread")
 
-    def __init__(self, function: Callable[[], None]) -> None:
+    def __init__(self, function: Callable[[], None], thread: threading.Thread) -> None:
         self._function: Callable[[], None] | None = function
+        self._thread = thread
         self._error: BaseException | None = None
         self._over = threading.Event()
 
@@ -30,10 +31,12 @@ class Task(Work[None]):
 
     def end(self, error: BaseException | None = None) -> None:
         self._error = self._error or error
+        self._over.set()  # before the function is let go of, which may close the group that it holds
         self._function = None
-        self._over.set()
 
     def wait(self, timeout: float | None = None) -> None:
+        if not self._over.is_set() and threading.current_thread() is self._thread:
+            raise RankwiseError("work on a stream cannot wait for what is queued behind it on the same stream")
         if not self._over.wait(timeout):
             limit = timeout or 0.0
             raise CollectiveTimeout(f"the operation was not complete within {limit:g} s", limit=limit)
@@ -60,7 +63,7 @@ class WorkQueue:
         self._thread.start()
 
     def put(self, function: Callable[[], None]) -> Task:
-        task = Task(function)
+        task = Task(function, self._thread)
         with self._lock:
             if self._closed:
                 raise ClosedError("this communicator was closed")

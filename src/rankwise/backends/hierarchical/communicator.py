@@ -35,9 +35,10 @@ from rankwise.backends.composed.communicator import ComposedCommunicator, addres
 from rankwise.backends.composed.envelopes import DIGEST
 from rankwise.backends.composed.work_queue import Task, WorkQueue
 from rankwise.backends.hierarchical.hosts import Layout, cut
+from rankwise.backends.hierarchical.p2p import Channel
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import ANY, Communicator, Message
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.types import DType, ReduceOp
@@ -110,6 +111,8 @@ class HierarchicalCommunicator(ComposedCommunicator):
         for part in (flat, lane):
             if isinstance(part, ComposedCommunicator):
                 part._checks = False  # what is called is compared once, in _checked
+        self.any_source = local.any_source and flat.any_source
+        self._channel = Channel(local, flat, layout, self._receive_failed)
         super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
 
     @property
@@ -129,32 +132,36 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def allocating(self) -> AbstractContextManager[None]:
         return self._local.allocating()
 
-    # ---- messages ----
+    # ---- point-to-point ----
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
-        part, number = self._way(dest, "dest")
-        return part.send(ptr, count, dtype, number, tag)
+        self._check_peer(dest, "dest")
+        return self._channel.send(ptr, count, dtype, dest, tag)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
-        part, number = self._way(src, "src")
-        return part.recv(ptr, count, dtype, number, tag)
+        self._check_peer(src, "src")
+        return self._channel.recv(ptr, count, dtype, src, tag)
+
+    def probe(self, src: int, tag: int) -> Message | None:
+        self._check_peer(src, "src")
+        return self._channel.probe(src, tag)
 
     def sync(self) -> None:
         if self._queue is not None:
             self._queue.drain()
         if self._refusal is not None:
             raise self._refused()
-        self._local.sync()
-        self._flat.sync()
+        self._channel.sync()
 
-    def _way(self, peer: int, name: str) -> tuple[Communicator, int]:
-        """What carries a message between this rank and another, and the other's number there."""
+    def _check_peer(self, peer: int, name: str) -> None:
         if self._refusal is not None:
             raise self._refused()
-        calls.check_rank(peer, self._world_size, name)
-        if self._layout.host[peer] == self._here:
-            return self._local, self._layout.local(peer)
-        return self._flat, peer
+        if name == "dest" or peer != ANY:
+            calls.check_rank(peer, self._world_size, name)
+
+    def _receive_failed(self, error: RankwiseError) -> RankwiseError:
+        self._fail(error)
+        return self._refused()
 
     # ---- moves ----
 
@@ -478,6 +485,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _failed(self, error: RankwiseError) -> None:
         """End the waiting of this host's members, and of the hosts that this rank is connected to."""
+        self._channel.fail(error)
         told = _numbered(error, lambda rank: _GROUP - rank, str(error))
         for part in self._parts():
             if isinstance(part, ComposedCommunicator):
@@ -490,6 +498,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _release(self, timeout: float, healthy: bool) -> None:
         if self._carrier is not None:
             self._carrier.close()
+        self._channel.close()
         for part in self._parts():
             part.close(timeout / 3)
 

@@ -57,21 +57,29 @@ class ReceiveWork(EngineWork):
 class EngineCall(EngineWork):
     """A Python function that runs on the communicator's stream; `wait` raises what it raised."""
 
-    __slots__ = ("_error", "_function")
+    __slots__ = ("_error", "_function", "_over")
 
     def __init__(self, comm: _native.Comm, function: Callable[[], None]) -> None:
-        self._function = function
+        self._function: Callable[[], None] | None = function
         self._error: BaseException | None = None
+        self._over = False
         super().__init__(comm.start_call(self._run))
 
     def _run(self) -> None:
+        function, self._function = self._function, None  # with it what it holds
+        assert function is not None  # it is run once
         try:
-            self._function()
+            function()
         except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
             self._error = error
+        self._over = True  # before the function is let go of, which may close the group that it holds
+
+    def done(self) -> bool:
+        return self._over or super().done()
 
     def wait(self, timeout: float | None = None) -> None:
-        super().wait(timeout)
+        if not self._over:
+            super().wait(timeout)
         if self._error is not None:
             raise self._error
 
@@ -173,9 +181,6 @@ class EngineCommunicator(OpenCommunicator):
         self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
     ) -> None:
         self._comm.all_to_all_v(send_ptr, recv_ptr, send_counts, recv_counts, dtype)
-
-    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
-        self._comm.describe(shape, operation)
 
     def call(self, function: Callable[[], T]) -> T:
         self._comm.hold()

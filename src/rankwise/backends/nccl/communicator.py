@@ -161,8 +161,13 @@ class NcclCommunicator(ComposedCommunicator):
         self._cuda.record_on_comm_stream(event)
         return LaunchedWork(self, event)
 
+    def call(self, function: Callable[[], T]) -> T:
+        self._cuda.sync_comm_stream()
+        return function()
+
     def start_call(self, function: Callable[[], None]) -> Work[None]:
-        return Communicator.start_call(self, function)
+        """Call it now, when the device has come to the end of the stream."""
+        return Communicator.start_call(self, lambda: self.call(function))
 
     def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> None:
         """Poll until the device has come so far; meanwhile look for errors of NCCL and for lost ranks."""

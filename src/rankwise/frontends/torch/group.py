@@ -149,7 +149,8 @@ class RankwiseGroup(Collectives, Messages):
 
     def shutdown(self) -> None:
         """Give pending work a second, then release everything."""
+        self._pending.before_close()
         self.comm.close()
         for work in list(self._expected):
             work.settle()
-        self._pending.clear()
+        self._pending.close()

@@ -1,0 +1,205 @@
+"""Point-to-point messages between ranks of several hosts: shared memory within a host, the engine between hosts.
+
+A receive from any rank may be served by either of the two, and neither lets a receive be withdrawn. So such a receive
+is *deferred*: both are probed until its message has come, and then the one that has the message is asked for it. A
+thread does that while receives are deferred, since a sender of much data waits until its message is received.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from weakref import ref
+
+from rankwise.backends.composed.matching import matches
+from rankwise.backends.hierarchical.hosts import Layout
+from rankwise.contract.communicator import ANY, Communicator, Message
+from rankwise.contract.errors import CollectiveTimeout, RankwiseError
+from rankwise.contract.types import DType
+from rankwise.contract.work import Work
+
+SLEEP, LONGEST_SLEEP = 20e-6, 1e-3  # seconds between two probes, as long as none finds anything
+
+
+class Channel:
+    """The messages of one rank. Ranks are numbered as in the group."""
+
+    def __init__(
+        self,
+        local: Communicator,
+        flat: Communicator,
+        layout: Layout,
+        failed: Callable[[RankwiseError], RankwiseError],
+    ) -> None:
+        """local: the ranks of this host. flat: all ranks. failed: fails the group, and returns what to raise."""
+        self._local, self._flat, self._layout = local, flat, layout
+        self._host = layout.host[flat.rank]
+        self._members = layout.members[self._host]
+        self.failed = failed
+        self._lock = threading.Lock()
+        self._deferred: list[DeferredReceive] = []  # in the order posted
+        self._local_first = True
+        self._prober: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def timeout(self) -> float:
+        return self._local.timeout
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Work[None]:
+        part, number = self._way(dest)
+        return part.send(ptr, count, dtype, number, tag)
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Work[None]:
+        with self._lock:
+            # A receive waits behind a deferred one that could take the same message.
+            if src != ANY and not any(_overlap(earlier, src, tag) for earlier in self._deferred):
+                part, number = self._way(src)
+                return part.recv(ptr, count, dtype, number, tag)
+            receive = DeferredReceive(self, ptr, count, dtype, src, tag)
+            self._deferred.append(receive)
+        self.progress()
+        self._start_prober()
+        return receive
+
+    def probe(self, src: int, tag: int) -> Message | None:
+        while True:
+            self.progress()
+            with self._lock:
+                found = self._find(src, tag)
+                if found is None or self._taker(found) is None:
+                    return found
+
+    def sync(self) -> None:
+        for receive in list(self._deferred):
+            receive.wait()
+        self._local.sync()
+        self._flat.sync()
+
+    def progress(self) -> bool:
+        """Begin the deferred receives whose messages have come. Whether all have begun."""
+        with self._lock:
+            for receive in list(self._deferred):
+                try:
+                    found = self._find(receive.source, receive.tag)
+                    taker = None if found is None else self._taker(found)
+                    if found is not None and taker is not None:
+                        self._deferred.remove(taker)
+                        part, number = self._way(found.source)
+                        inner = part.recv(taker.ptr, taker.count, taker.dtype, number, found.tag)
+                        taker.begin(found.source, found.tag, inner)
+                except RankwiseError as error:
+                    self._deferred.remove(receive)
+                    receive.end(error)
+            return not self._deferred
+
+    def fail(self, error: RankwiseError) -> None:
+        """The group has failed: every deferred receive raises this."""
+        with self._lock:
+            waiting, self._deferred = self._deferred, []
+        for receive in waiting:
+            receive.end(error)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        prober = self._prober
+        if prober is not None and prober is not threading.current_thread():
+            prober.join(1.0)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def _start_prober(self) -> None:
+        with self._lock:
+            if self._deferred and self._prober is None and not self._closed:
+                self._prober = threading.Thread(target=_probe, args=(ref(self),), name="rankwise receives", daemon=True)
+                self._prober.start()
+
+    def stop_prober(self) -> bool:
+        """The thread ends, unless a receive was deferred meanwhile."""
+        with self._lock:
+            if self._deferred and not self._closed:
+                return False
+            self._prober = None
+            return True
+
+    def _find(self, src: int, tag: int) -> Message | None:
+        """The message that a receive would take now."""
+        if src != ANY:
+            part, number = self._way(src)
+            return self._numbered(part, part.probe(number, tag))
+        self._local_first = not self._local_first
+        parts = (self._local, self._flat) if self._local_first else (self._flat, self._local)
+        for part in parts:
+            found = self._numbered(part, part.probe(ANY, tag))
+            if found is not None:
+                return found
+        return None
+
+    def _taker(self, found: Message) -> DeferredReceive | None:
+        return next((one for one in self._deferred if matches(found, one.source, one.tag)), None)
+
+    def _way(self, peer: int) -> tuple[Communicator, int]:
+        """What carries a message between this rank and another, and the other's number there."""
+        if self._layout.host[peer] == self._host:
+            return self._local, self._layout.local(peer)
+        return self._flat, peer
+
+    def _numbered(self, part: Communicator, found: Message | None) -> Message | None:
+        """A message that `part` found, with its sender's number in the group."""
+        if found is None or part is self._flat:
+            return found
+        return Message(self._members[found.source], found.tag, found.count, found.dtype)
+
+
+class DeferredReceive(Work[None]):
+    """A receive whose message has not come. Its source and tag are those asked for until it has, then the message's."""
+
+    def __init__(self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int) -> None:
+        self.ptr, self.count, self.dtype = ptr, count, dtype
+        self.source, self.tag = source, tag
+        self._channel = channel
+        self._inner: Work[None] | None = None
+        self._error: RankwiseError | None = None
+        self._begun = threading.Event()
+
+    def begin(self, source: int, tag: int, inner: Work[None]) -> None:
+        self.source, self.tag, self._inner = source, tag, inner
+        self._begun.set()
+
+    def end(self, error: RankwiseError) -> None:
+        self._error = error
+        self._begun.set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        start = time.monotonic()
+        limit = self._channel.timeout if timeout is None else timeout
+        if not self._begun.wait(limit):
+            error = CollectiveTimeout(f"recv was not complete within {limit:.3g} s", limit=limit, operation="recv")
+            raise error if timeout is not None else self._channel.failed(error)
+        if self._error is not None:
+            raise self._error
+        assert self._inner is not None
+        self._inner.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - start)))
+
+    def done(self) -> bool:
+        return self._begun.is_set() and (self._inner is None or self._inner.done())
+
+
+def _probe(channel: ref[Channel]) -> None:
+    """The thread: it ends when no receive is deferred, and does not keep the channel alive."""
+    sleep = SLEEP
+    while (present := channel()) is not None and not present.closed:
+        if present.progress() and present.stop_prober():
+            return
+        del present
+        time.sleep(sleep)
+        sleep = min(2 * sleep, LONGEST_SLEEP)
+
+
+def _overlap(receive: DeferredReceive, src: int, tag: int) -> bool:
+    """Whether one message could match both."""
+    return (receive.source in (src, ANY)) and (tag == ANY or receive.tag in (tag, ANY))

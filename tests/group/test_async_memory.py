@@ -1,0 +1,206 @@
+"""async_op=True on memory that is packed, scaled or encoded: that too belongs to the group's stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rankwise as rw
+from rankwise.contract.errors import ClosedError, PeerLostError
+from rankwise.group.group import Group
+from rankwise.testing import run_ranks
+
+SOON = 20.0  # seconds within which anything must end
+BACKENDS = ["threads", "shm", "gloo"]
+
+Start = Callable[[Group, Any], "rw.Work[Any]"]
+ARRAYS: dict[str, Callable[[], Any]] = {
+    "contiguous": lambda: np.zeros(8),
+    "strided": lambda: np.zeros(16)[::2],
+    "fortran": lambda: np.zeros((2, 4), order="F"),
+    "big-endian": lambda: np.zeros(8, ">f8"),
+    "torch strided": lambda: torch.zeros(16)[::2],
+}
+OPERATIONS: dict[str, Start] = {
+    "all_reduce": lambda group, x: group.all_reduce(x, async_op=True),
+    "premul_sum": lambda group, x: group.all_reduce(x, rw.premul_sum(1), async_op=True),
+    "a function": lambda group, x: group.all_reduce(x, lambda a, b: a + b, async_op=True),
+}
+
+
+def fill_late(group: Group, compute: rw.Stream, x: Any, value: float) -> threading.Event:
+    """A function on `compute` fills x, no earlier than the event is set, and the group's stream waits for it."""
+    gate = threading.Event()
+    if group.comm.stream_sync is None:
+        gate.set()  # there, the group's wait blocks the caller
+
+    def fill() -> None:
+        gate.wait(SOON)
+        x[...] = value
+
+    compute.submit(fill)
+    group.stream.wait_stream(compute)
+    return gate
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_between_two_streams(operation: str, backend: str) -> None:
+    """What a stream wrote before is read, and what comes after on the stream reads the result."""
+
+    def ranks(group: Group) -> None:
+        for make in ARRAYS.values():
+            x = make()
+            with rw.Stream() as compute:
+                gate = fill_late(group, compute, x, group.rank + 1.0)
+                work = OPERATIONS[operation](group, x)
+                gate.set()
+                compute.wait_stream(group.stream)
+                assert compute.submit(lambda x=x: (x == 3).all()).wait(SOON)
+                x[...] = 7  # the array is the caller's again
+                assert work.wait() is x
+                assert (x == 7).all()
+
+    run_ranks(2, ranks, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_way_to_give_an_array(backend: str) -> None:
+    """Inputs and `out` that are packed, of the operations that have both."""
+
+    def ranks(group: Group) -> None:
+        me, n = group.rank, group.world_size
+        x, out, part = np.zeros(4 * n)[::2], np.zeros((n, 4 * n))[:, ::2], np.zeros(4)[::2]
+        with rw.Stream() as compute:
+            for call, want in (
+                (lambda: group.all_gather(x, out=out, async_op=True), [[1.0] * 4, [2.0] * 4]),
+                (lambda: group.reduce_scatter(x, out=part, async_op=True), [3.0, 3.0]),
+                (lambda: group.scan(x, async_op=True), [1.0 + 2 * me] * 4),
+                (lambda: group.scan(x, rw.premul_sum(2), async_op=True), [2.0 + 4 * me] * 4),
+                (lambda: group.all_gather_v(x, async_op=True), [1.0] * 4 + [2.0] * 4),
+                (lambda: group.all_to_all(x, async_op=True), [1.0] * 2 + [2.0] * 2),
+                (lambda: group.scatter(x if me == 1 else None, 1, async_op=True), [2.0, 2.0]),
+                (lambda: group.all_to_all_v(x, [1, 3], async_op=True), ([1.0, 2.0] if me == 0 else [1, 1, 1, 2, 2, 2])),
+            ):
+                x[...] = 0
+                gate = fill_late(group, compute, x, me + 1.0)
+                work = call()
+                gate.set()
+                got = work.wait(SOON)
+                assert (got[0] if isinstance(got, tuple) else got).tolist() == want
+            assert out.tolist() == [[1.0] * 4, [2.0] * 4]
+            assert part.tolist() == [3.0, 3.0]
+
+    run_ranks(2, ranks, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_objects_are_encoded_when_the_operation_runs(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        me = group.rank
+        for call in (
+            lambda data: group.all_gather_object(data, async_op=True),
+            lambda data: group.gather_object(data, async_op=True),
+            lambda data: group.broadcast_object(data if me == 1 else None, 1, async_op=True),
+            lambda data: group.scatter_object([data, data] if me == 1 else None, 1, async_op=True),
+        ):
+            x = np.zeros(2)
+            with rw.Stream() as compute:
+                gate = fill_late(group, compute, x, me + 1.0)
+                work = call({"x": x})
+                gate.set()
+                got = work.wait(SOON)
+            if isinstance(got, list):
+                assert [one["x"].tolist() for one in got] == [[1, 1], [2, 2]]
+            elif got is not None:
+                assert got["x"].tolist() == [2, 2]
+
+    run_ranks(2, ranks, backend=backend)
+
+
+def test_what_cannot_be_sent_is_refused_at_the_call() -> None:
+    def ranks(group: Group) -> None:
+        for call in (
+            lambda: group.all_gather_object(print, async_op=True),
+            lambda: group.broadcast_object(print, group.rank, async_op=True),
+            lambda: group.scatter_object([print] * 2, group.rank, async_op=True),
+            lambda: group.all_reduce(np.ones(4, int)[::2], rw.premul_sum(0.5), async_op=True),
+        ):
+            with pytest.raises(TypeError):
+                call()
+        assert group.all_reduce(1) == 2
+
+    run_ranks(2, ranks)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_synchronize_and_later_operations_find_the_result(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        x = np.ones(16)[::2]
+        group.all_reduce(x, async_op=True)
+        group.stream.synchronize()
+        assert (x == 2).all()
+        group.all_reduce(x, async_op=True)
+        group.all_reduce(x, async_op=True)
+        group.all_reduce(x)
+        assert (x == 16).all()
+        group.all_reduce(x, async_op=True)
+        assert group.all_gather_object({"x": x.base[:2]})[1]["x"][0] == 32
+
+    run_ranks(2, ranks, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_close_keeps_what_is_complete_and_writes_nothing_later(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        x = np.ones(16)[::2]
+        work = part.all_reduce(x, async_op=True)
+        part.close(SOON)
+        assert (x == 2).all()
+        x[...] = 7
+        assert work.wait() is x
+        assert (x == 7).all()
+
+    run_ranks(2, ranks, backend=backend)
+
+
+def test_close_drops_what_the_peer_never_joined() -> None:
+    over = threading.Event()
+
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        if group.rank == 0:
+            x = np.ones(16)[::2]
+            works = [part.all_reduce(x, async_op=True), part.all_reduce(x, async_op=True)]
+            part.close(0.01)
+            for work in works:
+                with pytest.raises((ClosedError, PeerLostError)):
+                    work.wait(SOON)
+            assert (x == 1).all()
+            over.set()
+        else:
+            over.wait(SOON)
+
+    run_ranks(2, ranks)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wait_on_the_stream_for_what_is_behind_it_is_refused(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        part = group.dup()
+
+        def op(a: Any, b: Any) -> Any:
+            part.all_reduce(a, async_op=True).wait()
+
+        work = part.all_reduce(np.ones(2), op, async_op=True)
+        with pytest.raises(rw.RankwiseError, match="cannot wait for what is queued behind it"):
+            work.wait(SOON)
+        part.close(0.1)
+
+    run_ranks(2, ranks, backend=backend)

@@ -1,0 +1,163 @@
+"""Works that nobody waits for: what failed is raised by the stream's synchronize, or logged; what came is kept."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankwise as rw
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError
+from rankwise.group.group import Group
+from rankwise.testing import run_ranks
+
+SOON = 20.0  # seconds within which anything must end
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm", "gloo"])
+def test_synchronize_raises_the_groups_failure(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        part.all_reduce(np.ones(2 + group.rank), async_op=True)
+        for _ in range(2):
+            with pytest.raises(MismatchError):
+                part.stream.synchronize()
+        part.close()
+
+    run_ranks(2, ranks, backend=backend)
+
+
+def test_synchronize_raises_the_failure_of_a_wait() -> None:
+    """Behind which no operation is, whose Work could tell."""
+
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        part.timeout = 0.05
+        gate = threading.Event()
+        with rw.Stream() as compute:
+            compute.submit(gate.wait, SOON)
+            part.stream.wait_stream(compute)
+            behind = part.stream.record_event()
+            with pytest.raises(CollectiveTimeout):
+                behind.synchronize(SOON)
+            with pytest.raises(CollectiveTimeout):
+                part.stream.synchronize()
+            gate.set()
+        part.close()
+
+    run_ranks(1, ranks)
+
+
+def test_synchronize_raises_once_what_is_no_failure_of_the_group() -> None:
+    def fail(a: Any, b: Any) -> Any:
+        raise ArithmeticError("on purpose")
+
+    def ranks(group: Group) -> None:
+        group.all_reduce(np.ones(2), fail, async_op=True)
+        with pytest.raises(ArithmeticError if group.rank == 0 else RankwiseError, match="on purpose"):
+            group.stream.synchronize()
+        group.stream.synchronize()
+        assert group.all_reduce(1) == 2
+        work = group.all_reduce(np.ones(2), fail, async_op=True)
+        with pytest.raises(ArithmeticError if group.rank == 0 else RankwiseError, match="on purpose"):
+            work.wait()
+        group.stream.synchronize()  # the caller knows
+
+    run_ranks(2, ranks)
+
+
+def test_or_it_is_logged_once_at_close(caplog: pytest.LogCaptureFixture) -> None:
+    def ranks(group: Group) -> None:
+        for known in (False, True):
+            part = group.dup(f"part {known}")
+            works = [part.all_reduce(np.ones(2 + group.rank), async_op=True) for _ in range(3)]
+            if known:
+                for work in works:
+                    with pytest.raises(MismatchError):
+                        work.wait()
+            else:
+                while not all(work.done() for work in works):
+                    time.sleep(1e-3)
+            part.close()
+
+    with caplog.at_level(logging.ERROR, "rankwise"):
+        run_ranks(2, ranks)
+    texts = [record.message.splitlines()[0] for record in caplog.records]
+    assert len(texts) == 2
+    for text in texts:
+        assert text.startswith("closing group 'part False': 3 operations with async_op=True failed, and nobody asked")
+
+
+def test_or_at_the_end_of_the_program() -> None:
+    code = """
+import numpy as np, rankwise as rw
+group = rw.init()
+def fail(a, b):
+    raise ArithmeticError("on purpose")
+group.all_reduce(np.ones(2), fail, async_op=True)
+"""
+    command = [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = ended.stdout + ended.stderr
+    assert "nobody asked for the result; the first: ArithmeticError: on purpose" in said
+    assert "Traceback" not in said
+
+
+def test_a_dropped_receive_keeps_its_message() -> None:
+    def ranks(group: Group) -> None:
+        part, other = group.dup(), 1 - group.rank
+        x, y = np.zeros(16)[::2], np.zeros(8, ">i4")
+        for end in (part.barrier, part.close):
+            x[...], y[...] = 0, 0
+            part.irecv(x, other)
+            part.batch([], [(y, other, 1)], async_op=True)
+            part.send(np.full(8, 3.0), other)
+            part.send(np.full(8, 4, np.int32), other, 1)
+            group.barrier()
+            end()
+            assert (x == 3).all()
+            assert (y == 4).all()
+
+    run_ranks(2, ranks)
+
+
+def test_a_receive_that_close_gave_up_is_not_delivered_later() -> None:
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        work = part.irecv(np.zeros(16)[::2], group.rank)
+        early = part.irecv(np.zeros(16)[::2], group.rank, 1)
+        part.comm.close(0.01)
+        assert early.done()  # it asks an engine that has let go of its memory
+        part.close()
+        for _ in range(2):
+            with pytest.raises((ClosedError, RankwiseError)):
+                work.wait(SOON)
+        assert work.done()
+        assert work.source is None
+
+    run_ranks(1, ranks)
+
+
+def test_another_thread_completes_a_receive_before_irecv_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a barrier of a second thread does, which finishes what is complete."""
+
+    def ranks(group: Group) -> None:
+        add = group._pending.add
+
+        def add_and_finish(work: Any) -> None:
+            add(work)
+            assert work.done()
+
+        group.send(np.arange(3.0), group.rank, 5)
+        monkeypatch.setattr(group._pending, "add", add_and_finish)
+        work = group.irecv((3,), None, None)
+        assert work.wait().tolist() == [0, 1, 2]
+        assert (work.source, work.tag) == (group.rank, 5)
+
+    run_ranks(1, ranks)
