@@ -169,8 +169,8 @@ class ComposedCommunicator(OpenCommunicator):
         self._run(("all_to_all_v", dtype), LARGE, self._all_to_all_v, send_ptr, recv_ptr, send_sizes, recv_sizes)
 
     def call(self, function: Callable[[], T]) -> T:
-        if self._stream is not None:
-            self._stream.drain()
+        if self._queue is not None:
+            self._queue.drain()
         return function()
 
     def start(self, operation: str, *args: Any) -> Work[None]:
