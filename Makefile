@@ -18,7 +18,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all build-tests test-tools test-python test-slow test-native test-model test-torch-suite test-faults test-multihost test-engines test-gpu lint format dev clean
+.PHONY: help demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-torch-suite test-faults test-multihost test-engines test-gpu lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,8 +58,12 @@ test-python: test-tools $(ENV)/.test $(MPIS) ## the Python tests only; TEST_ARGS
 test-slow: test-tools $(ENV)/.test $(MPIS) ## the Python tests that make test leaves out
 	$(ENV)/bin/python -m pytest -m slow --durations=20 $(TEST_ARGS)
 
-test-native: test-tools $(ENV)/.native ## the tests of the C++ core: plain, ThreadSanitizer, AddressSanitizer
+test-native: test-tools $(ENV)/.native ## the tests of the C++ core; with ThreadSanitizer and AddressSanitizer on 2 and 3 ranks
 	$(call native_tests,build/native,)
+	$(call native_tests,build/tsan,thread,RANKWISE_SHORT=1)
+	$(call native_tests,build/asan,address,RANKWISE_SHORT=1)
+
+test-sanitizers: test-tools $(ENV)/.native ## the tests of the C++ core with the sanitizers, on every number of ranks
 	$(call native_tests,build/tsan,thread)
 	$(call native_tests,build/asan,address)
 
@@ -77,9 +81,10 @@ define build_native
 	@$(ENV)/bin/cmake --build $(1) -j $(JOBS)
 endef
 
+# $(call native_tests,FOLDER,SANITIZER,VARIABLES)
 define native_tests
 	$(call build_native,$(1),$(2))
-	$(ENV)/bin/ctest --test-dir $(1) --output-on-failure --timeout 300 --no-tests=error
+	$(3) $(ENV)/bin/ctest --test-dir $(1) --output-on-failure --timeout 300 --no-tests=error
 endef
 
 test-faults: $(ENV)/.test ## every fault many times at random moments, and a table of how it ended: 15 minutes

@@ -205,7 +205,7 @@ void in_a_row(Comm& c) {
 }  // namespace
 
 int main() {
-    for (int n : {1, 2, 3, 4, 7})
+    for (int n : ranks::worlds({1, 2, 3, 4, 7}))
         ranks::run(n, [n](Comm& c) {
             for (uint64_t count : {0, 1, 23, 24, 25, 1023, 1024, 4097, 65536, 70001, 300007}) every_collective(c, count);
             uneven(c);

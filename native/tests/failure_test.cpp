@@ -205,7 +205,7 @@ void a_process_dies() {
 int main() {
     call_site = [] { return std::string("here:1"); };
     a_process_dies();  // before there are threads
-    for (int n : {2, 3, 4})
+    for (int n : ranks::worlds({2, 3, 4}))
         ranks::run(n, [](Comm& c) {
             calls_that_differ(c);
             the_message_of_a_mismatch(c);

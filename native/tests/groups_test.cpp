@@ -48,7 +48,7 @@ void two_threads(Comm& c) {
 }  // namespace
 
 int main() {
-    for (int n : {1, 2, 3, 4}) {
+    for (int n : ranks::worlds({1, 2, 3, 4})) {
         auto segment = ranks::run(n, [](Comm& c) {
             split_by_parity(c);
             many_groups(c);

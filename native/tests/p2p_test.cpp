@@ -199,7 +199,7 @@ void from_anyone(Comm& c) {
 }  // namespace
 
 int main() {
-    for (int n : {1, 2, 3, 4}) {
+    for (int n : ranks::worlds({1, 2, 3, 4})) {
         ranks::run(n, [](Comm& c) {
             for (uint64_t count : {0, 1, 7, 8, 1000, 32768, 200003}) around_the_ring(c, count);
             if (c.world_size() > 1) tags_out_of_order(c);

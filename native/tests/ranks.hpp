@@ -1,6 +1,8 @@
 // Ranks as threads of the test, over a segment of their own.
 #pragma once
+#include <cstdlib>
 #include <functional>
+#include <initializer_list>
 #include <thread>
 #include <vector>
 
@@ -11,6 +13,14 @@ namespace ranks {
 
 using rankwise::Comm;
 using rankwise::Segment;
+
+// The world sizes of a test; with RANKWISE_SHORT, as `make test` runs the sanitizers, those of 2 and 3 ranks.
+inline std::vector<int> worlds(std::initializer_list<int> all) {
+    std::vector<int> chosen;
+    for (int n : all)
+        if (!std::getenv("RANKWISE_SHORT") || n == 2 || n == 3) chosen.push_back(n);
+    return chosen;
+}
 
 // Runs `body(comm)` as each rank of a fresh segment and returns the segment, after all have closed.
 inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& body, double timeout = 60) {

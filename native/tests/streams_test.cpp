@@ -278,7 +278,7 @@ int main() {
     a_piece_does_not_wait_for_itself();
     numbers();
     events_of_many_threads();
-    for (int n : {1, 2, 3}) {
+    for (int n : ranks::worlds({1, 2, 3})) {
         ranks::run(n, the_life_of_an_event);
         if (n > 1) ranks::run(n, an_event_never_reached);
         ranks::run(n, many_threads);

@@ -10,11 +10,17 @@ from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.suite import Verdict, check_operation
 
 WORLDS = [("solo", 1), *((backend, n) for backend in ("threads", "shm") for n in (1, 2, 3, 4, 7))]
+QUICK = [("solo", 1), ("threads", 2), ("threads", 3), ("shm", 2), ("shm", 7)]  # the others are left to make test-all
 
 
 @pytest.mark.parametrize(
     ("backend", "n", "level", "operation"),
-    [(*world, level, name) for world in WORLDS for level, names in OPERATIONS.items() for name in names],
+    [
+        pytest.param(*world, level, name, marks=() if world in QUICK else pytest.mark.slow)
+        for world in WORLDS
+        for level, names in OPERATIONS.items()
+        for name in names
+    ],
 )
 def test_operation(backend: str, n: int, level: str, operation: str, covers: Callable[..., None]) -> None:
     results = check_operation(operation, level, n, backend)

@@ -8,8 +8,16 @@ from rankwise.testing import run_ranks
 from rankwise.testing.scenarios import SCENARIOS
 
 WORLDS = [("solo", 1), *((backend, n) for backend in ("threads", "shm") for n in (1, 2, 3, 4, 7))]
+QUICK = [("solo", 1), ("threads", 1), ("threads", 3), ("threads", 4), ("shm", 2), ("shm", 7)]  # others: make test-all
 
 
-@pytest.mark.parametrize(("backend", "n", "name"), [(*world, name) for world in WORLDS for name in SCENARIOS])
+@pytest.mark.parametrize(
+    ("backend", "n", "name"),
+    [
+        pytest.param(*world, name, marks=() if world in QUICK else pytest.mark.slow)
+        for world in WORLDS
+        for name in SCENARIOS
+    ],
+)
 def test_scenario(backend: str, n: int, name: str) -> None:
     run_ranks(n, SCENARIOS[name], backend=backend)

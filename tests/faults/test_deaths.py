@@ -14,7 +14,7 @@ PLACES = ["all_reduce", "barrier", "send_and_recv", "asleep", "in_python", "work
 
 
 @pytest.mark.parametrize("place", PLACES)
-@fault(1, "killed", few=2, full=26)
+@fault(1, "killed", few=1, full=26)
 def test_killed(trial: Trial, place: str) -> None:
     n = trial.rng.randint(2, 4)
     with Crew(trial, n, place) as crew:

@@ -18,7 +18,7 @@ from rankwise.observe.jobs import parent_of
 from rankwise.testing import RanksFailed
 
 
-@fault(2, "the launcher is killed", few=2, full=40)
+@fault(2, "the launcher is killed", few=1, full=40)
 def test_launcher_killed(trial: Trial) -> None:
     n = trial.rng.randint(1, 4)
     with Crew(trial, n, trial.rng.choice(["barrier", "in_python", "anything", "asleep"])) as crew:
@@ -37,7 +37,7 @@ def test_launcher_killed(trial: Trial) -> None:
         trial.took(time.monotonic() - at)
 
 
-@fault(2, "the launcher is killed, starting", few=4, full=60)
+@fault(2, "the launcher is killed, starting", few=1, full=60)
 def test_launcher_killed_while_it_starts_ranks(trial: Trial) -> None:
     """The ranks know nothing of rankwise: nobody but the launcher's keeper would end them."""
     n = trial.rng.randint(1, 6)
@@ -58,7 +58,7 @@ def test_launcher_killed_while_it_starts_ranks(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("way", ["raises", "sys.exit", "os._exit", "returns"])
-@fault(3, "leaves early", few=2, full=25)
+@fault(3, "leaves early", few=1, full=25)
 def test_a_rank_ends_early(trial: Trial, way: str) -> None:
     n = trial.rng.randint(2, 4)
     victim = trial.rng.randrange(n)
@@ -78,7 +78,7 @@ def test_a_rank_ends_early(trial: Trial, way: str) -> None:
             assert f"rankwise: rank {victim} (pid {crew.pids[victim]}) exited with status {status}" in crew.stderr
 
 
-@fault(3, "raises, as a thread", few=3, full=60)
+@fault(3, "raises, as a thread", few=1, full=60)
 def test_a_thread_raises(trial: Trial) -> None:
     n = trial.rng.randint(2, 5)
     victim, before = trial.rng.randrange(n), trial.rng.randrange(50)

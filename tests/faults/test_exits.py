@@ -45,7 +45,7 @@ WAYS = ["close", "twice", "with", "del", "by another thread", "by two threads"]
 
 
 @both
-@fault(8, "closed in any way and state", few=8, full=200)
+@fault(8, "closed in any way and state", few=3, full=200)
 def test_close(trial: Trial, backend: str) -> None:
     n, limit = trial.rng.randint(2, 3), trial.rng.uniform(0.05, 0.3)
     state, way = trial.rng.choice(STATES), trial.rng.choice(WAYS)

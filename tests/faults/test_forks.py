@@ -9,7 +9,7 @@ from faults.workers import Crew
 
 
 @pytest.mark.parametrize("state", ["idle", "operation", "busy thread"])
-@fault(9, "fork", few=2, full=30)
+@fault(9, "fork", few=1, full=30)
 def test_fork(trial: Trial, state: str) -> None:
     n = trial.rng.randint(2, 3)
     way = trial.rng.choice(["sys.exit", "close", "del", "os._exit", "kill"])

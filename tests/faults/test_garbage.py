@@ -165,7 +165,7 @@ print("done")
 """
 
 
-@fault(15, "garbage sent to a socket", few=2, full=50)
+@fault(15, "garbage sent to a socket", few=1, full=50)
 def test_a_job_under_garbage(trial: Trial) -> None:
     """Processes that meet by a socket, again and again, while strangers knock all the time."""
     environment = {

@@ -22,7 +22,7 @@ PROGRAM = "import sys, rankwise as rw; g = rw.init(); assert g.all_reduce(1) == 
 
 
 @pytest.mark.parametrize("name", list(LIMITS))
-@fault(12, "too few", few=2, full=25)
+@fault(12, "too few", few=1, full=25)
 def test_limit(trial: Trial, name: str) -> None:
     kind, least, most = LIMITS[name]
     limit = int(least * (most / least) ** trial.rng.random())

@@ -16,7 +16,7 @@ BLOCKED = ["barrier", "all_reduce", "recv", "wait", "split", "object"]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-@fault(7, "a blocked rank gets", few=3, full=60)
+@fault(7, "a blocked rank gets", few=1, full=60)
 def test_one_rank(trial: Trial, name: str) -> None:
     n, signum = trial.rng.randint(2, 4), signal.Signals[name]
     kept = trial.rng.randrange(n)
@@ -44,7 +44,7 @@ def test_one_rank(trial: Trial, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-@fault(7, "the launcher gets", few=2, full=30)
+@fault(7, "the launcher gets", few=1, full=30)
 def test_launcher(trial: Trial, name: str) -> None:
     n, signum = trial.rng.randint(2, 4), signal.Signals[name]
     with Crew(trial, n, "blocked", trial.rng.randrange(n), trial.rng.choice(BLOCKED)) as crew:

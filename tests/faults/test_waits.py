@@ -38,7 +38,7 @@ CALLS: dict[str, Call] = {
 
 
 @both
-@fault(5, "timeout", few=3, full=60)
+@fault(5, "timeout", few=1, full=60)
 def test_timeout(trial: Trial, backend: str) -> None:
     n = trial.rng.randint(2, 5)
     limit = trial.rng.uniform(0.1, 0.4)
@@ -82,7 +82,7 @@ def test_timeout(trial: Trial, backend: str) -> None:
 
 
 @both
-@fault(6, "mismatch", few=5, full=150)
+@fault(6, "mismatch", few=2, full=150)
 def test_mismatch(trial: Trial, backend: str) -> None:
     n = trial.rng.randint(2, 4)
     odd = trial.rng.randrange(n)
@@ -122,7 +122,7 @@ def test_mismatch(trial: Trial, backend: str) -> None:
 
 
 @both
-@fault(6, "another order", few=2, full=40)
+@fault(6, "another order", few=1, full=40)
 def test_another_order(trial: Trial, backend: str) -> None:
     n = trial.rng.randint(2, 4)
     odd = trial.rng.randrange(n)

@@ -23,8 +23,15 @@ def once(operation: str, n: int) -> list[Case]:
     return [Case(operation, DType.F32, (count,), op, root, seed=count) for count in (13, large)]
 
 
-@pytest.mark.parametrize(("backend", "n"), MANY_RANKS)
-@pytest.mark.parametrize("level", list(OPERATIONS))
+@pytest.mark.parametrize(
+    ("backend", "n", "level"),
+    [
+        ("threads", 64, "pointer"),
+        pytest.param("threads", 64, "array", marks=pytest.mark.slow),
+        ("shm", 16, "pointer"),
+        ("shm", 16, "array"),
+    ],
+)
 def test_every_operation_once(backend: str, n: int, level: str) -> None:
     cases = [case for operation in OPERATIONS[level] for case in once(operation, n)]
     results: list[Result] = merged(run_ranks(n, partial(run_cases, level=level, cases=cases), backend=backend))

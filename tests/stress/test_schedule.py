@@ -17,6 +17,7 @@ SEED = int(os.environ.get("RANKWISE_STRESS_SEED", "20240229"))
 SLACK = 4 << 20  # bytes: random sizes leave gaps in the heap; a leak of 500 bytes an operation shows
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_ten_thousand_operations_on_four_processes() -> None:
     print(f"seed {SEED}")

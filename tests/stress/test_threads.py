@@ -78,7 +78,15 @@ def eight_threads(group: Group, rounds: int, seed: int) -> None:
         part.close()
 
 
-@pytest.mark.parametrize(("backend", "n"), [("threads", 2), ("threads", 3), ("shm", 2), ("shm", 4)])
+@pytest.mark.parametrize(
+    ("backend", "n"),
+    [
+        ("threads", 2),
+        pytest.param("threads", 3, marks=pytest.mark.slow),
+        pytest.param("shm", 2, marks=pytest.mark.slow),
+        ("shm", 4),
+    ],
+)
 def test_eight_threads_a_rank(backend: str, n: int) -> None:
     print(f"seed {SEED}")
     run_ranks(n, partial(eight_threads, rounds=40, seed=SEED), backend=backend, timeout=SOON)

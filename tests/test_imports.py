@@ -8,8 +8,7 @@ import sys
 import pytest
 
 HEAVY = {"cloudpickle", "cuda", "cupy", "jax", "matplotlib", "ml_dtypes", "mpi4py", "nccl", "sklearn", "torch"}
-MOST = 0.100  # seconds that rankwise, with every public name loaded, may add to NumPy's import
-RUNS = 7  # the best of these counts: the machine may be busy with other things
+MOST = 200  # modules that rankwise, with every public name loaded, may add to NumPy's; each takes half a millisecond
 
 EVERY_NAME = "import rankwise; [getattr(rankwise, name) for name in rankwise.__all__]"
 
@@ -27,15 +26,10 @@ def loaded_by(code: str, *launcher: str) -> set[str]:
     return set(python(code, *launcher).split())
 
 
-def test_import_is_quick() -> None:
-    code = f"""
-import time, numpy
-start = time.perf_counter()
-{EVERY_NAME}
-print(time.perf_counter() - start)
-"""
-    best = min(float(python(code)) for _ in range(RUNS))
-    assert best < MOST
+def test_import_loads_few_modules() -> None:
+    """Not how long it takes: that is the machine's, and depends on what else it does."""
+    added = f"import sys, numpy; before = len(sys.modules); {EVERY_NAME}; print(len(sys.modules) - before)"
+    assert int(python(added)) < MOST
 
 
 @pytest.mark.parametrize(
