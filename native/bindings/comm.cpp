@@ -41,20 +41,59 @@ template <> struct From<ReduceOp> {
 };
 
 struct Started {
-    explicit Started(const std::string& site) { started_at = &site; }
-    ~Started() { started_at = nullptr; }
+    Started(const std::string& site, const Description* description) {
+        started_at = &site;
+        described_here = description;
+    }
+    ~Started() {
+        started_at = nullptr;
+        described_here = nullptr;
+    }
+};
+
+// What `describe` said, kept for as long as the operation needs it.
+class Said {
+public:
+    Said(Op operation, std::vector<int64_t> shape) : operation_(operation), shape_(std::move(shape)) {}
+    Description description() const { return {operation_, int(shape_.size()), shape_.data()}; }
+
+private:
+    Op operation_;
+    std::vector<int64_t> shape_;
+};
+thread_local std::optional<Said> said;
+thread_local Description as_said;
+
+// For the next collective that this thread calls or starts.
+void describe(Comm&, std::vector<int64_t> shape, const std::string& operation) {
+    Op named = Op::None;
+    for (Op op : {Op::Scan, Op::Exscan})
+        if (operation == name(op)) named = op;
+    if (named == Op::None && !operation.empty()) throw BadArgument("operation: '" + operation + "' given, expected scan or exscan");
+    said.emplace(named, std::move(shape));
+    as_said = said->description();
+    described_here = &as_said;
+}
+
+std::optional<Said> take_said() { return std::exchange(described_here, nullptr) ? std::exchange(said, std::nullopt) : std::nullopt; }
+
+// Of a call that was refused before it took its description, the next one must not have it.
+struct Forget {
+    ~Forget() { described_here = nullptr; }
 };
 
 // The operation in the calling thread, and the operation on the communicator's stream.
 template <class... A> auto blocking(void (Comm::*operation)(A...)) {
     return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args) {
+        const Forget forget;
         (c.*operation)(From<std::decay_t<A>>::convert(args)...);
     };
 }
 template <class... A> auto started(void (Comm::*operation)(A...)) {
     return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args) {
-        return c.start([&c, operation, site = python_site(), ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
-            Started started(site);
+        return c.start([&c, operation, site = python_site(), said = take_said(), ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
+            const Description description = said ? said->description() : Description();
+            const Started started(site, said ? &description : nullptr);
             (c.*operation)(converted...);
         });
     };
@@ -131,6 +170,7 @@ void bind_comm(nb::module_& m) {
         .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
         .def("start_call", &start_call, nb::arg("function"))
+        .def("describe", &describe, nb::arg("shape"), nb::arg("operation"))
         .def("hold", &Comm::hold, Release())
         .def("release", &Comm::release)
         .def("sync", &Comm::sync, Release())

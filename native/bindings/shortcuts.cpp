@@ -61,6 +61,7 @@ struct Plain {
     explicit operator bool() const { return array; }
     int dims() const { return PyArray_NDIM(array); }
     npy_intp dim(int i) const { return PyArray_DIMS(array)[i]; }
+    Description description() const { return {Op::None, dims(), PyArray_DIMS(array)}; }
     size_t bytes() const { return count * itemsize(DType(dtype)); }
     bool apart_from(const Plain& other) const { return data + bytes() <= other.data || other.data + other.bytes() <= data; }
     // Whether the last axes, all but the first `skip`, and those of `other`, all but its first, are the same.
@@ -80,7 +81,7 @@ public:
         : rank_(nb::cast<int>(comm.attr("rank"))), world_size_(nb::cast<int>(comm.attr("world_size"))), dtypes_(std::move(dtypes)), ops_(std::move(ops)),
           all_reduce_(comm.attr("all_reduce")), reduce_(comm.attr("reduce")), broadcast_(comm.attr("broadcast")), all_gather_(comm.attr("all_gather")),
           gather_(comm.attr("gather")), scatter_(comm.attr("scatter")), reduce_scatter_(comm.attr("reduce_scatter")), all_to_all_(comm.attr("all_to_all")),
-          send_(comm.attr("send")), recv_(comm.attr("recv")) {}
+          send_(comm.attr("send")), recv_(comm.attr("recv")), describe_(comm.attr("describe")) {}
 
     int rank() const { return rank_; }
     int world_size() const { return world_size_; }
@@ -94,6 +95,12 @@ public:
     void all_to_all(const void* x, void* out, uint64_t count, DType d) { call(all_to_all_, at(x), at(out), count, of(d)); }
     void send_now(const void* x, uint64_t count, DType d, int to, int tag) { call(nb::object(call(send_, at(x), count, of(d), to, tag).attr("wait"))); }
     void recv_now(void* x, uint64_t count, DType d, int from, int tag) { call(nb::object(call(recv_, at(x), count, of(d), from, tag).attr("wait"))); }
+    // The shape of the arrays of the next call.
+    void describe(const Plain& x) {
+        nb::list shape;
+        for (int i = 0; i < x.dims(); ++i) shape.append(x.dim(i));
+        describe_(nb::tuple(shape));
+    }
     void release() {}  // nor does `call` of such a communicator hold it
 
 private:
@@ -106,7 +113,7 @@ private:
 
     int rank_, world_size_;
     std::vector<nb::object> dtypes_, ops_;
-    nb::object all_reduce_, reduce_, broadcast_, all_gather_, gather_, scatter_, reduce_scatter_, all_to_all_, send_, recv_;
+    nb::object all_reduce_, reduce_, broadcast_, all_gather_, gather_, scatter_, reduce_scatter_, all_to_all_, send_, recv_, describe_;
 };
 
 // What is done with the GIL in a call of C: Python's own methods need it.
@@ -114,6 +121,24 @@ struct KeepGil {
     explicit KeepGil(size_t = 0) {}
 };
 template <class C> using ReleaseToWait = std::conditional_t<std::is_same_v<C, Comm>, ReleaseGilToWait, KeepGil>;
+
+// The shape of the arrays, where it says more than their length, for the ranks to compare.
+class Described {
+public:
+    Described(Comm&, const Plain& x) {
+        if (x.dims() == 1) return;
+        description_ = x.description();
+        described_here = &description_;
+    }
+    Described(Foreign& c, const Plain& x) {
+        if (x.dims() != 1) c.describe(x);
+    }
+    ~Described() { described_here = nullptr; }
+    Described(const Described&) = delete;
+
+private:
+    Description description_;
+};
 
 // `out` for a result of (world, *x.shape), or for x's axis 0 cut in equal parts.
 template <class C> bool fits_gathered(const C& c, const Plain& x, const Plain& out) {
@@ -129,6 +154,7 @@ template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op) {
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
     const ReleaseToWait<C> released(x.bytes());
+    const Described described(c, x);
     c.all_reduce(x.data, x.count, DType(x.dtype), named->op);
     return true;
 }
@@ -140,6 +166,7 @@ template <class C> bool reduce(C& c, nb::handle array, nb::handle to, nb::handle
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
     const ReleaseToWait<C> released(x.bytes());
+    const Described described(c, x);
     c.reduce(x.data, x.count, DType(x.dtype), named->op, dst);
     return true;
 }
@@ -149,6 +176,7 @@ template <class C> bool broadcast(C& c, nb::handle array, nb::handle from) {
     const Plain x(array, true);
     if (!x || src < 0) return false;
     const ReleaseToWait<C> released(x.bytes());
+    const Described described(c, x);
     c.broadcast(x.data, x.count, DType(x.dtype), src);
     return true;
 }
@@ -157,6 +185,7 @@ template <class C> bool all_gather(C& c, nb::handle array, nb::handle out) {
     const Plain x(array, false), result(out, true);
     if (!fits_gathered(c, x, result)) return false;
     const ReleaseToWait<C> released(result.bytes());
+    const Described described(c, x);
     c.all_gather(x.data, result.data, x.count, DType(x.dtype));
     return true;
 }
@@ -172,6 +201,7 @@ template <class C> bool gather(C& c, nb::handle array, nb::handle at, nb::handle
         to = result.data;
     }
     const ReleaseToWait<C> released(x.bytes() * size_t(c.world_size()));
+    const Described described(c, x);
     c.gather(x.data, to, x.count, DType(x.dtype), dst);
     return true;
 }
@@ -181,6 +211,7 @@ template <class C> bool reduce_scatter(C& c, nb::handle array, nb::handle op, nb
     const OpName* named = op_named(op);
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
     const ReleaseToWait<C> released(x.bytes());
+    const Described described(c, x);
     c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op);
     return true;
 }
@@ -189,6 +220,7 @@ template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
     const Plain x(array, false), result(out, true);
     if (!fits_split(c, x, result, false)) return false;
     const ReleaseToWait<C> released(x.bytes());
+    const Described described(c, x);
     c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype));
     return true;
 }

@@ -35,9 +35,10 @@ uint64_t digest(const Counts& counts) {
 // A collective call: waits for its turn among this rank's threads, announces itself, and ends.
 class Comm::Call_ {
 public:
-    Call_(Comm& comm, const Call& call, uint64_t bytes = 0) : comm_(comm), within_hold_(!comm.take_turn()) {
+    Call_(Comm& comm, const Call& call, uint64_t bytes = 0)
+        : comm_(comm), description_(std::exchange(described_here, nullptr)), within_hold_(!comm.take_turn()) {
         try {
-            comm.steps_.begin(call, bytes);
+            comm.steps_.begin(call, bytes, description_);
         } catch (...) {
             leave();
             throw;
@@ -59,6 +60,7 @@ private:
         if (!within_hold_) comm_.leave_turn();
     }
     Comm& comm_;
+    const Description* const description_;
     bool within_hold_;
 };
 
@@ -524,6 +526,11 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         }
         if (pending && trouble.empty() && region_.failed()) trouble = "an operation was still under way when the group failed";
         closed_ = true;
+        try {
+            if (!pending) steps_.compare_last();
+        } catch (const Error& e) {
+            trouble = e.what();
+        }
         if (!stream_.close(kPatience)) trouble = "a function of the program on the communication stream did not end and was left alone";
         if (region_.failed()) mail_->close(0);
         else if (std::string left = mail_->close(timeout); !left.empty()) trouble = left;

@@ -118,6 +118,7 @@ class Comm:
         It must not raise.
         """
 
+    def describe(self, shape: Sequence[int], operation: str) -> None: ...
     def hold(self) -> None:
         """Until `release` this thread has the communicator for itself: other threads' calls and started ones wait."""
 

@@ -83,7 +83,13 @@ def test_what_gloo_does_not_reduce_is_reduced_in_the_order_of_the_ranks() -> Non
 def test_mismatches_end_in_an_error_on_every_rank_and_leave_the_outputs() -> None:
     def body(group: Group) -> list[str]:
         told = []
-        for other in (lambda g, x: g.all_reduce(x[1:]), lambda g, x: g.barrier(), lambda g, x: g.all_reduce(x, "max")):
+        for other in (
+            lambda g, x: g.all_reduce(x[1:]),
+            lambda g, x: g.barrier(),
+            lambda g, x: g.all_reduce(x, "max"),
+            lambda g, x: g.all_reduce(x.reshape(2, -1)),
+            lambda g, x: g.all_reduce(x.reshape(2, -1), async_op=True).wait(),
+        ):
             for size in (6, 100_000):
                 part = group.dup()
                 x = np.full(size, 1.0 + group.rank)

@@ -245,6 +245,8 @@ def test_no_byte_crosses_twice(name: str, placement: str) -> None:
         (lambda g, x: g.all_reduce(x), lambda g, x: g.broadcast(x)),
         (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x, "max")),
         (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x[1:])),
+        (lambda g, x: g.all_reduce(x.reshape(50, -1)), lambda g, x: g.all_reduce(x.reshape(-1, 50))),
+        (lambda g, x: g.scan(x), lambda g, x: g.exscan(x)),
         (lambda g, x: g.broadcast(x, 0), lambda g, x: g.broadcast(x, 1)),
         (lambda g, x: g.barrier(), lambda g, x: g.split(0)),
     ],

@@ -268,6 +268,9 @@ except rw.MismatchError as error:
     ran = program(mpi, 2, code + ENDS, RANKWISE_CHECK="1")
     calls = [(rank, f"all_reduce(count={5 + rank}, dtype=float64, op=sum)") for rank in (0, 1)]
     assert ran.stdout.splitlines() == [f"{calls} True"] * 2, ran.stderr
+    ran = program(mpi, 2, code.replace("5 + group.rank", "(3 - group.rank, 2 + group.rank)") + ENDS, RANKWISE_CHECK="1")
+    calls = [(rank, f"all_reduce(count=6, dtype=float64, op=sum, shape={(3 - rank, 2 + rank)})") for rank in (0, 1)]
+    assert ran.stdout.splitlines() == [f"{calls} True"] * 2, ran.stderr
 
 
 def test_another_launcher_is_named(mpi: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankwise import Group, MismatchError
+from rankwise.contract.types import DType, ReduceOp
 from rankwise.testing import run_ranks
 
 Call = Callable[[Group, Any], object]
@@ -19,6 +20,48 @@ DIFFERENCES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
     "operation": (lambda g, x: g.all_reduce(x), lambda g, x: g.broadcast(x), ("all_reduce", "broadcast")),
     "barrier": (lambda g, x: g.all_reduce(x), lambda g, x: g.barrier(), ("all_reduce", "barrier")),
     "count": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x[:-1]), ("count", "count")),
+    "shape": (
+        lambda g, x: g.all_reduce(x.reshape(3, -1)),
+        lambda g, x: g.all_reduce(x.reshape(-1, 3)),
+        ("shape=(3, ", ", 3))"),
+    ),
+    "shape of strided arrays": (
+        lambda g, x: g.all_reduce(x.reshape(3, -1)[:, ::2]),
+        lambda g, x: g.all_reduce(x.reshape(-1, 3)[::2]),
+        ("shape=(3, ", ", 3))"),
+    ),
+    "shape of a plan": (
+        lambda g, x: g.all_reduce_plan(x.reshape(3, -1))(),
+        lambda g, x: g.all_reduce_plan(x.reshape(-1, 3))(),
+        ("shape=(3, ", ", 3))"),
+    ),
+    "shape, started": (
+        lambda g, x: g.all_reduce(x.reshape(3, -1), async_op=True).wait(),
+        lambda g, x: g.all_reduce(x.reshape(-1, 3), async_op=True).wait(),
+        ("shape=(3, ", ", 3))"),
+    ),
+    "number of axes": (lambda g, x: g.reduce(x), lambda g, x: g.reduce(x.reshape(1, -1)), ("", "shape=(1, ")),
+    "shape of broadcast": (
+        lambda g, x: g.broadcast(x.reshape(3, -1)),
+        lambda g, x: g.broadcast(x.reshape(-1, 3)),
+        ("", ", 3))"),
+    ),
+    "shape of all_gather": (
+        lambda g, x: g.all_gather(x.reshape(3, -1)),
+        lambda g, x: g.all_gather(x.reshape(-1, 3)),
+        ("shape=(3, ", ", 3))"),
+    ),
+    "shape of rows": (
+        lambda g, x: g.all_gather_v(x.reshape(2, 3, -1)),
+        lambda g, x: g.all_gather_v(x.reshape(2, -1, 3)),
+        ("shape=(3, ", ", 3))"),
+    ),
+    "scan and exscan": (lambda g, x: g.scan(x), lambda g, x: g.exscan(x), ("scan: ", "exscan: ")),
+    "scan and exscan of a function": (
+        lambda g, x: g.scan(x, np.hypot),
+        lambda g, x: g.exscan(x, np.hypot),
+        ("scan: gather", "exscan: gather"),
+    ),
     "dtype": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x.view(np.int32)), ("float32", "int32")),
     "op": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x, "max"), ("sum", "max")),
     "root of broadcast": (
@@ -54,6 +97,59 @@ def test_every_rank_is_told(backend: str, n: int, size: int, name: str) -> None:
 
     for message in run_ranks(n, body, backend=backend, timeout=20):
         assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("last", ["broadcast", "broadcast_object", "reduce"])
+def test_a_difference_in_the_last_call_is_logged_when_the_group_is_closed(
+    last: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where each rank's own part is complete at once, so that no call of it compares."""
+
+    def body(group: Group) -> None:
+        part = group.dup()
+        if last == "reduce":
+            part.reduce(np.ones(3), dst=1 - part.rank)
+        elif last == "broadcast_object":
+            part.broadcast_object({"rank": part.rank}, src=part.rank)
+        else:
+            part.broadcast(np.ones(3), src=part.rank)
+        group.barrier()  # both have called it
+        part.close()
+
+    run_ranks(2, body, backend="threads", timeout=20)
+    texts = [record.getMessage() for record in caplog.records if record.name == "rankwise"]
+    assert len(texts) == 2, texts
+    for rank, text in enumerate(sorted(texts)):
+        assert text.startswith(f"closing rank {rank} of 2 (threads): the ranks called different operations"), text
+        assert "root=0" in text
+        assert "root=1" in text
+
+
+def test_equal_last_calls_are_closed_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    def body(group: Group) -> None:
+        for last in (lambda g: g.broadcast(np.ones(3)), lambda g: g.gather(np.ones(3)), lambda g: g.reduce(np.ones(3))):
+            with group.dup() as part:
+                part.barrier()
+                last(part)
+
+    run_ranks(3, body, backend="threads", timeout=20)
+    assert not [record for record in caplog.records if record.name == "rankwise"]
+
+
+def test_a_description_is_of_one_call_alone() -> None:
+    """One that is refused before it begins does not leave its shape to the next call."""
+
+    def body(group: Group) -> None:
+        group.all_reduce(np.ones((2, 2)))
+        if group.rank == 0:
+            group.comm.describe((2, 2))
+            with pytest.raises(ValueError, match="root"):
+                group.comm.broadcast(0, 0, DType.F64, 7)
+        x = np.ones(4)
+        group.comm.all_reduce(x.ctypes.data, x.size, DType.F64, ReduceOp.SUM)
+        assert (x == 2).all()
+
+    run_ranks(2, body, backend="threads", timeout=20)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])

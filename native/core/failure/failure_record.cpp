@@ -26,9 +26,45 @@ std::string host_name() {
     return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
+// A call as others see it.
+struct Called {
+    Call call;
+    std::string operation, shape;  // of its Description: "exscan", "(3, 2)"; empty where it had none
+    bool described = true;         // as far as is known: a rank says it of its latest call that has one
+    bool operator==(const Called& other) const {
+        return call == other.call && (!described || !other.described || (operation == other.operation && shape == other.shape));
+    }
+    // "exscan: reduce_scatter(count=3, dtype=float32, op=sum, shape=(3, 1))"
+    std::string words() const {
+        std::string text = call.words();
+        if (!shape.empty()) text.insert(text.size() - 1, ", shape=" + shape);
+        return (operation.empty() ? "" : operation + ": ") + text;
+    }
+};
+
+std::string shape_in_words(const Described& d) {
+    const uint32_t dims = d.dims.load(std::memory_order_relaxed);
+    if (dims == 1) return "";
+    std::string text = "(";
+    for (uint32_t i = 0; i < std::min<uint32_t>(dims, Described::kDims); ++i) text += (i ? ", " : "") + std::to_string(d.dim[i].load(std::memory_order_relaxed));
+    return text + (dims > Described::kDims ? ", ...)" : ")");
+}
+
+// Call `number` of a rank, with its Description as far as that is still there.
+Called described(const Call& call, uint64_t number, const Described& latest) {
+    const uint64_t there = latest.number.load(std::memory_order_acquire);
+    if (there != number) return {call, "", "", there < number};
+    const Op operation = Op(latest.operation.load(std::memory_order_relaxed));
+    Called found{call, operation == Op::None ? "" : name(operation), shape_in_words(latest)};
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (latest.number.load(std::memory_order_relaxed) != number) return {call, "", "", false};
+    return found;
+}
+
 // In what two calls differ: "count, dtype".
-std::string differences(const Call& a, const Call& b) {
-    if (a.op() != b.op()) return "operation";
+std::string differences(const Called& one, const Called& other) {
+    const Call &a = one.call, &b = other.call;
+    if (a.op() != b.op() || (one.described && other.described && one.operation != other.operation)) return "operation";
     std::string text;
     auto add = [&](bool differs, const char* what) {
         if (differs) text += (text.empty() ? "" : ", ") + std::string(what);
@@ -37,14 +73,15 @@ std::string differences(const Call& a, const Call& b) {
     add(a.has_dtype() && a.dtype() != b.dtype(), "dtype");
     add(a.reduces() && a.reduce() != b.reduce(), "op");
     add(a.has_root() && a.root() != b.root(), "root");
+    add(one.described && other.described && one.shape != other.shape, "shape");
     return text;
 }
 
-using Numbered = std::map<uint64_t, Call>;  // a rank's latest calls, by their number in the group
+using Numbered = std::map<uint64_t, Called>;  // a rank's latest calls, by their number in the group
 
 // The call of this number that most ranks have in common; of several the lowest rank's.
-const Call* usual(const std::vector<Numbered>& calls, uint64_t number) {
-    const Call* best = nullptr;
+const Called* usual(const std::vector<Numbered>& calls, uint64_t number) {
+    const Called* best = nullptr;
     size_t most = 0;
     for (const Numbered& mine : calls) {
         const auto call = mine.find(number);
@@ -85,6 +122,27 @@ void Steps::mismatch() {
     throw_failure();
 }
 
+// Some operations end on a rank that has waited for nobody, such as a small broadcast on its root. If they were the
+// last ones, nothing else compares the calls: here each peer's at the latest step that both have come to.
+void Steps::compare_last() {
+    makes_calls_ = false;
+    if (region_.failed() && region_.failure().cause == Cause::Mismatch && !mismatch_thrown_) throw_mismatch();  // a peer has found it
+    if (region_.failed()) return;
+    const Line* mine = region_.seats[rank].lines;
+    for (int p = 0; p < n; ++p) {
+        for (uint64_t end = next_; end > 0 && end + kLines > next_; --end) {
+            const size_t at = (end - 1) % kLines;
+            const Line& theirs = region_.seats[p].lines[at];
+            if (theirs.seq.load() != end) continue;
+            const uint64_t history = theirs.history.load(std::memory_order_relaxed);
+            std::atomic_thread_fence(std::memory_order_acquire);
+            if (theirs.seq.load(std::memory_order_relaxed) != end) continue;  // it goes on, and compares
+            if (history != mine[at].history.load(std::memory_order_relaxed)) mismatch();
+            break;
+        }
+    }
+}
+
 void Steps::timed_out(uint64_t value) {
     std::string missing;
     for (int p = 0; p < n; ++p)
@@ -123,7 +181,7 @@ void Steps::tell_site() {
     Site& site = region_.seats[rank].site;
     uint32_t none = 0;
     if (!site.state.compare_exchange_strong(none, 1)) return;
-    std::string text = call_site();
+    std::string text = makes_calls_ ? call_site() : "";
     if (text.size() >= sizeof site.text) text = "..." + text.substr(text.size() - sizeof site.text + 4);
     text.copy(site.text, sizeof site.text - 1);
     if (refused_.op() != Op::None) site.call = refused_, site.number = calls_ + 1;
@@ -165,14 +223,18 @@ std::map<uint64_t, Call> Steps::recent_calls(int peer) const {
 }
 
 void Steps::throw_mismatch() {
+    mismatch_thrown_ = true;
     constexpr uint64_t kShown = 3;  // calls of a rank
     tell_site();
     await_sites();
-    std::vector<Numbered> calls;
-    for (int p = 0; p < n; ++p) calls.push_back(recent_calls(p));
+    std::vector<Numbered> calls{size_t(n)};
+    for (int p = 0; p < n; ++p)
+        for (const auto& [number, call] : recent_calls(p)) calls[size_t(p)].emplace(number, described(call, number, region_.seats[p].described));
     const uint64_t first = first_different(calls);
-    for (int p = 0; p < n; ++p)  // who came to it too late
-        if (const Site& site = region_.seats[p].site; site.state.load() == 2 && site.number == first) calls[size_t(p)].emplace(first, site.call);
+    for (int p = 0; p < n; ++p) {  // who came to it too late
+        const Seat& seat = region_.seats[p];
+        if (seat.site.state.load() == 2 && seat.site.number == first) calls[size_t(p)].emplace(first, described(seat.site.call, first, seat.described));
+    }
     const Failure f = region_.failure();
     Calls said, sites;
     std::vector<int> different;

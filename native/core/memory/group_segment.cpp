@@ -37,12 +37,20 @@ const char* name(Op op) {
     constexpr const char* names[] = {
         "none", "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter",
         "reduce_scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v",
-        "all_to_all_v", "split", "send", "recv", "sync", "close", "init", "scatter"};
+        "all_to_all_v", "split", "send", "recv", "sync", "close", "init", "scatter", "scan", "exscan"};
     return size_t(op) < std::size(names) ? names[size_t(op)] : "unknown";
 }
 
 Call make_call(Op op, DType dtype, ReduceOp reduce, int root, uint64_t amount) {
     return {uint64_t(op) | uint64_t(dtype) << 8 | uint64_t(reduce) << 16 | uint64_t(uint32_t(root)) << 32, amount};
+}
+
+uint64_t Description::digest() const {
+    uint64_t h = uint64_t(operation) << 8 | uint64_t(dims);
+    const auto mix = [&h](uint64_t word) { h = (h ^ word) * 0x9e3779b97f4a7c15, h ^= h >> 29; };
+    mix(0x5eed);
+    for (int i = 0; i < dims; ++i) mix(uint64_t(dim[i]));
+    return h | 1;
 }
 
 bool Call::has_dtype() const {

@@ -18,6 +18,7 @@ namespace rankwise {
 enum class Op : uint8_t {
     None, Barrier, AllReduce, Broadcast, Reduce, AllGather, Gather, Scatter, ReduceScatter, AllToAll,
     AllGatherV, GatherV, ScatterV, ReduceScatterV, AllToAllV, Split, Send, Recv, Sync, Close, Join, ScatterTold,
+    Scan, Exscan,  // made of others; only Descriptions name them
 };
 const char* name(Op op);
 
@@ -42,6 +43,16 @@ struct Call {
     bool by_rank() const { return op() >= Op::AllGatherV && op() <= Op::AllToAllV; }  // amount is a digest
     std::string words() const;  // "all_reduce(count=3, dtype=float32, op=sum)"
 };
+// What a call is about beyond what a Call says. The ranks compare it too; it is shown where they differ.
+struct Description {
+    Op operation = Op::None;       // the one that the program called, where it is made of others
+    int dims = 1;                  // of the arrays' shape; one axis says no more than the count does
+    const int64_t* dim = nullptr;
+    uint64_t digest() const;       // never 0
+};
+// The description of the next collective that this thread calls, which takes it; null for none.
+[[gnu::tls_model("initial-exec")]] inline thread_local constinit const Description* described_here = nullptr;
+
 Call make_call(Op op, DType dtype = DType::U8, ReduceOp reduce = ReduceOp::SUM, int root = 0, uint64_t amount = 0);
 
 struct alignas(kCacheLine) Line {
@@ -67,6 +78,15 @@ struct alignas(kCacheLine) Site {
     char text[224];
 };
 
+// The latest call of a rank that had a Description.
+struct alignas(kCacheLine) Described {
+    static constexpr int kDims = 8;  // more axes are not shown
+    static constexpr uint64_t kBeingWritten = UINT64_MAX;
+    std::atomic<uint64_t> number;    // of the call; 0 before the first
+    std::atomic<uint32_t> operation, dims;
+    std::atomic<int64_t> dim[kDims];
+};
+
 struct alignas(kCacheLine) Seat {
     Line lines[kLines];
     alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex: rung for a sleeper waiting in a collective
@@ -79,6 +99,7 @@ struct alignas(kCacheLine) Seat {
     std::atomic<uint64_t> calls;                     // how many operations it has begun
     std::atomic<uint32_t> explained;                 // `why` is being written, or there
     char why[228];                                   // the words of a verdict of this rank's
+    Described described;
     Site site;
 };
 

@@ -22,16 +22,29 @@ Steps::Steps(Segment& segment, Region& region, int rank)
       record_(segment.record(region.member()[rank])), tracer_(segment, region.member()[rank]),
       policy_(WaitPolicy::for_ranks(segment.world_size())), slot_bits_(std::countr_zero(region.slot_bytes)) {}
 
-void Steps::begin(const Call& call, uint64_t bytes) {
+void Steps::begin(const Call& call, uint64_t bytes, const Description* description) {
+    if (description) note(*description);
     if (region_.failed()) refuse(call);
     call_ = call;
-    history_ = mix(mix(history_, call.what), call.amount);
     ++calls_;
+    const uint64_t about = description ? call.amount ^ description->digest() : call.amount;
+    history_ = mix(mix(history_, call.what), about);
     region_.seats[rank].calls.store(calls_, std::memory_order_relaxed);
     bytes_ = bytes;
     waited_ = 0;
     traced_ = false;
     if (bytes >= kTimedFrom) trace();
+}
+
+// Of the next call: so that others can show it where the calls differ.
+void Steps::note(const Description& description) {
+    Described& here = region_.seats[rank].described;
+    here.number.store(Described::kBeingWritten, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    here.operation.store(uint32_t(description.operation), std::memory_order_relaxed);
+    here.dims.store(uint32_t(description.dims), std::memory_order_relaxed);
+    for (int i = 0; i < std::min(description.dims, Described::kDims); ++i) here.dim[i].store(description.dim[i], std::memory_order_relaxed);
+    here.number.store(calls_ + 1, std::memory_order_release);
 }
 
 void Steps::trace() {

@@ -46,12 +46,14 @@ public:
     size_t slot_bytes() const { return region_.slot_bytes; }
     uint64_t calls() const { return calls_; }
 
-    // A new operation of this rank, of so many bytes. Throws where the group has failed.
-    void begin(const Call& call, uint64_t bytes);
+    // A new operation of this rank, of so many bytes. description: may be null. Throws where the group has failed.
+    void begin(const Call& call, uint64_t bytes, const Description* description);
     // It was about so many, as turned out in it.
     void count_bytes(uint64_t bytes) { bytes_ = bytes; }
     // It ended: by an exception, or well.
     void end();
+    // This rank makes no more calls: throw where the calls differed and none of this rank's has thrown that.
+    void compare_last();
     // What came before was the meeting of the ranks: the program's first operation is number 1.
     void count_from_here();
 
@@ -192,6 +194,7 @@ private:
     void await_sites() const;
     std::string site_of(int peer) const;
     [[noreturn]] void throw_mismatch();
+    void note(const Description& description);
     void trace();
     void tell_bytes();
     class Waiting;
@@ -221,6 +224,8 @@ private:
     uint64_t history_ = 0;         // digest of all calls so far
     uint64_t calls_ = 0;
     Call refused_{};
+    bool makes_calls_ = true;                   // not any more once the group is being closed
+    std::atomic<bool> mismatch_thrown_{false};  // this rank knows that the calls differed
     uint64_t next_ = 0;            // the step that the next post announces
     uint64_t seen_ = 0;            // every peer has posted at least this many steps
     uint64_t place_ = 0;           // of the next piece

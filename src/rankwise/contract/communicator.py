@@ -190,6 +190,13 @@ class Communicator(ABC):
         """A collective of this name with its arguments, to be called again and again by the shortest way."""
         return partial(getattr(self, operation), *args)
 
+    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:  # noqa: B027 - a backend may ignore it
+        """Say more of the next collective that this thread calls or starts, where the ranks compare their calls.
+
+        shape: of the arrays; of one axis it says no more than their length does. operation: "scan" or "exscan",
+        where that is what the program called. Ranks that describe a call differently raise MismatchError.
+        """
+
     @abstractmethod
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
         """Send to `dest`; returns at once. Messages match by (source, tag) in the order sent."""

@@ -48,6 +48,11 @@ class GroupBase:
         self._recv_array = shortcuts.recv_array
         self._all_to_all_array = shortcuts.all_to_all_array
 
+    def _describe(self, shape: Shape) -> None:
+        """Let the ranks compare the shape in the next call of the communicator, where it says more than the count."""
+        if len(shape) != 1:
+            self.comm.describe(shape)
+
     def _call(
         self,
         operation: str,
@@ -58,14 +63,18 @@ class GroupBase:
     ) -> Any:
         """One call of the communicator, which gives what `writes` holds then; None where nothing is written."""
         finish = nothing if writes is None else writes.finish
+        given = writes if reads is None else reads
+        shape = (0,) if given is None else given.shape
         if (reads is not None and reads.packed) or (writes is not None and writes.packed):
 
             def body() -> Any:
+                self._describe(shape)
                 getattr(self.comm, operation)(*args)
                 self._sync()
                 return finish()
 
             return self._run(body, reads, async_op)
+        self._describe(shape)
         if async_op:
             return ArrayWork(self.comm.start(operation, *args), finish, self._pending, (self, reads))
         getattr(self.comm, operation)(*args)

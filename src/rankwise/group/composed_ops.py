@@ -130,6 +130,7 @@ def prefixes(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callab
     function = _function(op, given.dtype)
 
     def scan() -> Buffer | None:
+        group.comm.describe(given.shape, "exscan" if exclusive else "scan")
         rows = gathered(group, given, 0)
         whole = scratch((len(rows), *given.shape), given.dtype)
 

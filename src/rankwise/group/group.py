@@ -199,6 +199,9 @@ class Group(Objects, Prefixes, Plans, Memory, Messages):
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give pending work up to `timeout` seconds, then release everything. Never raises; may be repeated.
 
+        What went wrong is logged by the logger `rankwise`. So is a difference between the ranks' last calls
+        that no operation has raised, as where every rank broadcasts with itself as src.
+
         >>> part = group.split(0)
         >>> part.close()
         >>> part.closed

@@ -48,6 +48,8 @@ class Plans(GroupBase):
 
     def _plan(self, buffer: Buffer, operation: str, *args: int) -> Callable[[], None]:
         plan = self.comm.plan(operation, *args)
+        if len(buffer.shape) != 1:
+            plan = partial(_then, partial(self.comm.describe, buffer.shape), plan)
         if self._syncs:
             plan = partial(_then, plan, self.comm.sync)
         if buffer.kind is not NUMPY:

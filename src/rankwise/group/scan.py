@@ -106,6 +106,7 @@ class Prefixes(GroupBase):
                 for rank in range(n):
                     counts = rank - exclusive >= self.rank
                     ctypes.memmove(send.ptr + rank * size, mine.ptr + offset if counts else neutral.ctypes.data, size)
+                self.comm.describe(given.shape, "exscan" if exclusive else "scan")
                 self.comm.reduce_scatter(send.ptr, result.ptr + offset, count, dtype, reduce_op)
                 self._sync()
             if last < 0 and reduce_op is ReduceOp.SUM:

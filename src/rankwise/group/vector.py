@@ -48,6 +48,7 @@ class PerRankCounts(Collectives):
         def body() -> Any:
             lengths = self._lengths(given)
             result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
+            self._describe(given.shape[1:])  # of a row
             self.comm.all_gather_v(given.ptr, result.ptr, _elements(lengths, given), given.dtype)
             return self._complete(result, refused)
 
@@ -81,6 +82,7 @@ class PerRankCounts(Collectives):
         def body() -> Any:
             lengths = self._lengths(given)
             counts = _elements(lengths, given)
+            self._describe(given.shape[1:])
             if dst != self.rank:
                 self.comm.gather_v(given.ptr, 0, counts, given.dtype, dst)
                 return self._sync()
@@ -255,6 +257,7 @@ class PerRankCounts(Collectives):
             received = self.all_to_all(np.array(rows, np.int64)).tolist()
             result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
             sends, receives = _elements(rows, given), _elements(received, given)
+            self._describe(given.shape[1:])
             self.comm.all_to_all_v(given.ptr, result.ptr, sends, receives, given.dtype)
             return self._complete(result, refused), received
 

@@ -1,7 +1,7 @@
 """What a rank calls, in words, and the checks of arguments: for the backends over other engines.
 
 A call is a tuple: the operation's name, then the arguments on which the ranks must agree, in the
-order of FIELDS.
+order of FIELDS; and a Description, where the caller gave one.
 """
 
 from __future__ import annotations
@@ -9,12 +9,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwise.contract.errors import MismatchError
 from rankwise.contract.types import DType, ReduceOp
 
 Call = tuple[Any, ...]
+
+
+class Description(NamedTuple):
+    """What `Communicator.describe` said of a call."""
+
+    shape: tuple[int, ...]
+    operation: str
+
 
 ITEMSIZE = tuple(dtype.itemsize for dtype in DType)
 WORDS = 256  # bytes in which a rank says what it calls
@@ -45,10 +53,14 @@ DTYPE_NAMES = {dtype: _NAMES.get(dtype) or _KINDS[dtype.name[0]] + dtype.name[1:
 
 
 def describe(call: Call) -> str:
-    """all_reduce(count=4, dtype=float32, op=sum)"""
+    """all_reduce(count=4, dtype=float32, op=sum), or exscan: reduce_scatter(count=4, ..., shape=(2, 2))"""
     operation, *values = call
-    fields = zip(FIELDS[operation], values, strict=True)
-    return f"{operation}({', '.join(f'{name}={_text(value)}' for name, value in fields)})"
+    said = values.pop() if values and isinstance(values[-1], Description) else None
+    fields = [f"{name}={_text(value)}" for name, value in zip(FIELDS[operation], values, strict=True)]
+    if said is not None and len(said.shape) != 1:
+        fields.append(f"shape={said.shape}")
+    whole = f"{said.operation}: " if said is not None and said.operation else ""
+    return f"{whole}{operation}({', '.join(fields)})"
 
 
 @lru_cache(1024)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,7 +21,15 @@ import numpy as np
 from rankwise._native import PlainArrays, Turn, reduce_local
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
-from rankwise.backends.composed.calls import ITEMSIZE, Call, check_count, check_rank, check_reduction, checked_counts
+from rankwise.backends.composed.calls import (
+    ITEMSIZE,
+    Call,
+    Description,
+    check_count,
+    check_rank,
+    check_reduction,
+    checked_counts,
+)
 from rankwise.backends.composed.envelopes import Differ, Frames
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract.closing import CLOSE_TIMEOUT
@@ -69,6 +78,7 @@ class ComposedCommunicator(OpenCommunicator):
         self._refusal: RankwiseError | None = None
         self._frames: Frames | None = None
         self._room = np.empty(0, np.uint8)
+        self._said = threading.local()  # in each thread, the description of its next call
         super().__init__(rank, world_size)
 
     @property
@@ -173,9 +183,24 @@ class ComposedCommunicator(OpenCommunicator):
             self._queue.drain()
         return function()
 
+    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
+        if self._checks:
+            self._said.description = Description(tuple(shape), operation)
+
+    def _take_description(self) -> Description | None:
+        found: Description | None = vars(self._said).pop("description", None)
+        return found
+
     def start(self, operation: str, *args: Any) -> Work[None]:
-        method = getattr(self, operation)
-        return self.start_call(lambda: method(*args))
+        method, description = getattr(self, operation), self._take_description()
+        if description is None:
+            return self.start_call(lambda: method(*args))
+
+        def described() -> None:
+            self._said.description = description
+            method(*args)
+
+        return self.start_call(described)
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         with self._turn:
@@ -339,6 +364,8 @@ class ComposedCommunicator(OpenCommunicator):
             self._queue.drain()
         if not self._checks:
             return self._turn.run(self, call, move, args)
+        if (description := self._take_description()) is not None:
+            call = (*call, description)
         checked: Callable[..., T] = self._checked
         return self._turn.run(self, call, checked, (call, brought, move, args))
 

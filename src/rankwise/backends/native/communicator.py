@@ -182,6 +182,9 @@ class EngineCommunicator(OpenCommunicator):
     ) -> None:
         self._comm.all_to_all_v(send_ptr, recv_ptr, send_counts, recv_counts, dtype)
 
+    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
+        self._comm.describe(shape, operation)
+
     def call(self, function: Callable[[], T]) -> T:
         self._comm.hold()
         try:
