@@ -1,4 +1,4 @@
-"""Whether one revision of rankwise is slower than another: their ranks run the same operations in turns.
+"""Whether one revision of rankwise is slower than another, by interleaved measurements of both.
 
     python benchmarks/compare.py main              main (old) and this working tree (new)
     python benchmarks/compare.py v0.1.0 main       two revisions, the old one first
@@ -9,10 +9,10 @@ Each revision is taken out of git, built and installed in an environment of its 
 temporary folder that is removed at the end, also after Ctrl-C. The path of a Python interpreter in
 place of a revision stands for the rankwise that is installed there, which saves the build.
 
-Both revisions' ranks stay for a whole run. At each operation and size they are measured in turns,
-four turns each, as `rankwise bench` measures peers, so that a change in the machine's speed meets
-both; every other run begins with the new one. A cell is one operation at one size on one number of
-ranks, its arrays either reused from call to call or written afresh before each call. Its ratio is
+Both revisions' ranks stay for a whole run. At each operation and size the measurements of the two are
+interleaved, as `rankwise bench` does with peers, so that a change in the machine's speed affects both;
+every second run begins with the new revision. A cell is one operation at one size on one number of
+ranks, with arrays that are either reused from call to call or written before each call. Its ratio is
 the new median time over the old one: below 1 the new revision is faster.
 
 It prints the geometric mean of all ratios and each cell whose ratio is above 1.10. The exit status is
@@ -41,9 +41,9 @@ from typing import NoReturn
 
 from rankwise.launch.local import usable_cores
 from rankwise.tools.bench.cases import DTYPES, OPERATIONS, parse_sizes, size_name
-from rankwise.tools.bench.measure import Bench, Contender
 from rankwise.tools.bench.report import Machine, Progress, note, number
-from rankwise.tools.bench.workers import Crew, CrewError, Launch
+from rankwise.tools.bench.timing import Bench, Contender
+from rankwise.tools.bench.workers import Launch, Workers, WorkersError
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, NEW = "old", "new"
@@ -160,15 +160,15 @@ class Comparison:
         return found
 
     def _start(self, n: int, stack: ExitStack) -> Iterator[Contender]:
-        crews = {}
+        started = {}
         for name, python in self.interpreters.items():
             launcher = (str(python), "-m", "rankwise", "run", "-n", "{n}")
             launch = Launch("rankwise", launcher, environment={"PYTHONPATH": ""})
-            crews[name] = stack.enter_context(Crew(launch, n, self.folder))
-        for name, crew in crews.items():
+            started[name] = stack.enter_context(Workers(launch, n, self.folder))
+        for name, workers in started.items():
             self.progress.show(f"starting {n} ranks of the {name} revision")
-            crew.meet()
-            yield Contender(name, crew)
+            workers.meet()
+            yield Contender(name, workers)
 
     def _with_ranks(self, n: int, contenders: list[Contender], fresh: bool) -> Run:
         where = ""
@@ -313,7 +313,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if options.json is not None:
                 options.json.write_text(as_json(runs))
             return int(slower)
-    except (CompareError, CrewError, OSError) as error:
+    except (CompareError, WorkersError, OSError) as error:
         note(f"compare.py: error: {error}")
         return 2
     except KeyboardInterrupt:

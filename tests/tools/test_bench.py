@@ -74,7 +74,7 @@ def test_three_ranks_have_sizes_of_whole_parts(tmp_path: Path) -> None:
 def test_fresh_arrays(tmp_path: Path) -> None:
     done = bench("--fresh", "--sizes", "8,40K", "--check", "--registered", *QUICK, "--json", str(tmp_path / "r.json"))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "all_reduce, 2 ranks, float32 sum, arrays just written" in done.stdout
+    assert "all_reduce, 2 ranks, float32 sum, fresh arrays" in done.stdout
     results = report_of(tmp_path / "r.json")["results"]
     assert len(results) == 2 * (2 * len(OPERATIONS) - 1)
     assert {(one["iterations"], one["wrong_bytes"]) for one in results} == {(1, 0)}

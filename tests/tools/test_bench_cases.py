@@ -10,7 +10,7 @@ import pytest
 
 from rankwise.tools.bench import cases, rank, report
 from rankwise.tools.bench.cases import OPERATIONS, parse_sizes
-from rankwise.tools.bench.measure import Result
+from rankwise.tools.bench.timing import Measurement
 
 OPS_OF_INTEGERS = ("sum", "product", "min", "max", "band", "bor", "bxor")
 
@@ -176,8 +176,8 @@ def test_wrong_bytes_are_counted() -> None:
 # ---- the table ----
 
 
-def result(contender: str, median: float, size: int = 1024, wrong: int | None = None) -> Result:
-    return Result(contender, "all_reduce", 2, size, size // 4, 10, cases.Times(5, median, median, median), wrong)
+def result(contender: str, median: float, size: int = 1024, wrong: int | None = None) -> Measurement:
+    return Measurement(contender, "all_reduce", 2, size, size // 4, 10, cases.Times(5, median, median, median), wrong)
 
 
 def test_ratios() -> None:

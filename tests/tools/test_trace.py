@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankwise.observe.trace_file import Operation, RankTrace, Span, Trace
-from rankwise.tools.stragglers import kinds, meetings, stragglers
+from rankwise.tools.stragglers import meetings, stragglers, summaries
 from rankwise.tools.timeline import timeline
 from rankwise.tools.trace import summary
 
@@ -207,7 +207,7 @@ def test_the_last_to_come_and_what_the_others_waited() -> None:
         (1, 1, 12 * MS),
         (2, 0, 0),
     ]
-    (kind,) = kinds(made, found)
+    (kind,) = summaries(made, found)
     assert (kind.calls, kind.spent, kind.waited) == (6, (10 + 1 + 5 + 1 + 10 + 9) * MS, (9 + 7 + 3 + 8) * MS)
 
 
@@ -259,5 +259,5 @@ def test_the_timeline() -> None:
 
 
 def test_a_trace_of_nothing() -> None:
-    assert summary(trace([]))[-1] == "no operation of which the trace has every rank's part"
+    assert summary(trace([]))[-1] == "the trace holds no operation that all ranks began"
     assert timeline(trace([]))["traceEvents"]

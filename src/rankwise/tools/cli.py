@@ -1,4 +1,4 @@
-"""The `rankwise` command: finds the subcommand and hands over to it."""
+"""The `rankwise` command: find the subcommand and run it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 
-TYPE_CHECKING = False  # without importing typing, which takes time
+TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-# name: (module with `main(argv) -> exit code`, loaded when it is called for; what it does)
+# name: (module with `main(argv) -> exit code`, imported when the command is given; what it does)
 COMMANDS = {
     "run": ("rankwise.tools.run", "run a program on N ranks of this host"),
     "status": ("rankwise.tools.status", "show where every rank of a running job is"),
-    "trace": ("rankwise.tools.trace", "show the operations of a job that has run: who waited for whom"),
-    "doctor": ("rankwise.tools.doctor.command", "say what this machine has, and try every backend"),
+    "trace": ("rankwise.tools.trace", "show the operations of a finished job: which rank waited for which"),
+    "doctor": ("rankwise.tools.doctor.command", "report what this machine has, and try every backend"),
     "tclsh": ("rankwise.frontends.tcl.main", "run a Tcl script, or a Tcl shell, with the torch:: commands"),
     "bench": ("rankwise.tools.bench.command", "measure the operations here, alone or next to MPI and gloo"),
 }
@@ -34,27 +34,27 @@ examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line. Its help is as wide as our texts, whatever the terminal."""
+    """An ArgumentParser whose errors are one line, and whose help has the same width in every terminal."""
 
     def __init__(self, **options: Any) -> None:
-        # Told no width, argparse asks the terminal by way of shutil, whose import takes time.
+        # Without a width argparse imports shutil to ask the terminal, and that import takes time.
         formatter = partial(argparse.RawDescriptionHelpFormatter, width=100)
         super().__init__(**{"formatter_class": formatter, "allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help tells more)\n")
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line (sys.argv by default); the exit code."""
+    """Run the command line (by default sys.argv); returns the exit code."""
     try:
         try:
             return _command(list(sys.argv[1:] if argv is None else argv))
         finally:
-            gc.freeze()  # the process ends here; what it holds need not be searched for garbage once more
+            gc.freeze()  # the process ends here, so a last garbage collection would be wasted
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except BrokenPipeError:  # who read our output is gone: end as if by SIGPIPE, without a word
+    except BrokenPipeError:  # the reader of our output is gone: end silently, as if by SIGPIPE
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
@@ -65,8 +65,8 @@ def _command(words: list[str]) -> int:
         return code
     parser = Parser(
         prog="rankwise",
-        description="Collective communication between processes. A program is run on N ranks, each a process\n"
-        "that calls rankwise.init() and learns its rank.",
+        description="Collective communication between processes. A program runs on N ranks; each is a process\n"
+        "that calls rankwise.init() to learn its rank.",
         epilog="commands:\n"
         + "".join(f"  {name:<10} {what}\n" for name, (_, what) in COMMANDS.items())
         + "\n"

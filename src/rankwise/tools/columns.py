@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 
 def columns(rows: Sequence[Sequence[str]], layout: str) -> list[str]:
-    """A line for each row, the first being the heads. layout: a < or > for each column but the last, which flows."""
+    """A line of text for each row; the first row is the heading.
+
+    layout: < or > aligns each column to the left or right; the last column has none and is not padded.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(layout))]
     lines = []
     for row in rows:

@@ -15,21 +15,20 @@ from rankwise.contract.settings import Settings
 from rankwise.launch.local import Job, Rank, adopt_orphans, signal_name
 from rankwise.launch.output import Relay
 from rankwise.tools.cli import Parser
-from rankwise.tools.trace_policy import Keep
+from rankwise.tools.trace_policy import TracePolicy
 
-NOT_FOUND = 127  # the exit code of shells for a program that is not there
+NOT_FOUND = 127  # the exit code that shells give for a missing program
 
 DESCRIPTION = """\
-Run a program on N ranks of this host. Each rank is a process; it calls rankwise.init() and learns
-its rank. Output comes in whole lines. When a rank fails, the others are ended, its exit code is
-that of the command, and the last line says which rank it was and what it was doing.
+Run a program on N ranks of this host. Each rank is a process that calls rankwise.init() to learn
+its rank. Output is printed in whole lines. When a rank fails, the others are ended, the command exits
+with the failed rank's exit code, and the last line names that rank and what it was doing.
 """
 
 EPILOG = """\
 PROGRAM is a Python file (train.py), a Tcl script (train.tcl, run by rankwise tclsh), a module
-(-m package.module) or a command found on PATH (after -- or as it is); python and python3 mean the
-Python that rankwise is installed in.
-Everything after it is the program's own.
+(-m package.module) or a command on PATH (with or without -- before it); python and python3 mean the
+Python in which rankwise is installed. Everything after PROGRAM is passed to it.
 
 examples:
   rankwise run -n 4 train.py --epochs 3
@@ -37,17 +36,17 @@ examples:
   rankwise run -n 4 python -c "import rankwise as rw; print(rw.init().rank)"
   rankwise run -n 2 --tag-output -- bash -c 'echo I am rank $RANKWISE_RANK'
   rankwise run -n 4 --timeout 10 train.py    a rank that waits longer than 10 s for the others fails
-  rankwise run -n 4 --trace t.json train.py  then rankwise trace t.json: who waited for whom
+  rankwise run -n 4 --trace t.json train.py  then rankwise trace t.json shows which rank waited for which
 
-The ranks' environment has RANKWISE_RANK and RANKWISE_WORLD_SIZE, what torch.distributed looks for
-(RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS, unless it is set already, as the cores that
-may be used over the ranks. Rank 0 inherits standard input when it
-is no terminal. Ctrl-C reaches every rank; a second one kills them at once.
+The environment of each rank holds RANKWISE_RANK and RANKWISE_WORLD_SIZE, the variables that
+torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS: unless it is set
+already, the number of usable cores divided by the number of ranks. Rank 0 inherits standard input
+unless that is a terminal. Ctrl-C reaches every rank; a second Ctrl-C kills them at once.
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `rankwise run` with these words; the exit code."""
+    """Run `rankwise run` with these arguments; returns the exit code."""
     parser = _parser()
     own, program = _split(parser, list(argv))
     options = parser.parse_args(own)
@@ -55,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         command = find_program(program)
         relay = Relay(options.n, sys.stdout, sys.stderr, tag=options.tag_output)
         stdin = sys.stdin is not None and not sys.stdin.isatty()
-        keep = Keep.of(options.trace or Settings.read().trace)
+        policy = TracePolicy.of(options.trace or Settings.read().trace)
         job = Job(
             command,
             options.n,
@@ -63,12 +62,12 @@ def main(argv: Sequence[str]) -> int:
             stdin=stdin,
             backend=options.backend,
             timeout=options.timeout,
-            spans=keep.always is not None,
+            spans=policy.always is not None,
             fork=True,
         )
-        return _run(job, relay, keep)
+        return _run(job, relay, policy)
     except BrokenPipeError:
-        raise  # whoever reads our output is gone: the command line knows what to do
+        raise  # the reader of our output is gone; cli.main handles that
     except FileNotFoundError as error:
         return _refuse(str(error), NOT_FOUND)
     except (ValueError, OSError, MemoryError, RankwiseError) as error:
@@ -76,10 +75,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_program(words: Sequence[str]) -> list[str]:
-    """The command that PROGRAM and its arguments mean.
+    """The command that runs PROGRAM with its arguments.
 
-    FileNotFoundError where there is no such program; PermissionError where it cannot be executed;
-    ValueError where nothing is named.
+    Raises FileNotFoundError if there is no such program, PermissionError if it cannot be executed and
+    ValueError if no program is named.
     """
     if words[:1] == ["--"]:
         return _find_command(words[1:])
@@ -115,7 +114,7 @@ def _find_command(words: Sequence[str]) -> list[str]:
 
 
 def _module_exists(name: str) -> bool:
-    """Whether the module's package is there; finding more would import it."""
+    """Whether the module's package exists. A closer look would import the package."""
     from importlib.util import find_spec
 
     before = list(sys.path)
@@ -140,14 +139,13 @@ def _parser() -> Parser:
         "--timeout",
         type=_seconds,
         metavar="S",
-        help="seconds that an operation may wait for other ranks (default: RANKWISE_TIMEOUT, else 300)",
+        help="how many seconds an operation may wait for other ranks (default: RANKWISE_TIMEOUT, else 300)",
     )
     parser.add_argument(
         "--trace",
         metavar="FILE",
-        help="write the last operations of each rank, and what rankwise.trace adds, to FILE, for rankwise trace "
-        "(default: RANKWISE_TRACE; without either, to a file in the folder for temporary files, when a rank fails; "
-        "none: never)",
+        help="write the last operations of each rank, and the spans of rankwise.trace, to FILE, which rankwise trace "
+        "reads (default: RANKWISE_TRACE; without either, a failed job leaves a temporary file; none: never)",
     )
     parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
     parser.add_argument("--backend", metavar="NAME", help="what moves the bytes (default: chosen by rankwise.init)")
@@ -155,7 +153,7 @@ def _parser() -> Parser:
 
 
 def _split(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own words, and those from PROGRAM on."""
+    """The launcher's own arguments, and PROGRAM with everything after it."""
     valued = {word for action in parser._actions if action.nargs is None for word in action.option_strings}
     i = 0
     while i < len(words) and words[i].startswith("-") and words[i] not in ("-m", "--"):
@@ -184,16 +182,16 @@ def _refuse(why: str, code: int) -> int:
     return code
 
 
-def _run(job: Job, relay: Relay, keep: Keep) -> int:
-    kept = None
+def _run(job: Job, relay: Relay, policy: TracePolicy) -> int:
+    trace_line = None
     try:
         with _no_orphans(), _signals_passed_to(job), job:
             job.wait()
-            kept = keep.trace_of(job)
+            trace_line = policy.trace_of(job)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    if kept is not None:
-        relay.note(f"rankwise: {kept}")
+    if trace_line is not None:
+        relay.note(f"rankwise: {trace_line}")
     if job.interrupted is not None:
         relay.note(f"rankwise: stopped by {signal_name(job.interrupted)}; {_ranks(job.survivors)} ended")
     elif job.culprit is not None:
@@ -215,7 +213,7 @@ def _ranks(count: int) -> str:
 
 @contextmanager
 def _signals_passed_to(job: Job) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP go to the ranks; the second of them kills the ranks at once."""
+    """Pass Ctrl-C, SIGTERM and SIGHUP on to the ranks; the second signal kills the ranks at once."""
 
     def handle(signum: int, frame: FrameType | None) -> None:
         if job.interrupted is None:
@@ -240,9 +238,9 @@ def _signals_passed_to(job: Job) -> Iterator[None]:
 
 @contextmanager
 def _no_orphans() -> Iterator[None]:
-    """Be the parent of whatever the ranks start and leave, daemons too, and kill what is left of it at the end."""
+    """Adopt the processes that the ranks start and abandon, daemons too, and kill those left at the end."""
     ours = _children()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no end of a child can be learned of
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while it is ignored, the exit status of a child is lost
     adopt_orphans(True)
     try:
         yield
@@ -257,7 +255,7 @@ def _no_orphans() -> Iterator[None]:
 def _children() -> set[int]:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # there are none, as most often: it need not be looked who is whose child
+    except ChildProcessError:  # there are no children, as is usual, so /proc need not be searched
         return set()
     found = set()
     for entry in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""`rankwise status`: where every rank of a running job is, seen from outside."""
+"""`rankwise status`: where every rank of a running job is, without disturbing it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rankwise.tools.cli import Parser
 from rankwise.tools.columns import columns
 from rankwise.tools.units import amount, duration
 
-REFRESH = 0.25  # seconds between two looks of --watch
+REFRESH = 0.25  # seconds between two updates of --watch
 
 DESCRIPTION = """\
-Show where every rank of a running job is: alive or how it ended, in which operation and since when,
-the bytes that its operations have moved, and the time that it has waited for other ranks. The ranks
-that the others wait for are marked with >. Looking disturbs nobody: the job's memory is mapped for
-reading alone.
+Show the state of every rank of a running job: whether it is alive or how it ended, which operation it
+is in and since when, the bytes that its operations have moved, and how long it has waited for other
+ranks. A > marks the ranks that the others wait for. The job is not disturbed: its memory is mapped
+read-only.
 """
 
 EPILOG = """\
-PID is the launcher's or any rank's; without it all jobs of this user on this host are shown.
-moved counts each rank's own arrays; "of group 2" stands for the second group that was made by split.
+PID is the process id of the launcher or of any rank; without it all jobs of this user on this host
+are shown. The column moved counts each rank's own arrays; "of group 2" is the second group that split made.
 
 examples:
   rankwise status                  all jobs
@@ -34,11 +34,11 @@ examples:
   rankwise status --json | jq '.[].ranks[] | select(.behind)'
 """
 
-Line = tuple[str, bool]  # and whether it is of a rank that others wait for
+Line = tuple[str, bool]  # the text, and whether the others wait for this rank
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `rankwise status` with these words; the exit code."""
+    """Run `rankwise status` with these arguments; returns the exit code."""
     parser = Parser(
         prog="rankwise status",
         usage="rankwise status [options] [PID]",
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     if options.watch:
         return _watch(options.pid, jobs)
     if not jobs:
-        return _refuse("no job of this user runs on this host (backend shm; another user's jobs are seen by root)")
+        return _refuse("no job of this user runs on this host (over shm; only root sees the jobs of other users)")
     print("\n\n".join("\n".join(_plain(line) for line in _lines(job)) for job in jobs))
     return 0
 
@@ -108,7 +108,7 @@ def _plain(line: Line) -> str:
 
 
 def _lines(job: RunningJob) -> list[Line]:
-    """A headline and a table, each line with whether it is of a rank that others wait for."""
+    """A title and a table; each line comes with whether the others wait for its rank."""
     ranks = job.ranks()
     age = max(1e-9, time.time() - job.view.started / 1e9)
     where = f"launcher {job.launcher}" if job.launcher else "no launcher"
@@ -135,7 +135,7 @@ def _lines(job: RunningJob) -> list[Line]:
 
 
 def _cut(line: str) -> str:
-    """No longer than the terminal is wide, where there is one."""
+    """The line, cut to the width of the terminal if there is one."""
     if not sys.stdout.isatty():
         return line
     width = shutil.get_terminal_size().columns

@@ -1,8 +1,8 @@
-"""Who waited for whom, worked out of a trace.
+"""Which rank waited for which, computed from a trace.
 
-All ranks of a group run the same operations, so an operation is known by its group and number. The
-rank that begins it last is the one that the others waited for: each of them from its own beginning
-on, but no longer than it says that it waited.
+All ranks of a group run the same operations, so a group and a sequence number identify an operation.
+The others waited for the rank that began it last: each from its own beginning until then, but no
+longer than the waiting time that it recorded.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rankwise.observe.trace_file import Operation, Trace
 
 @dataclass(frozen=True)
 class Meeting:
-    """One operation of a group. begun: {rank: its part}; late: who came last, or did not come at all.
+    """One operation of a group. begun: {rank: its part}; late: the ranks that came last or did not come.
 
-    waited: ns that the others waited for these, added up.
+    waited: ns, the sum of the times that the other ranks waited for them.
     """
 
     group: int
@@ -35,7 +35,7 @@ class Meeting:
 
 @dataclass
 class Straggler:
-    """How often a rank came last to an operation, and how long (ns) the others waited for it."""
+    """How often a rank was the last to begin an operation, and how long (ns) the others waited for it."""
 
     rank: int
     times: int = 0
@@ -44,21 +44,21 @@ class Straggler:
 
 
 @dataclass
-class Kind:
-    """All operations of one name, dtype, reduction and size: calls of all ranks, ns spent and waited in them."""
+class OperationSummary:
+    """All operations of one name, dtype, op and size: the calls of all ranks, the ns spent and waited in them."""
 
     name: str
     bytes: int
     calls: int = 0
     spent: int = 0
     waited: int = 0
-    last: Counter[int] = field(default_factory=Counter)  # how often each rank came last
+    last: Counter[int] = field(default_factory=Counter)  # how often each rank began last
 
 
 def meetings(trace: Trace) -> list[Meeting]:
-    """The operations of which the trace still has every rank's part, in order of their beginning.
+    """The operations for which the trace still holds every rank's part, in the order in which they began.
 
-    Also those that some ranks have begun and others never did, where these are known to be of the group.
+    An operation that some ranks began and others never did counts too, if those are known to be in the group.
     """
     parts: dict[tuple[int, int], dict[int, Operation]] = defaultdict(dict)
     seen: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # group: rank: first and last number
@@ -87,7 +87,7 @@ def meetings(trace: Trace) -> list[Meeting]:
 
 
 def stragglers(found: list[Meeting], ranks: int) -> list[Straggler]:
-    """Every rank, the one that the others waited for longest first."""
+    """Every rank; the rank that the others waited for longest comes first."""
     result = [Straggler(rank) for rank in range(ranks)]
     for meeting in found:
         for rank in meeting.late:
@@ -99,17 +99,17 @@ def stragglers(found: list[Meeting], ranks: int) -> list[Straggler]:
     return sorted(result, key=lambda one: (-one.waited, -one.times, one.rank))
 
 
-def kinds(trace: Trace, found: list[Meeting]) -> list[Kind]:
-    """The operations by what they are, those first in which most time was waited."""
-    result: dict[tuple[str, int], Kind] = {}
+def summaries(trace: Trace, found: list[Meeting]) -> list[OperationSummary]:
+    """The operations by name, dtype, op and size; those with the longest waits come first."""
+    result: dict[tuple[str, int], OperationSummary] = {}
     late = {(meeting.group, meeting.sequence): meeting.late for meeting in found}
     for operation in _all(trace):
         what = " ".join(filter(None, (operation.name, operation.dtype, operation.op)))
-        kind = result.setdefault((what, operation.bytes), Kind(what, operation.bytes))
+        kind = result.setdefault((what, operation.bytes), OperationSummary(what, operation.bytes))
         kind.calls += 1
         kind.spent += (trace.written if operation.end is None else operation.end) - operation.begin
         kind.waited += operation.waited
-        # Each rank's part counts once, so a rank that came last counts as often as there are parts.
+        # Each rank's part counts once, so the rank that began last counts as often as there are parts.
         kind.last.update(late.get((operation.group, operation.sequence), ()) if operation.sequence else ())
     return sorted(result.values(), key=lambda kind: -kind.waited)
 

@@ -1,9 +1,9 @@
-"""A trace as Perfetto and Chrome (chrome://tracing) show it: the trace event format.
+"""A trace in the trace event format, which Perfetto and Chrome (chrome://tracing) show.
 
-Each rank is a process of the picture. Its rows: the collectives, the messages, and a row for each
-lane that the program named. Within an operation a slice says how much of it was waiting for other
-ranks and how much was moving; a trace knows the amounts and not the moments, so the waiting is
-drawn first, as it mostly is.
+Each rank appears as a process. Its rows are the collectives, the messages, and one for each lane that
+the program named. Slices within an operation show how long it waited for other ranks and how long it
+moved data. A trace records these durations but not when they began; the wait is drawn first, as a
+rank usually waits first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Event = dict[str, Any]
 
 
 def timeline(trace: Trace) -> dict[str, Any]:
-    """The JSON object of the trace event format; times in us since the first thing in it."""
+    """The JSON object of the trace event format; times are in us since its first event."""
     begins = [operation.begin for rank in trace.ranks for operation in rank.operations]
     begins += [span.begin for rank in trace.ranks for span in rank.spans]
     zero = min(begins, default=trace.started)
@@ -34,7 +34,7 @@ def timeline(trace: Trace) -> dict[str, Any]:
 
 
 def _rank(rank: RankTrace, zero: int, until: int) -> Iterable[Event]:
-    # What has a number in init is a part of the meeting, which is there as a whole.
+    # Numbered operations within init are parts of the rendezvous, which is drawn as a whole.
     collectives = [
         operation
         for operation in rank.operations
@@ -77,7 +77,7 @@ def _slices(operation: Operation, rank: int, row: int, zero: int, until: int) ->
 
 
 def _apart(operations: list[Operation], until: int) -> list[list[Operation]]:
-    """Rows in which no two operations overlap: groups may be used by several threads at once."""
+    """The operations in rows without overlaps; several threads may use groups at once."""
     rows: list[list[Operation]] = []
     for operation in sorted(operations, key=lambda operation: operation.begin):
         for row in rows:

@@ -1,4 +1,4 @@
-"""`rankwise trace`: what a job has done, who waited for whom, and a timeline of it."""
+"""`rankwise trace`: what a job did, which rank waited for which, and its timeline."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from pathlib import Path
 from rankwise.observe.trace_file import Trace
 from rankwise.tools.cli import Parser
 from rankwise.tools.columns import columns
-from rankwise.tools.stragglers import kinds, meetings, stragglers
+from rankwise.tools.stragglers import meetings, stragglers, summaries
 from rankwise.tools.timeline import timeline
 from rankwise.tools.units import amount, duration
 
 MOST_KINDS = 20
 
 DESCRIPTION = """\
-Show what a job has done, from the trace that rankwise run wrote: where each rank was at last, which
-ranks came last to the operations and how long the others waited for them, and the operations by
-what they are. Write a timeline for ui.perfetto.dev or chrome://tracing: a process for each rank,
-waiting told from moving, and the spans that the program added by rankwise.trace.
+Show what a job did, from the trace that rankwise run wrote: where each rank was at the end, which
+ranks were the last to begin operations and how long the others waited for them, and the operations
+by name and size. Also write a timeline for ui.perfetto.dev or chrome://tracing: a process for each
+rank, with waiting and moving in different colours, and the spans that the program added with
+rankwise.trace.
 """
 
 EPILOG = """\
-A trace holds about the last thousand operations of each rank. "others waited" adds up the waits of
-all other ranks. Of operations below 4 KiB that did not wait, only the end is known, not the length.
+A trace holds about the last thousand operations of each rank. "others waited" is the sum over all
+other ranks. For operations below 4 KiB that did not wait, only the end is recorded, not the duration.
 
 examples:
   rankwise run -n 4 --trace t.json train.py; rankwise trace t.json
@@ -34,14 +35,14 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `rankwise trace` with these words; the exit code."""
+    """Run `rankwise trace` with these arguments; returns the exit code."""
     parser = Parser(
         prog="rankwise trace",
         usage="rankwise trace [options] FILE",
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="that rankwise run --trace wrote, or after a failure")
+    parser.add_argument("file", type=Path, metavar="FILE", help="written by rankwise run --trace, or after a failure")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="OUT", help="where the timeline goes (default: FILE.perfetto.json)"
     )
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def summary(trace: Trace) -> list[str]:
-    """What there is to know, in lines."""
+    """The report as lines of text."""
     command = " ".join(" ".join(trace.command).split())
     lines = [f"{len(trace.ranks)} ranks for {duration((trace.written - trace.started) / 1e9)}: {command}"]
     if trace.failure is not None:
@@ -71,7 +72,7 @@ def summary(trace: Trace) -> list[str]:
         )
     found = meetings(trace)
     if not found:
-        return [*lines, "", "no operation of which the trace has every rank's part"]
+        return [*lines, "", "the trace holds no operation that all ranks began"]
     last = [("rank", "came last", "", "others waited", "longest")]
     for one in stragglers(found, len(trace.ranks)):
         worst = f"{duration(one.worst.waited / 1e9)} in {one.worst.name}" if one.worst and one.worst.waited else ""
@@ -79,7 +80,7 @@ def summary(trace: Trace) -> list[str]:
         last.append((str(one.rank), str(one.times), share, duration(one.waited / 1e9), worst))
     lines += ["", f"who came last to the {len(found)} operations that all ranks began", *columns(last, ">>>>")]
     rows = [("operation", "size", "calls", "mean", "waiting", "mostly last")]
-    all_kinds = kinds(trace, found)
+    all_kinds = summaries(trace, found)
     for kind in all_kinds[:MOST_KINDS]:
         rows.append(
             (
@@ -91,7 +92,7 @@ def summary(trace: Trace) -> list[str]:
                 f"rank {kind.last.most_common(1)[0][0]}" if kind.last else "",
             )
         )
-    lines += ["", "operations, those first in which most time was waited", *columns(rows, "<>>>>")]
+    lines += ["", "operations, the longest waits first", *columns(rows, "<>>>>")]
     if len(all_kinds) > MOST_KINDS:
         lines.append(f"and {len(all_kinds) - MOST_KINDS} more")
     return lines

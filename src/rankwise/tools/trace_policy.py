@@ -1,4 +1,4 @@
-"""Where `rankwise run` keeps the trace of a job: where it was told to, or on failure among the temporary files."""
+"""Where `rankwise run` writes the trace of a job: to the file it was given, or after a failure to a temporary one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import stat
 import time
 
-TYPE_CHECKING = False  # without importing typing, which takes time
-if TYPE_CHECKING:  # loaded when there is a trace to keep
+TYPE_CHECKING = False  # typing would take time to import
+if TYPE_CHECKING:  # imported when there is a trace to write
     from pathlib import Path
 
     from rankwise.launch.local import Job
@@ -16,16 +16,19 @@ if TYPE_CHECKING:  # loaded when there is a trace to keep
 NEWEST = 10  # traces of failed jobs that are kept
 
 
-class Keep:
-    """always: the file that a trace is written to, however the job ends. on_failure: one is written, if it fails."""
+class TracePolicy:
+    """always: the file that receives the trace however the job ends. on_failure: a failed job leaves a trace."""
 
     def __init__(self, always: Path | None, on_failure: bool) -> None:
         self.always = always
         self.on_failure = on_failure
 
     @classmethod
-    def of(cls, word: str | None) -> Keep:
-        """What --trace or RANKWISE_TRACE says: a file, "none", or None for neither. ValueError where it cannot be."""
+    def of(cls, word: str | None) -> TracePolicy:
+        """The policy that --trace or RANKWISE_TRACE names: a file, "none", or None if neither is given.
+
+        Raises ValueError if the file cannot be written.
+        """
         if word is None or word == "none":
             return cls(None, word is None)
         from pathlib import Path
@@ -36,7 +39,7 @@ class Keep:
         return cls(path, True)
 
     def trace_of(self, job: Job) -> str | None:
-        """Write the trace of a job that has ended, where it is to be kept; what to tell about it, in words."""
+        """Write the trace of a finished job if the policy asks for it; returns a sentence about it, or None."""
         failed = job.culprit is not None and job.interrupted is None
         if self.always is None and not (self.on_failure and failed):
             return None
@@ -56,7 +59,7 @@ class Keep:
 
 
 def _temporary(trace: Trace) -> Path:
-    """Write it to a new file in a folder of this user's own, from which the oldest go."""
+    """Write the trace to a new file in this user's own folder, and delete the oldest ones there."""
     import tempfile
     from pathlib import Path
 

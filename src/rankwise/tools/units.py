@@ -1,4 +1,4 @@
-"""Amounts and times as people read them."""
+"""Byte counts and durations in readable units."""
 
 from __future__ import annotations
 

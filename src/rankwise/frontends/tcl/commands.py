@@ -6,28 +6,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankwise.frontends.tcl import collectives, helptext, kinds, tensors
+from rankwise.frontends.tcl import collectives, helptext, tensors, value_types
 from rankwise.frontends.tcl.parameters import Command, Parameter
 
 _FLOAT32 = np.dtype(np.float32)
 
 # ---- parameters that several commands have ----
 
-TENSOR = Parameter("tensor", kinds.TENSOR, "the tensor")
+TENSOR = Parameter("tensor", value_types.TENSOR, "the tensor")
 NAMED_TENSOR = replace(TENSOR, complaint="Invalid tensor name")
 TENSOR_HANDLE = replace(TENSOR, complaint="Invalid tensor handle")
-GROUP = Parameter("group", kinds.STRING, 'a group that distributed_new_group made; "" is that of all ranks', "")
-TAG = Parameter("tag", kinds.TAG, "messages match by sender and tag, in the order sent", 0)
-SHAPE = Parameter("shape", kinds.SHAPE, "the size of each dimension")
-DTYPE = Parameter("dtype", kinds.DTYPE, "the type of the elements", _FLOAT32)
-OTHER = Parameter("other", kinds.OTHER, "a tensor of a fitting shape, or a number")
-DIM = Parameter("dim", kinds.INTEGER, "the dimension; negative ones count from the last; without it all elements", None)
-KEEPDIM = Parameter("keepdim", kinds.BOOLEAN, "whether the dimension stays, with size 1", False)
-FILE = Parameter("file", kinds.TEXT, "the path of a .npy file")
-OP = Parameter("op", kinds.OP, "sum, mean, max, min or product", "sum")
+GROUP = Parameter("group", value_types.STRING, 'a group that distributed_new_group made; "" is that of all ranks', "")
+TAG = Parameter("tag", value_types.TAG, "messages match by sender and tag, in the order sent", 0)
+SHAPE = Parameter("shape", value_types.SHAPE, "the size of each dimension")
+DTYPE = Parameter("dtype", value_types.DTYPE, "the type of the elements", _FLOAT32)
+OTHER = Parameter("other", value_types.OTHER, "a tensor of a fitting shape, or a number")
+DIM = Parameter(
+    "dim", value_types.INTEGER, "the dimension; negative ones count from the last; without it all elements", None
+)
+KEEPDIM = Parameter("keepdim", value_types.BOOLEAN, "whether the dimension stays, with size 1", False)
+FILE = Parameter("file", value_types.TEXT, "the path of a .npy file")
+OP = Parameter("op", value_types.OP, "sum, mean, max, min or product", "sum")
 
 COPY = "Not initialised, with one rank or simulated: a copy of the tensor."
-_INVALID_OP = f"Required parameter missing: -tensor, or invalid operation. {kinds.OP.must}"
+_INVALID_OP = f"Required parameter missing: -tensor, or invalid operation. {value_types.OP.must}"
 
 _DISTRIBUTED = (
     Command(
@@ -35,11 +37,13 @@ _DISTRIBUTED = (
         collectives.init,
         "Begin distributed work with the launcher's ranks, with those that meet at an address, or with simulated ones.",
         (
-            Parameter("rank", kinds.INTEGER, "this process's rank; under a launcher 0 does on every rank"),
-            Parameter("world_size", kinds.INTEGER, "how many ranks there are"),
-            Parameter("master_addr", kinds.STRING, "the host at which ranks without a launcher meet", ""),
-            Parameter("master_port", kinds.INTEGER, "its port; ranks of one job give the same", 29500),
-            Parameter("backend", kinds.BACKEND, f"one of {', '.join(kinds.BACKENDS)}; by default what suits", ""),
+            Parameter("rank", value_types.INTEGER, "this process's rank; under a launcher 0 does on every rank"),
+            Parameter("world_size", value_types.INTEGER, "how many ranks there are"),
+            Parameter("master_addr", value_types.STRING, "the host at which ranks without a launcher meet", ""),
+            Parameter("master_port", value_types.INTEGER, "its port; ranks of one job give the same", 29500),
+            Parameter(
+                "backend", value_types.BACKEND, f"one of {', '.join(value_types.BACKENDS)}; by default what suits", ""
+            ),
         ),
         "a sentence with mode, rank, world size and the backend really used",
         'torch::distributed_init 0 1 "gloo"\n'
@@ -107,7 +111,7 @@ _DISTRIBUTED = (
             NAMED_TENSOR,
             Parameter(
                 "dst",
-                kinds.INTEGER,
+                value_types.INTEGER,
                 "the rank that gets them; -1: every rank",
                 0,
                 "Invalid -dst parameter. Must be an integer.",
@@ -124,7 +128,7 @@ _DISTRIBUTED = (
         "distributed_scatter",
         collectives.scatter,
         "Split rank src's tensor along its first dimension, a part for each rank.",
-        (TENSOR_HANDLE, Parameter("src", kinds.INTEGER, "the rank whose tensor is split", 0), GROUP),
+        (TENSOR_HANDLE, Parameter("src", value_types.INTEGER, "the rank whose tensor is split", 0), GROUP),
         "this rank's part; the parts differ by at most one row, and the first ranks have the longer ones",
         "set tensor [torch::tensor_create -data {1.0 2.0 3.0 4.0} -shape {2 2} -dtype float32]\n"
         "puts [torch::tensor_to_list [torch::distributed_scatter $tensor 0]]\n"
@@ -157,7 +161,7 @@ _DISTRIBUTED = (
         "distributed_reduce",
         collectives.reduce,
         "Reduce the ranks' tensors, the result on rank dst.",
-        (TENSOR, Parameter("dst", kinds.INTEGER, "the rank that gets the result", 0), OP, GROUP),
+        (TENSOR, Parameter("dst", value_types.INTEGER, "the rank that gets the result", 0), OP, GROUP),
         "on dst the reduced tensor, on other ranks a copy of their own",
         "puts [torch::tensor_to_list [torch::distributed_reduce [torch::ones {2}] 0 sum]]\n# Output: 1.0 1.0",
         modes=COPY,
@@ -166,7 +170,7 @@ _DISTRIBUTED = (
         "distributed_broadcast",
         collectives.broadcast,
         "Give every rank the tensor of rank root; all pass one of the same shape and dtype.",
-        (TENSOR, Parameter("root", kinds.INTEGER, "the rank whose tensor it is", 0), GROUP),
+        (TENSOR, Parameter("root", value_types.INTEGER, "the rank whose tensor it is", 0), GROUP),
         "root's tensor; the tensor given stays as it is",
         "puts [torch::tensor_to_list [torch::distributed_broadcast [torch::ones {2}] 0]]\n# Output: 1.0 1.0",
         modes=COPY,
@@ -194,7 +198,7 @@ _DISTRIBUTED = (
         "distributed_send",
         collectives.send,
         "Send a tensor to rank dst.",
-        (TENSOR, Parameter("dst", kinds.INTEGER, "the rank that receives it"), TAG),
+        (TENSOR, Parameter("dst", value_types.INTEGER, "the rank that receives it"), TAG),
         "the empty string",
         "torch::distributed_send [torch::ones {2}] 0\n"
         "puts [torch::tensor_to_list [torch::distributed_recv {2} 0]]\n"
@@ -205,7 +209,7 @@ _DISTRIBUTED = (
         "distributed_isend",
         collectives.isend,
         "Begin to send a tensor to rank dst, without waiting.",
-        (TENSOR, Parameter("dst", kinds.INTEGER, "the rank that receives it"), TAG),
+        (TENSOR, Parameter("dst", value_types.INTEGER, "the rank that receives it"), TAG),
         "a handle for distributed_wait and distributed_test",
         "set sending [torch::distributed_isend -tensor [torch::ones {2}] -dst 0 -tag 7]\n"
         "set receiving [torch::distributed_irecv -shape {2} -src 0 -tag 7]\n"
@@ -218,7 +222,7 @@ _DISTRIBUTED = (
         "distributed_recv",
         collectives.recv,
         "Receive a tensor from rank src.",
-        (SHAPE, Parameter("src", kinds.INTEGER, "the rank that sends it"), TAG, DTYPE),
+        (SHAPE, Parameter("src", value_types.INTEGER, "the rank that sends it"), TAG, DTYPE),
         "the tensor, of the shape and dtype given, which must be those of the message",
         "torch::distributed_send [torch::full {3} 5 int32] 0\n"
         "puts [torch::tensor_to_list [torch::distributed_recv -shape {3} -src 0 -dtype int32]]\n"
@@ -230,7 +234,7 @@ _DISTRIBUTED = (
         "distributed_irecv",
         collectives.irecv,
         "Begin to receive a tensor from rank src, without waiting.",
-        (SHAPE, Parameter("src", kinds.INTEGER, "the rank that sends it"), TAG, DTYPE),
+        (SHAPE, Parameter("src", value_types.INTEGER, "the rank that sends it"), TAG, DTYPE),
         "a handle for distributed_wait and distributed_test",
         "set receiving [torch::distributed_irecv {2} 0]\n"
         "puts [torch::distributed_test $receiving]\n"
@@ -245,7 +249,7 @@ _DISTRIBUTED = (
         "distributed_wait",
         collectives.wait,
         "Wait until a distributed_isend or distributed_irecv is complete. Its handle is used up then.",
-        (Parameter("handle", kinds.WORK_HANDLE, "what distributed_isend or distributed_irecv gave"),),
+        (Parameter("handle", value_types.WORK_HANDLE, "what distributed_isend or distributed_irecv gave"),),
         "the tensor received; the empty string for distributed_isend",
         "set sending [torch::distributed_isend [torch::ones {2}] 0]\n"
         "puts [string length [torch::distributed_wait $sending]]\n"
@@ -255,7 +259,7 @@ _DISTRIBUTED = (
         "distributed_test",
         collectives.test,
         "Whether a distributed_isend or distributed_irecv is complete; never waits.",
-        (Parameter("handle", kinds.WORK_HANDLE, "what distributed_isend or distributed_irecv gave"),),
+        (Parameter("handle", value_types.WORK_HANDLE, "what distributed_isend or distributed_irecv gave"),),
         "1 or 0",
         "set sending [torch::distributed_isend [torch::ones {2}] 0]\n"
         "puts [torch::distributed_test $sending]\n"
@@ -266,8 +270,10 @@ _DISTRIBUTED = (
         collectives.new_group,
         "Make a group of some ranks, known by a name. Every rank of the world calls it, in the same order.",
         (
-            Parameter("name", kinds.TEXT, "the group's name from now on"),
-            Parameter("ranks", kinds.INTEGERS, "its ranks; in the group they are numbered 0, 1, ... in this order"),
+            Parameter("name", value_types.TEXT, "the group's name from now on"),
+            Parameter(
+                "ranks", value_types.INTEGERS, "its ranks; in the group they are numbered 0, 1, ... in this order"
+            ),
         ),
         "the name",
         "puts [torch::distributed_new_group -name workers -ranks {0}]\n# Output: workers",
@@ -281,7 +287,7 @@ _TENSORS = (
         tensors.create,
         "Make a tensor of given numbers.",
         (
-            Parameter("data", kinds.DATA, "the numbers, row by row, as one list or as lists of lists"),
+            Parameter("data", value_types.DATA, "the numbers, row by row, as one list or as lists of lists"),
             replace(SHAPE, default=None, help="the size of each dimension; by default that of the lists"),
             DTYPE,
         ),
@@ -312,7 +318,7 @@ _TENSORS = (
         "full",
         tensors.full,
         "Make a tensor of one number.",
-        (SHAPE, Parameter("value", kinds.NUMBER, "the number"), DTYPE),
+        (SHAPE, Parameter("value", value_types.NUMBER, "the number"), DTYPE),
         "a tensor",
         "puts [torch::tensor_to_list [torch::full {3} 2.5]]\n# Output: 2.5 2.5 2.5",
     ),
@@ -329,9 +335,9 @@ _TENSORS = (
         tensors.arange,
         "Make a tensor of the numbers from start up to, but without, end.",
         (
-            Parameter("end", kinds.NUMBER, "where to end"),
-            Parameter("start", kinds.NUMBER, "the first number", 0),
-            Parameter("step", kinds.NUMBER, "the difference of two numbers", 1),
+            Parameter("end", value_types.NUMBER, "where to end"),
+            Parameter("start", value_types.NUMBER, "the first number", 0),
+            Parameter("step", value_types.NUMBER, "the difference of two numbers", 1),
             DTYPE,
         ),
         "a tensor of one dimension",
@@ -412,7 +418,7 @@ _TENSORS = (
         "tensor_reshape",
         tensors.reshape,
         "The same elements in another shape.",
-        (TENSOR, Parameter("shape", kinds.INTEGERS, "the new shape; one size may be -1, which is worked out")),
+        (TENSOR, Parameter("shape", value_types.INTEGERS, "the new shape; one size may be -1, which is worked out")),
         "a new tensor",
         "puts [torch::tensor_shape [torch::tensor_reshape [torch::arange 6] {2 -1}]]\n# Output: 2 3",
     ),
@@ -422,10 +428,10 @@ _TENSORS = (
         "The part of a tensor from start up to, but without, end, along one dimension.",
         (
             TENSOR,
-            Parameter("dim", kinds.INTEGER, "the dimension"),
-            Parameter("start", kinds.INTEGER, "the first place; negative ones count from the end"),
-            Parameter("end", kinds.INTEGER, "the place after the last; by default all that is left", None),
-            Parameter("step", kinds.INTEGER, "take each step-th", 1),
+            Parameter("dim", value_types.INTEGER, "the dimension"),
+            Parameter("start", value_types.INTEGER, "the first place; negative ones count from the end"),
+            Parameter("end", value_types.INTEGER, "the place after the last; by default all that is left", None),
+            Parameter("step", value_types.INTEGER, "take each step-th", 1),
         ),
         "a new tensor",
         "puts [torch::tensor_to_list [torch::tensor_slice [torch::arange 6] 0 1 4]]\n# Output: 1.0 2.0 3.0",
@@ -436,8 +442,8 @@ _TENSORS = (
         "A tensor with two dimensions exchanged.",
         (
             TENSOR,
-            Parameter("dim0", kinds.INTEGER, "one of them", 0),
-            Parameter("dim1", kinds.INTEGER, "the other", 1),
+            Parameter("dim0", value_types.INTEGER, "one of them", 0),
+            Parameter("dim1", value_types.INTEGER, "the other", 1),
         ),
         "a new tensor",
         "puts [torch::tensor_shape [torch::tensor_transpose [torch::ones {2 3}]]]\n# Output: 3 2",
@@ -463,7 +469,7 @@ _TENSORS = (
         "tensor_matmul",
         tensors.matmul,
         "The matrix product.",
-        (TENSOR, Parameter("other", kinds.TENSOR, "the right factor")),
+        (TENSOR, Parameter("other", value_types.TENSOR, "the right factor")),
         "a new tensor",
         "puts [torch::tensor_to_list [torch::tensor_matmul [torch::ones {1 3}] [torch::ones {3 2}]]]\n"
         "# Output: 3.0 3.0",
@@ -523,7 +529,7 @@ _TENSORS = (
         "tensor_delete",
         tensors.delete,
         "Free a tensor. Its handle means nothing afterwards.",
-        (replace(TENSOR, kind=kinds.TENSOR_HANDLE),),
+        (replace(TENSOR, value_type=value_types.TENSOR_HANDLE),),
         "the empty string",
         "torch::tensor_delete [torch::ones {2}]",
     ),
@@ -533,7 +539,7 @@ _HELP = Command(
     "help",
     helptext.command_help,
     "Print the commands, or the usage of one and an example.",
-    (Parameter("command", kinds.STRING, "a command, with or without torch::", ""),),
+    (Parameter("command", value_types.STRING, "a command, with or without torch::", ""),),
     "the empty string; the text goes to standard output",
     "torch::help distributed_gather",
     prints=True,

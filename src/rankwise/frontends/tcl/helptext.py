@@ -62,7 +62,7 @@ def help_of(command: Command) -> str:
     lines = [command.what, "", "usage:", *(f"  {line}" for line in usage(command))]
     if command.parameters:
         lines += ["", "parameters:"]
-        lines += [f"  -{camel(p.name):<12} {p.kind.name}{_default(p)}: {p.help}" for p in command.parameters]
+        lines += [f"  -{camel(p.name):<12} {p.value_type.name}{_default(p)}: {p.help}" for p in command.parameters]
     lines += ["", f"returns: {command.returns}"]
     if command.modes:
         lines.append(f"modes:   {command.modes}")
@@ -73,7 +73,9 @@ def _errors(command: Command) -> list[str]:
     """What a wrong call of this command says, but for the mistakes that all commands have in common."""
     required = [f"Required parameter missing: -{p.option}" for p in command.parameters if p.default is REQUIRED]
     invalid = [
-        p.complaint or f'Invalid -{p.option} parameter: "...". {p.kind.must}' for p in command.parameters if p.kind.must
+        p.complaint or f'Invalid -{p.option} parameter: "...". {p.value_type.must}'
+        for p in command.parameters
+        if p.value_type.must
     ]
     return [*required, *invalid, *command.errors]
 
@@ -101,7 +103,7 @@ def _section(command: Command) -> Iterator[str]:
         yield from ("| parameter | type | default | |", "|---|---|---|---|")
         for parameter in command.parameters:
             default = "required" if parameter.default is REQUIRED else f"`{_default_text(parameter.default)}`"
-            yield f"| `-{parameter.option}` | {parameter.kind.name} | {default} | {parameter.help} |"
+            yield f"| `-{parameter.option}` | {parameter.value_type.name} | {default} | {parameter.help} |"
         yield ""
     yield from (f"Returns {command.returns}.", "")
     if command.modes:

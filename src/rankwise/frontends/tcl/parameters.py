@@ -30,7 +30,7 @@ def invalid(option: str, given: object, must: str) -> ValueError:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueType:
     """What a word may be. parse: gives its value, or raises ValueError where it is none; must: what was expected."""
 
     name: str
@@ -48,7 +48,7 @@ class Parameter:
     """
 
     name: str
-    kind: Kind
+    value_type: ValueType
     help: str
     default: Any = REQUIRED
     complaint: str = ""
@@ -59,10 +59,10 @@ class Parameter:
 
     def value(self, handles: Handles, word: str) -> Any:
         try:
-            return self.kind.parse(handles, word)
+            return self.value_type.parse(handles, word)
         except ValueError:
             raise (
-                ValueError(self.complaint) if self.complaint else invalid(self.option, word, self.kind.must)
+                ValueError(self.complaint) if self.complaint else invalid(self.option, word, self.value_type.must)
             ) from None
 
 

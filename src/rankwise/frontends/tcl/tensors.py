@@ -10,9 +10,9 @@ import numpy as np
 
 from rankwise.arrays import dtypes
 from rankwise.frontends.tcl.handles import Tensor
-from rankwise.frontends.tcl.kinds import DTYPES, Number
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.session import Session
+from rankwise.frontends.tcl.value_types import DTYPES, Number
 
 Shape = tuple[int, ...]
 DTypeLike = np.dtype[Any]

@@ -11,7 +11,7 @@ import numpy as np
 from rankwise.arrays import dtypes
 from rankwise.contract.types import DType
 from rankwise.frontends.tcl.handles import Handles, Tensor
-from rankwise.frontends.tcl.parameters import Kind
+from rankwise.frontends.tcl.parameters import ValueType
 
 Number = int | float
 
@@ -132,19 +132,21 @@ def _some_text(handles: Handles, word: str) -> str:
     return word
 
 
-TENSOR = Kind("tensor", "Must be a tensor handle.", lambda handles, word: handles.tensor(word))
-OTHER = Kind("tensor or number", "Must be a tensor handle or a number.", _tensor_or_number)
-TENSOR_HANDLE = Kind("tensor", TENSOR.must, _handle_of_tensor)
-WORK_HANDLE = Kind("work", "Must be a handle from distributed_isend or distributed_irecv.", _handle_of_work)
-INTEGER = Kind("integer", "Must be an integer.", lambda handles, word: _integer(word))
-NUMBER = Kind("number", "Must be a number.", lambda handles, word: number_of(word))
-TAG = Kind("integer", f"Must be an integer from 0 to {MAX_TAG}.", lambda handles, word: _natural(word))
-BOOLEAN = Kind("boolean", "Must be 0 or 1.", lambda handles, word: _boolean(word))
-SHAPE = Kind("list of sizes", "Must be a list of integers of at least 0.", lambda handles, word: _sizes(word))
-INTEGERS = Kind("list of integers", "Must be a list of integers.", lambda handles, word: _integers(word))
-DATA = Kind("list of numbers", "Must be a list of numbers, or of lists of them.", lambda handles, word: nested(word))
-DTYPE = Kind("dtype", f"Must be one of {', '.join(DTYPES)}.", lambda handles, word: dtype_of(word))
-OP = Kind("operation", f"Valid operations: {', '.join(OPERATIONS)}", _one_of(*OPERATIONS))
-BACKEND = Kind("backend", f"Must be one of {', '.join(BACKENDS)}.", _one_of("", *BACKENDS))
-TEXT = Kind("string", "Must not be empty.", _some_text)
-STRING = Kind("string", "", lambda handles, word: word)
+TENSOR = ValueType("tensor", "Must be a tensor handle.", lambda handles, word: handles.tensor(word))
+OTHER = ValueType("tensor or number", "Must be a tensor handle or a number.", _tensor_or_number)
+TENSOR_HANDLE = ValueType("tensor", TENSOR.must, _handle_of_tensor)
+WORK_HANDLE = ValueType("work", "Must be a handle from distributed_isend or distributed_irecv.", _handle_of_work)
+INTEGER = ValueType("integer", "Must be an integer.", lambda handles, word: _integer(word))
+NUMBER = ValueType("number", "Must be a number.", lambda handles, word: number_of(word))
+TAG = ValueType("integer", f"Must be an integer from 0 to {MAX_TAG}.", lambda handles, word: _natural(word))
+BOOLEAN = ValueType("boolean", "Must be 0 or 1.", lambda handles, word: _boolean(word))
+SHAPE = ValueType("list of sizes", "Must be a list of integers of at least 0.", lambda handles, word: _sizes(word))
+INTEGERS = ValueType("list of integers", "Must be a list of integers.", lambda handles, word: _integers(word))
+DATA = ValueType(
+    "list of numbers", "Must be a list of numbers, or of lists of them.", lambda handles, word: nested(word)
+)
+DTYPE = ValueType("dtype", f"Must be one of {', '.join(DTYPES)}.", lambda handles, word: dtype_of(word))
+OP = ValueType("operation", f"Valid operations: {', '.join(OPERATIONS)}", _one_of(*OPERATIONS))
+BACKEND = ValueType("backend", f"Must be one of {', '.join(BACKENDS)}.", _one_of("", *BACKENDS))
+TEXT = ValueType("string", "Must not be empty.", _some_text)
+STRING = ValueType("string", "", lambda handles, word: word)

@@ -1,8 +1,8 @@
-"""What is measured: the operations, their sizes, and the formulas of bandwidths.
+"""The operations that the benchmark measures, their sizes, and the formulas of the bandwidths.
 
-Words: `size` is the bytes of the array that each rank gives to an operation (for scatter: that the
-root gives). `total` is the bytes that the whole operation is about, the larger of what a rank gives
-and what a rank receives; for all_gather and gather it is size * n, otherwise it is the size.
+`size` is the number of bytes in the array that each rank passes to an operation (for scatter: the
+array that the root passes). `total` is the size of the whole operation: the larger of a rank's input
+and a rank's output. It is size * n for all_gather and gather, and equals size otherwise.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ OPS = ("sum", "product", "min", "max", "mean", "band", "bor", "bxor")
 
 
 @dataclass(frozen=True)
-class Operation:
-    """gathers: every rank's array ends on one rank or all. splits: an array is divided over the ranks.
+class MeasuredOperation:
+    """An operation as the benchmark measures it.
 
-    bus: the factor from algorithm to bus bandwidth, given the number of ranks.
+    gathers: every rank's array arrives at one rank or at all. splits: an array is divided among the
+    ranks. bus: the factor from algorithm bandwidth to bus bandwidth as a function of the number of ranks.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Operation:
         return self.name != "barrier"
 
     def count(self, size: int, itemsize: int, n: int) -> int:
-        """Elements of the array for at least `size` bytes: at least one, and one for each rank where it is split."""
+        """How many elements hold at least `size` bytes: at least one, or one for each rank if the array is split."""
         if not self.has_bytes:
             return 0
         parts = n if self.splits else 1
@@ -52,11 +53,11 @@ class Operation:
         return self.total(size, n) / seconds / 1e9
 
     def bus_bandwidth(self, size: int, n: int, seconds: float) -> float:
-        """In GB/s: what one link of a ring would carry, comparable between operations and numbers of ranks."""
+        """In GB/s: the load of one link of a ring, which is comparable between operations and numbers of ranks."""
         return self.algorithm_bandwidth(size, n, seconds) * self.bus(n)
 
     def memory(self, size: int, n: int) -> int:
-        """Bytes of arrays that all ranks together hold."""
+        """The bytes of all ranks' arrays together."""
         return n * (size + self.total(size, n))
 
 
@@ -75,37 +76,37 @@ def _one(n: int) -> float:
 OPERATIONS = {
     operation.name: operation
     for operation in (
-        Operation("barrier", _one),
-        Operation("all_reduce", _twice, reduces=True),
-        Operation("broadcast", _one),
-        Operation("reduce", _one, reduces=True),
-        Operation("all_gather", _share, gathers=True),
-        Operation("gather", _share, gathers=True),
-        Operation("scatter", _share, splits=True),
-        Operation("reduce_scatter", _share, splits=True, reduces=True),
-        Operation("all_to_all", _share, splits=True),
-        Operation("send_recv", _one),
+        MeasuredOperation("barrier", _one),
+        MeasuredOperation("all_reduce", _twice, reduces=True),
+        MeasuredOperation("broadcast", _one),
+        MeasuredOperation("reduce", _one, reduces=True),
+        MeasuredOperation("all_gather", _share, gathers=True),
+        MeasuredOperation("gather", _share, gathers=True),
+        MeasuredOperation("scatter", _share, splits=True),
+        MeasuredOperation("reduce_scatter", _share, splits=True, reduces=True),
+        MeasuredOperation("all_to_all", _share, splits=True),
+        MeasuredOperation("send_recv", _one),
     )
 }
 
 CONVENTIONS = """\
-size       bytes of the array that each rank gives (scatter: that the root gives, send_recv: of the
-           message), rounded up to whole elements, and for scatter, reduce_scatter and all_to_all to
-           as many elements for each rank
-time       calls are timed in batches after a barrier; of a batch the slowest rank counts. Median,
-           minimum and 99th percentile are over batches, per call. A batch of short calls has many
-           of them in a row, about 0.2 ms in all, 2 ms where there are more ranks than cores.
+size       bytes of the array that each rank passes (scatter: that the root passes; send_recv: bytes of
+           the message), rounded up to whole elements, and for scatter, reduce_scatter and all_to_all
+           to the same number of elements for each rank
+time       calls are timed in batches after a barrier, and the slowest rank's time counts. Median,
+           minimum and 99th percentile are over batches, per call. A batch of short calls makes many
+           calls in a row, for about 0.2 ms, or 2 ms if there are more ranks than cores.
            send_recv: half a round trip, all pairs at once
 alg GB/s   total / median time, in 10^9 bytes a second. total = size; all_gather, gather: size * n
 bus GB/s   alg * factor, the factors of nccl-tests: all_reduce 2(n-1)/n; all_gather, gather, scatter,
            reduce_scatter, all_to_all (n-1)/n; broadcast, reduce, send_recv 1
 ratio      rankwise's median / the peer's: below 1 rankwise is faster
-wrong      bytes of the results that differ from the known right result (--check), over all ranks
+wrong      bytes of the results, on all ranks, that differ from the known correct result (--check)
 """
 
 
 def parse_size(text: str) -> int:
-    """'64K' -> 65536. ValueError for what is no size of at least one byte."""
+    """'64K' -> 65536. Raises ValueError unless the text is a size of at least one byte."""
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     number = text.strip().upper().removesuffix("IB").removesuffix("B")
     unit = number[-1:] if number[-1:] in ("K", "M", "G") else ""
@@ -116,7 +117,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str, factor: int) -> list[int]:
-    """'8:64M' -> 64M, and down from it by `factor` to 8, in ascending order; '8,1K,1M' -> those."""
+    """'8:64M' -> 64M and every `factor`-th part of it down to 8, ascending; '8,1K,1M' -> these three."""
     if ":" not in text:
         return sorted({parse_size(part) for part in text.split(",")})
     low, high = (parse_size(part) for part in text.split(":", 1))
@@ -130,7 +131,7 @@ def parse_sizes(text: str, factor: int) -> list[int]:
 
 
 def size_name(size: int) -> str:
-    """65536 -> '64K'; '100' for what is no multiple of 1024."""
+    """65536 -> '64K'; 100, which is not a multiple of 1024, -> '100'."""
     for unit, name in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
         if size and size % unit == 0:
             return f"{size // unit}{name}"
@@ -148,7 +149,7 @@ class Times:
 
 
 def slowest(seconds: Sequence[Sequence[float]]) -> list[float]:
-    """Each rank's times of its batches -> of each batch, the slowest rank's."""
+    """For each batch the slowest rank's time, from each rank's times of all batches."""
     return [max(batch) for batch in zip(*seconds, strict=True)]
 
 

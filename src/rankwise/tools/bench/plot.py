@@ -1,4 +1,4 @@
-"""One picture of a benchmark: for each operation, time and bandwidth over size."""
+"""A plot of a benchmark: time and bandwidth by size for each operation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ COLOURS = {
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draw what the JSON of a benchmark holds.
+    """Draw the results in a benchmark's JSON.
 
-    A row is an operation with one number of ranks: time on the left, bus bandwidth on the right,
-    over size; of barrier, time over the number of ranks. Axes are logarithmic but that of bandwidth.
+    Each row shows an operation on one number of ranks: time by size on the left, bus bandwidth by size
+    on the right. Barrier's row shows time by the number of ranks. All axes but bandwidth are logarithmic.
     """
     import matplotlib
 
@@ -59,7 +59,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
 
 def _rows(results: list[dict[str, Any]]) -> list[tuple[str, bool, list[dict[str, Any]]]]:
-    """(title, whether over size, results) of each row."""
+    """(title, whether the x axis is the size, results) of each row."""
     rows: dict[str, tuple[str, bool, list[dict[str, Any]]]] = {}
     for result in results:
         sized = "bus_gb_per_s" in result

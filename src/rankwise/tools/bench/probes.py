@@ -1,5 +1,5 @@
-"""What is measured besides the operations: how fast a job starts, a rank's memory, the CPU time of waiting,
-and what the machine itself can do."""
+"""Measurements besides the operations: how fast a job starts, how much memory a rank takes, how much CPU time
+waiting costs, and how fast the machine itself is."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rankwise.tools.bench.workers import Crew, CrewError, Launch
+from rankwise.tools.bench.workers import Launch, Workers, WorkersError
 
-MEASURES = {
-    "startup": "seconds from the launcher's start to its end, for programs that do next to nothing",
+PROBES = {
+    "startup": "seconds from the launcher's start to its end, for programs that do almost nothing",
     "memory": "memory of a rank after some all_reduces, and what the library added to it",
     "idle": "CPU time that a rank burns while it waits a second for another in a barrier",
-    "machine": "what two cores do with plain loads and stores, both at once: the bounds of every library",
+    "machine": "plain loads and stores on two cores at once: the limits of every library",
 }
 RANKS = {"startup": [2], "memory": [2, 4, 8, 16, 32, 64], "idle": [2], "machine": [2]}
-"""World sizes where none are given."""
-STARTS = 5  # of each launcher and program; the median counts
+"""The default world sizes."""
+STARTS = 5  # starts of each launcher and program; the median counts
 LATE = 1.0  # seconds that rank 0 is late
 START_TIMEOUT = 120.0  # seconds for such a job
 MIB = 1 << 20
 
-# What a rank does to meet the others, by rank.py's names.
+# How a rank meets the others, by the library's name in rank.py.
 MEETS = {
     "rankwise": "import rankwise; rankwise.init()",
     "mpi": "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()",
@@ -43,12 +43,12 @@ MACHINE = {
 MACHINE_SIZES = (64 << 10, 1 << 20, 4 << 20, 64 << 20)
 
 Row = dict[str, Any]
-Progress = Callable[[str], None]  # called with what is being done
-Failed = Callable[[str, str], None]  # called with who is left out, and why
+Progress = Callable[[str], None]  # called with a description of the present step
+Failed = Callable[[str, str], None]  # called with the contender that is left out, and the reason
 
 
 def startup(launches: Mapping[str, Launch], n: int, folder: Path, failed: Failed, progress: Progress) -> list[Row]:
-    """Start jobs that do nothing, with each launcher in turn. gloo's is torchrun. A row: program, launcher, seconds."""
+    """Start jobs that do nothing, with every launcher (for gloo: torchrun). A row: program, launcher, milliseconds."""
     empty = folder / "empty.py"
     empty.write_text("")
     commands: dict[tuple[str, str], list[str]] = {}
@@ -66,9 +66,9 @@ def startup(launches: Mapping[str, Launch], n: int, folder: Path, failed: Failed
             commands["ranks meet", name] = launch.command(n, [str(meets)])
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in commands}
     quiet: Any = {"capture_output": True, "text": True, "timeout": START_TIMEOUT, "check": True}
-    for turn in range(STARTS):
+    for start_number in range(STARTS):
         for key, command in list(commands.items()):
-            progress(f"start {turn + 1} of {STARTS}: {key[1]}, {key[0]}")
+            progress(f"start {start_number + 1} of {STARTS}: {key[1]}, {key[0]}")
             start = time.perf_counter()
             try:
                 subprocess.run(command, **quiet, env=launches[key[1]].full_environment())
@@ -86,38 +86,39 @@ def startup(launches: Mapping[str, Launch], n: int, folder: Path, failed: Failed
     ]
 
 
-def memory(crews: Mapping[str, Crew], n: int, failed: Failed) -> list[Row]:
+def memory(workers: Mapping[str, Workers], n: int, failed: Failed) -> list[Row]:
     """Memory of a rank, the mean over ranks, in MiB.
 
-    rss: resident; pss: the same with each shared page counted by its share; shared: the part of pss
-    that is memory between the ranks; added: what pss was more than before the library was loaded.
+    rss: resident. pss: resident, with each shared page divided by the number of processes that map it.
+    shared: the part of pss that the ranks share. added: the growth of pss since before the library was
+    loaded.
     """
     rows = []
-    for name, crew in crews.items():
+    for name, ranks in workers.items():
         try:
-            for count in (2, 1 << 10, 1 << 20):  # the small and the large ways of an all_reduce
+            for count in (2, 1 << 10, 1 << 20):  # sizes that use different algorithms
                 request = {"operation": "all_reduce", "count": count, "dtype": "float32", "op": "sum"}
-                crew.ask(**request, do="time", level="array", iterations=3, batches=1, warm=1, fresh=False)
-            crew.ask(do="drop")
-            now = crew.ask(do="memory")
-        except CrewError as error:
+                ranks.ask(**request, do="time", level="array", iterations=3, batches=1, warm=1, fresh=False)
+            ranks.ask(do="drop")
+            now = ranks.ask(do="memory")
+        except WorkersError as error:
             failed(name, str(error))
             continue
         sums = {key: sum(rank[key] for rank in now) for key in ("rss", "pss", "pss_shmem")}
-        added = sums["pss"] - sum(rank["pss"] for rank in crew.memory_before)
+        added = sums["pss"] - sum(rank["pss"] for rank in ranks.memory_before)
         totals = {"rss": sums["rss"], "pss": sums["pss"], "shared": sums["pss_shmem"], "added": added}
         means = {key: value / n / MIB for key, value in totals.items()}
         rows.append({"measure": "memory", "ranks": n, "contender": name, **means})
     return rows
 
 
-def idle(crews: Mapping[str, Crew], n: int, failed: Failed) -> list[Row]:
-    """CPU milliseconds of the waiting rank that burns most, while rank 0 comes LATE seconds late to a barrier."""
+def idle(workers: Mapping[str, Workers], n: int, failed: Failed) -> list[Row]:
+    """The most CPU milliseconds that a rank burns while it waits for rank 0, which enters a barrier LATE s late."""
     rows = []
-    for name, crew in crews.items():
+    for name, ranks in workers.items():
         try:
-            waiting = crew.ask(do="late", level="array", seconds=LATE)[1:]
-        except CrewError as error:
+            waiting = ranks.ask(do="late", level="array", seconds=LATE)[1:]
+        except WorkersError as error:
             failed(name, str(error))
             continue
         worst = max((rank["cpu"] for rank in waiting), default=0.0)
@@ -125,30 +126,30 @@ def idle(crews: Mapping[str, Crew], n: int, failed: Failed) -> list[Row]:
     return rows
 
 
-def machine(crews: Mapping[str, Crew], n: int, failed: Failed) -> list[Row]:
-    """The rates between two cores and of their own memory, each core's, while both do the same."""
-    crew, rows = crews["rankwise"], []
+def machine(workers: Mapping[str, Workers], n: int, failed: Failed) -> list[Row]:
+    """The rates between two cores, and of each core's own memory, while both do the same."""
+    ours, rows = workers["rankwise"], []
     points = [("line", 64), *((what, size) for what in MACHINE for size in MACHINE_SIZES)]
     for what, size in points:
         try:
-            seconds = crew.ask(do="machine", level="pointer", what=what, bytes=size)[0]["seconds"]
-        except CrewError as error:
+            seconds = ours.ask(do="machine", level="pointer", what=what, bytes=size)[0]["seconds"]
+        except WorkersError as error:
             failed("rankwise", str(error))
             break
-        says = MACHINE.get(what, "a new cache line reaches the other core, both ways at once")
+        work = MACHINE.get(what, "a new cache line reaches the other core, both ways at once")
         time, rate = 1e6 * seconds, size / seconds / 1e9
-        rows.append({"measure": "machine", "each core": says, "bytes": size, "time": time, "rate": rate})
+        rows.append({"measure": "machine", "each core": work, "bytes": size, "time": time, "rate": rate})
     return rows
 
 
 WITH_RANKS = {"memory": memory, "idle": idle, "machine": machine}
-"""The measures that ask ranks which are there."""
+"""The probes that need running ranks."""
 
 UNITS = {"time": "us", "rate": "GB/s", "ms": "ms", "rss": "MiB", "pss": "MiB", "added": "MiB", "shared": "MiB"}
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Rows of one measure as text."""
+    """The rows of one probe as text."""
     names = [name for name in rows[0] if name != "measure"]
     lines = [[f"{name}, {UNITS[name]}" if name in UNITS else name for name in names]]
     lines += [

@@ -1,15 +1,15 @@
-"""What each rank process of a benchmark runs, whosever it is.
+"""The program of each rank process of a benchmark, for every library.
 
-    python rank.py CONTENDER SOCKET
+    python rank.py LIBRARY SOCKET
 
-It runs by path in environments that have no rankwise, so it imports the standard library and NumPy
-alone, and each contender's class its own library. It connects to the benchmark's socket, says who
-it is, and answers one line of JSON with one line of JSON. In between it sleeps in a read, so that
-it takes nothing from the contender whose turn it is.
+It is run by its path, also in environments without rankwise, so it imports only the standard library
+and NumPy; the class of a library imports that library. It connects to the benchmark's socket, reports
+its rank, and answers each line of JSON with one line of JSON. In between it sleeps in a read, so that
+it disturbs no other library's measurement.
 
-Words: `x` is the array that a rank gives to an operation, `out` the one it receives into, or None
-where the operation works in place. A point is one operation at one size. A batch is a number of
-calls in a row, timed together after a barrier.
+`x` is the array that a rank passes to an operation, `out` the array that receives the result, or None
+if the operation works in place. A point is one operation at one size. A batch is a number of calls in
+a row, timed together after a barrier.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from typing import Any
 
 import numpy as np
 
-PERIOD = 1021  # elements after which check data repeats: prime, so that no misplaced block looks right
+PERIOD = 1021  # elements after which the test data repeats; a prime, so that no misplaced block looks correct
 ROOT = 0  # the rank that broadcast, reduce, gather and scatter start from or end at
 
 Call = Callable[[], object]
 
 
-class Contender(ABC):
+class Library(ABC):
     """One library at one level, on one rank."""
 
     rank: int
     world_size: int
     about: str
-    """The library and its version."""
+    """The library's name and version."""
     barrier: Call
 
     @abstractmethod
     def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
         """For each operation a function without arguments that runs it on these arrays.
 
-        Only the one that the arrays were made for is called.
+        Only the function of the operation for which the arrays were made is called.
         """
 
     def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
@@ -72,7 +72,7 @@ class Contender(ABC):
     def recv(self, out: np.ndarray, source: int) -> Call: ...
 
     def ping_pong(self, x: np.ndarray, out: np.ndarray | None) -> Call:
-        """There and back between the ranks 2i and 2i + 1, all pairs at once; nothing on a rank left over."""
+        """A round trip between the ranks 2i and 2i + 1, all pairs at once; a rank without a partner does nothing."""
         assert out is not None
         partner = self.rank ^ 1
         if partner >= self.world_size:
@@ -87,7 +87,7 @@ class Contender(ABC):
         return call
 
     def seconds(self, point: Point, iterations: int, batches: int, before: Call | None = None) -> list[float]:
-        """How long each of `batches` batches of `iterations` calls took on this rank. before: called before each."""
+        """The seconds that each of `batches` batches of `iterations` calls took here. before: called before each."""
         call, barrier = self.call(point), self.barrier
         times = []
         gc.disable()
@@ -103,7 +103,7 @@ class Contender(ABC):
         return times
 
 
-class Arrays(Contender):
+class Arrays(Library):
     """rankwise, called with arrays."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Registered(Arrays):
         return array
 
 
-class Pointers(Contender):
+class Pointers(Library):
     """rankwise's communicator below the arrays, called with addresses and counts."""
 
     def __init__(self, arrays: Arrays) -> None:
@@ -173,7 +173,7 @@ class Pointers(Contender):
         return calls if comm.blocking else {name: self.complete(call) for name, call in calls.items()}
 
     def complete(self, call: Call) -> Call:
-        """`call`, and the wait until what it began is there."""
+        """`call`, followed by a wait until it is complete."""
 
         def complete() -> None:
             call()
@@ -191,7 +191,7 @@ class Pointers(Contender):
 
 
 class Native(Pointers):
-    """rankwise's engine, timed inside it: batches, barriers and clock are all in C++."""
+    """rankwise's native engine: batches, barriers and the clock are all in C++."""
 
     def __init__(self, arrays: Arrays) -> None:
         super().__init__(arrays)
@@ -211,7 +211,7 @@ class Native(Pointers):
 
 
 class Bound(Arrays):
-    """No library: the loads and stores of the operation alone, by threads of rank 0 on the arrays of all ranks."""
+    """No library: threads of rank 0 make the operation's bare loads and stores on the arrays of all ranks."""
 
     def __init__(self, arrays: Arrays) -> None:
         vars(self).update(vars(arrays))
@@ -229,7 +229,7 @@ class Bound(Arrays):
         return _bench.bound_seconds(first.operation, x, out, count, *codes, iterations, batches)
 
 
-class Mpi(Contender):
+class Mpi(Library):
     """mpi4py, over whichever MPI it finds."""
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class Mpi(Contender):
         return partial(self.comm.Recv, out, source)
 
 
-class Gloo(Contender):
+class Gloo(Library):
     """torch.distributed with its gloo backend, on tensors that share the arrays' memory."""
 
     def __init__(self, store: str) -> None:
@@ -328,7 +328,7 @@ def op_code(op: str) -> Any:
     return ReduceOp["PROD" if op == "product" else op.upper()]
 
 
-# ---- arrays and what must come out ----
+# ---- arrays and expected results ----
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -341,7 +341,7 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def out_count(operation: str, count: int, n: int, rank: int) -> int | None:
-    """Elements of `out` on a rank that gives `count`, or None where there is no `out`."""
+    """The elements of `out` on a rank that passes `count`, or None if there is no `out`."""
     if operation in ("barrier", "all_reduce", "broadcast", "reduce"):
         return None
     if operation == "all_gather":
@@ -354,8 +354,8 @@ def out_count(operation: str, count: int, n: int, rank: int) -> int | None:
 def patterns(op: str, n: int) -> np.ndarray:
     """The first PERIOD elements of each rank's x as integers: shape (n, PERIOD).
 
-    They are small enough that every result is exact in every dtype of 8 bits or more; sums of int8
-    may wrap, on both sides alike.
+    They are small enough that every result is exact in every dtype of at least 8 bits; int8 sums may
+    wrap, but then the expected result wraps too.
     """
     random = np.random.default_rng(n)
     if op == "product":  # one rank at most has a 2
@@ -366,7 +366,7 @@ def patterns(op: str, n: int) -> np.ndarray:
 
 
 def reduced(op: str, values: np.ndarray) -> np.ndarray:
-    """`values`, a row a rank, reduced over the ranks: integers, or halves for mean."""
+    """`values`, one row per rank, reduced over the ranks: integers, or halves for mean."""
     if op == "mean":
         return np.asarray(values.mean(axis=0))
     arithmetic: dict[str, np.ufunc] = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -381,7 +381,7 @@ def repeated(pattern: np.ndarray, dtype: np.dtype, start: int, count: int) -> np
 
 
 def expected(operation: str, op: str, dtype: np.dtype, count: int, n: int, rank: int) -> np.ndarray | None:
-    """What a rank must find in `out`, or in x where there is none; None where it receives nothing."""
+    """The correct content of a rank's `out`, or of x if there is no `out`; None if the rank receives nothing."""
     rows = patterns(op, n)
     block = count // n
 
@@ -406,7 +406,7 @@ def expected(operation: str, op: str, dtype: np.dtype, count: int, n: int, rank:
 
 
 def wrong_bytes(result: np.ndarray, right: np.ndarray) -> int:
-    """How many bytes of `result` are not those of `right`; all, where the lengths differ."""
+    """How many bytes of `result` differ from `right`; all of them if the lengths differ."""
     if result.nbytes != right.nbytes:
         return max(result.nbytes, right.nbytes)
     return int(np.count_nonzero(result.view(np.uint8) != right.view(np.uint8)))
@@ -416,7 +416,7 @@ class Point:
     """One operation at one size, with this rank's arrays."""
 
     def __init__(
-        self, operation: str, count: int, dtype: str, op: str, contender: Contender, rank: int | None = None
+        self, operation: str, count: int, dtype: str, op: str, contender: Library, rank: int | None = None
     ) -> None:
         n, rank = contender.world_size, contender.rank if rank is None else rank
         self.operation, self.op, self.n, self.rank = operation, op, n, rank
@@ -427,13 +427,13 @@ class Point:
         self.make_neutral()
 
     def make_neutral(self) -> None:
-        """Values that stay what they are however often they are reduced in place; every page is touched."""
+        """Set values that repeated reductions in place do not change; this also touches every page."""
         self.x[:] = 1 if self.op == "product" else 0
         if self.out is not None:
             self.out[:] = 0
 
-    def check(self, contender: Contender) -> int:
-        """Run the operation once on data whose result is known; the number of wrong bytes on this rank."""
+    def check(self, contender: Library) -> int:
+        """Run the operation once on data with a known result; returns the number of wrong bytes on this rank."""
         self.fill()
         contender.barrier()
         contender.call(self)()
@@ -450,30 +450,30 @@ class Point:
         self.make_neutral()
         return wrong
 
-    def seconds(self, contender: Contender, iterations: int, batches: int, warm: int, fresh: bool) -> list[float]:
-        """The times of the batches, without `warm` more before them. fresh: each on arrays just written."""
+    def seconds(self, contender: Library, iterations: int, batches: int, warm: int, fresh: bool) -> list[float]:
+        """The times of the batches, after `warm` untimed ones. fresh: write the arrays before each batch."""
         return contender.seconds(self, iterations, batches + warm, self.touch if fresh else None)[warm:]
 
     def touch(self) -> None:
-        """What a program does between two calls: read the result, and write the array anew."""
+        """What a program does between two calls: read the result and write the array again."""
         (self.x if self.out is None else self.out).view(np.uint8).max(initial=0)
         self.x[:] = 1 if self.op == "product" else 0
 
 
 class AllRanks(Point):
-    """The same with the arrays of all ranks on rank 0, and none on the others."""
+    """A point whose arrays, those for all ranks, lie on rank 0."""
 
-    def __init__(self, operation: str, count: int, dtype: str, op: str, contender: Contender) -> None:
+    def __init__(self, operation: str, count: int, dtype: str, op: str, contender: Library) -> None:
         ranks = range(contender.world_size) if contender.rank == ROOT else ()
         self.points = [Point(operation, count, dtype, op, contender, rank) for rank in ranks]
 
-    def check(self, contender: Contender) -> int:
+    def check(self, contender: Library) -> int:
         for point in self.points:
             point.fill()
         self.seconds(contender, 1, 0, 1, False)
         return sum(point.wrong() for point in self.points)
 
-    def seconds(self, contender: Contender, iterations: int, batches: int, warm: int, fresh: bool) -> list[float]:
+    def seconds(self, contender: Library, iterations: int, batches: int, warm: int, fresh: bool) -> list[float]:
         assert isinstance(contender, Bound)
         return contender.bounds(self.points, iterations, batches + warm)[warm:] if self.points else [0.0] * batches
 
@@ -481,15 +481,15 @@ class AllRanks(Point):
 # ---- the conversation with the benchmark ----
 
 
-class Rank:
-    """This process: its contenders by level, and the arrays of the present point."""
+class RankProcess:
+    """This process: its library by level, and the arrays of the present point."""
 
-    def __init__(self, contenders: dict[str, Contender]) -> None:
+    def __init__(self, contenders: dict[str, Library]) -> None:
         self.contenders = contenders
         self.points: dict[str, Point] = {}  # by kind of memory
         self.made_for: object = None
 
-    def arrays(self, request: dict[str, Any], contender: Contender) -> Point:
+    def arrays(self, request: dict[str, Any], contender: Library) -> Point:
         key = (request["operation"], request["count"], request["dtype"], request["op"])
         if self.made_for != key:
             self.points.clear()  # freed before the next are made
@@ -500,9 +500,9 @@ class Rank:
         return self.points[kind]
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """do: time -> seconds of each batch; check -> wrong bytes; drop -> {}, the arrays freed;
-        memory -> bytes; late -> CPU seconds that this rank burnt while rank 0 was late; machine -> on
-        rank 0 alone, seconds that two cores take."""
+        """Carry out a request. By `do`: time -> the seconds of each batch; check -> wrong bytes; drop -> {}, the
+        arrays are freed; memory -> bytes; late -> CPU seconds that this rank burnt while rank 0 was late;
+        machine -> on rank 0 only, the seconds that two cores took."""
         do = request["do"]
         if do == "drop":
             self.points.clear()
@@ -522,8 +522,8 @@ class Rank:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: rss, resident; pss, the same with each shared page counted by its share;
-    pss_shmem, the part of pss that is memory shared between ranks."""
+    """Bytes of this process: rss (resident), pss (resident, with each shared page divided by the number of
+    processes that map it) and pss_shmem (the part of pss that the ranks share)."""
     sizes = {}
     with open("/proc/self/smaps_rollup") as lines:
         for line in lines:
@@ -533,8 +533,8 @@ def memory() -> dict[str, int]:
     return sizes
 
 
-def late(contender: Contender, seconds: float) -> dict[str, Any]:
-    """All ranks meet in a barrier to which rank 0 comes `seconds` late: the CPU time that this rank burnt."""
+def late(contender: Library, seconds: float) -> dict[str, Any]:
+    """The CPU time that this rank burns in a barrier that rank 0 enters `seconds` late."""
     contender.barrier()
     before = process_time()
     if contender.rank == ROOT:
@@ -543,7 +543,7 @@ def late(contender: Contender, seconds: float) -> dict[str, Any]:
     return {"cpu": process_time() - before}
 
 
-def machine(contender: Contender, what: str, size: int) -> dict[str, Any]:
+def machine(contender: Library, what: str, size: int) -> dict[str, Any]:
     """Two threads of rank 0 measure the machine while the other ranks sleep."""
     if contender.rank != ROOT:
         return {}
@@ -552,8 +552,8 @@ def machine(contender: Contender, what: str, size: int) -> dict[str, Any]:
     return {"seconds": _bench.line_seconds() if what == "line" else _bench.core_seconds(what, size)}
 
 
-def contenders_of(name: str, store: str) -> dict[str, Contender]:
-    """Levels of the library `name`: rankwise has five, the others one."""
+def libraries_of(name: str, store: str) -> dict[str, Library]:
+    """The library `name` at each of its levels: rankwise has five, the others have one."""
     if name == "rankwise":
         arrays = Arrays()
         return {
@@ -577,15 +577,15 @@ def main(name: str, path: str) -> None:
 
         try:
             before = memory()
-            contenders = contenders_of(name, path + ".store")
+            contenders = libraries_of(name, path + ".store")
             first = contenders["array"]
             say({"rank": first.rank, "pid": os.getpid(), "about": first.about, "memory": before})
-            rank = Rank(contenders)
+            rank = RankProcess(contenders)
             for line in lines:
                 say(rank.answer(json.loads(line)))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it was, the benchmark must hear of it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the benchmark reports every error
             say({"error": f"{type(error).__name__}: {error}"})
-            os._exit(1)  # a library's own clean-up could wait for the other ranks for ever
+            os._exit(1)  # without a library's own clean-up, which could wait for the other ranks forever
 
 
 if __name__ == "__main__":

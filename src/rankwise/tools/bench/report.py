@@ -1,4 +1,4 @@
-"""What the benchmark shows: the machine, the table, the progress line, the JSON."""
+"""The benchmark's output: the machine, the tables, the progress line and the JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rankwise.tools.bench.cases import OPERATIONS, size_name
-from rankwise.tools.bench.measure import Result
+from rankwise.tools.bench.timing import Measurement
 
 WIDTH = 120  # columns of the table
 OURS = "rankwise"
@@ -21,9 +21,9 @@ MPI_NAMES = ("mpi", "openmpi", "mpich")
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts about this machine. cores: those that this process may use. load: one minute's average, before the start.
+    """Facts about this machine. cores: how many this process may use. memory: bytes available.
 
-    memory: bytes available.
+    load: the average of the last minute before the start.
     """
 
     cpu: str
@@ -62,7 +62,7 @@ def _field(path: str, name: str) -> str | None:
 
 
 class Progress:
-    """One line on a terminal's stderr that says what is being done; elsewhere nothing."""
+    """A line on stderr that shows the present step, if stderr is a terminal."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream if stream is not None and stream.isatty() else None
@@ -77,7 +77,7 @@ class Progress:
             self._stream.flush()
 
     def clear(self) -> None:
-        """Before a line is printed."""
+        """Remove the line, before another one is printed."""
         if self._stream is not None:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
@@ -91,8 +91,8 @@ def number(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def ratios(results: Sequence[Result]) -> dict[str, float]:
-    """rankwise's median time over each other contender's, and over the best MPI's, at one point."""
+def ratios(results: Sequence[Measurement]) -> dict[str, float]:
+    """rankwise's median time divided by each other contender's and by the best MPI's, at one point."""
     medians = {result.contender: result.times.median for result in results}
     ours = medians.pop(OURS, None)
     if ours is None:
@@ -115,7 +115,7 @@ class Table:
         self.best = sum(name in MPI_NAMES for name in others) > 1
         self.check = check
         self.columns = ["median", "min", "p99", "alg GB/s", "bus GB/s"]
-        for name in ("alg GB/s", "p99", "min"):  # what there is no room for is in the JSON
+        for name in ("alg GB/s", "p99", "min"):  # columns that do not fit are only in the JSON
             if self._width() > WIDTH:
                 self.columns.remove(name)
 
@@ -123,7 +123,7 @@ class Table:
         return 6 + 9 * len(self.columns) + 7 * self.check + 17 * len(self.others) + 9 * self.best
 
     def head(self) -> str:
-        """Two lines: who, and what."""
+        """Two lines: the contenders, and the columns."""
         own = 9 * len(self.columns) + 7 * self.check
         first = " " * 6 + f"{'rankwise, time in us':>{own}}" + "".join(f" |{name:>15}" for name in self.others)
         second = f"{'size':>6}" + "".join(f"{name:>9}" for name in self.columns)
@@ -132,7 +132,7 @@ class Table:
             first, second = first + " |   best", second + " |    MPI"
         return f"{first}\n{second}"
 
-    def row(self, results: Sequence[Result]) -> str:
+    def row(self, results: Sequence[Measurement]) -> str:
         ours = next(result for result in results if result.contender == OURS)
         operation, times = OPERATIONS[ours.operation], ours.times
         cells = {"median": times.median * 1e6, "min": times.minimum * 1e6, "p99": times.p99 * 1e6}
@@ -156,7 +156,7 @@ class Table:
         return line
 
 
-def result_as_json(result: Result, dtype: str, op: str) -> dict[str, Any]:
+def result_as_json(result: Measurement, dtype: str, op: str) -> dict[str, Any]:
     """One result. Times in microseconds, bandwidths in GB/s (10^9 bytes); see cases.CONVENTIONS."""
     operation, times = OPERATIONS[result.operation], result.times
     bandwidths = {}
@@ -184,7 +184,7 @@ def result_as_json(result: Result, dtype: str, op: str) -> dict[str, Any]:
 
 
 def head_as_json(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
-    """What every report begins with."""
+    """The first entries of every JSON report."""
     import rankwise
 
     return {

@@ -1,18 +1,18 @@
-"""Timing one point after the other, every contender in turn."""
+"""Times one point after another, with the measurements of all contenders interleaved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rankwise.tools.bench.cases import DTYPES, Operation, Times, slowest, summary
-from rankwise.tools.bench.workers import Crew, CrewError
+from rankwise.tools.bench.cases import DTYPES, MeasuredOperation, Times, slowest, summary
+from rankwise.tools.bench.workers import Workers, WorkersError
 
-ROUNDS = 4  # turns of each contender at a point
-MOST_BATCHES = 1000  # in a turn
-BATCH = 200e-6  # seconds that a batch of short calls shall take
-WARM = 20e-3  # seconds of calls before those that a turn times: in them cores and caches come back to speed
-BATCH_CROWDED = 2e-3  # the same where ranks share cores: each batch begins with the wait for a core
+ROUNDS = 4  # in each round every contender is measured once
+MOST_BATCHES = 1000  # in a round
+BATCH = 200e-6  # seconds that a batch of short calls should take
+WARM = 20e-3  # seconds of untimed calls at the beginning of a round, in which cores and caches recover speed
+BATCH_OVERSUBSCRIBED = 2e-3  # like BATCH, if ranks share cores: each batch begins with a wait for a core
 
 
 @dataclass
@@ -20,15 +20,15 @@ class Contender:
     """A library at a level ('array', 'registered', 'pointer', 'native', 'bound'), with the ranks that run it."""
 
     name: str
-    crew: Crew
+    workers: Workers
     level: str = "array"
     barrier: float = 0.0
-    """Seconds of a barrier, to plan with."""
+    """Seconds that a barrier takes, from which the number of batches is planned."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """What one contender did at one point. size: bytes as in cases.py. wrong: bytes, None where not checked."""
+class Measurement:
+    """The times of one contender at one point. size: bytes as in cases.py. wrong: bytes; None if not checked."""
 
     contender: str
     operation: str
@@ -44,9 +44,9 @@ class Result:
 class Bench:
     """The contenders of one run with n ranks, and how they are measured.
 
-    seconds: measuring time of each contender at each point. fresh: each call by itself, on arrays that
-    were just written. failed: called with a contender's name
-    and why it is left out from now on. progress: called with what is being done.
+    seconds: measuring time for each contender at each point. fresh: each call is timed separately, on
+    arrays written just before it. failed: called with the name of a contender that is left out from now
+    on, and the reason. progress: called with a description of the present step.
     """
 
     contenders: list[Contender]
@@ -64,26 +64,28 @@ class Bench:
     """Points that were left out, and why."""
 
     def prepare(self) -> None:
-        """Find what a barrier takes each contender."""
+        """Measure the barrier of each contender."""
         for contender in self._living(moves_data=False):
             self.progress(f"{contender.name}: barrier")
             try:
                 request = self._request("barrier", 0, contender)
                 self._time(contender, request, 1, 3)
                 contender.barrier = min(self._time(contender, request, 1, 10))
-            except CrewError as error:
+            except WorkersError as error:
                 self._lost(contender, error)
 
-    def point(self, operation: Operation, count: int) -> list[Result]:
-        """Measure the operation with `count` elements; the results, in the contenders' order."""
+    def point(self, operation: MeasuredOperation, count: int) -> list[Measurement]:
+        """Measure the operation with `count` elements; the results are in the order of the contenders."""
         size = count * DTYPES[self.dtype]
         need = operation.memory(size, self.n) * (2 if self.check else 1)
         if need > 0.8 * self.memory:
             self.skipped.append(f"{operation.name} of {size} bytes: needs {need:.2g} bytes of memory")
             return []
-        keep = need * len({id(contender.crew) for contender in self.contenders}) < self.memory / 2
+        keep = need * len({id(contender.workers) for contender in self.contenders}) < self.memory / 2
         plans: dict[str, tuple[int, int, int]] = {}
-        fastest: dict[str, float] = {}  # seconds of a call, the least seen; on a busy machine the first guess is poor
+        fastest: dict[
+            str, float
+        ] = {}  # the least seconds of a call so far; on a busy machine the first estimate is poor
         times: dict[str, list[float]] = {}
         wrong: dict[str, int] = {}
         half = 0.5 if operation.name == "send_recv" else 1.0
@@ -96,7 +98,7 @@ class Bench:
             plans[name] = self._plan(contender, fastest[name])
             times[name] = []
 
-        def turn(contender: Contender) -> None:
+        def measure(contender: Contender) -> None:
             request = self._request(operation.name, count, contender)
             iterations, batches, warm = plans[contender.name]
             calls = [batch / iterations for batch in self._time(contender, request, iterations, batches, warm)]
@@ -105,20 +107,20 @@ class Bench:
             plans[contender.name] = self._plan(contender, fastest[contender.name])
 
         def end(contender: Contender) -> None:
-            if self.check:  # once more, for what many calls in a row may have upset
+            if self.check:  # once more, since many calls in a row may have broken something
                 wrong[contender.name] += self._check(contender, operation, count)
 
-        for step, what in ((begin, "begins"), *((turn, "") for _ in range(ROUNDS)), (end, "ends")):
+        for step, what in ((begin, "begins"), *((measure, "") for _ in range(ROUNDS)), (end, "ends")):
             for contender in self._living(operation.has_bytes):
                 self.progress(f"{contender.name} {what}".rstrip())
                 try:
                     step(contender)
                     if not keep or step is end:
-                        contender.crew.ask(do="drop")
-                except CrewError as error:
+                        contender.workers.ask(do="drop")
+                except WorkersError as error:
                     self._lost(contender, error)
         return [
-            Result(
+            Measurement(
                 contender.name,
                 operation.name,
                 self.n,
@@ -132,13 +134,13 @@ class Bench:
         ]
 
     def _living(self, moves_data: bool) -> list[Contender]:
-        return [one for one in self.contenders if one.crew.alive and (moves_data or one.level != "bound")]
+        return [one for one in self.contenders if one.workers.alive and (moves_data or one.level != "bound")]
 
-    def _lost(self, contender: Contender, error: CrewError) -> None:
+    def _lost(self, contender: Contender, error: WorkersError) -> None:
         for other in self.contenders:
-            if other.crew is contender.crew:
+            if other.workers is contender.workers:
                 self.failed(other.name, str(error))
-        contender.crew.close()
+        contender.workers.close()
 
     def _request(self, operation: str, count: int, contender: Contender) -> dict[str, object]:
         return {
@@ -153,15 +155,15 @@ class Bench:
     def _time(
         self, contender: Contender, request: dict[str, object], iterations: int, batches: int, warm: int = 1
     ) -> Sequence[float]:
-        answers = contender.crew.ask(**request, do="time", iterations=iterations, batches=batches, warm=warm)
+        answers = contender.workers.ask(**request, do="time", iterations=iterations, batches=batches, warm=warm)
         return slowest([answer["seconds"] for answer in answers])
 
-    def _check(self, contender: Contender, operation: Operation, count: int) -> int:
+    def _check(self, contender: Contender, operation: MeasuredOperation, count: int) -> int:
         request = self._request(operation.name, count, contender)
-        return sum(answer["wrong"] for answer in contender.crew.ask(**request, do="check"))
+        return sum(answer["wrong"] for answer in contender.workers.ask(**request, do="check"))
 
-    def _estimate(self, contender: Contender, operation: Operation, count: int) -> float:
-        """Seconds of a call, roughly."""
+    def _estimate(self, contender: Contender, operation: MeasuredOperation, count: int) -> float:
+        """A rough estimate of the seconds that a call takes."""
         request = self._request(operation.name, count, contender)
         call = min(self._time(contender, request, 1, 2))
         if self.fresh or call >= BATCH:
@@ -169,9 +171,13 @@ class Bench:
         return min(self._time(contender, request, 20, 5)) / 20
 
     def _plan(self, contender: Contender, call: float) -> tuple[int, int, int]:
-        """Calls in a batch, and batches in a turn and before it, where a call takes `call` seconds."""
-        batch = BATCH_CROWDED if self.n > self.cores else BATCH
+        """How many calls in a batch, timed batches and warm-up batches make a round, if a call takes `call` seconds."""
+        batch = BATCH_OVERSUBSCRIBED if self.n > self.cores else BATCH
         alone = self.fresh or call >= batch / 2
         iterations = 1 if alone else max(1, round(batch / call))
-        each, turn = iterations * call + contender.barrier, self.seconds / ROUNDS
-        return iterations, max(1, min(MOST_BATCHES, int(turn / each))), max(1, round(min(WARM, turn) / each))
+        each, round_time = iterations * call + contender.barrier, self.seconds / ROUNDS
+        return (
+            iterations,
+            max(1, min(MOST_BATCHES, int(round_time / each))),
+            max(1, round(min(WARM, round_time) / each)),
+        )

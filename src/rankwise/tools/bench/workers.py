@@ -1,4 +1,4 @@
-"""The rank processes of one library: starting them, talking with them, ending them."""
+"""The rank processes of one library: how they are started, asked and ended."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any
 
-START_TIMEOUT = 120.0  # seconds for all ranks to have said who they are
-ANSWER_TIMEOUT = 300.0  # seconds for an answer
-GRACE = 3.0  # seconds to end by themselves, and again after SIGTERM
-GRACE_STOPPED = 1.0  # the first of them after Ctrl-C; longer than most turns: a killed MPI leaves files behind
+START_TIMEOUT = 120.0  # seconds within which all ranks must have connected
+ANSWER_TIMEOUT = 300.0  # seconds within which an answer must arrive
+GRACE = 3.0  # seconds in which the ranks may exit on their own, and again after SIGTERM
+GRACE_STOPPED = 1.0  # the same after Ctrl-C; longer than most measurements, because a killed MPI leaves files behind
 RANK_FILE = Path(__file__).with_name("rank.py")
 
 
-class CrewError(Exception):
-    """The ranks could not be started, failed or did not answer; says why in one line."""
+class WorkersError(Exception):
+    """The ranks could not be started, failed or did not answer; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Launch:
     """How to start a library's ranks.
 
-    name: rank.py's CONTENDER. launcher: the words before the program, `{n}` in them the number of
-    ranks; python: what runs rank.py, nothing where the launcher knows. environment: added to this
-    process's.
+    name: the LIBRARY of rank.py. launcher: the command before the program, in which `{n}` stands for the
+    number of ranks. python: what runs rank.py; empty if the launcher knows. environment: added to the
+    environment of this process.
     """
 
     name: str
@@ -43,34 +43,34 @@ class Launch:
     environment: dict[str, str] = field(default_factory=dict)
 
     def command(self, n: int, program: Sequence[str]) -> list[str]:
-        """The words that run a Python program on n ranks."""
+        """The command that runs a Python program on n ranks."""
         return self.bare(n, [*self.python, *program])
 
     def bare(self, n: int, program: Sequence[str]) -> list[str]:
-        """The words that run any command on n ranks."""
+        """The command that runs any program on n ranks."""
         return [word.replace("{n}", str(n)) for word in self.launcher] + [*program]
 
     def full_environment(self) -> dict[str, str]:
         return {**os.environ, **self.environment}
 
 
-class Crew:
-    """n rank processes of one library; a context manager, at whose end none of them runs.
+class Workers:
+    """n rank processes of one library. A context manager: none of them runs after its end.
 
-    folder: where the socket is put; private to this user. CrewError where they do not start.
+    folder: receives the socket; private to this user. Raises WorkersError if the ranks do not start.
     """
 
     def __init__(self, launch: Launch, n: int, folder: Path) -> None:
         self.launch, self.n = launch, n
         self.about = ""
         self.memory_before: list[dict[str, int]] = []
-        """What each rank took before it loaded the library, as rank.memory."""
+        """Each rank's memory before it loaded the library, as rank.memory returns it."""
         self.alive = False
         self._resources = ExitStack()
         self._connections: list[socket.socket] = []
-        self._files: dict[int, Any] = {}  # what each connection is read through, by its descriptor
+        self._files: dict[int, Any] = {}  # the reader of each connection, by descriptor
         self._pidfds: list[int] = []
-        self._log = self._resources.enter_context(TemporaryFile())  # noqa: SIM115 - it is closed with the others
+        self._log = self._resources.enter_context(TemporaryFile())  # noqa: SIM115 - closed with the other resources
         path = folder / f"{launch.name}-{n}-{id(self):x}"
         self._listener = self._resources.enter_context(socket.socket(socket.AF_UNIX))
         self._listener.bind(str(path))
@@ -83,11 +83,11 @@ class Crew:
             stdout=self._log,
             stderr=self._log,
             env=launch.full_environment(),
-            start_new_session=True,  # Ctrl-C is for the benchmark, which ends the ranks in order
+            start_new_session=True,  # Ctrl-C goes to the benchmark alone, which then ends the ranks
         )
 
     def meet(self) -> None:
-        """Wait until all ranks have started. Separate from starting, so that several crews start at once."""
+        """Wait until all ranks have started. Separate from __init__, so that several libraries start at once."""
         deadline = time.monotonic() + START_TIMEOUT
         self._listener.settimeout(0.2)
         while len(self._connections) < self.n:
@@ -98,33 +98,33 @@ class Crew:
                 self._files[connection.fileno()] = self._resources.enter_context(connection.makefile("rb"))
                 continue
             if self._process.poll() is not None:
-                raise CrewError(self._obituary())
+                raise WorkersError(self._how_it_ended())
             if time.monotonic() > deadline:
-                raise CrewError(f"only {len(self._connections)} of {self.n} ranks started in {START_TIMEOUT:g} s")
+                raise WorkersError(f"only {len(self._connections)} of {self.n} ranks started in {START_TIMEOUT:g} s")
         hellos = self._answers(deadline)
         self._pidfds = [os.pidfd_open(hello["pid"]) for hello in hellos]
         numbered = {hello["rank"]: connection for hello, connection in zip(hellos, self._connections, strict=True)}
         if sorted(numbered) != list(range(self.n)):
-            raise CrewError(f"the ranks are {sorted(hello['rank'] for hello in hellos)}, expected 0 to {self.n - 1}")
+            raise WorkersError(f"the ranks are {sorted(hello['rank'] for hello in hellos)}, expected 0 to {self.n - 1}")
         self._connections = [numbered[rank] for rank in range(self.n)]
         self.about = hellos[0]["about"]
         self.memory_before = [hello["memory"] for hello in hellos]
         self.alive = True
 
     def ask(self, **request: Any) -> list[dict[str, Any]]:
-        """Every rank's answer, by rank. CrewError where one fails, and from then on the crew is not alive."""
+        """Every rank's answer, by rank. Raises WorkersError if a rank fails; `alive` is False from then on."""
         line = json.dumps(request).encode() + b"\n"
         try:
             for connection in self._connections:
-                with suppress(BrokenPipeError, ConnectionResetError):  # what it said before it ended tells why
+                with suppress(BrokenPipeError, ConnectionResetError):  # its last answer, read below, has the reason
                     connection.sendall(line)
             return self._answers(time.monotonic() + ANSWER_TIMEOUT)
-        except CrewError:
+        except WorkersError:
             self.alive = False
             raise
 
     def _answers(self, deadline: float) -> list[dict[str, Any]]:
-        """One line of every rank, in the order of the connections."""
+        """One line from every rank, in the order of the connections."""
         answers: dict[int, dict[str, Any]] = {}
         poll = select.poll()
         for connection in self._connections:
@@ -132,7 +132,7 @@ class Crew:
         while len(answers) < len(self._connections):
             ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
             if not ready:
-                raise CrewError(f"{self.n - len(answers)} of {self.n} ranks did not answer in time")
+                raise WorkersError(f"{self.n - len(answers)} of {self.n} ranks did not answer in time")
             lines = {fd: self._read(fd) for fd, _ in ready}
             for fd, line in lines.items():
                 if line:
@@ -140,23 +140,23 @@ class Crew:
                     answers[fd] = json.loads(line)
             for answer in answers.values():
                 if "error" in answer:
-                    raise CrewError(answer["error"])
+                    raise WorkersError(answer["error"])
             if not all(lines.values()):
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(GRACE)
-                raise CrewError(self._obituary())
+                raise WorkersError(self._how_it_ended())
         return [answers[connection.fileno()] for connection in self._connections]
 
     def _read(self, fd: int) -> bytes:
-        """A line, or nothing where the rank has ended."""
+        """A line, or b"" if the rank has ended."""
         try:
             line: bytes = self._files[fd].readline()
         except ConnectionResetError:
             return b""
         return line
 
-    def _obituary(self) -> str:
-        """How the launcher ended, with the last words of its output."""
+    def _how_it_ended(self) -> str:
+        """How the launcher ended, with the last lines of its output."""
         self._log.seek(0)
         text = self._log.read().decode(errors="replace")
         words = [line.strip(" -=|\t") for line in text.splitlines()]
@@ -165,7 +165,7 @@ class Crew:
         how = "a rank ended" if status is None else f"{self._launcher} ended with status {status}"
         return f"{how}{': ' if last else ''}{last}"
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         return self
 
     def __exit__(
@@ -174,7 +174,7 @@ class Crew:
         self.close(GRACE_STOPPED if kind else GRACE)
 
     def close(self, grace: float = GRACE) -> None:
-        """End the ranks: they go when their sockets close; what has not within `grace` seconds is killed."""
+        """End the ranks. They exit when their sockets close; those that have not within `grace` s are killed."""
         self.alive = False
         self._resources.close()
         with suppress(subprocess.TimeoutExpired):

@@ -1,1 +1,1 @@
-"""`rankwise doctor`: what this machine has, which backends work on it, and what would bring the others."""
+"""`rankwise doctor`: what this machine has, which backends work on it, and how to get the others."""

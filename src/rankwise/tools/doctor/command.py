@@ -16,7 +16,7 @@ from rankwise.tools.doctor.trials import FOR, Trial, trials
 
 EXAMPLES = """\
 examples:
-  rankwise doctor                   what is here, and what works
+  rankwise doctor                   what this machine has, and which backends work
   rankwise doctor --json            the same for programs
   rankwise doctor --timeout 10      on a machine where something hangs
 """
@@ -24,7 +24,7 @@ examples:
 
 @dataclass(frozen=True)
 class Choice:
-    """What rw.init would use where, and why."""
+    """Which backend rw.init would choose under one launcher, and why."""
 
     where: str
     backend: str
@@ -34,8 +34,8 @@ class Choice:
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="rankwise doctor",
-        description="Say what this machine has, try every backend with a real all_reduce of two ranks, and say what\n"
-        "would be chosen, and what would bring what is missing. Exits with 0 where shared memory works.",
+        description="Report what this machine has, try every backend with a real all_reduce of two ranks, and show\n"
+        "which backend would be chosen and how to install what is missing. Exits with 0 if shared memory works.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def choices(tried: Sequence[Trial]) -> list[Choice]:
-    """What rw.init takes, here and now first."""
+    """The backends that rw.init chooses, the present environment first."""
     works = {trial.backend: trial.works for trial in tried}
     found = [_here()]
     found.append(Choice("python program.py", "solo", "no launcher: one rank"))
@@ -72,14 +72,14 @@ def choices(tried: Sequence[Trial]) -> list[Choice]:
 
 
 def _here() -> Choice:
-    """In the environment that this command runs in."""
+    """The choice in the environment of this command."""
     try:
         settings = Settings.read()
         job = find_job(os.environ, settings)
-    except Exception as error:  # noqa: BLE001 - the report says so and goes on
-        return Choice("here and now", "none", f"the environment is refused: {error}")
+    except Exception as error:  # noqa: BLE001 - the report shows it and goes on
+        return Choice("here and now", "none", f"rw.init refuses this environment: {error}")
     if settings.backend is not None:
-        return Choice("here and now", settings.backend, "RANKWISE_BACKEND says so")
+        return Choice("here and now", settings.backend, "RANKWISE_BACKEND names it")
     if job.world_size == 1:
         return Choice("here and now", "solo", f"one rank ({job.launcher or 'no launcher'})")
     if job.one_host or job.local_world_size is None:
@@ -92,17 +92,17 @@ def _unless(works: dict[str, bool], backend: str) -> str:
 
 
 def show(found: Sequence[Fact], tried: Sequence[Trial], chosen: Sequence[Choice]) -> None:
-    """Three tables, by rich where it is installed."""
+    """Print the tables, with rich if it is installed."""
     backends = []
     for trial in tried:
-        verdict = f"works ({trial.ranks} rank{'s'[: trial.ranks != 1]})" if trial.works else "does not work"
-        backends.append((trial.backend, trial.use, verdict, trial.why))
+        outcome = f"works ({trial.ranks} rank{'s'[: trial.ranks != 1]})" if trial.works else "does not work"
+        backends.append((trial.backend, trial.use, outcome, trial.why))
     remedies = [(trial.backend, trial.remedy) for trial in tried if not trial.works and trial.remedy]
     _table("This machine", ("what", "value", ""), [(fact.name, fact.value, fact.note) for fact in found])
     _table("Backends, each tried with a real all_reduce", ("backend", "for", "", "why not"), backends)
-    _table("What rw.init takes", ("started by", "backend", "why"), [(c.where, c.backend, c.why) for c in chosen])
+    _table("What rw.init chooses", ("started by", "backend", "why"), [(c.where, c.backend, c.why) for c in chosen])
     if remedies:
-        _table("What would bring the others", ("backend", "command"), remedies)
+        _table("How to get the others", ("backend", "command"), remedies)
 
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -126,5 +126,5 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> N
         table.add_row(
             *(Text(cell, style=next((s for t, s in style.items() if cell.startswith(t)), "")) for cell in row)
         )
-    # Wide enough for whole sentences where nobody's terminal sets the width.
+    # Without a terminal the table is wide enough for whole sentences.
     Console(width=None if sys.stdout.isatty() else 150).print(table)

@@ -1,4 +1,4 @@
-"""What this machine has. Every fact is found by itself: what cannot be is said, and stops none of the others."""
+"""What this machine has. Each fact is found independently; one that cannot be found is reported as unknown."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 
 from rankwise.launch.local import usable_cores
 
-LIMIT = 10.0  # seconds that another program may take to say what it is
+LIMIT = 10.0  # seconds that another program may take to report its version
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One line of the report: what, how much, and what there is to say about it."""
+    """One line of the report: a name, its value, and a remark."""
 
     name: str
     value: str
@@ -34,7 +34,7 @@ def facts() -> list[Fact]:
     for name, find in FACTS.items():
         try:
             value, note = find()
-        except Exception as error:  # noqa: BLE001 - the report says so and goes on
+        except Exception as error:  # noqa: BLE001 - the report shows it and goes on
             value, note = "unknown", f"{type(error).__name__}: {error}"
         found.append(Fact(name, value, note))
     return found
@@ -62,7 +62,7 @@ def _cores() -> tuple[str, str]:
 
 
 def _quota() -> float | None:
-    """Cores that the cgroup allows on average, or None."""
+    """The number of cores that the cgroup allows on average, or None."""
     try:
         most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def _memory() -> tuple[str, str]:
 
 
 def _segment() -> tuple[str, str]:
-    """The segment is a memfd: neither /dev/shm nor its size matters, the memory and these limits do."""
+    """The segment is a memfd, so the size of /dev/shm does not matter; free memory and these limits do."""
     with open(os.memfd_create("rankwise doctor"), "wb") as file:
         file.truncate(1 << 20)
     address, files = (resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
@@ -99,14 +99,14 @@ def _direct() -> tuple[str, str]:
 def _mpi() -> tuple[str, str]:
     mpiexec = mpi_launcher()
     if mpiexec is None:
-        return "none", "no mpiexec in PATH or beside this Python"
+        return "none", "no mpiexec on PATH or next to this Python"
     said = _output([mpiexec, "--version"])
     hydra = re.search(r"HYDRA.*?Version: +(\S+)", said, re.DOTALL)
-    return f"MPICH {hydra[1]}" if hydra else said.partition("\n")[0] or "it says nothing", mpiexec
+    return f"MPICH {hydra[1]}" if hydra else said.partition("\n")[0] or "it reports no version", mpiexec
 
 
 def mpi_launcher() -> str | None:
-    """The mpiexec of this Python's environment, else the one in PATH."""
+    """The mpiexec of this Python's environment, else the one on PATH."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
@@ -131,12 +131,12 @@ def _gpus() -> tuple[str, str]:
 
 
 def _nccl() -> tuple[str, str]:
-    """Asked in a process of its own, as loading it may take long, or the process with it."""
+    """NCCL's version, read in a process of its own, since loading NCCL may take long or crash."""
     code = "from nccl.bindings import nccl; v = nccl.get_version(); print(f'{v // 10000}.{v // 100 % 100}.{v % 100}')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False)
     if done.returncode == 0:
         return done.stdout.strip(), ""
-    last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    last = (done.stderr.strip().splitlines() or ["it ended without any output"])[-1]
     return "none", last.partition("Error: ")[2] or last
 
 

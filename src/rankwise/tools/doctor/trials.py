@@ -1,4 +1,4 @@
-"""Every backend, tried by a real all_reduce of two ranks, all at once and each for a limited time."""
+"""Trials of every backend with a real all_reduce of two ranks, all at once and each with a time limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rankwise.tools.doctor.facts import mpi_launcher
 
-# What a rank of a trial does. Its words are what `Trial` looks for.
+# The program of a trial's ranks. `Trial` looks for the lines that it prints.
 RANK = """\
 import sys, time
 import numpy as np
@@ -54,7 +54,7 @@ FOR = {
 
 @dataclass(frozen=True)
 class Trial:
-    """How a backend did. works; ranks: of the trial; why: it does not, in words; remedy: what would bring it."""
+    """The outcome for one backend. ranks: how many took part. why: the reason if it failed. remedy: how to get it."""
 
     backend: str
     use: str
@@ -65,14 +65,14 @@ class Trial:
 
 
 def trials(backends: list[str], timeout: float) -> list[Trial]:
-    """Try all; none takes longer than `timeout` seconds, and what it started ends with it."""
+    """Try all backends. No trial takes longer than `timeout` seconds or leaves a process behind."""
     started = {name: _start(name, timeout) for name in backends}
     end = time.monotonic() + timeout
     return [_judge(name, outcome, end, timeout) for name, outcome in started.items()]
 
 
 def _start(name: str, timeout: float) -> subprocess.Popen[str] | str:
-    """The trial under way, or why it cannot begin."""
+    """The running trial, or the reason why it cannot start."""
     rank = [sys.executable, "-c", RANK, name, f"{timeout:g}"]
     environment = {key: value for key, value in os.environ.items() if not _is_launchers(key)}
     if name == "threads":
@@ -127,7 +127,7 @@ def _judge(name: str, outcome: subprocess.Popen[str] | str, end: float, timeout:
 
 
 def _is_launchers(name: str) -> bool:
-    """Whether a variable was set by a launcher that this process runs under; the trials have their own."""
+    """Whether a launcher around this process set this variable; the trials have launchers of their own."""
     starts = ("RANKWISE_", "OMPI_", "PMI", "PMIX", "PRTE_", "HYDRA_", "MPI_", "SLURM_", "TORCHELASTIC_")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return name.startswith(starts) or name in names
