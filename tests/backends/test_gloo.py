@@ -18,7 +18,7 @@ from rankwise import CollectiveTimeout, Group, MismatchError, PeerLostError, Ran
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS
-from rankwise.testing.suite import Verdict, check_operation
+from rankwise.testing.suite import Status, check_operation
 
 FULL = os.environ.get("RANKWISE_ENGINES") == "full"
 SOME = [
@@ -55,7 +55,7 @@ ALL = [(n, level, name) for n in (2, 4) for level, names in OPERATIONS.items() f
 @pytest.mark.parametrize(("n", "level", "operation"), ALL if FULL else SOME)
 def test_operation(n: int, level: str, operation: str) -> None:
     results = check_operation(operation, level, n, "gloo")
-    wrong = [f"{r.case}: {r.detail}" for r in results if r.verdict not in (Verdict.PASS, Verdict.REFUSED)]
+    wrong = [f"{r.case}: {r.detail}" for r in results if r.status not in (Status.PASS, Status.REFUSED)]
     assert not wrong, wrong[:10]
 
 

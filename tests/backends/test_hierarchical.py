@@ -21,7 +21,7 @@ from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS
-from rankwise.testing.suite import Verdict, check_operation
+from rankwise.testing.suite import Status, check_operation
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hosts_in_threads import PLACEMENTS, opener
@@ -32,7 +32,7 @@ def test_operation(operation: tuple[str, str]) -> None:
     level, name = operation
     hosts = PLACEMENTS["uneven"]
     results = check_operation(name, level, len(hosts), opener(hosts))
-    wrong = [f"{r.case}: {r.detail}" for r in results if r.verdict not in (Verdict.PASS, Verdict.REFUSED)]
+    wrong = [f"{r.case}: {r.detail}" for r in results if r.status not in (Status.PASS, Status.REFUSED)]
     assert not wrong, f"{len(wrong)} of {len(results)} cases:\n" + "\n".join(wrong[:10])
 
 

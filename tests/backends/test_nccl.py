@@ -32,7 +32,7 @@ from rankwise.group.group import Group
 from rankwise.testing import check_backend, run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS
-from rankwise.testing.suite import Verdict, check_operation
+from rankwise.testing.suite import Status, check_operation
 
 sys.path.insert(0, str(Path(__file__).parent))
 from nccl_double import Cuda, Nccl, World
@@ -59,7 +59,7 @@ def doubled(n: int, *, everywhere: bool, calls: list[Any] | None = None, made: l
 @pytest.mark.parametrize("name", OPERATIONS["pointer"])
 def test_operation(name: str, everywhere: bool) -> None:
     results = check_operation(name, "pointer", 3, doubled(3, everywhere=everywhere))
-    wrong = [f"{r.case}: {r.detail}" for r in results if r.verdict not in (Verdict.PASS, Verdict.REFUSED)]
+    wrong = [f"{r.case}: {r.detail}" for r in results if r.status not in (Status.PASS, Status.REFUSED)]
     assert not wrong, f"{len(wrong)} of {len(results)} cases:\n" + "\n".join(wrong[:10])
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankwise.testing import close_pools
 from rankwise.testing.cases import numpy_dtypes
-from rankwise.testing.suite import Result, Verdict
+from rankwise.testing.suite import Result, Status
 
 Covered = dict[tuple[str, str], Counter[tuple[str, str]]]  # (backend, level) -> (operation, dtype) -> cases
 COVERED = pytest.StashKey[Covered]()
@@ -27,7 +27,7 @@ def covers(request: pytest.FixtureRequest) -> Callable[[str, str, list[Result]],
     covered = request.config.stash.setdefault(COVERED, defaultdict(Counter))
 
     def count(backend: str, level: str, results: list[Result]) -> None:
-        right = [result.case for result in results if result.verdict is Verdict.PASS]
+        right = [result.case for result in results if result.status is Status.PASS]
         covered[backend, level].update((case.operation, case.dtype.name.lower()) for case in right)
 
     return count

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rankwise.testing.cases import OPERATIONS
-from rankwise.testing.suite import Verdict, check_operation
+from rankwise.testing.suite import Status, check_operation
 
 WORLDS = [("solo", 1), *((backend, n) for backend in ("threads", "shm") for n in (1, 2, 3, 4, 7))]
 QUICK = [("solo", 1), ("threads", 2), ("threads", 3), ("shm", 2), ("shm", 7)]  # the others are left to make test-all
@@ -25,7 +25,5 @@ QUICK = [("solo", 1), ("threads", 2), ("threads", 3), ("shm", 2), ("shm", 7)]  #
 def test_operation(backend: str, n: int, level: str, operation: str, covers: Callable[..., None]) -> None:
     results = check_operation(operation, level, n, backend)
     covers(backend, level, results)
-    wrong = [
-        f"{r.case}: {r.verdict.name} {r.detail}" for r in results if r.verdict not in (Verdict.PASS, Verdict.REFUSED)
-    ]
+    wrong = [f"{r.case}: {r.status.name} {r.detail}" for r in results if r.status not in (Status.PASS, Status.REFUSED)]
     assert not wrong, f"{len(wrong)} of {len(results)} cases:\n" + "\n".join(wrong[:10])

@@ -20,7 +20,7 @@ from rankwise import ClosedError, DType, ReduceOp, UnsupportedError, Work
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
 from rankwise.testing import check_backend, run_ranks
-from rankwise.testing.suite import Verdict, check_operation
+from rankwise.testing.suite import Status, check_operation
 
 NUMPY = {DType.F64: "f8", DType.F32: "f4", DType.I64: "i8", DType.I32: "i4", DType.U8: "u1", DType.BOOL: "?"}
 REDUCE: dict[ReduceOp, Callable[..., Any]] = {
@@ -293,7 +293,7 @@ def test_writing_too_far_is_found_out() -> None:
         return WritesTooFar(job.rank, job.world_size, job.id)
 
     results = check_operation("gather_v", "pointer", 2, open_wrong)
-    assert any(result.verdict is Verdict.FAIL and "outside the buffer" in result.detail for result in results)
+    assert any(result.status is Status.FAIL and "outside the buffer" in result.detail for result in results)
 
 
 def test_the_array_level_runs_on_it() -> None:

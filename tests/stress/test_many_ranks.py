@@ -10,7 +10,7 @@ from rankwise.contract.types import DType, ReduceOp
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS, REDUCTIONS, ROOTED, WHOLE, Case
 from rankwise.testing.scenarios import SCENARIOS
-from rankwise.testing.suite import Result, Verdict, merged, run_cases
+from rankwise.testing.suite import Result, Status, merged, run_cases
 
 MANY_RANKS = [("threads", 64), ("shm", 16)]
 
@@ -35,7 +35,7 @@ def once(operation: str, n: int) -> list[Case]:
 def test_every_operation_once(backend: str, n: int, level: str) -> None:
     cases = [case for operation in OPERATIONS[level] for case in once(operation, n)]
     results: list[Result] = merged(run_ranks(n, partial(run_cases, level=level, cases=cases), backend=backend))
-    assert [f"{r.case}: {r.detail}" for r in results if r.verdict is not Verdict.PASS] == []
+    assert [f"{r.case}: {r.detail}" for r in results if r.status is not Status.PASS] == []
 
 
 @pytest.mark.parametrize(("backend", "n"), MANY_RANKS)

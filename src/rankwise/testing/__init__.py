@@ -1,4 +1,4 @@
-"""For tests of programs that use rankwise, and of backends: ranks to run a function on, and a conformance suite.
+"""Help for testing: run_ranks runs a function on n ranks, and the conformance suite checks a backend.
 
 from rankwise.testing import run_ranks
 sums = run_ranks(4, lambda group: group.all_reduce(group.rank))

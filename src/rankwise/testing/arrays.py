@@ -1,8 +1,7 @@
 """The array-level test bodies, one per operation of the group object.
 
-As in `pointer`: a body makes the inputs of a case, calls the group, compares with the oracle, and
-returns what this rank received, None where that is nothing. One case in three is called with
-async_op=True and waited for.
+As in `pointer`, a body makes the inputs of a case, calls the group, compares with the oracle, and
+returns what this rank received, or None. One case in three uses async_op=True and waits for the Work.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from rankwise.testing.oracle import Array, contents, difference, reduced, uneven
 GAP_BYTE = 0xA5
 
 
-class Layout:
-    """An array as a case wants it: contiguous, or a view of every second element along its last axis."""
+class CaseArray:
+    """The array of a case: contiguous, or a view of every second element along its last axis."""
 
     def __init__(self, values: Array, strided: bool) -> None:
         self._gaps: Array | None = None
@@ -35,7 +34,7 @@ class Layout:
             self.array = values.copy()
 
     def check(self, want: Array, exact: bool = True) -> Array:
-        """Raise AssertionError where the array is not `want` or the gaps of a view were written to."""
+        """Raise AssertionError if the array differs from `want` or the gaps of a view were written to."""
         wrong = difference(self.array, want, exact)
         assert wrong is None, wrong
         if self._gaps is not None:
@@ -46,14 +45,14 @@ class Layout:
 
 def all_reduce(group: Group, case: Case) -> Array:
     inputs = _inputs(group, case)
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     assert _call(case, group.all_reduce, x.array, _op(case)) is x.array, "all_reduce did not return its input"
     return x.check(reduced(inputs, case.dtype, _reduce_op(case)), exact=False)
 
 
 def broadcast(group: Group, case: Case) -> Array:
     root = _root(case)
-    x = Layout(contents(case, group.rank, group.world_size), case.strided)
+    x = CaseArray(contents(case, group.rank, group.world_size), case.strided)
     assert _call(case, group.broadcast, x.array, src=root) is x.array, "broadcast did not return its input"
     return x.check(contents(case, root, group.world_size))
 
@@ -61,7 +60,7 @@ def broadcast(group: Group, case: Case) -> Array:
 def reduce(group: Group, case: Case) -> Array | None:
     root = _root(case)
     inputs = _inputs(group, case)
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     got = _call(case, group.reduce, x.array, dst=root, op=_op(case))
     if group.rank == root:
         assert got is x.array, "reduce did not return its input on dst"
@@ -73,7 +72,7 @@ def reduce(group: Group, case: Case) -> Array | None:
 
 def all_gather(group: Group, case: Case) -> Array:
     inputs = _inputs(group, case)
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     want = np.stack(inputs)
     out = _out(case, want)
     got = _call(case, group.all_gather, x.array, **out)
@@ -83,7 +82,7 @@ def all_gather(group: Group, case: Case) -> Array:
 
 def scan(group: Group, case: Case) -> Array:
     inputs = _inputs(group, case)
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     want = reduced(inputs[: group.rank + 1], case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
     out = _out(case, want)
     got = _call(case, group.scan, x.array, _op(case), **out)
@@ -92,9 +91,9 @@ def scan(group: Group, case: Case) -> Array:
 
 
 def exscan(group: Group, case: Case) -> Array:
-    """What rank 0 receives must change nothing when it is reduced with its input."""
+    """Rank 0 must receive the op's neutral element: reducing its input with it changes nothing."""
     inputs = _inputs(group, case)
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     out = _out(case, inputs[0])
     got = _call(case, group.exscan, x.array, _op(case), **out)
     x.check(inputs[group.rank])
@@ -110,7 +109,7 @@ def gather_v(group: Group, case: Case) -> Array | None:
     root = _root(case)
     lengths = uneven(case, group.world_size)
     inputs = [contents(case, rank, group.world_size, (n, *case.shape[1:])) for rank, n in enumerate(lengths)]
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     want = np.concatenate(inputs)
     out = _out(case, want) if group.rank == root else {}
     got = _call(case, group.gather_v, x.array, dst=root, **out)
@@ -125,7 +124,7 @@ def scatter_v(group: Group, case: Case) -> Array:
     root = _root(case)
     counts = uneven(case, group.world_size)
     whole = contents(case, root, group.world_size, (sum(counts), *case.shape[1:]))
-    x = Layout(whole, case.strided)
+    x = CaseArray(whole, case.strided)
     want = _parts(whole, counts)[group.rank]
     out = _out(case, want)
     given = (x.array, counts) if group.rank == root else (None, None)
@@ -138,7 +137,7 @@ def reduce_scatter_v(group: Group, case: Case) -> Array:
     counts = uneven(case, group.world_size)
     shape = (sum(counts), *case.shape[1:])
     inputs = [contents(case, rank, group.world_size, shape) for rank in range(group.world_size)]
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     whole = reduced(inputs, case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
     want = _parts(whole, counts)[group.rank]
     out = _out(case, want)
@@ -151,7 +150,7 @@ def all_to_all_v(group: Group, case: Case) -> Array:
     n, me = group.world_size, group.rank
     counts = [uneven(case, n, salt=rank) for rank in range(n)]  # counts[i][j]: from rank i to rank j
     inputs = [contents(case, rank, n, (sum(row), *case.shape[1:])) for rank, row in enumerate(counts)]
-    x = Layout(inputs[me], case.strided)
+    x = CaseArray(inputs[me], case.strided)
     want = np.concatenate([_parts(each, row)[me] for each, row in zip(inputs, counts, strict=True)])
     out = _out(case, want)
     got, received = _call(case, group.all_to_all_v, x.array, counts[me], **out)
@@ -164,7 +163,7 @@ def all_gather_v(group: Group, case: Case) -> Array:
     lengths = uneven(case, group.world_size)
     tail = case.shape[1:]
     inputs = [contents(case, rank, group.world_size, (length, *tail)) for rank, length in enumerate(lengths)]
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     want = np.concatenate(inputs)
     out = _out(case, want)
     got = _call(case, group.all_gather_v, x.array, **out)
@@ -175,7 +174,7 @@ def all_gather_v(group: Group, case: Case) -> Array:
 def gather(group: Group, case: Case) -> Array | None:
     root = _root(case)
     inputs = _inputs(group, case)
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     want = np.stack(inputs)
     out = _out(case, want) if group.rank == root else {}
     got = _call(case, group.gather, x.array, dst=root, **out)
@@ -189,7 +188,7 @@ def gather(group: Group, case: Case) -> Array | None:
 def scatter(group: Group, case: Case) -> Array:
     root = _root(case)
     whole = contents(case, root, group.world_size)
-    x = Layout(whole, case.strided)
+    x = CaseArray(whole, case.strided)
     want = np.array_split(whole, group.world_size)[group.rank]
     out = _out(case, want)
     got = _call(case, group.scatter, x.array if group.rank == root else None, src=root, **out)
@@ -199,7 +198,7 @@ def scatter(group: Group, case: Case) -> Array:
 
 def reduce_scatter(group: Group, case: Case) -> Array:
     inputs = _inputs(group, case)
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     whole = reduced(inputs, case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
     want = np.array_split(whole, group.world_size)[group.rank]
     out = _out(case, want)
@@ -210,7 +209,7 @@ def reduce_scatter(group: Group, case: Case) -> Array:
 
 def all_to_all(group: Group, case: Case) -> Array:
     inputs = _inputs(group, case)
-    x = Layout(inputs[group.rank], case.strided)
+    x = CaseArray(inputs[group.rank], case.strided)
     want = np.concatenate([np.array_split(each, group.world_size)[group.rank] for each in inputs])
     out = _out(case, want)
     got = _call(case, group.all_to_all, x.array, **out)
@@ -222,11 +221,11 @@ def send_recv(group: Group, case: Case) -> Array:
     """Each rank sends to the next one and receives into an array, or by shape and dtype."""
     n, me, tag = group.world_size, group.rank, case.seed % 5
     before = (me - 1) % n
-    x = Layout(contents(case, me, n), case.strided)
+    x = CaseArray(contents(case, me, n), case.strided)
     want = contents(case, before, n)
     sending = group.isend(x.array, (me + 1) % n, tag)
     if case.seed % 2:
-        room = Layout(_filled(want.shape, want.dtype), case.strided)
+        room = CaseArray(_filled(want.shape, want.dtype), case.strided)
         assert group.recv(room.array, before, tag) is room.array, "recv did not return its array"
         got = room.check(want)
     else:
@@ -257,7 +256,7 @@ BODIES: dict[str, Callable[[Group, Case], Array | None]] = {
 
 
 def _call(case: Case, operation: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """The operation's result, by a blocking call or by a Work."""
+    """The operation's result, from a blocking call or from a Work."""
     if case.seed % 3 == 0:
         return operation(*args, **keywords, async_op=True).wait()
     return operation(*args, **keywords)
@@ -279,14 +278,14 @@ def _filled(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
 
 
 def _out(case: Case, want: Array) -> dict[str, Any]:
-    """The keyword out= of a case, as a dict to pass on; empty where the case takes none."""
+    """The keyword argument out= of a case as a dict, which is empty if the case passes none."""
     if not case.out:
         return {}
-    return {"out": Layout(_filled(want.shape, want.dtype), case.strided).array}
+    return {"out": CaseArray(_filled(want.shape, want.dtype), case.strided).array}
 
 
 def _result(got: object, out: dict[str, Any], want: Array, exact: bool = True) -> Array:
-    """Check what an operation returned: the very `out` where one was given, and the right values."""
+    """Check an operation's return value: it must hold the right values, and be `out` if that was passed."""
     assert isinstance(got, np.ndarray), f"got a {type(got).__name__}, expected an array"
     assert not out or got is out["out"], "the result is not the array given as out="
     wrong = difference(got, want, exact)
@@ -295,7 +294,7 @@ def _result(got: object, out: dict[str, Any], want: Array, exact: bool = True) -
 
 
 def _op(case: Case) -> str | ReduceOp:
-    """The op as half of the cases name it, and as the other half pass it."""
+    """The op as a name in half of the cases, and as a ReduceOp in the others."""
     op = _reduce_op(case)
     return op if case.seed % 2 else op.name.lower()
 

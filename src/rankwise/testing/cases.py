@@ -1,10 +1,9 @@
-"""The conformance cases: which operation, dtype, op, shape, root and form are tried. Pure data.
+"""The conformance cases, which are pure data: operation, dtype, op, shape, root, `out=` and layout.
 
-The full cross product would run for hours. `select` covers it instead: for one operation, level and
-world size, every dtype with every op that means something, every root, every shape and every form
-(`out=`, layout) comes at least once, the axes that are not enumerated together being drawn in
-shuffled rounds from a seed. Large shapes come with few dtypes. Pairs that mean nothing come once
-each, to be refused.
+The full cross product would run for hours, so `select` covers it: for one operation, level and world
+size, each meaningful pair of dtype and op, each root, each shape, `out=` and each layout occurs at
+least once. Parameters that are not enumerated together are drawn from a seed in shuffled rounds. Large
+shapes occur with few dtypes. Each meaningless pair of dtype and op occurs once and must be refused.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ OPERATIONS = {"pointer": POINTER_OPERATIONS, "array": ARRAY_OPERATIONS}
 
 # Operations on one buffer of the case's size; the others hold world_size blocks of it somewhere.
 WHOLE = ("all_reduce", "broadcast", "reduce", "send_recv")
-# Array operations that give a new array take out=; those that split axis 0 need one.
+# Array operations that return a new array take out=; those that split axis 0 need an axis 0.
 WITH_COUNTS = ("all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v")
 TAKES_OUT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", *WITH_COUNTS, *PREFIXES)
 SPLITS = ("scatter", "reduce_scatter", "all_to_all", *WITH_COUNTS)
@@ -59,8 +58,8 @@ class Case:
     """One call to try, the same on every rank.
 
     shape: of one rank's input at the array level; (count,) at the pointer level, where count is
-    what the operation takes (for the per-rank-count operations: about the mean of the counts).
-    out: pass `out=`. strided: the arrays are views with gaps. seed: of the contents.
+    the count that the operation takes (for vector collectives: about the mean of the counts). out:
+    pass `out=`. strided: the arrays are views with gaps. seed: determines the contents.
     """
 
     operation: str
@@ -74,7 +73,7 @@ class Case:
 
     @property
     def meaningful(self) -> bool:
-        """False where every backend must refuse the case."""
+        """Whether the case has a result; if not, every backend must refuse it."""
         return self.op is None or means(self.operation, self.dtype, self.op)
 
     def __str__(self) -> str:
@@ -88,13 +87,13 @@ class Case:
 
 
 def means(operation: str, dtype: DType, op: ReduceOp) -> bool:
-    """Whether a reduction of this type by this op means something. There is no mean of a prefix."""
+    """Whether reducing this dtype with this op is meaningful. Scans have no mean."""
     return op.refused_for(dtype) is None and not (operation in PREFIXES and op is ReduceOp.MEAN)
 
 
 @cache
 def numpy_dtypes() -> dict[DType, np.dtype[Any]]:
-    """The NumPy dtype of each DType that this installation has; bfloat16 and fp8 need ml_dtypes."""
+    """The NumPy dtype of each DType that this installation supports; bfloat16 and fp8 need ml_dtypes."""
     present = find_spec("ml_dtypes") is not None
     needs_it = (DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
     return {dtype: to_numpy(dtype) for dtype in DType if present or dtype not in needs_it}
@@ -127,7 +126,7 @@ def select(operation: str, level: str, world_size: int, seed: int = 0) -> list[C
         blocks = 1 if operation in WHOLE else world_size
         count = LARGE // dtype.itemsize // blocks + 5
         cases.append(case(dtype, next(some_ops), (count,), plain=True))
-    # Few cases and many roots, or shapes: go on until each has come.
+    # With few cases and many roots or shapes, continue until each has occurred.
     wanted_roots = range(world_size) if operation in ROOTED else []
     while any(all(c.root != root for c in cases) for root in wanted_roots):
         cases.append(case(next(some_dtypes), next(some_ops), (13,)))
@@ -141,7 +140,7 @@ def _small_shapes(operation: str, level: str) -> list[tuple[int, ...]]:
 
 
 def _rounds(rng: random.Random, values: Sequence[T] | range) -> Iterator[T]:
-    """Every value once in a random order, then again in another, for ever."""
+    """All values in a random order, then all of them in another order, and so on without end."""
     while True:
         order: list[T] = list(values)  # type: ignore[arg-type]
         rng.shuffle(order)

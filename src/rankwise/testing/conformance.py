@@ -1,9 +1,9 @@
 """The conformance suite from the command line: `python -m rankwise.testing.conformance --backend shm -n 4`.
 
-Under a launcher the ranks are those that it started:
-`mpiexec -n 4 python -m rankwise.testing.conformance --backend mpi`; rank 0 prints.
+Under another launcher the suite uses the ranks that it started, and rank 0 prints the report:
+`mpiexec -n 4 python -m rankwise.testing.conformance --backend mpi`.
 
-Exits with 0 where everything is right, else with 1 after a list of what is not.
+The exit code is 0 if every check passed; otherwise it is 1, and the failures are listed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.ranks import close_pools
 from rankwise.testing.suite import Report, check_backend, check_group
 
-SHOWN = 20  # failures
+SHOWN = 20  # failures that are printed
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,12 +29,14 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m rankwise.testing.conformance", description="Check a backend against the contract."
     )
     parser.add_argument("--backend", default="shm", choices=registry.names())
-    parser.add_argument("-n", type=int, metavar="RANKS", help="how many ranks (4, or as many as a launcher started)")
+    parser.add_argument("-n", type=int, metavar="RANKS", help="how many ranks (default: 4, or all of the launcher)")
     parser.add_argument(
-        "--operation", action="append", choices=names, default=[], help="only this one; may be repeated"
+        "--operation", action="append", choices=names, default=[], help="check only this operation; may be repeated"
     )
-    parser.add_argument("--seed", type=int, default=0, help="another selection of cases (0)")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for all cases of one operation (60)")
+    parser.add_argument("--seed", type=int, default=0, help="selects other cases (default 0)")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="seconds for the cases of one operation (default 60)"
+    )
     options = parser.parse_args(argv)
     job = find_job(os.environ, Settings.read())
     n = options.n or (job.world_size if job.launcher else 4)
@@ -63,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def show_report(report: Report) -> int:
-    """Print it; the exit code."""
+    """Print the report; returns the exit code."""
     print(report.table())
     for failure in report.failures[:SHOWN]:
         print(f"\n{failure}")

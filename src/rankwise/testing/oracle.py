@@ -1,8 +1,8 @@
-"""What NumPy says the result is: the contents of each rank's buffers and what must come out.
+"""The expected results, computed with NumPy, and the contents of each rank's buffers.
 
-Contents are chosen so that the right answer is exact: reductions of floats take small integers and
-powers of two, so no order of additions can differ; integers and data that only moves take any bits.
-Every rank can make every rank's input from (case, rank), so no test data is ever sent.
+Contents are chosen so that the correct result is exact: floats that are reduced are small integers and
+powers of two, so the order of additions does not matter; integers and data that is only moved may have
+any bits. Every rank can compute every rank's input from (case, rank), so no test data is ever sent.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rankwise.testing.cases import Case, numpy_dtypes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-# Contents repeat after this many elements: a prime, so that no block of a usual size, moved to a
-# wrong place, looks right.
+# Contents repeat after this many elements. It is a prime, so that a misplaced block of a common size
+# does not look correct.
 PERIOD = 4099
 NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
 
 
 def contents(case: Case, rank: int, world_size: int, shape: tuple[int, ...] | None = None) -> Array:
-    """A rank's input for a case; `shape` in place of the case's own."""
+    """A rank's input for a case. shape: replaces the shape of the case."""
     shape = case.shape if shape is None else shape
     count = math.prod(shape)
     return block(case, rank, world_size, [count], 0).reshape(shape)
@@ -80,14 +80,14 @@ def reduced(inputs: list[Array], dtype: DType, op: ReduceOp) -> Array:
     }  # fmt: skip
     with np.errstate(over="ignore"):
         result = function[op].reduce(wide, axis=0, dtype=wide.dtype)
-        if op is ReduceOp.MEAN:  # by a real number: complex division rounds more than once
+        if op is ReduceOp.MEAN:  # divide by a real number, since complex division rounds more than once
             divisor = wide.real.dtype.type(len(inputs))
             result = result.real / divisor + 1j * (result.imag / divisor) if dtype.is_complex else result / divisor
         return np.asarray(result).astype(kind)
 
 
 def uneven(case: Case, world_size: int, salt: int = 0) -> list[int]:
-    """One count per rank for the per-rank-count operations: about shape[0] on average, some of them 0."""
+    """One count per rank for the vector collectives: about shape[0] on average, and some are 0."""
     rng = np.random.default_rng((case.seed, 7919, salt))
     mean = case.shape[0] if case.shape else 0
     counts = rng.integers(0, 2 * mean + 1, world_size)
@@ -96,9 +96,9 @@ def uneven(case: Case, world_size: int, salt: int = 0) -> list[int]:
 
 
 def difference(got: Array, want: Array, exact: bool) -> str | None:
-    """None where they are the same, else the first place that differs.
+    """A description of the first difference, or None if there is none.
 
-    exact: the same bits (data that only moved); otherwise the same values (0.0 is -0.0).
+    exact: the bits must be equal, as for data that was only moved; otherwise 0.0 equals -0.0.
     """
     if got.shape != want.shape or got.dtype != want.dtype:
         return f"got {got.dtype}{got.shape}, expected {want.dtype}{want.shape}"

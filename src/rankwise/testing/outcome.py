@@ -1,4 +1,4 @@
-"""What became of a function on one rank."""
+"""The outcome of a function on one rank."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """A value, or how the rank failed: in words, with its traceback.
+    """A value, or a description of the rank's failure with its traceback.
 
-    follows: the failure is that of another rank, seen from here.
+    follows: this rank failed only because another rank did.
     """
 
     value: T | None = None
@@ -27,7 +27,7 @@ class Outcome(Generic[T]):
 
 
 class RanksFailed(Exception):
-    """A function failed on some ranks. failures: {rank: what happened there, with its traceback}."""
+    """A function failed on some ranks. failures: {rank: the failure with its traceback}."""
 
     def __init__(self, outcomes: Sequence[Outcome[Any]]) -> None:
         self.failures = {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure}
@@ -44,15 +44,15 @@ def attempt(connect: Callable[[], Communicator], fn: Callable[[Group], T]) -> Ou
     try:
         with Group(connect()) as group:
             return run_on(group, fn)
-    except Exception as error:  # noqa: BLE001 - connecting is part of what is attempted
+    except Exception as error:  # noqa: BLE001 - connecting is part of the attempt
         return failed(error)
 
 
 def run_on(group: Group, fn: Callable[[Group], T]) -> Outcome[T]:
-    """Run `fn` on the group. If it raises, the group is failed, so that the other ranks do not wait."""
+    """Run `fn` on the group. If it raises, the group is aborted, so that the other ranks do not wait."""
     try:
         return Outcome(value=fn(group))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, run_ranks raises it
+    except BaseException as error:  # noqa: BLE001 - run_ranks raises every error
         abort = getattr(group.comm, "abort", None)
         if abort is not None:
             abort(f"raised {type(error).__name__}")
@@ -65,7 +65,7 @@ def failed(error: BaseException) -> Outcome[Any]:
 
 
 def values(outcomes: Sequence[Outcome[T]]) -> list[T]:
-    """What the function returned, by rank. RanksFailed where it failed on any."""
+    """The function's return values, by rank. Raises RanksFailed if it failed on any rank."""
     if any(outcome.failure for outcome in outcomes):
         raise RanksFailed(outcomes)
-    return [outcome.value for outcome in outcomes]  # type: ignore[misc]  # all are values here
+    return [outcome.value for outcome in outcomes]  # type: ignore[misc]  # none of them failed

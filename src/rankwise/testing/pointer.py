@@ -1,7 +1,7 @@
 """The pointer-level test bodies, one per operation of the contract.
 
 A body runs on every rank: it makes the inputs of a case, calls the communicator, and compares this
-rank's buffers with the oracle. It returns what this rank received, None where that is nothing.
+rank's buffers with the oracle. It returns what this rank received, or None.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rankwise.contract.types import ReduceOp
 from rankwise.testing.cases import Case, numpy_dtypes
 from rankwise.testing.oracle import Array, block, contents, difference, reduced, uneven
 
-GUARD = 64  # bytes before and after every buffer that no operation may touch
+GUARD = 64  # bytes before and after every buffer, which no operation may touch
 GUARD_BYTE = 0xA5
 
 
-class Memory:
-    """A buffer between guard bytes, at an address aligned for its elements and no better."""
+class GuardedBuffer:
+    """A buffer between guard bytes, at an address that is aligned for its elements but not for more."""
 
     def __init__(self, what: str, values: Array, case: Case) -> None:
         self.what = what
@@ -34,7 +34,7 @@ class Memory:
         self.count = values.size
 
     def check(self, want: Array, exact: bool = True) -> Array:
-        """Raise AssertionError where the buffer is not `want` or the guards were written to."""
+        """Raise AssertionError if the buffer differs from `want` or the guards were written to."""
         wrong = difference(self.array, want.reshape(-1), exact)
         assert wrong is None, f"{self.what}: {wrong}"
         guards = np.concatenate([self._raw[: self._start], self._raw[self._stop :]])
@@ -44,7 +44,7 @@ class Memory:
 
 def all_reduce(comm: Communicator, case: Case) -> Array:
     inputs = _inputs(comm, case)
-    buffer = Memory("buffer", inputs[comm.rank], case)
+    buffer = GuardedBuffer("buffer", inputs[comm.rank], case)
     comm.all_reduce(buffer.ptr, buffer.count, case.dtype, _op(case))
     comm.sync()
     return buffer.check(reduced(inputs, case.dtype, _op(case)), exact=False)
@@ -52,7 +52,7 @@ def all_reduce(comm: Communicator, case: Case) -> Array:
 
 def broadcast(comm: Communicator, case: Case) -> Array:
     root = _root(case)
-    buffer = Memory("buffer", contents(case, comm.rank, comm.world_size), case)
+    buffer = GuardedBuffer("buffer", contents(case, comm.rank, comm.world_size), case)
     comm.broadcast(buffer.ptr, buffer.count, case.dtype, root)
     comm.sync()
     return buffer.check(contents(case, root, comm.world_size))
@@ -61,7 +61,7 @@ def broadcast(comm: Communicator, case: Case) -> Array:
 def reduce(comm: Communicator, case: Case) -> Array | None:
     root = _root(case)
     inputs = _inputs(comm, case)
-    buffer = Memory("buffer", inputs[comm.rank], case)
+    buffer = GuardedBuffer("buffer", inputs[comm.rank], case)
     comm.reduce(buffer.ptr, buffer.count, case.dtype, _op(case), root)
     comm.sync()
     if comm.rank == root:
@@ -172,7 +172,7 @@ def all_to_all_v(comm: Communicator, case: Case) -> Array:
 
 
 def send_recv(comm: Communicator, case: Case) -> Array:
-    """Each rank sends to the next one; a rank alone sends to itself."""
+    """Each rank sends to the next one; a single rank sends to itself."""
     n, me = comm.world_size, comm.rank
     before = (me - 1) % n
     mine = contents(case, me, n)
@@ -212,11 +212,11 @@ def _reduced_block(comm: Communicator, case: Case, counts: list[int]) -> Array:
     return reduced(blocks, case.dtype, _op(case))
 
 
-def _buffers(case: Case, values: Array, receive: int) -> tuple[Memory, Memory]:
-    """A send buffer with `values` and a receive buffer of `receive` elements that hold no result yet."""
+def _buffers(case: Case, values: Array, receive: int) -> tuple[GuardedBuffer, GuardedBuffer]:
+    """A send buffer with `values`, and a receive buffer of `receive` elements that differ from any result."""
     stale = np.frombuffer(b"\x5a" * (receive * case.dtype.itemsize), np.uint8)
     kind = numpy_dtypes()[case.dtype]
-    return Memory("send buffer", values, case), Memory("recv buffer", stale.view(kind), case)
+    return GuardedBuffer("send buffer", values, case), GuardedBuffer("recv buffer", stale.view(kind), case)
 
 
 def _root(case: Case) -> int:

@@ -22,13 +22,13 @@ from rankwise.testing.outcome import Outcome
 
 T = TypeVar("T")
 
-START_TIMEOUT = 60.0  # seconds in which all ranks must have met
+START_TIMEOUT = 60.0  # seconds within which all ranks must have connected
 
 
 class RankPool:
     """`n` processes that form one group and run one function after another on it.
 
-    usable: False once a function failed, a rank was lost or the group failed; then `close` it.
+    usable: False once a function failed, a rank was lost or the group failed; `close` the pool then.
     """
 
     def __init__(self, n: int, backend: str, timeout: float) -> None:
@@ -60,9 +60,9 @@ class RankPool:
         self._connections.append(Connection(ours.detach()))
 
     def run(self, fn: Callable[[Group], T], timeout: float, grace: float) -> list[Outcome[T]]:
-        """Run `fn` on every rank, within `timeout` seconds and, for reports of failures, `grace` more."""
+        """Run `fn` on every rank within `timeout` seconds; reports of failures may take `grace` seconds more."""
         outcomes = self._round(fn, timeout, grace)
-        # Ranks out of step, or a group that fn failed and said nothing, must not be the next function's trouble.
+        # Ranks out of step, or a group that failed while fn returned normally, must not affect the next function.
         if self.usable and not all(outcome.value for outcome in self._round(in_step, timeout, grace)):
             self.usable = False
         return outcomes
@@ -73,7 +73,7 @@ class RankPool:
         waiting: dict[Any, int] = {}  # by connection
         for rank, connection in enumerate(self._connections):
             waiting[connection] = rank
-            with suppress(BrokenPipeError):  # the process has ended; reading from it says so
+            with suppress(BrokenPipeError):  # the process has ended, which the read below finds out
                 connection.send(task)
         end = time.monotonic() + timeout + grace
         while waiting and (ready := wait(list(waiting), max(0.0, end - time.monotonic()))):
@@ -97,9 +97,9 @@ class RankPool:
         return outcome
 
     def close(self) -> None:
-        """End the processes: those that can leave by themselves do so, the others are killed."""
+        """End the processes. Those that do not exit on their own are killed."""
         for connection in self._connections:
-            connection.close()  # its rank reads the end of its tasks
+            connection.close()  # the rank reads end-of-file and exits
         for process in self._processes:
             if not self.usable:
                 process.kill()
@@ -112,7 +112,7 @@ class RankPool:
 
 
 def in_step(group: Group) -> bool:
-    """Whether the group works and none of its ranks has called more than the others."""
+    """Whether the group works and all ranks have called equally many operations."""
     try:
         group.barrier()
     except RankwiseError:

@@ -1,4 +1,4 @@
-"""run_ranks: a function on n ranks, which are threads of this process or processes kept for it."""
+"""run_ranks: a function on n ranks, which are threads of this process or pooled processes."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ __all__ = ["RanksFailed", "close_pools", "run_ranks"]
 
 T = TypeVar("T")
 
-GRACE = 5.0  # seconds beyond `timeout` in which ranks that timed out report so themselves
-MOST_IDLE_RANKS = 40  # processes that pools may keep while they are not in use
+GRACE = 5.0  # seconds after `timeout` in which the ranks may report their own timeouts
+MOST_IDLE_RANKS = 40  # processes that unused pools may hold
 
 
 def run_ranks(
     n: int, fn: Callable[[Group], T], *, backend: str | registry.Opener = "threads", timeout: float = 60.0
 ) -> list[T]:
-    """Run `fn(group)` on `n` ranks at once and return what it returned, by rank.
+    """Run `fn(group)` on `n` ranks at once and return its return values, by rank.
 
-    backend: "threads": n threads of this process. "shm", or any registered backend whose ranks are
-    processes: n processes of this host; they are kept for later calls and `fn`, with what it
-    returns, travels by pickle (by cloudpickle where that is installed, so that lambdas and
-    functions of a script work). "solo": n is 1, in the calling thread. A function
-    `open(job, timeout) -> Communicator`, as backends register one: n threads that each call it.
+    backend: "threads" runs n threads of this process. "shm", or any registered backend whose ranks
+    are processes, runs n processes on this host, which are kept for later calls; `fn` and its return
+    value are pickled (with cloudpickle if it is installed, so that lambdas and functions of a script
+    work). "solo" takes n=1 and runs in the calling thread. A function
+    `open(job, timeout) -> Communicator`, as backends register it, is called in n threads.
 
-    timeout: seconds the whole call may take, and an operation of the group may wait.
+    timeout: seconds that the whole call may take, and that an operation of the group may wait.
 
-    Raises RanksFailed, with every failed rank's traceback, where `fn` raised on a rank, a rank's
-    process died, or the time was up. The failure of one rank fails the group, so that no other
-    rank waits for it for ever. ValueError for fewer than 1 rank and for an unknown backend.
+    Raises RanksFailed, with every failed rank's traceback, if `fn` raises on a rank, a rank's process
+    dies, or the time is up. The failure of one rank fails the group, so that no other rank waits for
+    it forever. Raises ValueError for fewer than 1 rank and for an unknown backend.
 
-    `fn` must leave no message unreceived: ranks that are processes keep their group between calls.
+    `fn` must leave no message unreceived, since processes keep their group between calls.
     """
     if n < 1:
         raise ValueError(f"n={n}: expected at least 1 rank")
@@ -56,12 +56,12 @@ def run_ranks(
     if backend == "threads":
         segment = _native.Segment.create(n)
         return _on_threads(n, fn, lambda rank: threads.connect(segment, rank, timeout), timeout)
-    registry.opener(backend)  # ValueError or ImportError here rather than on every rank
+    registry.opener(backend)  # raises ValueError or ImportError here instead of on every rank
     return _on_processes(n, fn, backend, timeout)
 
 
 def close_pools() -> None:
-    """End the rank processes that `run_ranks` keeps. They also end with this process."""
+    """End the pooled processes of `run_ranks`. They also end with this process."""
     while _pools:
         _pools.popitem()[1].close()
 
@@ -93,7 +93,7 @@ def _on_processes(n: int, fn: Callable[[Group], T], backend: str, timeout: float
         pool.close()
         raise
     if pool.usable:
-        _pools[backend, n] = pool  # the most recently used is the last
+        _pools[backend, n] = pool  # the most recently used pool is the last
     else:
         pool.close()
     return values(outcomes)

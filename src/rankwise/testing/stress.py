@@ -1,7 +1,7 @@
 """Thousands of mixed operations from a seeded schedule: `python -m rankwise.testing.stress -n 4`.
 
-Every rank makes the same schedule from the seed and checks every result. Memory and descriptors of
-the rank are read on the way: they must not grow.
+Every rank makes the same schedule from the seed and checks every result. The memory and the open
+descriptors of each rank are sampled meanwhile, and must not grow.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from rankwise.testing.cases import (
 from rankwise.testing.ranks import close_pools, run_ranks
 from rankwise.testing.suite import call
 
-PERIOD = 1000  # operations between two looks at memory and descriptors
-BURST = 8  # messages a rank sends to ranks drawn at random in one step
+PERIOD = 1000  # operations between two samples of memory and descriptors
+BURST = 8  # messages that a rank sends to random ranks in one step
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a rank's process holds after a number of operations.
+    """The resources that a rank's process holds after a number of operations.
 
     private: resident memory in bytes, without the shared segment, which never grows.
     """
@@ -54,7 +54,7 @@ class Use:
 
 
 def run_schedule(group: Group, operations: int, seed: int) -> list[Use]:
-    """Run the schedule of `seed` as one rank. AssertionError names the step with a wrong byte."""
+    """Run the schedule of `seed` as one rank. An AssertionError names the step with a wrong byte."""
     rng = random.Random(seed)
     uses = []
     for step in range(operations):
@@ -76,7 +76,7 @@ def _draw(rng: random.Random, world_size: int, step: int) -> tuple[Case, str]:
     operation = rng.choice(POINTER_OPERATIONS if level == "pointer" else ARRAY_OPERATIONS)
     dtype = rng.choice(sorted(numpy_dtypes()))
     meaningful = [op for op in ReduceOp if means(operation, dtype, op)]
-    # Mostly small, as many as large a power of two may be, and around.
+    # Sizes around powers of two, whose exponents are uniform, so that most are small.
     count = max(0, (1 << rng.randrange(13)) + rng.randint(-3, 3))
     if rng.random() < 0.02:
         count *= 16
@@ -97,7 +97,7 @@ def _draw(rng: random.Random, world_size: int, step: int) -> tuple[Case, str]:
 
 
 def _messages(group: Group, seed: int) -> None:
-    """Every rank sends to ranks drawn at random, receives what is meant for it, and some reduce meanwhile."""
+    """Every rank sends to random ranks and receives its own messages, while some ranks reduce."""
     rng = random.Random(seed)
     n, me = group.world_size, group.rank
     plan = [
@@ -122,7 +122,7 @@ def _use(operations: int) -> Use:
     gc.collect()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)  # gives back what is free, so that what is left is in use
+        libc.malloc_trim(0)  # returns free memory to the system, so that only memory in use is counted
     status = Path("/proc/self/status").read_text()
     private = int(status.split("RssAnon:")[1].split()[0]) * 1024
     return Use(operations, private, len(os.listdir("/proc/self/fd")))

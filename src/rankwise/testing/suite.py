@@ -4,8 +4,8 @@
     print(report.table())
     assert report.ok
 
-Every case is run on every rank and compared there with NumPy; what must be the same on all ranks is
-then compared between them, bit by bit.
+Every case runs on every rank and is compared with NumPy there; results that must be equal on all
+ranks are then compared between them, bit by bit.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from rankwise.testing.ranks import run_ranks
 from rankwise.testing.scenarios import SCENARIOS
 
 Run = Callable[[Callable[[Group], Any]], list[Any]]
-"""Runs a function on every rank and gives what it returned, by rank; RanksFailed where it raised."""
+"""Runs a function on every rank and returns its return values, by rank; raises RanksFailed if it raised."""
 
 SAME_ON_ALL_RANKS = ("all_reduce", "broadcast", "all_gather", "all_gather_v")
 
 
-class Verdict(Enum):
-    """PASS: right. REFUSED: means nothing, and was refused. UNSUPPORTED: the backend says it cannot. FAIL: wrong."""
+class Status(Enum):
+    """PASS: correct. REFUSED: meaningless and refused. UNSUPPORTED: the backend cannot do it. FAIL: wrong."""
 
     PASS = "ok"
     REFUSED = "-"
@@ -47,27 +47,27 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case on one rank or, after `merged`, on all; digest: of what the rank received."""
+    """The result of a case on one rank or, after `merged`, on all. digest: of the data that the rank received."""
 
     case: Case
-    verdict: Verdict
+    status: Status
     detail: str = ""
     digest: int = 0
 
 
 def call(group: Group, level: str, case: Case) -> Array | None:
-    """Make the call of a case, as one rank. Gives what it received; AssertionError where that is wrong."""
+    """Run a case as one rank. Returns what the rank received; raises AssertionError if that is wrong."""
     if level == "pointer":
         return pointer.BODIES[case.operation](group.comm, case)
     return arrays.BODIES[case.operation](group, case)
 
 
 class CaseError(Exception):
-    """A case ended in an error that is no verdict: the group has failed. Its cause says how."""
+    """A case ended in an unexpected error, and the group has failed. The cause is that error."""
 
 
 def run_cases(group: Group, level: str, cases: Iterable[Case]) -> list[Result]:
-    """Run cases, one after the other, as one rank of the group. Every rank calls this with the same."""
+    """Run cases one after the other, as one rank of the group. Every rank passes the same cases."""
     return [_run_case(group, level, case) for case in cases]
 
 
@@ -75,30 +75,30 @@ def _run_case(group: Group, level: str, case: Case) -> Result:
     try:
         received = call(group, level, case)
     except UnsupportedError as error:
-        return Result(case, Verdict.UNSUPPORTED if case.meaningful else Verdict.REFUSED, str(error))
+        return Result(case, Status.UNSUPPORTED if case.meaningful else Status.REFUSED, str(error))
     except (TypeError, ValueError) as error:
-        return Result(case, Verdict.FAIL if case.meaningful else Verdict.REFUSED, f"{type(error).__name__}: {error}")
+        return Result(case, Status.FAIL if case.meaningful else Status.REFUSED, f"{type(error).__name__}: {error}")
     except AssertionError as error:
-        return Result(case, Verdict.FAIL, str(error) or traceback.format_exc())
+        return Result(case, Status.FAIL, str(error) or traceback.format_exc())
     except Exception as error:
         raise CaseError(str(case)) from error
     if not case.meaningful:
-        return Result(case, Verdict.FAIL, "this pair of dtype and op means nothing, but was not refused")
-    return Result(case, Verdict.PASS, digest=0 if received is None else zlib.crc32(received.tobytes()))
+        return Result(case, Status.FAIL, "this meaningless pair of dtype and op was not refused")
+    return Result(case, Status.PASS, digest=0 if received is None else zlib.crc32(received.tobytes()))
 
 
 def merged(by_rank: Sequence[Sequence[Result]]) -> list[Result]:
-    """One result a case: a failure on any rank, else that the ranks differ where they must not, else rank 0's."""
+    """One result for each case: a failure on any rank, else a difference between the ranks, else rank 0's result."""
     results = []
     for on_ranks in zip(*by_rank, strict=True):
         case = on_ranks[0].case
-        failed = [f"rank {rank}: {r.detail}" for rank, r in enumerate(on_ranks) if r.verdict is Verdict.FAIL]
+        failed = [f"rank {rank}: {r.detail}" for rank, r in enumerate(on_ranks) if r.status is Status.FAIL]
         if failed:
-            results.append(Result(case, Verdict.FAIL, "; ".join(failed)))
-        elif len({r.verdict for r in on_ranks}) > 1:
-            results.append(Result(case, Verdict.FAIL, f"verdicts differ by rank: {[r.verdict.name for r in on_ranks]}"))
+            results.append(Result(case, Status.FAIL, "; ".join(failed)))
+        elif len({r.status for r in on_ranks}) > 1:
+            results.append(Result(case, Status.FAIL, f"statuses differ by rank: {[r.status.name for r in on_ranks]}"))
         elif case.operation in SAME_ON_ALL_RANKS and len({r.digest for r in on_ranks}) > 1:
-            results.append(Result(case, Verdict.FAIL, "the ranks received different bits"))
+            results.append(Result(case, Status.FAIL, "the ranks received different bits"))
         else:
             results.append(on_ranks[0])
     return results
@@ -107,7 +107,7 @@ def merged(by_rank: Sequence[Sequence[Result]]) -> list[Result]:
 def check_operation(
     operation: str, level: str, n: int, backend: str | Opener, *, seed: int = 0, timeout: float = 60.0
 ) -> list[Result]:
-    """The cases of one operation on `n` ranks. RanksFailed where a case ended in more than a wrong result."""
+    """Run the cases of one operation on `n` ranks. Raises RanksFailed if a case fails the group."""
     return _operation(operation, level, n, seed, partial(run_ranks, n, backend=backend, timeout=timeout))
 
 
@@ -117,25 +117,25 @@ def _operation(operation: str, level: str, n: int, seed: int, run: Run) -> list[
 
 @dataclass
 class Report:
-    """What `check_backend` found."""
+    """The findings of `check_backend`."""
 
     backend: str
     n: int
     results: dict[str, list[Result]] = field(default_factory=dict)
     """By level."""
     scenarios: dict[str, str] = field(default_factory=dict)
-    """What went wrong in each scenario; "" for nothing."""
+    """The failure of each scenario, or ""."""
     broken: dict[str, str] = field(default_factory=dict)
-    """Operations, as "level operation", in which the group failed, and how."""
+    """How the group failed, by "level operation"."""
 
     @property
     def failures(self) -> list[str]:
-        """Every failure, in words."""
+        """A description of every failure."""
         wrong = [
             f"{level} level, {result.case}: {result.detail}"
             for level, results in self.results.items()
             for result in results
-            if result.verdict is Verdict.FAIL
+            if result.status is Status.FAIL
         ]
         wrong += [f"{name}: {text}" for name, text in self.broken.items()]
         return wrong + [f"{name}: {text}" for name, text in self.scenarios.items() if text]
@@ -145,16 +145,16 @@ class Report:
         return not self.failures
 
     def table(self) -> str:
-        """Operation x dtype at each level, then the scenarios."""
+        """Tables of operations by dtypes at each level, then the scenarios."""
         lines = [f"backend {self.backend}, {self.n} ranks"]
-        lines.append("ok: right   -: means nothing, refused   no: the backend says it cannot   FAIL: wrong")
+        lines.append("ok: correct   -: meaningless and refused   no: unsupported by the backend   FAIL: wrong")
         for level, results in self.results.items():
             dtypes = sorted({result.case.dtype for result in results})
-            cells: dict[str, dict[DType, set[Verdict]]] = {}
+            cells: dict[str, dict[DType, set[Status]]] = {}
             for result in results:
                 op = result.case.op
                 row = result.case.operation + (f" {op.name.lower()}" if op is not None else "")
-                cells.setdefault(row, {}).setdefault(result.case.dtype, set()).add(result.verdict)
+                cells.setdefault(row, {}).setdefault(result.case.dtype, set()).add(result.status)
             lines.append(f"\n{level + ' level':22}" + "".join(f"{d.name.lower():>8}" for d in dtypes))
             for row, found in cells.items():
                 shown = [_worst(found.get(dtype, set())) for dtype in dtypes]
@@ -176,10 +176,11 @@ def check_backend(
     timeout: float = 60.0,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """Run the whole suite on `n` ranks; `backend` as `run_ranks` takes it.
+    """Run the whole suite on `n` ranks. backend: as for `run_ranks`.
 
-    operations: only these, and no scenarios; all where empty. seed: another selection of cases.
-    timeout: seconds for all cases of one operation. progress: called with the name of what begins.
+    operations: check only these, and no scenarios; if empty, check everything. seed: selects other
+    cases. timeout: seconds for all cases of one operation. progress: called with the name of each part
+    as it begins.
     """
     run = partial(run_ranks, n, backend=backend, timeout=timeout)
     return _check(Report(backend if isinstance(backend, str) else backend.__name__, n), run, operations, seed, progress)
@@ -192,10 +193,10 @@ def check_group(
     seed: int = 0,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """The same on the ranks of `group`, all of which call this, however they were started.
+    """Run the suite on the ranks of `group`, however they were started; all of them call this.
 
-    Every rank has the report. A failure in which ranks may be out of step ends in the error of the
-    group that this causes; the rank where it began prints it at once.
+    Every rank returns the report. If a failure leaves the ranks out of step, the group fails and its
+    error is reported; the rank where the failure began prints it at once.
     """
 
     def run(fn: Callable[[Group], Any]) -> list[Any]:
@@ -236,9 +237,9 @@ def _trouble(scenario: Callable[[Group], None], run: Run) -> str:
     return ""
 
 
-def _worst(verdicts: set[Verdict]) -> str:
-    """What a cell shows for several cases."""
-    for verdict in (Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.PASS, Verdict.REFUSED):
-        if verdict in verdicts:
-            return str(verdict.value)
+def _worst(statuses: set[Status]) -> str:
+    """The text of a table cell that stands for several cases."""
+    for status in (Status.FAIL, Status.UNSUPPORTED, Status.PASS, Status.REFUSED):
+        if status in statuses:
+            return str(status.value)
     return ""

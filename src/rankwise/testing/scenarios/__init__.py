@@ -1,7 +1,7 @@
-"""What cannot be said as a table of cases: functions of a group that assert, for any number of ranks.
+"""Checks that do not fit a table of cases: functions of a group, for any number of ranks.
 
-`SCENARIOS` has them by name. Each is called on every rank of a group and leaves it working, with no
-message under way.
+`SCENARIOS` holds them by name. Each is called on every rank of a group, and leaves the group working,
+with no message pending.
 """
 
 from collections.abc import Callable

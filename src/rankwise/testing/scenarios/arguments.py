@@ -13,15 +13,15 @@ from rankwise.testing.checks import refuses
 
 def unknown_or_meaningless_op(group: Group) -> None:
     x = np.ones(3)
-    refuses(ValueError, group.all_reduce, x, "sun", says=("op", "'sun'", "sum"))
-    refuses(ValueError, group.reduce, x, op="", says=("op", "''", "sum"))
-    refuses(ValueError, group.reduce_scatter, x, "SUM", says=("op", "'SUM'", "sum"))
-    refuses(TypeError, group.all_reduce, x, 0, says=("op", "0", "int"))
-    refuses(TypeError, group.all_reduce, x, None, says=("op", "None"))
-    refuses(TypeError, group.all_reduce, np.ones(3, int), "mean", says=("op", "mean", "int64"))
-    refuses(TypeError, group.all_reduce, np.ones(3, bool), "avg", says=("op", "mean", "bool"))
-    refuses(TypeError, group.all_reduce, x, "bxor", says=("op", "bxor", "float64"))
-    refuses(TypeError, group.all_reduce, x.astype(complex), "max", says=("op", "max", "complex128"))
+    refuses(ValueError, group.all_reduce, x, "sun", words=("op", "'sun'", "sum"))
+    refuses(ValueError, group.reduce, x, op="", words=("op", "''", "sum"))
+    refuses(ValueError, group.reduce_scatter, x, "SUM", words=("op", "'SUM'", "sum"))
+    refuses(TypeError, group.all_reduce, x, 0, words=("op", "0", "int"))
+    refuses(TypeError, group.all_reduce, x, None, words=("op", "None"))
+    refuses(TypeError, group.all_reduce, np.ones(3, int), "mean", words=("op", "mean", "int64"))
+    refuses(TypeError, group.all_reduce, np.ones(3, bool), "avg", words=("op", "mean", "bool"))
+    refuses(TypeError, group.all_reduce, x, "bxor", words=("op", "bxor", "float64"))
+    refuses(TypeError, group.all_reduce, x.astype(complex), "max", words=("op", "max", "complex128"))
     assert (x == 1).all()
     _works(group)
 
@@ -31,52 +31,52 @@ def ranks_outside_the_group(group: Group) -> None:
     expected = f"0 to {n - 1}"
     for rank in (-1, n, n + 100):
         given = str(rank)
-        refuses(ValueError, group.broadcast, x, src=rank, says=("src", given, expected))
-        refuses(ValueError, group.scatter, x, src=rank, says=("src", given, expected))
-        refuses(ValueError, group.reduce, x, dst=rank, says=("dst", given, expected))
-        refuses(ValueError, group.gather, x, dst=rank, says=("dst", given, expected))
-        refuses(ValueError, group.send, x, rank, says=("dst", given, expected))
-        refuses(ValueError, group.isend, x, rank, says=("dst", given, expected))
-        refuses(ValueError, group.recv, x, rank, says=("src", given, expected))
-        refuses(ValueError, group.irecv, (3,), rank, says=("src", given, expected))
-        refuses(ValueError, group.subgroup, [rank], says=("ranks", given, expected))
-    refuses(TypeError, group.broadcast, x, src="0", says=("src", "'0'", "str"))
-    refuses(TypeError, group.gather, x, dst=0.0, says=("dst", "0.0", "float"))
-    refuses(TypeError, group.reduce, x, dst=None, says=("dst", "None"))
+        refuses(ValueError, group.broadcast, x, src=rank, words=("src", given, expected))
+        refuses(ValueError, group.scatter, x, src=rank, words=("src", given, expected))
+        refuses(ValueError, group.reduce, x, dst=rank, words=("dst", given, expected))
+        refuses(ValueError, group.gather, x, dst=rank, words=("dst", given, expected))
+        refuses(ValueError, group.send, x, rank, words=("dst", given, expected))
+        refuses(ValueError, group.isend, x, rank, words=("dst", given, expected))
+        refuses(ValueError, group.recv, x, rank, words=("src", given, expected))
+        refuses(ValueError, group.irecv, (3,), rank, words=("src", given, expected))
+        refuses(ValueError, group.subgroup, [rank], words=("ranks", given, expected))
+    refuses(TypeError, group.broadcast, x, src="0", words=("src", "'0'", "str"))
+    refuses(TypeError, group.gather, x, dst=0.0, words=("dst", "0.0", "float"))
+    refuses(TypeError, group.reduce, x, dst=None, words=("dst", "None"))
     _works(group)
 
 
 def things_that_are_no_arrays(group: Group) -> None:
     for thing, kind in (("text", "str"), (None, "NoneType"), ([1, 2], "list"), (object(), "object"), ({}, "dict")):
         for call in _one_array_calls(group):
-            refuses(TypeError, call, thing, says=("x", kind))
+            refuses(TypeError, call, thing, words=("x", kind))
     _works(group)
 
 
 def dtypes_that_do_not_travel(group: Group) -> None:
     for x in (np.array([None, 1]), np.array(["a"]), np.array(["2020-01-01"], "M8[D]")):
         for call in _one_array_calls(group):
-            refuses(TypeError, call, x, says=("x", str(x.dtype)))
+            refuses(TypeError, call, x, words=("x", str(x.dtype)))
     for call in _one_array_calls(group):
-        refuses(TypeError, call, np.zeros(2, "i4,f4"), says=("x", "structured", "x['f0']"))
-    refuses(TypeError, group.all_reduce, np.zeros(2, np.longdouble), says=("x", str(np.dtype(np.longdouble))))
-    refuses(TypeError, group.recv, (3,), 0, dtype="float33", says=("dtype", "float33"))
-    refuses(TypeError, group.recv, (3,), 0, dtype=object, says=("dtype", "object"))
+        refuses(TypeError, call, np.zeros(2, "i4,f4"), words=("x", "structured", "x['f0']"))
+    refuses(TypeError, group.all_reduce, np.zeros(2, np.longdouble), words=("x", str(np.dtype(np.longdouble))))
+    refuses(TypeError, group.recv, (3,), 0, dtype="float33", words=("dtype", "float33"))
+    refuses(TypeError, group.recv, (3,), 0, dtype=object, words=("dtype", "object"))
     _works(group)
 
 
 def read_only_arrays(group: Group) -> None:
-    """What is written to must be writable; what is only read need not be."""
+    """Outputs must be writable; inputs need not be."""
     x = np.ones((4, 3))
     x.flags.writeable = False
     n, out = group.world_size, np.empty((group.world_size, 4, 3))
-    refuses(ValueError, group.all_reduce, x, says=("x", "read-only"))
+    refuses(ValueError, group.all_reduce, x, words=("x", "read-only"))
     if n > 1:
-        refuses(ValueError, group.broadcast, x, (group.rank + 1) % n, says=("x", "read-only"))
-    refuses(ValueError, group.recv, x, 0, says=("x", "read-only"))
+        refuses(ValueError, group.broadcast, x, (group.rank + 1) % n, words=("x", "read-only"))
+    refuses(ValueError, group.recv, x, 0, words=("x", "read-only"))
     frozen = out.copy()
     frozen.flags.writeable = False
-    refuses(ValueError, group.all_gather, x, out=frozen, says=("out", "read-only"))
+    refuses(ValueError, group.all_gather, x, out=frozen, words=("out", "read-only"))
     for readable in (x, x[:, ::2], x.T):
         assert (group.all_gather(readable) == 1).all()
         got = group.broadcast(readable if group.rank == 0 else np.zeros(readable.shape), 0)
@@ -87,7 +87,7 @@ def read_only_arrays(group: Group) -> None:
 
 
 def wrong_out(group: Group) -> None:
-    """gather takes out= on dst alone, and scatter cannot know the shape elsewhere than on src."""
+    """gather takes out= only on dst, and scatter knows the shape only on src."""
     n = group.world_size
     x = np.ones((2 * n, 3), np.float32)
     wanted: dict[str, tuple[tuple[int, ...], Callable[..., object]]] = {
@@ -97,53 +97,53 @@ def wrong_out(group: Group) -> None:
     }
     for shape, call in wanted.values():
         other = (*shape[:-1], 4)
-        refuses(ValueError, call, x, out=np.empty(other, x.dtype), says=("out", str(shape), str(other)))
-        refuses(ValueError, call, x, out=np.empty(shape), says=("out", "float32", "float64"))
-        refuses(TypeError, call, x, out="here", says=("out", "str"))
-        refuses(TypeError, call, x, out=3.0, says=("out", "float"))
-    refuses(ValueError, group.all_to_all, x, out=x, says=("out", "overlaps"))
+        refuses(ValueError, call, x, out=np.empty(other, x.dtype), words=("out", str(shape), str(other)))
+        refuses(ValueError, call, x, out=np.empty(shape), words=("out", "float32", "float64"))
+        refuses(TypeError, call, x, out="here", words=("out", "str"))
+        refuses(TypeError, call, x, out=3.0, words=("out", "float"))
+    refuses(ValueError, group.all_to_all, x, out=x, words=("out", "overlaps"))
     whole = np.ones((n + 1, 4))
-    refuses(ValueError, group.all_gather, whole[0], out=whole[:n], says=("out", "overlaps"))
+    refuses(ValueError, group.all_gather, whole[0], out=whole[:n], words=("out", "overlaps"))
     _works(group)
 
 
 def nothing_to_split(group: Group) -> None:
     for call in (group.reduce_scatter, group.all_to_all, group.all_gather_v):
-        refuses(ValueError, call, np.array(1.0), says=("x", "axis 0"))
-        refuses(ValueError, call, 1.0, says=("x", "axis 0"))
+        refuses(ValueError, call, np.array(1.0), words=("x", "axis 0"))
+        refuses(ValueError, call, 1.0, words=("x", "axis 0"))
     _works(group)
 
 
 def bad_tags_shapes_and_timeouts(group: Group) -> None:
     x = np.ones(2)
-    refuses(ValueError, group.send, x, 0, -1, says=("tag", "-1"))
-    refuses(ValueError, group.recv, x, 0, 2**31, says=("tag", str(2**31)))
-    refuses(TypeError, group.isend, x, 0, "a", says=("tag", "'a'", "str"))
-    refuses(ValueError, group.recv, (2, -1), 0, says=("x", "-1"))
-    refuses(ValueError, group.recv, (2, "b"), 0, says=("x", "b"))
-    refuses(TypeError, group.recv, None, 0, says=("x", "NoneType"))
-    refuses(TypeError, group.recv, "text", 0, says=("x", "str"))
+    refuses(ValueError, group.send, x, 0, -1, words=("tag", "-1"))
+    refuses(ValueError, group.recv, x, 0, 2**31, words=("tag", str(2**31)))
+    refuses(TypeError, group.isend, x, 0, "a", words=("tag", "'a'", "str"))
+    refuses(ValueError, group.recv, (2, -1), 0, words=("x", "-1"))
+    refuses(ValueError, group.recv, (2, "b"), 0, words=("x", "b"))
+    refuses(TypeError, group.recv, None, 0, words=("x", "NoneType"))
+    refuses(TypeError, group.recv, "text", 0, words=("x", "str"))
     for seconds in (0, -1.5, float("nan")):
-        refuses(ValueError, setattr, group, "timeout", seconds, says=("timeout", str(seconds)))
-    refuses(TypeError, setattr, group, "timeout", "1", says=("timeout", "'1'", "str"))
+        refuses(ValueError, setattr, group, "timeout", seconds, words=("timeout", str(seconds)))
+    refuses(TypeError, setattr, group, "timeout", "1", words=("timeout", "'1'", "str"))
     _works(group)
 
 
 def bad_groups(group: Group) -> None:
-    refuses(TypeError, group.split, "a", says=("color", "'a'", "str"))
-    refuses(TypeError, group.split, 0, 0.5, says=("key", "0.5", "float"))
-    refuses(ValueError, group.subgroup, [], says=("ranks", "[]"))
-    refuses(ValueError, group.subgroup, [0, 0], says=("ranks", "[0, 0]"))
-    refuses(TypeError, group.subgroup, ["0"], says=("ranks", "'0'", "str"))
+    refuses(TypeError, group.split, "a", words=("color", "'a'", "str"))
+    refuses(TypeError, group.split, 0, 0.5, words=("key", "0.5", "float"))
+    refuses(ValueError, group.subgroup, [], words=("ranks", "[]"))
+    refuses(ValueError, group.subgroup, [0, 0], words=("ranks", "[0, 0]"))
+    refuses(TypeError, group.subgroup, ["0"], words=("ranks", "'0'", "str"))
     _works(group)
 
 
 def one_rank_errs_and_goes_on(group: Group) -> None:
-    """The others, who made no mistake, wait for that rank's next call and notice nothing."""
+    """The other ranks wait for that rank's next call and notice nothing."""
     x = np.full(3, group.rank)
     if group.rank == group.world_size - 1:
-        refuses(ValueError, group.all_reduce, x, "sun", says=("op",))
-        refuses(ValueError, group.broadcast, x, group.world_size, says=("src",))
+        refuses(ValueError, group.all_reduce, x, "sun", words=("op",))
+        refuses(ValueError, group.broadcast, x, group.world_size, words=("src",))
     assert (group.all_reduce(x) == sum(range(group.world_size))).all()
 
 
@@ -176,5 +176,5 @@ def _one_array_calls(group: Group) -> list[Callable[..., object]]:
 
 
 def _works(group: Group) -> None:
-    """The group is as usable as before."""
+    """The group still works."""
     assert group.all_reduce(1) == group.world_size, "the group is harmed"

@@ -1,4 +1,4 @@
-"""split and subgroup: who is in which group, in which order, and that groups do not disturb each other."""
+"""split and subgroup: which ranks are in which group, in which order, and that groups do not interfere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def split_by_parity(group: Group) -> None:
 
 
 def keys_order_ranks(group: Group) -> None:
-    """A falling key turns the order round; equal keys keep it."""
+    """Descending keys reverse the order; equal keys keep it."""
     with _some(group.split(0, -group.rank)) as turned:
         assert turned.rank == group.world_size - 1 - group.rank
         assert turned.all_gather(np.int64(group.rank)).tolist() == list(range(group.world_size))[::-1]
@@ -38,7 +38,7 @@ def negative_colour_takes_no_part(group: Group) -> None:
     else:
         with _some(part) as others:
             assert others.all_reduce(1) == group.world_size - 1
-    assert group.split(-7) is None, "every colour negative: nobody is in a group"
+    assert group.split(-7) is None, "all colors are negative, so no rank is in a group"
     assert group.all_reduce(1) == group.world_size
 
 
@@ -49,7 +49,7 @@ def large_colours(group: Group) -> None:
 
 
 def nested_splits(group: Group) -> None:
-    """Halve until every rank is alone; all the groups on the way work at the same time."""
+    """Halve until every rank is alone; all the intermediate groups work at the same time."""
     chain = [group]
     while chain[-1].world_size > 1:
         half = (chain[-1].world_size + 1) // 2
@@ -62,7 +62,7 @@ def nested_splits(group: Group) -> None:
 
 
 def groups_do_not_mix(group: Group) -> None:
-    """Two groups over the same ranks, used in turn and with messages of the same tags in both."""
+    """Two groups of the same ranks, used alternately and with messages of the same tags in both."""
     with _some(group.split(0)) as first, _some(group.split(0, -group.rank)) as second:
         for turn in range(10):
             a, b = np.full(100, turn, np.int64), np.full(70, -turn, np.int64)
@@ -78,7 +78,7 @@ def groups_do_not_mix(group: Group) -> None:
 
 
 def parts_work_alone(group: Group) -> None:
-    """One part does a hundred collectives while the other does none."""
+    """One part calls a hundred collectives while the other calls none."""
     with _some(group.split(group.rank % 2)) as part:
         if group.rank % 2 == 0:
             for _ in range(100):
@@ -105,7 +105,7 @@ def different_subgroups_in_one_call(group: Group) -> None:
 
 
 def many_groups_one_after_the_other(group: Group) -> None:
-    """A group that was closed gives back what it held."""
+    """A closed group releases its resources."""
     for turn in range(100):
         with _some(group.split(0, turn)) as part:
             assert part.all_reduce(turn) == turn * group.world_size

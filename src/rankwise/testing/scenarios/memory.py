@@ -1,4 +1,4 @@
-"""Arrays however they lie in memory, and things that are no arrays but hold numbers."""
+"""Arrays of every memory layout, and objects that hold numbers but are not arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwise.testing.oracle import Array
 
 
 def any_layout_in_place(group: Group) -> None:
-    """Views, other byte orders and odd addresses are reduced in place; what lies between stays."""
+    """Views, other byte orders and odd addresses are reduced in place; the bytes in between stay unchanged."""
     n = group.world_size
     for x, around in _layouts():
         x[...] = np.arange(x.size).reshape(x.shape) + group.rank
@@ -45,7 +45,7 @@ def any_layout_as_out(group: Group) -> None:
 
 
 def buffers(group: Group) -> None:
-    """What has the buffer protocol is worked on in place."""
+    """Operations work in place on objects with the buffer protocol."""
     n = group.world_size
     numbers = array.array("d", [1.5, 2.5, 3.5])
     assert group.all_reduce(numbers) is numbers
@@ -61,7 +61,7 @@ MEMORY = (any_layout_in_place, any_layout_to_read, any_layout_as_out, buffers)
 
 
 def _layouts() -> list[tuple[Array, Array]]:
-    """Writable arrays, and the memory that each lies in, all of it 0."""
+    """Writable arrays, and the zeroed memory that contains each."""
     wide, cube = np.zeros((8, 12)), np.zeros((6, 4), np.int64)
     record, odd = np.zeros(24, "u1,f8"), np.zeros(24 * 4 + 1, np.uint8)
     swapped = np.zeros((4, 6), np.dtype(np.int32).newbyteorder())

@@ -1,4 +1,4 @@
-"""send and recv: matching by sender and tag, order, sizes, and life beside collectives."""
+"""send and recv: matching by sender and tag, order, sizes, and messages during collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwise.group.group import Group
 
 
 def tags_out_of_order(group: Group) -> None:
-    """Messages are taken by tag, not in the order they were sent."""
+    """Messages with other tags may be received out of order."""
     after, before = _neighbours(group)
     works = [group.isend(np.full(3, 100 * group.rank + tag), after, tag) for tag in (1, 2, 3)]
     for tag in (3, 1, 2):
@@ -28,7 +28,7 @@ def one_tag_keeps_its_order(group: Group) -> None:
 
 
 def every_pair(group: Group) -> None:
-    """Every rank sends to every rank, itself too; receives are posted before, in another order."""
+    """Every rank sends to every rank, itself included; the receives are posted first, in another order."""
     n, me = group.world_size, group.rank
     incoming = {source: group.irecv((11,), source, me, dtype=np.float32) for source in reversed(range(n))}
     outgoing = [group.isend(np.full(11, 1000 * me + target, np.float32), target, target) for target in range(n)]
@@ -52,7 +52,7 @@ def to_oneself(group: Group) -> None:
 
 
 def many_messages(group: Group) -> None:
-    """More than any queue of fixed length would hold, before the first is received."""
+    """More messages than any queue of fixed length would hold are sent before the first is received."""
     after, before = _neighbours(group)
     works = [group.isend(np.full(5, i), after, i % 3) for i in range(2000)]
     for tag in range(3):
@@ -62,7 +62,7 @@ def many_messages(group: Group) -> None:
 
 
 def large_both_ways(group: Group) -> None:
-    """4 MB to the right and to the left at once; nobody receives before having begun to send."""
+    """4 MB travel to both neighbours at once; every rank starts its sends before it receives."""
     after, before = _neighbours(group)
     base = np.arange(1 << 19, dtype=np.float64)
     to_right, to_left = base + group.rank, base - group.rank
@@ -73,7 +73,7 @@ def large_both_ways(group: Group) -> None:
 
 
 def zero_length(group: Group) -> None:
-    """A message without elements still arrives, in its place among the others."""
+    """A message without elements is delivered in order like any other."""
     after, before = _neighbours(group)
     works = [group.isend(x, after, 2) for x in (np.empty(0), np.ones(4), np.empty((0, 3)))]
     assert group.recv((0,), before, 2).shape == (0,)
@@ -83,7 +83,7 @@ def zero_length(group: Group) -> None:
 
 
 def beside_collectives(group: Group) -> None:
-    """Messages under way do not disturb collectives, small or large, and survive them."""
+    """Pending messages do not disturb small or large collectives, and are delivered after them."""
     after, before = _neighbours(group)
     for turn in range(20):
         size = 40_000 if turn % 5 == 0 else 17
@@ -98,7 +98,7 @@ def beside_collectives(group: Group) -> None:
 
 
 def blocking_chain(group: Group) -> None:
-    """A token goes once round, by blocking send and recv."""
+    """A token travels once around all ranks, by blocking send and recv."""
     after, before = _neighbours(group)
     if group.rank == 0:
         work = group.isend(np.array([1]), after)

@@ -1,4 +1,4 @@
-"""What reductions do to numbers: rounding, NaN, infinity, wrapping, and the same bits everywhere."""
+"""The arithmetic of reductions: rounding, NaN, infinity, wrapping, and equal bits on all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = (DType.F64, DType.F32, *NARROW)
 
 
 def random_reals(group: Group) -> None:
-    """Sums, means and products of any reals are within rounding of the exact result."""
+    """Sums, means and products of arbitrary reals lie within rounding of the exact result."""
     for dtype in _supported(group, FLOATS):
         for op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
             inputs = _reals(group.world_size, 1531, dtype)
@@ -32,7 +32,7 @@ def random_reals(group: Group) -> None:
 
 
 def same_bits_everywhere(group: Group) -> None:
-    """Every rank has the same bits; so has a second run, and the same numbers at another place of an array."""
+    """The bits are equal on every rank, in a second run, and for the same numbers elsewhere in an array."""
     for dtype in _supported(group, FLOATS):
         for count in (1, 3, 1000, 70_001):
             mine = _reals(group.world_size, count, dtype)[group.rank]
@@ -40,10 +40,10 @@ def same_bits_everywhere(group: Group) -> None:
                 first = group.all_reduce(mine.copy(), op)
                 second = group.all_reduce(mine.copy(), op)
                 assert first.tobytes() == second.tobytes(), (
-                    f"{op} of {count} {dtype.name}: other bits in the second run"
+                    f"{op} of {count} {dtype.name}: the second run gave other bits"
                 )
                 sums = group.all_gather(np.uint32(zlib.crc32(first.tobytes())))
-                assert (sums == sums[0]).all(), f"{op} of {count} {dtype.name}: other bits on other ranks"
+                assert (sums == sums[0]).all(), f"{op} of {count} {dtype.name}: the ranks have different bits"
                 reduced = group.reduce(mine.copy(), group.world_size - 1, op)
                 again = group.reduce(mine.copy(), group.world_size - 1, op)
                 if reduced is not None and again is not None:
@@ -62,7 +62,7 @@ def narrow_floats_accumulate_in_float32(group: Group) -> None:
 
 
 def nan_propagates(group: Group) -> None:
-    """A NaN on any one rank is in the result of min and max, at its place and nowhere else."""
+    """A NaN on any one rank appears in the result of min and max, at its position and nowhere else."""
     for dtype in _supported(group, FLOATS):
         for op in ("min", "max", "sum"):
             for culprit in {0, group.world_size // 2, group.world_size - 1}:
@@ -97,7 +97,7 @@ def integers_wrap(group: Group) -> None:
 
 
 def subnormals_live(group: Group) -> None:
-    """Nothing flushes subnormals to zero."""
+    """Subnormal numbers are not flushed to zero."""
     for dtype in _supported(group, (DType.F64, DType.F32, DType.F16)):
         kind = numpy_dtypes()[dtype]
         tiny = np.finfo(kind).smallest_subnormal
@@ -131,7 +131,7 @@ NUMERICS = (
 
 
 def _supported(group: Group, dtypes: Sequence[DType]) -> list[DType]:
-    """Those of the types that this installation has and the backend takes; all ranks find the same."""
+    """The dtypes that both this installation and the backend support; the answer is the same on all ranks."""
     found = []
     for dtype in dtypes:
         if dtype in numpy_dtypes():
@@ -142,7 +142,7 @@ def _supported(group: Group, dtypes: Sequence[DType]) -> list[DType]:
 
 
 def _reals(world_size: int, count: int, dtype: DType) -> list[Array]:
-    """Every rank's numbers: no small integers, of both signs, none so large that a product overflows."""
+    """Every rank's numbers, with fractions and both signs, and too small for a product to overflow."""
     rng = np.random.default_rng(count)
     return [rng.uniform(-1.5, 1.5, count).astype(numpy_dtypes()[dtype]) for _ in range(world_size)]
 

@@ -1,4 +1,4 @@
-"""The contract below the arrays: barrier, sync, per-rank counts with zeros, refused arguments."""
+"""The pointer level of the contract: barrier, sync, per-rank counts with zeros, refused arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankwise.testing.checks import refuses
 
 
 def barrier_waits_for_all(group: Group) -> None:
-    """Nobody leaves a barrier before the last has come. The ranks share a host and so a clock."""
+    """No rank leaves a barrier before the last has entered it. The ranks share a host, hence a clock."""
     for late in range(group.world_size):
         if group.rank == late:
             time.sleep(0.02)
@@ -33,7 +33,7 @@ def barrier_completes_messages(group: Group) -> None:
 
 
 def all_counts_zero(group: Group) -> None:
-    """Nothing to move is no error, and no address is looked at."""
+    """Counts of zero are no error, and the addresses are not used."""
     comm, zeros = group.comm, [0] * group.world_size
     comm.all_reduce(0, 0, DType.F32, ReduceOp.SUM)
     comm.broadcast(0, 0, DType.F32, comm.world_size - 1)
@@ -48,7 +48,7 @@ def all_counts_zero(group: Group) -> None:
 
 
 def one_rank_has_it_all(group: Group) -> None:
-    """Per-rank counts of 0 but for one rank, each rank in turn; the others' addresses are 0."""
+    """All counts but one rank's are 0, for each rank in turn; the other ranks' addresses are 0."""
     comm = group.comm
     data = np.arange(5000, dtype=np.float32)
     for owner in range(comm.world_size):
@@ -69,7 +69,7 @@ def one_rank_has_it_all(group: Group) -> None:
 
 
 def results_after_sync(group: Group) -> None:
-    """Operations queued one after the other take effect in that order."""
+    """Queued operations take effect in their order."""
     comm = group.comm
     x = np.ones(3000, np.float64)
     for _ in range(5):
@@ -85,14 +85,14 @@ def refused_arguments(group: Group) -> None:
     y = np.zeros(4 * n)
     p, q, f64 = x.ctypes.data, y.ctypes.data, DType.F64
     for root in (-1, n):
-        refuses(ValueError, comm.broadcast, p, 4, f64, root, says=("root", str(root)))
-        refuses(ValueError, comm.reduce, p, 4, f64, ReduceOp.SUM, root, says=("root", str(root)))
-        refuses(ValueError, comm.gather, p, q, 4, f64, root, says=("root", str(root)))
-        refuses(ValueError, comm.scatter, p, q, 4, f64, root, says=("root", str(root)))
-        refuses(ValueError, comm.send, p, 4, f64, root, says=("dest", str(root)))
-    refuses(ValueError, comm.recv, q, 4, f64, n, says=("src", str(n)))
-    refuses(ValueError, comm.all_gather_v, p, q, [1] * (n + 1), f64, says=("counts", str(n + 1)))
-    refuses(ValueError, comm.all_to_all_v, p, q, [1] * n, [], f64, says=("recv_counts", "0"))
+        refuses(ValueError, comm.broadcast, p, 4, f64, root, words=("root", str(root)))
+        refuses(ValueError, comm.reduce, p, 4, f64, ReduceOp.SUM, root, words=("root", str(root)))
+        refuses(ValueError, comm.gather, p, q, 4, f64, root, words=("root", str(root)))
+        refuses(ValueError, comm.scatter, p, q, 4, f64, root, words=("root", str(root)))
+        refuses(ValueError, comm.send, p, 4, f64, root, words=("dest", str(root)))
+    refuses(ValueError, comm.recv, q, 4, f64, n, words=("src", str(n)))
+    refuses(ValueError, comm.all_gather_v, p, q, [1] * (n + 1), f64, words=("counts", str(n + 1)))
+    refuses(ValueError, comm.all_to_all_v, p, q, [1] * n, [], f64, words=("recv_counts", "0"))
     refuses((TypeError, ValueError), comm.all_reduce, p, -1, f64, ReduceOp.SUM)
     assert (x == 1).all()
     assert (y == 0).all()

@@ -1,4 +1,4 @@
-"""Works, composed operations, objects, meshes and plans: what builds on the operations of the cases."""
+"""Features that build on the basic operations: works, composed operations, objects, meshes and plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankwise.testing.checks import refuses
 
 
 def many_works_under_way(group: Group) -> None:
-    """They take effect in the order started, before a later blocking call, also where each is made of several."""
+    """They take effect in the order started and before a later blocking call, composed operations too."""
     n, me = group.world_size, group.rank
     x = np.full(1000, 1, np.int64)
     works: list[Work[Any]] = []
@@ -35,7 +35,7 @@ def many_works_under_way(group: Group) -> None:
 
 
 def functions_reduce_in_order(group: Group) -> None:
-    """A function that is associative but not commutative: the digits of the ranks, one after the other."""
+    """An associative but not commutative function: it appends the digits of the ranks."""
 
     def append(a: Any, b: Any) -> Any:
         return a * 10 + b
@@ -93,7 +93,7 @@ def objects_travel(group: Group) -> None:
 
 
 def pickles_where_they_are_allowed(group: Group) -> None:
-    refuses(TypeError, group.all_gather_object, Decimal(1), says=("decimal.Decimal", "allow_pickle=True"))
+    refuses(TypeError, group.all_gather_object, Decimal(1), words=("decimal.Decimal", "allow_pickle=True"))
     got = group.all_gather_object(Decimal(group.rank), allow_pickle=True)
     assert got == [Decimal(rank) for rank in range(group.world_size)]
 
