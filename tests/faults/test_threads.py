@@ -13,7 +13,7 @@ from faults.trials import FULL, Trial, fault
 from rankwise import Group
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.testing.cases import OPERATIONS, REDUCTIONS, ROOTED, Case
-from rankwise.testing.suite import Verdict, merged, run_cases
+from rankwise.testing.suite import Status, merged, run_cases
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])
 
@@ -135,4 +135,4 @@ def test_many_ranks(trial: Trial, backend: str, n: int) -> None:
             for operation in (operations if FULL else trial.rng.sample(list(operations), 4))
         ]
         results = merged(trial.run(n, partial(run_cases, level=level, cases=cases), backend=backend, timeout=100))
-        assert [f"{r.case}: {r.detail}" for r in results if r.verdict is not Verdict.PASS] == []
+        assert [f"{r.case}: {r.detail}" for r in results if r.status is not Status.PASS] == []

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.contract.types import DType
-from rankwise.overlap.plan import ALIGNED, Layout, Parameter, plan
+from rankwise.overlap.plan import ALIGNED, BucketLayout, GradientSpec, plan
 
 PARAMETERS = st.lists(
     st.builds(
-        Parameter,
+        GradientSpec,
         st.lists(st.integers(0, 40), max_size=3).map(tuple),
         st.sampled_from([DType.F32, DType.F64, DType.BF16, DType.C128]),
     ),
@@ -19,26 +19,26 @@ PARAMETERS = st.lists(
 
 
 def test_small_ones_share_a_bucket_and_large_ones_have_their_own() -> None:
-    parameters = [Parameter((16,), DType.F32), Parameter((1000,), DType.F32), Parameter((3, 4), DType.F32)]
+    parameters = [GradientSpec((16,), DType.F32), GradientSpec((1000,), DType.F32), GradientSpec((3, 4), DType.F32)]
     assert plan(parameters, [2, 1, 0], 256) == [
-        Layout(DType.F32, (2,), (0,), 16),
-        Layout(DType.F32, (1,), (0,), 1008),
-        Layout(DType.F32, (0,), (0,), 16),
+        BucketLayout(DType.F32, (2,), (0,), 16),
+        BucketLayout(DType.F32, (1,), (0,), 1008),
+        BucketLayout(DType.F32, (0,), (0,), 16),
     ]
     assert plan(parameters, [2, 0, 1], 256) == [
-        Layout(DType.F32, (2, 0), (0, 16), 32),
-        Layout(DType.F32, (1,), (0,), 1008),
+        BucketLayout(DType.F32, (2, 0), (0, 16), 32),
+        BucketLayout(DType.F32, (1,), (0,), 1008),
     ]
     assert plan([], [], 1) == []
 
 
 def test_buckets_of_two_dtypes_fill_side_by_side() -> None:
-    parameters = [Parameter((8,), DType.F64 if number % 2 else DType.F32) for number in range(6)]
+    parameters = [GradientSpec((8,), DType.F64 if number % 2 else DType.F32) for number in range(6)]
     assert [layout.members for layout in plan(parameters, range(6), 128)] == [(0, 2), (1, 3), (4,), (5,)]
 
 
 @given(PARAMETERS, st.randoms(), st.integers(1, 20_000))
-def test_any_plan(parameters: list[Parameter], random: object, most: int) -> None:
+def test_any_plan(parameters: list[GradientSpec], random: object, most: int) -> None:
     order = list(range(len(parameters)))
     random.shuffle(order)  # type: ignore[attr-defined]
     layouts = plan(parameters, order, most)

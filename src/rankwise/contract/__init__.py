@@ -1,1 +1,1 @@
-"""The contract between the array level and the engines: words, types, errors. Standard library only."""
+"""The contract between the array level and the backends: interfaces, types and errors. Standard library only."""

@@ -1,4 +1,4 @@
-"""The end of the interpreter: everything that is still open is closed, in EXIT_TIMEOUT altogether."""
+"""At interpreter exit everything that is still open is closed, within EXIT_TIMEOUT in total."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from enum import IntEnum
 
 
 class Turn(IntEnum):
-    """Who is closed when: streams first, since what is queued on them may use communicators.
+    """The order of closing: streams first, since functions queued on them may use communicators.
 
-    Works before communicators, since what fails by closing those is not the operation's own failure, and
-    after them, since what was under way may have run.
+    Works are checked before communicators close, because closing makes pending operations fail, and
+    again afterwards, because pending operations may have run until then.
     """
 
     STREAMS = 0
@@ -21,14 +21,14 @@ class Turn(IntEnum):
     LAST_WORKS = 3
 
 
-CLOSE_TIMEOUT = 1.0  # seconds that close() gives to pending work unless told otherwise
-EXIT_TIMEOUT = 0.7  # seconds for all of it at the interpreter's end, which with the rest then takes less than one
+CLOSE_TIMEOUT = 1.0  # seconds that close() gives pending work by default
+EXIT_TIMEOUT = 0.7  # seconds for closing everything, so that the whole exit takes less than one second
 
 _closers: dict[Turn, Callable[[Callable[[], float]], None]] = {}
 
 
 def close_at_exit(turn: Turn, close: Callable[[Callable[[], float]], None]) -> None:
-    """Call `close(left)` when the interpreter ends. `left()` is the seconds that may still be spent."""
+    """Call `close(left)` when the interpreter exits. `left()` returns the seconds that remain."""
     _closers[turn] = close
 
 

@@ -1,4 +1,4 @@
-"""Which process this is, in which job: what a launcher says and a backend needs to meet the other ranks."""
+"""What a launcher tells a process about its job, and a backend needs to meet the other ranks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Job:
-    """One rank's place in its job.
+    """One rank's position in its job.
 
     rank, world_size              as everywhere: 0 <= rank < world_size
-    local_rank, local_world_size  the same among the ranks of this host, or None where the launcher does not say
-    launcher                      who started the ranks ("rankwise run", "torchrun", ...); "" for a process on its own
-    id                            a text that is the same on all ranks of this job and on no other job of this host
-    secret                        bytes that only this job's ranks know, or b"" where the launcher gives none
+    local_rank, local_world_size  the same among the ranks of this host, or None if the launcher does not set them
+    launcher                      what started the ranks ("rankwise run", "torchrun", ...); "" if there is no launcher
+    id                            a text that all ranks of this job share, and that no other job of this host has
+    secret                        bytes that only the ranks of this job know, or b"" if the launcher sets none
     master                        host and port of a store where the ranks can meet (MASTER_ADDR, MASTER_PORT), or None
-    master_serves                 True where the launcher serves that store (torchrun does), False where rank 0 is to
-    segment_fd                    descriptor of the job's shared memory where the ranks inherited it, else None
+    master_serves                 whether the launcher serves that store, as torchrun does; otherwise rank 0 must
+    segment_fd                    descriptor of the job's shared memory if the ranks inherited it, else None
     """
 
     rank: int = 0
@@ -32,5 +32,5 @@ class Job:
 
     @property
     def one_host(self) -> bool:
-        """True where the launcher says that all ranks are on this host."""
+        """Whether all ranks are on this host, according to the launcher."""
         return self.local_world_size == self.world_size

@@ -69,7 +69,7 @@ class ReduceOp(IntEnum):
     BXOR = 7
 
     def refused_for(self, dtype: DType) -> str | None:
-        """Why this operation means nothing for `dtype`, or None where it does mean something."""
+        """The reason why this operation is meaningless for `dtype`, or None if it is meaningful."""
         if self is ReduceOp.MEAN and (dtype.is_integral or dtype is DType.BOOL):
             return "a mean of integers is not an integer; reduce with 'sum' and divide, or convert to float"
         if self in (ReduceOp.MIN, ReduceOp.MAX) and dtype.is_complex:

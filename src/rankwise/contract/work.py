@@ -1,4 +1,4 @@
-"""The handle of an operation that may still be under way."""
+"""The handle of an operation that may still be running."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T", covariant=True)
 class Work(ABC, Generic[T]):
     """One asynchronous operation.
 
-    Its buffers belong to it until `wait` has returned or `done` has said True; from then on it never
-    writes to them. What comes behind it on a stream may use them without either. Safe to use from any
-    thread; in asyncio, `await work` is `wait` while other tasks run.
+    Its buffers must not be touched until `wait` has returned or `done` has returned True; after that it
+    never writes to them. Work queued behind it on a stream may use them without either. Any thread may
+    use it. In asyncio, `await work` waits while other tasks run.
 
     >>> x = np.ones(3)
     >>> work = group.all_reduce(x, async_op=True)
@@ -29,18 +29,18 @@ class Work(ABC, Generic[T]):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> T:
-        """Block until the operation is complete and give its result.
+        """Block until the operation is complete and return its result.
 
-        timeout: seconds; None means the communicator's own limit. Raises CollectiveTimeout past
-        it (the operation stays pending where nothing was lost), and what the operation raised.
+        timeout: seconds; None means the communicator's own limit. Raises CollectiveTimeout when it is
+        over (the operation stays pending if nothing was lost), and the operation's own error.
         """
 
     @abstractmethod
     def done(self) -> bool:
-        """True when the operation is complete or has failed; never blocks."""
+        """Whether the operation is complete or has failed; never blocks."""
 
     def result(self) -> T:
-        """What the operation gives; blocks as `wait` does."""
+        """The operation's result; blocks as `wait` does."""
         return self.wait()
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -51,7 +51,7 @@ class Work(ABC, Generic[T]):
 
 
 class Completed(Work[None]):
-    """An operation that ran when it was started. `wait` raises what it raised."""
+    """An operation that ran when it was started. `wait` raises its error, if any."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
@@ -65,7 +65,7 @@ class Completed(Work[None]):
 
 
 def _in_a_thread(work: Work[Any]) -> asyncio.Future[Any]:
-    """The outcome of `work`, waited for in a thread of its own: in a pool, waits could wait for each other."""
+    """The outcome of `work`, awaited in a thread of its own; in a thread pool, waits could block each other."""
     import asyncio
     import threading
 
@@ -84,7 +84,7 @@ def _in_a_thread(work: Work[Any]) -> asyncio.Future[Any]:
         value, failure = None, None
         try:
             value = work.wait()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the task that awaits gets it
+        except Exception as error:  # noqa: BLE001 - every error goes to the awaiting task
             failure = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, value, failure)

@@ -1,1 +1,1 @@
-"""Gradients reduced over the ranks while the backward pass goes on."""
+"""Gradients are reduced over the ranks while the backward pass is still running."""

@@ -1,4 +1,4 @@
-"""Hooks of the GradientReducer that send less than the bucket: half the bits, or the largest elements."""
+"""Hooks of the GradientReducer that send less data: half the bits, or only the largest elements."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rankwise.overlap.reducer import Bucket
 class BF16Hook:
     """Reduces float32 and float64 buckets in bfloat16: half the bytes, or a quarter, and 8 bits of precision.
 
-    Sums are accumulated in float32 and rounded once. Other buckets go as they are. NumPy arrays need
-    the package ml_dtypes. op: "mean" or "sum", as the reducer would.
+    Sums are accumulated in float32 and rounded once. Buckets of other dtypes are sent unchanged. NumPy
+    arrays need the package ml_dtypes. op: "mean" or "sum", in place of the reducer's.
 
     >>> reducer = rw.GradientReducer([np.zeros(3)], group, hook=rw.BF16Hook())
     >>> reducer.mark_ready(0, np.array([1.0, 1.001, group.rank]))
@@ -42,12 +42,12 @@ class BF16Hook:
 
 
 class TopKHook:
-    """Sends each bucket's largest elements alone, and keeps the rest for the next steps: error feedback.
+    """Sends only the largest elements of each bucket, and keeps the rest for later steps (error feedback).
 
-    fraction: of a bucket's elements, those that are sent, the largest by magnitude of what the step
-    adds to what was kept. What a rank does not send it adds to its next gradients, so nothing is lost
-    but put off (Stich et al., "Sparsified SGD with Memory", NeurIPS 2018). For float32 and float64 in
-    host memory; other buckets go as they are. Gives the mean over the ranks.
+    fraction: the share of a bucket's elements that is sent, the largest by magnitude. A rank adds the
+    elements that it does not send to its next gradients, so they are delayed but not lost (Stich et
+    al., "Sparsified SGD with Memory", NeurIPS 2018). For float32 and float64 in host memory; other
+    buckets are sent unchanged. The result is the mean over the ranks.
 
     >>> hook = rw.TopKHook(1 / 64)
     >>> reducer = rw.GradientReducer([np.zeros(64)], group, hook=hook)
@@ -65,7 +65,7 @@ class TopKHook:
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction}: expected more than 0 and at most 1")
         self.fraction = fraction
-        self._kept: dict[int, np.ndarray[Any, Any]] = {}  # by parameter: buckets may be packed anew
+        self._kept: dict[int, np.ndarray[Any, Any]] = {}  # by parameter, since buckets may be repacked
 
     def __call__(self, bucket: Bucket, group: Group) -> None:
         if bucket.dtype not in (DType.F32, DType.F64):

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class DataParallel:
-    """A module on all ranks of a group. Made by `data_parallel`.
+    """A module that is trained on all ranks of a group; `data_parallel` creates it.
 
-    It is called as the module is, and has its attributes (parameters(), train(), state_dict(), ...).
-    module: the module itself. reducer: what reduces its gradients.
+    It is called like the module and has the module's attributes (parameters(), train(), state_dict(),
+    ...). module: the wrapped module. reducer: the GradientReducer of its gradients.
 
     >>> import torch
     >>> model = rw.data_parallel(torch.nn.Linear(2, 1, bias=False), group)
@@ -53,7 +53,7 @@ class DataParallel:
         return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "module":  # not there yet
+        if name == "module":  # not set yet
             raise AttributeError(name)
         return getattr(self.module, name)
 
@@ -61,13 +61,13 @@ class DataParallel:
         return f"<DataParallel on {self.group!r}: {self.module!r}>"
 
     def broadcast_buffers(self) -> None:
-        """Rank 0's buffers (running means and the like) on every rank; otherwise each rank keeps its own."""
+        """Copy rank 0's buffers (running means and the like) to every rank, which otherwise keeps its own."""
         for buffer in self.module.buffers():
             self.group.broadcast(buffer.detach())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context whose backward passes add to this rank's gradients alone. The next one outside reduces the sums."""
+        """A context whose backward passes only accumulate on this rank. The next pass outside reduces the sums."""
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -75,7 +75,7 @@ class DataParallel:
             self._syncs = before
 
     def remove(self) -> None:
-        """Take the hooks off the module again: backward passes are this rank's own from here on."""
+        """Remove the hooks from the module; later backward passes communicate no gradients."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -88,7 +88,7 @@ class DataParallel:
                 from torch.autograd import Variable
 
                 self._in_backward = True
-                # As torch's own data parallelism does: called when this backward pass is through.
+                # Called at the end of this backward pass, as in torch's own data parallelism.
                 Variable._execution_engine.queue_callback(self._end_of_backward)
             self._mark(number, parameter)
 
@@ -102,7 +102,7 @@ class DataParallel:
             parameter.grad = self.reducer.view(number)
 
     def _end_of_backward(self) -> None:
-        """What is not marked yet was not used this time; its gradient counts if no_sync left it one."""
+        """Mark the parameters that this pass did not use; a gradient that no_sync left there still counts."""
         self._in_backward = False
         for number, parameter in enumerate(self._parameters):
             if not self._used[number] and parameter.grad is not None:
@@ -110,7 +110,7 @@ class DataParallel:
         used = self._used.copy()
         self._used[:] = 0
         gradients = self.reducer.wait_and_unpack()
-        self.group.all_reduce(used, "max")  # behind the last bucket on all ranks, also where that was full long ago
+        self.group.all_reduce(used, "max")  # after the last bucket on all ranks, even if that was full long ago
         for parameter, gradient, anywhere in zip(self._parameters, gradients, used, strict=True):
             if anywhere:
                 parameter.grad = gradient
@@ -126,16 +126,17 @@ def data_parallel(
 ) -> DataParallel:
     """Train a torch module on all ranks of `group`: each backward pass leaves the ranks' mean gradients.
 
-    Collective. The parameters of rank 0 are copied to all ranks, its buffers too; later, buffers are
-    each rank's own (`broadcast_buffers` copies them again). Use what is returned as the module.
+    Collective. Rank 0's parameters and buffers are copied to all ranks; afterwards each rank updates its
+    own buffers (`broadcast_buffers` copies them again). Use the returned object in place of the module.
 
-    Gradients are reduced in buckets while the backward pass goes on, see GradientReducer, and are
-    views of the buckets afterwards. Those that the next backward pass makes anew, after zero_grad(), are
-    copied there behind it; after zero_grad(set_to_none=False) torch adds to them in place, which takes it
-    longer. Leave them alone until backward() has returned. A parameter that no rank used keeps the
-    gradient that it had, None perhaps; one that some ranks used counts as zeros on the others. Every
-    rank runs as many backward passes outside `no_sync` as the others, and in each uses a parameter at
-    least. group: by default that of all ranks. hook, async_op: as for GradientReducer.
+    Gradients are reduced in buckets during the backward pass (see GradientReducer), and are views of the
+    buckets afterwards. After zero_grad() the next backward pass creates new gradients, which are copied
+    into the buckets in the background; after zero_grad(set_to_none=False) torch adds to the views in
+    place, which is slower. Do not touch gradients before backward() has returned. A parameter that no
+    rank used keeps its gradient, which may be None; if some ranks used it, it counts as zeros on the
+    others. Every rank must run the same number of backward passes outside `no_sync`, and use at least
+    one parameter in each. group: by default the group of all ranks. hook, async_op: as for
+    GradientReducer.
 
     >>> import torch
     >>> model = rw.data_parallel(torch.nn.Linear(3, 1), group)

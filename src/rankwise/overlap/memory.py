@@ -1,4 +1,4 @@
-"""What the reducer needs of the caller's kind of array: NumPy's, and tensors of torch on any device."""
+"""The arrays that the reducer takes: NumPy arrays, and torch tensors on any device."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from rankwise.arrays.buffers import source
 from rankwise.contract.stream_sync import THIS_THREAD
 from rankwise.contract.types import DType
 from rankwise.group.group import Group
-from rankwise.overlap.plan import Parameter
+from rankwise.overlap.plan import GradientSpec
 
 if TYPE_CHECKING:
     import torch
 
 
 class Seen(NamedTuple):
-    """What an array is: its memory's address, and where it lies (a torch device, None for NumPy)."""
+    """Facts about an array: the address of its memory, and its device (a torch device, None for NumPy)."""
 
-    parameter: Parameter
+    parameter: GradientSpec
     address: int
     device: torch.device | None
 
 
 def look(array: Any, name: str) -> Seen:
-    """TypeError, naming it, where it is no array of a type that travels."""
+    """Describe an array. Raises TypeError, which names the argument, unless it is an array of a supported dtype."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         from rankwise.arrays.torch import dtype_of
 
-        return Seen(Parameter(tuple(array.shape), dtype_of(array.dtype)), array.data_ptr(), array.device)
+        return Seen(GradientSpec(tuple(array.shape), dtype_of(array.dtype)), array.data_ptr(), array.device)
     buffer = source(array, name)
-    return Seen(Parameter(buffer.shape, buffer.dtype), buffer.ptr, None)
+    return Seen(GradientSpec(buffer.shape, buffer.dtype), buffer.ptr, None)
 
 
 def flat(group: Group, count: int, dtype: DType, device: torch.device | None) -> Any:
-    """Memory of one bucket, zeros: registered where it is the host's."""
+    """Zeroed memory for one bucket; registered memory if it is on the host."""
     if device is None:
         return group.empty(count, dtype)
     import torch
@@ -48,7 +48,7 @@ def flat(group: Group, count: int, dtype: DType, device: torch.device | None) ->
 
 
 def compute_stream(device: torch.device | None) -> int:
-    """The stream, as StreamSyncOps takes it, on which this thread makes arrays of that device."""
+    """The handle, as StreamSyncOps takes it, of the stream on which this thread computes on that device."""
     if device is None or device.type == "cpu":
         return THIS_THREAD
     import torch

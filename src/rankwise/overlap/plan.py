@@ -1,9 +1,9 @@
-"""Which gradient lies where: parameters packed into buckets. Pure: every rank makes the same plan of the same facts.
+"""The bucket plan: which gradient is stored in which bucket, and where. Pure, so every rank computes the same plan.
 
-A bucket is a run of memory that is reduced at once. It holds gradients of one dtype, in the order in
-which they become ready, so that it is full early, and its reduction runs while later ones are still
-being computed (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
-VLDB 2020).
+A bucket is a block of memory that is reduced at once. It holds gradients of one dtype, in the order in
+which they become ready. A bucket is therefore full early, and its reduction runs while later gradients
+are still being computed (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel
+Training", VLDB 2020).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from math import prod
 
 from rankwise.contract.types import DType
 
-ALIGNED = 64  # bytes: a gradient begins at a cache line
+ALIGNED = 64  # bytes; each gradient begins on a cache line
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """What a plan needs to know of a parameter."""
+class GradientSpec:
+    """The properties of a gradient that the plan depends on."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -33,8 +33,8 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A bucket: the numbers of its parameters, and the element at which each begins. count: elements of it all."""
+class BucketLayout:
+    """A bucket: the numbers of its parameters, and the element at which each begins. count: all its elements."""
 
     dtype: DType
     members: tuple[int, ...]
@@ -42,8 +42,8 @@ class Layout:
     count: int
 
 
-def plan(parameters: Sequence[Parameter], order: Sequence[int], bucket_bytes: int) -> list[Layout]:
-    """Buckets of at most `bucket_bytes` (a larger gradient has one to itself), the first to be full first.
+def plan(parameters: Sequence[GradientSpec], order: Sequence[int], bucket_bytes: int) -> list[BucketLayout]:
+    """Buckets of at most `bucket_bytes` (a larger gradient gets its own), in the order in which they become full.
 
     order: every parameter's number, in the order in which the gradients become ready.
     """
@@ -64,15 +64,15 @@ def plan(parameters: Sequence[Parameter], order: Sequence[int], bucket_bytes: in
     return [_layout(parameters, members) for members in buckets]
 
 
-def _aligned(parameter: Parameter) -> int:
-    """The parameter's elements, rounded up to whole lines."""
+def _aligned(parameter: GradientSpec) -> int:
+    """The number of elements, rounded up to whole cache lines."""
     unit = max(1, ALIGNED // parameter.dtype.itemsize)
     return (parameter.count + unit - 1) // unit * unit
 
 
-def _layout(parameters: Sequence[Parameter], members: Sequence[int]) -> Layout:
+def _layout(parameters: Sequence[GradientSpec], members: Sequence[int]) -> BucketLayout:
     offsets, count = [], 0
     for number in members:
         offsets.append(count)
         count += _aligned(parameters[number])
-    return Layout(parameters[members[0]].dtype, tuple(members), tuple(offsets), count)
+    return BucketLayout(parameters[members[0]].dtype, tuple(members), tuple(offsets), count)

@@ -1,4 +1,4 @@
-"""GradientReducer: the gradients of a model, averaged over the ranks while the backward pass goes on."""
+"""GradientReducer averages the gradients of a model over the ranks while the backward pass is still running."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rankwise.contract.work import Work
 from rankwise.group.group import Group
 from rankwise.group.streams import Stream
 from rankwise.overlap import memory
-from rankwise.overlap.plan import Layout, Parameter, plan
+from rankwise.overlap.plan import BucketLayout, GradientSpec, plan
 
 BUCKET_BYTES = 25 << 20
 OPS = ("sum", "mean")
 
 
 class Bucket:
-    """Gradients that are reduced at once, in memory of their own.
+    """Gradients that are stored together and reduced at once.
 
-    flat: all of it, one dimension; what is not a gradient is zero. members: the numbers of its
-    parameters. views: for each, its gradient's place in flat, in its shape. index: its place in the
-    order in which buckets are reduced, the same on all ranks.
+    flat: all elements, one-dimensional; the padding between gradients is zero. members: the numbers of
+    the bucket's parameters. views: each member's gradient, as a view of flat in the parameter's shape.
+    index: the bucket's position in the order of reduction, which is the same on all ranks.
 
     >>> reducer = rw.GradientReducer([np.zeros(3), np.zeros((2, 2))], group)
     >>> [bucket] = reducer.buckets
@@ -37,7 +37,7 @@ class Bucket:
     """
 
     def __init__(
-        self, index: int, layout: Layout, parameters: Sequence[Parameter], flat: Any, sync: StreamSyncOps
+        self, index: int, layout: BucketLayout, parameters: Sequence[GradientSpec], flat: Any, sync: StreamSyncOps
     ) -> None:
         self.index = index
         self.dtype = layout.dtype
@@ -49,7 +49,7 @@ class Bucket:
             self.views[number] = flat[offset : offset + parameter.count].reshape(parameter.shape)
         self.addresses = {number: memory.look(view, "view").address for number, view in self.views.items()}
         self.missing = len(self.members)
-        self.lent: list[Callable[[], None]] = []  # put the gradients that were only lent into their places
+        self.deferred: list[Callable[[], None]] = []  # copy the gradients whose copy was deferred
         self.work: Work[Any] | None = None
         self._sync = sync
         self.ready, self.reduced = sync.create_event(), sync.create_event()
@@ -62,12 +62,12 @@ class Bucket:
 
 
 class BucketHook(Protocol):
-    """Reduces a bucket in some other way than by one all_reduce.
+    """Reduces a bucket in another way than by one all_reduce.
 
-    Called as `hook(bucket, group)` it leaves in bucket.flat what the reducer shall give back: the mean
-    (or sum) over the ranks, the same bits on all of them. It runs on the group's stream (with
-    async_op=False: where the bucket became full), on every rank for the same buckets in the same order,
-    and may call blocking operations of `group`. It may keep what it likes between steps, for one reducer.
+    `hook(bucket, group)` stores in bucket.flat the result that the reducer returns: the mean (or sum)
+    over the ranks, with the same bits on all of them. It runs on the group's stream (with
+    async_op=False: in the thread that fills the bucket), on every rank for the same buckets in the same
+    order, and may call blocking operations of `group`. It may keep state between steps, for one reducer.
 
     >>> def halves(bucket, group):
     ...     half = bucket.flat.astype(np.float16)
@@ -82,27 +82,28 @@ class BucketHook(Protocol):
 
 
 class GradientReducer:
-    """Averages gradients over the ranks of a group, bucket by bucket, behind the computation of the next ones.
+    """Averages gradients over the ranks of a group, bucket by bucket, while the next ones are being computed.
 
-    params: the parameters, arrays of NumPy or tensors, of any dtypes mixed; only their shapes and
-    dtypes count. group: by default that of all ranks. bucket_bytes: how much is reduced at once; a
-    bucket holds one dtype. op: "mean" or "sum". hook: reduces a bucket in another way, see BucketHook.
-    stream: where gradients are computed by functions on a `rw.Stream`, that stream. async_op: False has a
-    full bucket reduced by the thread that marks its last gradient, before mark_ready returns. That is
-    the better way where the ranks' computing takes all the cores, with buckets of half a core's L2
-    cache (1 MiB, say) and gradients no larger: they are reduced while they are in the cache, and no
-    other thread needs a turn on the core.
+    params: the parameters, NumPy arrays or tensors of any mixture of dtypes; only their shapes and
+    dtypes matter. group: by default the group of all ranks. bucket_bytes: the size of a bucket, which
+    holds one dtype. op: "mean" or "sum". hook: reduces a bucket in another way, see BucketHook. stream:
+    the `rw.Stream` whose functions compute the gradients, if there is one. async_op: with False the
+    thread that marks the last gradient of a bucket reduces the bucket before mark_ready returns. This is
+    faster when computation occupies all cores, with buckets of half a core's L2 cache (for example
+    1 MiB) and gradients no larger than that: they are reduced while they are in the cache, and no other
+    thread needs the core.
 
-    A step: `mark_ready(i, gradient)` for each parameter, in any order, then `wait_and_unpack()`. A
-    full bucket is reduced on the group's stream (registered memory, one all_reduce with
-    async_op=True) while the program goes on; on a backend without streams at once, with the same
-    results. Buckets are reduced in one order on all ranks, so one that is full early waits for those
-    before it. They are packed first from the last parameter to the first, as a backward pass comes by
-    them, and from the second step on in the order in which the gradients of rank 0 became ready.
+    In each step call `mark_ready(i, gradient)` for each parameter, in any order, and then
+    `wait_and_unpack()`. A full bucket is reduced on the group's stream (registered memory, one
+    all_reduce with async_op=True) while the program continues; on a backend without streams it is
+    reduced at once, with the same results. All ranks reduce the buckets in the same order, so a bucket
+    that is full early waits for those before it. Buckets are first packed from the last parameter to the
+    first, the usual order of a backward pass, and from the second step on in the order in which rank 0's
+    gradients became ready.
 
-    Every rank makes its reducer at the same time, of the same parameters and options: MismatchError
-    where they differ. Errors of a reduction come out of `wait_and_unpack`, with async_op=False of the mark
-    that reduces. Any thread may mark.
+    Every rank creates its reducer at the same time, with the same parameters and options; a difference
+    raises MismatchError. `wait_and_unpack` raises the errors of reductions (with async_op=False,
+    `mark_ready` does). Any thread may call mark_ready.
 
     >>> weights, bias = np.zeros((2, 3), np.float32), np.zeros(3, np.float32)
     >>> reducer = rw.GradientReducer([weights, bias], group)
@@ -132,7 +133,9 @@ class GradientReducer:
         if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
             raise ValueError(f"bucket_bytes={bucket_bytes!r}: expected a number of bytes of at least 1")
         if stream is not None and not async_op:
-            raise ValueError("async_op=False: gradients on a stream are reduced behind it; give one of the two")
+            raise ValueError(
+                "async_op=False: a stream always reduces asynchronously; pass one of the two"
+            )
         seen = [memory.look(param, f"params[{number}]") for number, param in enumerate(params)]
         self.group = group
         self.op = op
@@ -149,9 +152,9 @@ class GradientReducer:
         self._lock = threading.Lock()
         self._no_sync = False
         self._agree()
-        self._order: list[int] | None = []  # in which gradients became ready; None once the plan follows it
+        self._order: list[int] | None = []  # the order in which gradients became ready; None once the plan follows it
         self._marked: set[int] = set()
-        self._kept: set[int] = set()  # parameters whose view holds what no_sync left there
+        self._kept: set[int] = set()  # parameters whose view holds gradients that no_sync accumulated
         self._launched = 0
         self._pack(list(reversed(range(len(seen)))))
 
@@ -159,7 +162,7 @@ class GradientReducer:
         return f"<GradientReducer of {len(self.parameters)} parameters in {len(self.buckets)} buckets, {self.group!r}>"
 
     def _agree(self) -> None:
-        """MismatchError on all ranks unless they were all given the same."""
+        """Raise MismatchError on all ranks unless all have the same parameters and options."""
         words = [*map(str, self.parameters), f"bucket_bytes={self._bucket_bytes}", f"op={self.op}"]
         words.append(f"hook={type(self._hook).__name__}" if self._hook else "no hook")
         digest = np.array(zlib.crc32("\n".join(words).encode()), np.int64)
@@ -172,7 +175,7 @@ class GradientReducer:
             for rank, one in enumerate(every)
         }
         lines = "".join(f"\n  rank {rank}: {call}" for rank, call in calls.items())
-        raise MismatchError(f"GradientReducer: the ranks gave different parameters or options{lines}", calls=calls)
+        raise MismatchError(f"GradientReducer: the ranks passed different parameters or options{lines}", calls=calls)
 
     def _pack(self, order: Sequence[int]) -> None:
         layouts = plan(self.parameters, order, self._bucket_bytes)
@@ -189,11 +192,11 @@ class GradientReducer:
         self._bucket_of = {number: bucket for bucket in self.buckets for number in bucket.members}
 
     def view(self, i: int) -> Any:
-        """The place of parameter `i`'s gradient in its bucket.
+        """The memory of parameter `i`'s gradient in its bucket.
 
-        A gradient that is computed into it (`out=`) and marked with it is not copied, nor added to what
-        no_sync left there: that is the caller's then. Ask anew in each step: after the first one,
-        buckets may have been packed in a better order.
+        A gradient that is computed into the view (`out=`) and marked with it is not copied. Nor is it added
+        to gradients that no_sync accumulated there; the caller must do that. Call view again in each step,
+        since buckets may be repacked after the first step.
         """
         return self._bucket_of[i].views[i]
 
@@ -203,29 +206,30 @@ class GradientReducer:
         return [self.view(number) for number in range(len(self.parameters))]
 
     def mark_ready(self, i: int, grad: Any, *, lend: bool = False) -> None:
-        """The gradient of parameter `i` is computed; the reducer takes it over, by a copy, and starts what it can.
+        """Declare that the gradient of parameter `i` is computed. It is copied, and full buckets are reduced.
 
-        With a `stream`: it will be, once what is queued there has run; nothing here blocks. lend: the
-        gradient stays as it is until wait_and_unpack has returned, so the copy may be made
-        when the bucket is reduced, behind the program.
-        ValueError for another shape or dtype than the parameter's, and for one that was marked in
-        this step before.
+        With a `stream`, the gradient is taken when the work queued there has run; the call does not
+        block. lend: promises that the gradient will not change before wait_and_unpack has returned, so
+        that it may be copied later, in the background. Raises ValueError if the shape or dtype differs
+        from the parameter's, or if the parameter was already marked in this step.
         """
         if not 0 <= i < len(self.parameters):
             raise ValueError(f"i={i}: expected the number of a parameter, 0 to {len(self.parameters) - 1}")
         seen = None
-        if grad is not self._bucket_of[i].views[i]:  # its own place, as it is mostly, is known
+        if grad is not self._bucket_of[i].views[i]:  # the bucket's own view, the usual case, needs no check
             seen, parameter = memory.look(grad, "grad"), self.parameters[i]
             if seen.parameter != parameter:
                 raise ValueError(f"grad: expected {parameter} for parameter {i}, got {seen.parameter}")
         with self._lock:
             if i in self._marked and not self._no_sync:
-                raise ValueError(f"i={i}: this parameter was marked in this step; wait_and_unpack() ends a step")
+                raise ValueError(
+                    f"i={i}: this parameter was already marked; wait_and_unpack() ends the step"
+                )
             bucket = self._bucket_of[i]
             if seen is not None and seen.address != bucket.addresses[i]:
                 fill = partial(_add if i in self._kept else _copy, bucket.views[i], _plain(grad))
                 if lend and self._on_host() and not self._no_sync:
-                    bucket.lent.append(fill)
+                    bucket.deferred.append(fill)
                 else:
                     self._do(fill)
             if self._no_sync:
@@ -239,10 +243,10 @@ class GradientReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which gradients are added up on this rank, and nothing is sent.
+        """A context in which gradients are accumulated on this rank and nothing is sent.
 
-        A parameter may be marked several times in it. The next step outside adds its own gradients
-        and reduces the sums; a parameter that is not marked there counts with what it has.
+        A parameter may be marked several times in it. The next step outside adds its own gradients and
+        reduces the sums; a parameter that it does not mark contributes its accumulated gradient.
         """
         before, self._no_sync = self._no_sync, True
         try:
@@ -253,13 +257,13 @@ class GradientReducer:
     def wait_and_unpack(self) -> list[Any]:
         """End the step: each parameter's gradient, reduced over the ranks, in its shape, in the order of params.
 
-        A parameter that this rank did not mark counts as zeros. What is returned are views of the
-        buckets: use them, or copy them, before the next step's first mark. Returns when all
-        reductions are done; with a `stream`, at once: what is queued there next finds them done, and
-        a failed one raises there.
+        A parameter that this rank did not mark counts as zeros. The results are views of the buckets:
+        use or copy them before the first mark_ready of the next step. Returns when all reductions are
+        done. With a `stream` it returns at once: work queued there later runs after the reductions, and
+        raises if one failed.
         """
         if self._no_sync:
-            raise RuntimeError("wait_and_unpack() within no_sync(): nothing is reduced there")
+            raise RuntimeError("wait_and_unpack() within no_sync(): no gradient is reduced there")
         with self._lock:
             for number in range(len(self.parameters)):
                 if number not in self._marked:
@@ -271,18 +275,18 @@ class GradientReducer:
             stream = self._compute_stream()
             works = []
             for bucket in self.buckets:
-                if bucket.work is not None:  # else it is reduced
+                if bucket.work is not None:  # otherwise it has been reduced
                     works.append(bucket.work)
                     self._sync.stream_wait_event(stream, bucket.reduced)
             gradients = self.views
             self._end_step()
-        for work in works:  # their time is over; only their errors are of interest
+        for work in works:  # they are complete; only their errors matter
             self._do(work.wait)
         self._follow_rank_0()
         return gradients
 
     def _do(self, function: Callable[..., object], *args: Any) -> None:
-        """Where gradients are computed: here, or on the stream."""
+        """Call the function where gradients are computed: here, or on the stream."""
         if self._stream is None:
             function(*args)
         else:
@@ -296,26 +300,26 @@ class GradientReducer:
         return memory.compute_stream(self._device) if self._stream is None else self._stream.handle
 
     def _launch_full(self) -> None:
-        """Start the buckets that are full, as far as those before them are."""
+        """Start the reduction of every full bucket whose predecessors are full too."""
         while self._launched < len(self.buckets) and not self.buckets[self._launched].missing:
             bucket = self.buckets[self._launched]
             if not self._async_op:
                 self._reduce(bucket)
-                self._launched += 1  # only now: what failed fails again in wait_and_unpack
+                self._launched += 1  # only now, so that a failed bucket fails again in wait_and_unpack
                 continue
             self._launched += 1
             self._sync.record_on_stream(bucket.ready, self._compute_stream())
             self._sync.comm_stream_wait_event(bucket.ready)
-            if self._hook is None and not bucket.lent:
+            if self._hook is None and not bucket.deferred:
                 bucket.work = self.group.all_reduce(bucket.flat, self.op, async_op=True)
             else:
                 bucket.work = self.group.comm.start_call(partial(self._reduce, bucket))
             self._sync.record_on_comm_stream(bucket.reduced)
 
     def _reduce(self, bucket: Bucket) -> None:
-        for fill in bucket.lent:
+        for fill in bucket.deferred:
             fill()
-        bucket.lent.clear()
+        bucket.deferred.clear()
         if self._hook is None:
             self.group.all_reduce(bucket.flat, self.op)
         else:
@@ -330,7 +334,7 @@ class GradientReducer:
             bucket.work = None
 
     def _follow_rank_0(self) -> None:
-        """After the first step: pack in the order in which it went on rank 0, if that was another than expected."""
+        """After the first step, repack in the order in which rank 0's gradients became ready, if it differs."""
         if self._order is None:
             return
         count = len(self.parameters)
@@ -355,5 +359,5 @@ def _clear(view: Any) -> None:
 
 
 def _plain(grad: Any) -> Any:
-    """Without what autograd knows of a tensor."""
+    """The gradient without its autograd history."""
     return grad.detach() if hasattr(grad, "detach") else grad

@@ -218,7 +218,7 @@ def all_to_all(group: Group, case: Case) -> Array:
 
 
 def send_recv(group: Group, case: Case) -> Array:
-    """Each rank sends to the next one and receives into an array, or by shape and dtype."""
+    """Each rank sends to the next one, and receives into an array or by shape and dtype."""
     n, me, tag = group.world_size, group.rank, case.seed % 5
     before = (me - 1) % n
     x = CaseArray(contents(case, me, n), case.strided)

@@ -1,4 +1,4 @@
-"""What the torch::distributed_ commands do: checks that need no other rank, then one array operation."""
+"""The functions of the torch::distributed_ commands: checks that need no other rank, then one array operation."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def new_group(session: Session, name: str, ranks: tuple[int, ...]) -> str:
 
 
 def _rank(ranks: Ranks, option: str, rank: int) -> int:
-    """`rank`, which must be one of the group; alone, any that could be one."""
+    """Check that `rank` is a rank of the group; an Alone accepts every rank from 0 on."""
     if isinstance(ranks, Alone):
         if rank < 0:
             raise invalid(option, rank, "Must be a rank of at least 0.")
@@ -143,7 +143,7 @@ def _rank(ranks: Ranks, option: str, rank: int) -> int:
 
 
 def _operation(option: str, op: str, tensor: Tensor) -> str:
-    """`op`, which must mean something for this type."""
+    """Check that `op` is meaningful for the tensor's dtype."""
     refused = NAMES[op].refused_for(dtypes.parse(tensor.dtype))
     if refused is not None:
         raise invalid(option, op, f"The tensor is of {tensor.dtype.name}: {refused}.")
@@ -151,7 +151,7 @@ def _operation(option: str, op: str, tensor: Tensor) -> str:
 
 
 def _splittable(tensor: Tensor) -> Tensor:
-    """The check is made on every rank, also where the tensor is not read, so that all ranks refuse alike."""
+    """Every rank checks its tensor, even if it is not read, so that all ranks refuse alike."""
     if tensor.ndim == 0:
         raise ValueError("Invalid -tensor parameter. A tensor of shape {} has no first dimension to split.")
     return tensor

@@ -1,4 +1,4 @@
-"""The one table of commands: names, parameters, functions, help. Everything else follows from it."""
+"""The table of all commands: names, parameters, functions and help. Help, completion and docs are made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host in Python: Tcl 8.6 as tkinter brings it, without Tk and without a screen."""
+"""A Tcl interpreter in this process: tkinter's Tcl 8.6, without Tk and without a screen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwise.frontends.tcl.script import VERSION, definitions
 from rankwise.frontends.tcl.session import Answer, Session
 from rankwise.initialize import default_group
 
-# Scripts written for the stock tclsh require the package, which is here already. tkinter takes `exit` away.
+# Scripts written for a stock tclsh require the package, which is already present. tkinter removes `exit`.
 _ADAPTED = f"""
 package provide torchtcl {VERSION}
 proc ::exit {{{{code 0}}}} {{
@@ -27,7 +27,7 @@ fconfigure stdout -buffering line
 
 
 class TclError(Exception):
-    """A script failed. The text is Tcl's message; info is its errorInfo, which says where."""
+    """A script failed. The text is Tcl's message; info is Tcl's errorInfo, which shows where."""
 
     def __init__(self, message: str, info: str) -> None:
         super().__init__(message)
@@ -35,9 +35,9 @@ class TclError(Exception):
 
 
 class Interpreter:
-    """A Tcl interpreter with the torch:: commands, for the thread that made it.
+    """A Tcl interpreter with the torch:: commands, for the thread that created it.
 
-    Raises BackendUnavailable where this Python has no Tcl.
+    Raises BackendUnavailable if this Python has no Tcl.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Interpreter:
         self.eval(_ADAPTED)
 
     def eval(self, script: str) -> str:
-        """Run a script; its result. TclError where it fails."""
+        """Run a script and return its result. Raises TclError if it fails."""
         try:
             return str(self._tcl.eval(script))
         except self._error as error:
@@ -71,14 +71,14 @@ class Interpreter:
         self._call("set", f"::{name}", value)
 
     def source(self, path: str, arguments: list[str]) -> None:
-        """Run a script file as tclsh does, with argv0, argv and argc. TclError where it fails."""
+        """Run a script file as tclsh does, with argv0, argv and argc. Raises TclError if it fails."""
         self.set("argv0", path)
         self._call("set", "::argv", tuple(arguments))
         self.set("argc", str(len(arguments)))
         try:
             self._call("source", "-encoding", "utf-8", path)
         except TclError as error:
-            # Of how the file was run, only (file "..." line ...) is of interest.
+            # Keep only the line (file "..." line ...), and drop how rankwise ran the file.
             error.info = error.info.rpartition('\n    invoked from within\n"source -encoding utf-8 ')[0] or error.info
             raise
 
@@ -93,7 +93,7 @@ class Interpreter:
         return [*map(str, commands), *(f"{str(name).removeprefix('::')}::" for name in spaces)]
 
     def flush(self) -> None:
-        """Write out what `puts` still holds, as far as anybody reads it."""
+        """Flush Tcl's output channels; errors of closed ones are ignored."""
         self._call("::torch::Flush")
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Interpreter:
 
 
 def leave() -> None:
-    """Close the group of all ranks, if there is one, before the process ends."""
+    """Close the group of all ranks, if it exists, before the process ends."""
     try:
         default_group().close()
     except ClosedError:
@@ -121,6 +121,6 @@ def leave() -> None:
 
 
 def _exit(code: str) -> None:
-    """End the process inside Tcl: an exception would not pass through it."""
+    """End the process from within Tcl, through which an exception would not pass."""
     leave()
     os._exit(int(code) & 0xFF)

@@ -15,8 +15,8 @@ USAGE = """\
 usage: rankwise tclsh [SCRIPT [arguments]]
        rankwise tclsh --commands | --package-path | --help
 
-Run a Tcl script with the torch:: commands, or without one a shell. Standard input, where it is no
-terminal, is taken as a script. Where this Python has no Tcl, the tclsh on the PATH runs the script.
+Run a Tcl script with the torch:: commands, or an interactive shell if no script is given. Standard input
+that is not a terminal is run as a script. If this Python has no Tcl, the tclsh on PATH runs the script.
 
 options:
   --commands      list the commands
@@ -32,13 +32,13 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `rankwise tclsh` with these words; the exit code."""
+    """Run `rankwise tclsh` with these arguments; returns the exit code."""
     words = list(argv)
     if not words or not words[0].startswith("-"):
         return _run(words)
     option = words[0]
     if len(words) > 1 or option not in ("-h", "--help", "--commands", "--package-path"):
-        return _refuse(f"unknown words {' '.join(words)!r} (rankwise tclsh --help tells more)", 2)
+        return _refuse(f"unknown words {' '.join(words)!r} (see rankwise tclsh --help)", 2)
     if option == "--commands":
         from rankwise.frontends.tcl.commands import COMMANDS
         from rankwise.frontends.tcl.helptext import listing
@@ -55,10 +55,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def package_path() -> Path | None:
-    """The folder of the Tcl package and its library, which the build installs; None where it is not there."""
+    """The folder of the Tcl package and its library, which the build installs; None if it is missing."""
     import rankwise
 
-    # An editable installation has two folders, and what was built is in only one of them.
+    # An editable installation has two folders, and only one of them holds the built files.
     folders = [Path(folder) / "frontends" / "tcl" / "package" for folder in rankwise.__path__]
     return next((folder for folder in folders if (folder / "pkgIndex.tcl").is_file()), None)
 
@@ -105,7 +105,7 @@ def _run(words: list[str]) -> int:
 
 
 def _run_in_tclsh(words: list[str], lacking: BackendUnavailable) -> int:
-    """Replace this process by the tclsh on the PATH; the exit code where there is none."""
+    """Replace this process with the tclsh on PATH; returns the exit code if there is none."""
     tclsh, folder = shutil.which("tclsh"), package_path()
     if tclsh is not None and folder is not None:
         script = words or ([] if sys.stdin.isatty() else ["/dev/stdin"])

@@ -1,4 +1,4 @@
-"""Commands and their parameters, and how the words of a Tcl call become the arguments of a function."""
+"""Commands and their parameters: how the words of a Tcl call become the arguments of a function."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Final
 from rankwise.frontends.tcl.handles import Handles
 
 REQUIRED: Final = object()
-"""The default of a parameter that has none."""
+"""Marks a parameter without a default."""
 
 LONGEST: Final = 60
-"""How much of a wrong value its error repeats, in characters."""
+"""How many characters of an invalid value its error message repeats."""
 
 
 def camel(name: str) -> str:
@@ -22,7 +22,7 @@ def camel(name: str) -> str:
 
 
 def invalid(option: str, given: object, must: str) -> ValueError:
-    """The error of a parameter whose value cannot be. option: as in the call, without its dash."""
+    """The error for a parameter with an invalid value. option: as in the call, without its dash."""
     text = " ".join(str(given).split())
     if len(text) > LONGEST:
         text = text[: LONGEST - 3] + "..."
@@ -31,7 +31,7 @@ def invalid(option: str, given: object, must: str) -> ValueError:
 
 @dataclass(frozen=True)
 class ValueType:
-    """What a word may be. parse: gives its value, or raises ValueError where it is none; must: what was expected."""
+    """A type of parameter. parse: returns a word's value, or raises ValueError. must: what is expected, for errors."""
 
     name: str
     must: str
@@ -42,9 +42,8 @@ class ValueType:
 class Parameter:
     """One parameter of a command.
 
-    name: that of the function's argument; in a call it is -name, in camelCase. default: REQUIRED, or
-    a value. complaint: what the error says for a word that is not of this kind, where it shall not
-    be the usual sentence.
+    name: the name of the function's argument; a call gives it as -name, in camelCase. default: REQUIRED
+    or a value. complaint: the error message for an invalid word, if it differs from the usual one.
     """
 
     name: str
@@ -70,11 +69,11 @@ class Parameter:
 class Command:
     """One command: torch::NAME, and its camelCase alias.
 
-    function: takes the session and the parameters by name; what it returns becomes the result: a
-    NumPy array becomes a handle, None the empty string. what, returns, modes: a sentence or two each.
-    example: Tcl, with what it prints in comments `# Output: ...`. errors: messages that do not follow
-    from the parameters. forms: the names of the positional parameters; where there are several
-    forms, the first that the words fit is meant. prints: the host writes the result to standard output.
+    function: takes the session, and the parameters by name. Its return value becomes the result: a NumPy
+    array becomes a handle, None the empty string. what, returns, modes: a sentence or two each. example:
+    Tcl code, with its output in comments `# Output: ...`. errors: messages that do not follow from the
+    parameters. forms: the names of the positional parameters; of several forms, the first that fits the
+    words applies. prints: the interpreter writes the result to standard output.
     """
 
     name: str
@@ -100,7 +99,7 @@ class Command:
         return next(parameter for parameter in self.parameters if parameter.name == name)
 
     def arguments(self, handles: Handles, words: Sequence[str]) -> dict[str, Any]:
-        """The values of all parameters, by name; ValueError says which word is wrong, and how."""
+        """The values of all parameters, by name. A ValueError says which word is wrong and why."""
         if words and not self.parameters:
             raise ValueError(f"Wrong number of arguments. Expected: torch::{self.name}")
         if words and _is_option(words[0]):
@@ -115,7 +114,7 @@ class Command:
         raise first or ValueError("Wrong number of arguments for positional syntax")
 
     def _named(self, words: Sequence[str]) -> dict[str, str]:
-        """The words by parameter name. As in Tcl's own commands, the last holds where one is given twice."""
+        """The words by parameter name. If a parameter is given twice, the last one counts, as in Tcl's own commands."""
         names = {f"-{parameter.option}": parameter.name for parameter in self.parameters}
         given: dict[str, str] = {}
         for i in range(0, len(words), 2):
@@ -141,5 +140,5 @@ class Command:
 
 
 def _is_option(word: str) -> bool:
-    """Whether a first word begins the named syntax; -5 and -inf are numbers."""
+    """Whether a call that begins with this word uses the named syntax; -5 and -inf are numbers."""
     return re.fullmatch(r"-(?!(inf|infinity|nan)$)[a-z_]\w*", word, re.IGNORECASE) is not None

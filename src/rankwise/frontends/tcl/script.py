@@ -1,4 +1,4 @@
-"""The Tcl side of the commands, the same in every host."""
+"""The Tcl side of the commands, which is the same in every interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwise.frontends.tcl.parameters import Command
 VERSION = "1.0"
 """The version of the Tcl package torchtcl; native/tcl/pkgIndex.tcl has it too."""
 
-# Once the commands are there, loading the library again succeeds and does nothing.
+# Once the commands exist, loading the library again succeeds and does nothing.
 _LOADED = """
 if {[info commands ::torch::Load] eq ""} {
     rename ::load ::torch::Load
@@ -23,11 +23,11 @@ if {[info commands ::torch::Load] eq ""} {
 
 
 def definitions() -> str:
-    """A script that makes every command and alias a procedure.
+    """A script that defines every command and alias as a procedure.
 
-    It asks the host's ::torch::Request, which takes a command's name and its words and gives a list:
-    ok or error, result or message, errorCode. Being a procedure, a command that fails looks in
-    errorInfo like any command of Tcl's own. ::torch::python is the Python that does the work.
+    Each procedure calls the interpreter's ::torch::Request, which takes a command's name and words and
+    returns a list: ok or error, the result or the message, errorCode. A command that fails looks in
+    errorInfo like one of Tcl's own, because it is a procedure. ::torch::python is the path of this Python.
     """
     python = f"set ::torch::python {quoted(sys.executable)}"
     return "\n".join(["namespace eval ::torch {}", python, *_procedures(), _LOADED])

@@ -1,10 +1,10 @@
-"""The Python side of a stock tclsh: a child that runs commands for it, asked through a pipe.
+"""The Python side of a stock tclsh: a child process that runs commands requested through a pipe.
 
     tclsh -> child   LENGTHS\\n WORDS    the lengths in bytes of the UTF-8 words that follow: a command and
-                                        its arguments; no word at all asks for the definitions
+                                        its arguments; an empty list requests the definitions
     child -> tclsh   CODE LENGTH ERRORCODE\\n TEXT    ok or error, the length in bytes of the text
 
-The child ends with its tclsh, however that ends: the pipe closes then.
+The child ends when its tclsh ends in any way, because that closes the pipe.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rankwise.frontends.tcl.interpreter import leave
 from rankwise.frontends.tcl.script import definitions
 from rankwise.frontends.tcl.session import Session
 
-GRACE = 1.0  # seconds that a command may go on once tclsh has ended
+GRACE = 1.0  # seconds that a running command may take after tclsh has ended
 
 
 def main() -> int:
-    """Serve standard input and output until the first ends; the exit code."""
+    """Serve requests on standard input until it ends; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for tclsh, and this process ends with it
     requests, answers = _private_pipes()
     threading.Thread(target=_end_with_tclsh, args=(requests.fileno(),), daemon=True).start()
@@ -52,7 +52,7 @@ def serve(session: Session, requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input and output under other numbers, so that nothing else reads or writes them."""
+    """Standard input and output under new descriptors, so that nothing else reads or writes them."""
     requests, answers = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -62,9 +62,9 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _end_with_tclsh(requests: int) -> None:
-    """End a command that waits for other ranks when nobody waits for its answer any more."""
+    """End a command that waits for other ranks after tclsh has ended."""
     watch = select.poll()
-    watch.register(requests, 0)  # its end is told even so
+    watch.register(requests, 0)  # no events, but poll always reports a hang-up
     while not watch.poll():
         pass
     time.sleep(GRACE)

@@ -20,7 +20,7 @@ _BREAKS = ' \t\n[]{};"$'
 
 
 class Shell:
-    """Reads commands from the terminal and runs them in `interpreter` until `exit` or the input's end."""
+    """Reads commands from the terminal and runs them in `interpreter` until `exit` or the end of input."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
@@ -28,7 +28,7 @@ class Shell:
 
     def run(self) -> None:
         print("torch::help lists the commands, Tab completes them, exit or Ctrl-D ends.")
-        # tkinter's hook would wake up 50 times a second at the prompt and keep Ctrl-C until the next key.
+        # tkinter's input hook would wake up 50 times a second at the prompt and delay Ctrl-C until the next key.
         ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyOS_InputHook").value = None
         readline = _readline()
         history = Path(os.path.expanduser(HISTORY))
@@ -61,7 +61,7 @@ class Shell:
                 return script
 
     def _evaluate(self, script: str) -> None:
-        # Tcl has the thread until the command ends, and no Python handler runs: Ctrl-C ends the shell then.
+        # While Tcl runs a command, no Python signal handler can run, so Ctrl-C must end the shell.
         handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             result = self._interpreter.eval(script)
@@ -86,7 +86,7 @@ class Shell:
         return complete
 
     def completions(self, before: str, text: str) -> list[str]:
-        """What the word that begins with `text` may be, after `before` on the line; with what follows it."""
+        """The completions of `text`, the last word of a line that begins with `before`."""
         if before.endswith("$"):
             names = self._interpreter.eval(f"info globals {{{text}*}}").split()
             return sorted(names)

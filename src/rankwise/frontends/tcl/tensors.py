@@ -1,4 +1,4 @@
-"""What the tensor commands do. A tensor is a NumPy array; no command changes one in place."""
+"""The functions of the tensor commands. A tensor is a NumPy array; no command changes one in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTypeLike = np.dtype[Any]
 
 
 def words_of(tensor: Tensor) -> list[str]:
-    """The elements, row by row, as Tcl writes numbers; the shortest text that means the same number."""
+    """The elements, row by row, as Tcl numbers; each is the shortest text that denotes the same number."""
     flat = tensor.reshape(-1)
     if flat.dtype.kind == "b":
         flat = flat.astype(np.int8)
@@ -40,7 +40,7 @@ def create(session: Session, data: list[Any], shape: Shape | None, dtype: DTypeL
         exact = np.array(data)
     except ValueError:
         raise ValueError("Invalid -data parameter. Its lists must be of one length.") from None
-    if dtype == np.uint64 and exact.dtype.kind == "f":  # what NumPy makes of small and very large integers together
+    if dtype == np.uint64 and exact.dtype.kind == "f":  # NumPy's result for a mixture of small and very large integers
         whole = np.array(data, object)
         if all(isinstance(number, int) and 0 <= number < 2**64 for number in whole.flat):
             exact = whole.astype(np.uint64)
@@ -168,7 +168,7 @@ def _dim(tensor: Tensor, dim: int, option: str = "dim") -> int:
 
 
 def element_wise(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A command that takes a tensor, and as `other` a tensor of a fitting shape or a number."""
+    """A command with two operands: a tensor, and `other`, which is a tensor of a compatible shape or a number."""
 
     def command(session: Session, tensor: Tensor, other: Tensor | Number) -> Tensor:
         return _together(function, tensor, other)
@@ -182,7 +182,7 @@ def matmul(session: Session, tensor: Tensor, other: Tensor) -> Tensor:
 
 def _together(function: Callable[..., Any], tensor: Tensor, other: Tensor | Number) -> Tensor:
     try:
-        with np.errstate(all="ignore"):  # infinities and NaN tell it themselves
+        with np.errstate(all="ignore"):  # infinities and NaN in the result are warning enough
             return np.asarray(function(tensor, other))
     except ValueError:
         shapes = f"{{{shape_text(tensor.shape)}}} and {{{shape_text(np.shape(other))}}}"
@@ -190,7 +190,7 @@ def _together(function: Callable[..., Any], tensor: Tensor, other: Tensor | Numb
 
 
 def of_each(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A command that does something to every element."""
+    """A command that applies a function to every element."""
 
     def command(session: Session, tensor: Tensor) -> Tensor:
         with np.errstate(all="ignore"):
@@ -200,7 +200,7 @@ def of_each(function: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def along(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A command that takes one dimension, or all elements, together."""
+    """A command that reduces one dimension, or all elements."""
 
     def command(session: Session, tensor: Tensor, dim: int | None, keepdim: bool) -> Tensor:
         axis = None if dim is None else _dim(tensor, dim)

@@ -1,4 +1,4 @@
-"""The kinds of parameters: what a word of a Tcl call may be, and the value that it means."""
+"""The types of command parameters: which words of a Tcl call are valid, and the values they stand for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OPERATIONS = ("sum", "mean", "max", "min", "product")
 BACKENDS = ("gloo", "nccl", "mpi", "shm", "hierarchical")
 MAX_TAG = 2**31 - 1
 
-# Complex and 8-bit floats travel between ranks too, but Tcl has no numbers for the first, and
-# NumPy no arithmetic for the second.
+# rankwise also communicates complex numbers and 8-bit floats, but Tcl has no complex numbers, and
+# NumPy has no arithmetic for 8-bit floats.
 DTYPES = {
     dtypes.name(dtype): dtype for dtype in DType if not dtype.is_complex and dtype not in (DType.FP8E4M3, DType.FP8E5M2)
 }
@@ -28,7 +28,7 @@ _SHORT = {"float": "float32", "double": "float64", "half": "float16", "int": "in
 
 
 def dtype_of(word: str) -> np.dtype[Any]:
-    """The NumPy dtype that `word` names, in any case; ValueError where it names none."""
+    """The NumPy dtype that `word` names, in upper or lower case. Raises ValueError if it names none."""
     name = word.lower()
     found = DTYPES.get(_SHORT.get(name, name))
     if found is None:
@@ -42,8 +42,8 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
 
 def number_of(word: str) -> Number:
-    """The number that `word` is, an int where it is written as one; ValueError where it is none."""
-    if "_" in word:  # Python's, not Tcl's
+    """`word` as a number: an int if it is written as one, else a float. Raises ValueError if it is no number."""
+    if "_" in word:  # Python allows it in numbers, Tcl does not
         raise ValueError(word)
     try:
         return int(word)
@@ -52,7 +52,7 @@ def number_of(word: str) -> Number:
 
 
 def nested(text: str) -> list[Any]:
-    """A Tcl list of numbers, or of lists of them: '{1 2} {3 4}' -> [[1, 2], [3, 4]]; ValueError where it is none."""
+    """A Tcl list of numbers or of such lists: '{1 2} {3 4}' -> [[1, 2], [3, 4]]. Raises ValueError for other text."""
     if "{" not in text and "}" not in text:
         return [number_of(word) for word in text.split()]
     stack: list[list[Any]] = [[]]

@@ -1,4 +1,4 @@
-"""The modes: whom the collectives of a session reach, and how distributed_init chooses that."""
+"""The modes of a session: which ranks its collectives reach, and how distributed_init chooses them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rankwise.frontends.tcl.parameters import invalid
 from rankwise.launch.environment import find_job
 
 PORT = 29500
-"""The port of distributed_init where none is given, as torch has it."""
+"""The default port of distributed_init, which is also torch's."""
 
 
 class Alone:
-    """This process as a group of its own, with the operations of a Group, whatever ranks are named.
+    """A stand-in for a Group that consists of this process only, and accepts any rank number.
 
-    A message to any rank comes to this process, which receives it as from that rank.
+    A message to any rank arrives at this process, as a message from that rank.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Sent(rw.Work[None]):
 
 
 class _Received(rw.Work[Tensor]):
-    """The next message of a queue, once it is there."""
+    """A receive of the next message of a queue."""
 
     def __init__(self, queue: deque[Tensor], shape: tuple[int, ...], dtype: np.dtype[Any], src: int, tag: int) -> None:
         self._queue, self._shape, self._dtype, self._src, self._tag = queue, shape, dtype, src, tag
@@ -102,10 +102,10 @@ Ranks = rw.Group | Alone
 
 @dataclass
 class World:
-    """What a session was initialised to.
+    """The state that distributed_init gave a session.
 
-    barrier: the result of a barrier. ranks: the group of all. groups: those that distributed_new_group
-    made: their ranks, and the group, or None where this rank is not in it.
+    barrier: the text that distributed_barrier returns. ranks: the group of all ranks. groups: for each
+    name passed to distributed_new_group its ranks and its group, which is None if this rank is not in it.
     """
 
     rank: int
@@ -116,7 +116,7 @@ class World:
     initialized: bool = True
 
     def group(self, name: str) -> Ranks:
-        """The group called `name`, "" being that of all ranks. Alone, any name is taken."""
+        """The group called `name`; "" is the group of all ranks. An Alone accepts any name."""
         if not name or isinstance(self.ranks, Alone):
             return self.ranks
         if name not in self.groups:
@@ -140,7 +140,7 @@ class World:
         self.groups[name] = (ranks, None if alone else self.ranks.subgroup(ranks, name))  # type: ignore[union-attr]
 
     def close(self) -> None:
-        """Close the groups made here, but not that of all ranks: a process joins the others once."""
+        """Close the groups made here, but not the group of all ranks, which a process can join only once."""
         for _, group in self.groups.values():
             if group is not None:
                 group.close()
@@ -148,13 +148,13 @@ class World:
 
 
 def not_initialized() -> World:
-    """The world of a session at its start: alone, though it knows of its launcher's ranks."""
+    """The world of a new session: this process alone, although rank and world size are the launcher's."""
     job = find_job(os.environ, Settings.read())
     return World(job.rank, job.world_size, "Distributed not initialized", initialized=False)
 
 
 def initialize(rank: int, world_size: int, address: str, port: int, backend: str) -> tuple[World, str]:
-    """The world that distributed_init asks for, and what it answers."""
+    """The world that distributed_init requests, and the text that it returns."""
     if world_size < 1:
         raise invalid("worldSize", world_size, "Must be at least 1.")
     if not 0 <= rank < world_size:
@@ -200,7 +200,7 @@ def _at_address(address: str, port: int, rank: int, world_size: int, backend: st
         raise invalid("masterAddr", address, f"No such host: {error.strerror}.") from None
     with _environment(RANK=rank, WORLD_SIZE=world_size, MASTER_ADDR=address, MASTER_PORT=port):
         group = _opened(backend)
-        if (group.rank, group.world_size) != (rank, world_size):  # met before as another rank or elsewhere
+        if (group.rank, group.world_size) != (rank, world_size):  # it met others before, as another rank or elsewhere
             group.close()
             group = _opened(backend)
         return group
@@ -208,7 +208,7 @@ def _at_address(address: str, port: int, rank: int, world_size: int, backend: st
 
 @contextmanager
 def _environment(**variables: object) -> Iterator[None]:
-    """The variables that torchrun sets, for as long as rankwise.init looks for them."""
+    """Set variables as torchrun does, while rankwise.init reads them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update({name: str(value) for name, value in variables.items()})
     try:
@@ -222,7 +222,7 @@ def _environment(**variables: object) -> Iterator[None]:
 
 
 def _opened(backend: str) -> rw.Group:
-    """The group of all ranks, over `backend` where this host has it and it moves host memory, else what suits."""
+    """The group of all ranks, over `backend` if this host has it and it moves host memory, else over the default."""
     if backend in ("", "nccl"):
         return rw.init()
     try:
