@@ -133,9 +133,7 @@ class GradientReducer:
         if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
             raise ValueError(f"bucket_bytes={bucket_bytes!r}: expected a number of bytes of at least 1")
         if stream is not None and not async_op:
-            raise ValueError(
-                "async_op=False: a stream always reduces asynchronously; pass one of the two"
-            )
+            raise ValueError("async_op=False: a stream always reduces asynchronously; pass one of the two")
         seen = [memory.look(param, f"params[{number}]") for number, param in enumerate(params)]
         self.group = group
         self.op = op
@@ -222,9 +220,7 @@ class GradientReducer:
                 raise ValueError(f"grad: expected {parameter} for parameter {i}, got {seen.parameter}")
         with self._lock:
             if i in self._marked and not self._no_sync:
-                raise ValueError(
-                    f"i={i}: this parameter was already marked; wait_and_unpack() ends the step"
-                )
+                raise ValueError(f"i={i}: this parameter was already marked; wait_and_unpack() ends the step")
             bucket = self._bucket_of[i]
             if seen is not None and seen.address != bucket.addresses[i]:
                 fill = partial(_add if i in self._kept else _copy, bucket.views[i], _plain(grad))
