@@ -25,7 +25,7 @@ class Description(NamedTuple):
 
 
 ITEMSIZE = tuple(dtype.itemsize for dtype in DType)
-WORDS = 256  # bytes in which a rank says what it calls
+DESCRIPTION = 256  # bytes of a call's description, as it goes to the other ranks
 MOST_COUNTS = 16  # per-rank counts that are written out
 
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -69,14 +69,14 @@ def digest(call: Call) -> int:
     return int.from_bytes(hashlib.blake2b(repr(call).encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def words(call: Call) -> bytes:
-    """`describe` in WORDS bytes, for the other ranks to read."""
-    return describe(call).encode()[:WORDS].ljust(WORDS, b"\0")
+def encoded(call: Call) -> bytes:
+    """`describe` in DESCRIPTION bytes, for the other ranks."""
+    return describe(call).encode()[:DESCRIPTION].ljust(DESCRIPTION, b"\0")
 
 
-def text(words: bytes) -> str:
-    """What another rank's `words` say."""
-    return words.rstrip(b"\0").decode(errors="replace")
+def decoded(description: bytes) -> str:
+    """The text of another rank's `encoded`."""
+    return description.rstrip(b"\0").decode(errors="replace")
 
 
 def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:

@@ -30,7 +30,7 @@ from rankwise.backends.composed.calls import (
     check_reduction,
     checked_counts,
 )
-from rankwise.backends.composed.envelopes import Differ, Frames
+from rankwise.backends.composed.envelopes import Different, Envelopes
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 ROOM = 1 << 20  # bytes that are kept at most
 PIECE = 1 << 22  # bytes of a rank's data that are reduced at a time
-LARGE = 1 << 62  # more bytes than come along with what is called
+LARGE = 1 << 62  # more bytes than an envelope holds
 
 log = logging.getLogger("rankwise")
 
@@ -62,8 +62,8 @@ class ComposedCommunicator(OpenCommunicator):
     blocking = True
     small: ClassVar[int] = 1 << 14
     """Bytes of all ranks together that every rank gathers and reduces by itself."""
-    beside: ClassVar[int] = 1016
-    """Bytes that a rank may bring along where the ranks compare what they call."""
+    inline: ClassVar[int] = 1016
+    """Bytes of a payload that may travel in the envelope by which the ranks compare what they call; -1: none do."""
     engine_errors: tuple[type[Exception], ...]
 
     def __init__(self, rank: int, world_size: int, timeout: float, *, checks: bool, turn: Turn | None = None) -> None:
@@ -72,11 +72,11 @@ class ComposedCommunicator(OpenCommunicator):
         turn: that of other communicators, where the engine takes one call of a process at a time.
         """
         self._timeout = timeout
-        self._checks = checks and world_size > 1
+        self.checks = checks and world_size > 1
         self._turn = Turn(turn)
         self._queue: WorkQueue | None = None
         self._refusal: RankwiseError | None = None
-        self._frames: Frames | None = None
+        self._envelopes: Envelopes | None = None
         self._room = np.empty(0, np.uint8)
         self._said = threading.local()  # in each thread, the description of its next call
         super().__init__(rank, world_size)
@@ -184,7 +184,7 @@ class ComposedCommunicator(OpenCommunicator):
         return function()
 
     def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
-        if self._checks:
+        if self.checks:
             self._said.description = Description(tuple(shape), operation)
 
     def _take_description(self) -> Description | None:
@@ -285,11 +285,14 @@ class ComposedCommunicator(OpenCommunicator):
     def _release(self, timeout: float, healthy: bool) -> None:
         """Give back what the engine holds for this group. healthy: nothing failed, and nothing is under way."""
 
-    def _failed(self, error: RankwiseError) -> None:
-        """The group has failed by this error: tell the other ranks, where the engine can."""
+    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
+        """The group has failed by this error: inform the other ranks, where the engine can.
+
+        known_to_all: each of them finds it out, and may not be through with that yet.
+        """
 
     def _timeout_set(self, timeout: float) -> None:
-        """The timeout was set: tell the engine, where it is one that waits by itself."""
+        """The timeout was set, which some engines have to know."""
 
     # ---- what an adapter may do better ----
 
@@ -358,16 +361,19 @@ class ComposedCommunicator(OpenCommunicator):
 
     # ---- turns, checks, failures ----
 
-    def _run(self, call: Call, brought: int, move: Callable[..., T], *args: Any) -> T:
-        """One collective, in its turn. brought: the most bytes that a rank brings, LARGE where that is not told."""
+    def _run(self, call: Call, payload: int, move: Callable[..., T], *args: Any) -> T:
+        """One collective, with no other at the same time.
+
+        payload: the most bytes that a rank contributes; LARGE where it is not to travel in an envelope.
+        """
         if self._queue is not None:
             self._queue.drain()
-        if not self._checks:
+        if not self.checks:
             return self._turn.run(self, call, move, args)
         if (description := self._take_description()) is not None:
             call = (*call, description)
         checked: Callable[..., T] = self._checked
-        return self._turn.run(self, call, checked, (call, brought, move, args))
+        return self._turn.run(self, call, checked, (call, payload, move, args))
 
     def _failing(self, error: BaseException) -> None:
         """A call has raised: the group may fail by it. Raises what the engine's own errors mean."""
@@ -378,29 +384,30 @@ class ComposedCommunicator(OpenCommunicator):
         if isinstance(error, RankwiseError):
             self._fail(error)
 
-    def _checked(self, call: Call, brought: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """The same when all ranks are seen to call it: with the data beside the digests, or after them."""
-        if self._frames is None:
-            self._frames = Frames(self._rank, self._world_size, self.beside, self._mover)
-        frames = self._frames
-        frames.digest = calls.digest(call)
+    def _checked(self, call: Call, payload: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
+        """The same once all ranks are seen to call it: with the data in the envelopes, or after them."""
+        if self._envelopes is None:
+            self._envelopes = Envelopes(self._rank, self._world_size, max(0, self.inline), self._mover)
+        envelopes = self._envelopes
+        envelopes.digest = calls.digest(call)
         try:
-            if brought <= self.beside:
-                done: T = getattr(frames, call[0])(*args)
+            if payload <= self.inline:
+                done: T = getattr(envelopes, call[0])(*args)
                 return done
-            frames.exchange()
-        except Differ:
-            raise self._difference(call) from None
+            envelopes.exchange()
+        except Different:
+            difference = self._difference(call)
+            self._fail(difference, known_to_all=True)
+            raise difference from None
         return move(*args)
 
     def _difference(self, call: Call) -> MismatchError:
-        """What each rank calls, which all of them tell each other now."""
-        words = np.frombuffer(calls.words(call), np.uint8)
-        everybody = np.empty((self._world_size, words.nbytes), np.uint8)
-        self._all_gather(address(words), address(everybody), words.nbytes)
-        return calls.mismatch(
-            {rank: calls.text(row.tobytes()) for rank, row in enumerate(everybody)}, self._turn.sequence
-        )
+        """What each rank calls. All have seen that there is a difference, and exchange their descriptions."""
+        mine = np.frombuffer(calls.encoded(call), np.uint8)
+        everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
+        self._mover(address(mine), address(everybody), mine.nbytes)()
+        described = {rank: calls.decoded(row.tobytes()) for rank, row in enumerate(everybody)}
+        return calls.mismatch(described, self._turn.sequence)
 
     def _split(self, color: int, key: int) -> Communicator | None:
         wishes = np.empty((self._world_size, 2), np.int64)
@@ -413,10 +420,10 @@ class ComposedCommunicator(OpenCommunicator):
         members.sort(key=lambda rank: (int(wishes[rank, 1]), rank))
         return self._part(sorted(set(wishes[:, 0])).index(color), members)
 
-    def _fail(self, error: RankwiseError) -> None:
+    def _fail(self, error: RankwiseError, *, known_to_all: bool = False) -> None:
         if self._refusal is None:
             self._refusal = error
-            self._failed(error)
+            self._failed(error, known_to_all=known_to_all)
 
     def _refused(self) -> RankwiseError:
         """The error that every call raises from now on, as a new object."""

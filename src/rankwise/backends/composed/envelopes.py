@@ -1,7 +1,7 @@
-"""What the ranks call is compared by frames, and small collectives come along in them.
+"""What the ranks call is compared by envelopes, which hold the data of small collectives as well.
 
-A *frame* is what a rank shows to all others: a digest of what it calls, then as many bytes as a rank
-may bring. Frames have one length, whatever is called, as some engines do not survive a difference.
+An *envelope* is what a rank sends to all others: a digest of its call, then room for an inline payload. All envelopes
+of a group have one length, whatever is called, since some engines do not survive a difference.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ DIGEST = 8  # bytes
 _copy = ctypes.memmove
 
 
-class Differ(Exception):
-    """Not all ranks call the same."""
+class Different(Exception):
+    """The ranks do not all call the same."""
 
 
-class Frames:
-    """One rank's frame, and room for everybody's.
+class Envelopes:
+    """One rank's envelope, and room for everybody's.
 
-    The methods named like collectives do them in one exchange, for what the ranks bring in frames;
-    they take what an adapter's moves take, and raise Differ before they write anything.
+    The methods named like collectives do them in one exchange, for data that fits into the envelopes;
+    they take what an adapter's moves take, and raise Different before they write anything.
 
-    beside: bytes that a rank may bring, a multiple of 8. mover: given where this rank's frame is, where all
-    shall come to and the bytes of one, what moves them.
+    inline: the most bytes of a payload, a multiple of 8. mover: given where this rank's envelope is, where all
+    shall go and the size of one, what moves them.
     """
 
     def __init__(
-        self, rank: int, world_size: int, beside: int, mover: Callable[[int, int, int], Callable[[], object]]
+        self, rank: int, world_size: int, inline: int, mover: Callable[[int, int, int], Callable[[], object]]
     ) -> None:
         self.digest = 0  # of what this rank calls
         self._rank, self._n = rank, world_size
-        size = DIGEST + beside
+        size = DIGEST + inline
         self._mine, self._all = np.zeros(size // 8, np.int64), np.zeros((world_size, size // 8), np.int64)
         mine, everybody = (int(array.ctypes.data) for array in (self._mine, self._all))
         self._head = memoryview(self._mine)  # type: ignore[arg-type]  # NumPy's arrays are buffers
         self._digests = memoryview(self._all[:, 0])  # type: ignore[arg-type]
-        self._data = mine + DIGEST
-        self._brought = [everybody + DIGEST + number * size for number in range(world_size)]
+        self._payload = mine + DIGEST
+        self._payloads = [everybody + DIGEST + number * size for number in range(world_size)]
         self._move = mover(mine, everybody, size)
 
     def exchange(self, ptr: int = 0, size: int = 0) -> list[int]:
-        """Bring `size` bytes; where everybody's are, by rank, until the next exchange."""
+        """Send a payload of `size` bytes. Where everybody's is, by rank, until the next exchange."""
         self._head[0] = self.digest
         if size:
-            _copy(self._data, ptr, size)
+            _copy(self._payload, ptr, size)
         self._move()
         if self._digests.tolist().count(self.digest) != self._n:
-            raise Differ
-        return self._brought
+            raise Different
+        return self._payloads
 
     def barrier(self) -> None:
         self.exchange()
@@ -71,9 +71,9 @@ class Frames:
             _copy(ptr, self.exchange()[root], size)
 
     def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        brought = self.exchange(ptr, count * ITEMSIZE[dtype])
+        payloads = self.exchange(ptr, count * ITEMSIZE[dtype])
         if self._rank == root:
-            reduce_local(ptr, brought, count, dtype, op, self._n)
+            reduce_local(ptr, payloads, count, dtype, op, self._n)
 
     def all_gather(self, send: int, recv: int, size: int) -> None:
         for at in self.exchange(send, size):
@@ -87,8 +87,8 @@ class Frames:
             self.exchange(send, size)
 
     def scatter(self, send: int, recv: int, size: int, root: int) -> None:
-        brought = self.exchange(send, size * self._n) if self._rank == root else self.exchange()
-        _copy(recv, brought[root] + self._rank * size, size)
+        payloads = self.exchange(send, size * self._n) if self._rank == root else self.exchange()
+        _copy(recv, payloads[root] + self._rank * size, size)
 
     def reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
         size = count * ITEMSIZE[dtype]

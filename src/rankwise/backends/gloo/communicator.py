@@ -211,7 +211,7 @@ class GlooCommunicator(ComposedCommunicator):
         self._splits += 1
         store = PrefixStore(f"split {self._splits} {color}", self._store)
         rank = members.index(self._rank)
-        return GlooCommunicator(store, self._device, rank, len(members), self._timeout, checks=self._checks)
+        return GlooCommunicator(store, self._device, rank, len(members), self._timeout, checks=self.checks)
 
     def _no_part(self) -> None:
         self._splits += 1
@@ -220,7 +220,7 @@ class GlooCommunicator(ComposedCommunicator):
         where = operation or calls.describe(self._turn.call)
         return self._record.explain(error, where, self._turn.sequence, self._timeout)
 
-    def _failed(self, error: RankwiseError) -> None:
+    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         self._record.record(error)
         self._channel.fail(error)
         self._transport.disconnect()
@@ -239,4 +239,4 @@ class GlooCommunicator(ComposedCommunicator):
             self._channel.close(timeout)
             self._record.close()
             self._transport.close()
-            self._frames = None
+            self._envelopes = None

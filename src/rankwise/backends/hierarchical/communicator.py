@@ -32,7 +32,6 @@ from rankwise.backends import registry
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.calls import ITEMSIZE, Call
 from rankwise.backends.composed.communicator import ComposedCommunicator, address
-from rankwise.backends.composed.envelopes import DIGEST
 from rankwise.backends.composed.work_queue import Task, WorkQueue
 from rankwise.backends.hierarchical.hosts import Layout, cut
 from rankwise.backends.hierarchical.p2p import Channel
@@ -110,7 +109,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         for part in (flat, lane):
             if isinstance(part, ComposedCommunicator):
-                part._checks = False  # what is called is compared once, in _checked
+                part.checks = False  # what is called is compared once, for the whole group
         self.any_source = local.any_source and flat.any_source
         self._channel = Channel(local, flat, layout, self._receive_failed)
         super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
@@ -427,46 +426,32 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     # ---- what ComposedCommunicator asks for ----
 
-    def _run(self, call: Call, brought: int, move: Callable[..., T], *args: Any) -> T:
+    def _run(self, call: Call, payload: int, move: Callable[..., T], *args: Any) -> T:
         try:
-            return super()._run(call, brought, move, *args)
+            return super()._run(call, payload, move, *args)
         except (KeyboardInterrupt, SystemExit):
             # This rank is out of step from now on: the others must not wait for it.
             self.abort(f"it was interrupted in {call[0]}")
             raise
 
-    def _checked(self, call: Call, brought: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """MismatchError on every rank where any calls something else.
+    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], None]:
+        """To the first member of each host; one exchange of those between the hosts; from each to its members."""
+        whole, sizes = size * self._world_size, [size] * self._world_size
+        blobs, first = self._layout.blobs(sizes), self._number == 0
+        places = list(self._by_host(sizes))
+        memory = np.empty(whole, np.uint8)
+        blob = np.empty(blobs[self._here] if first else 0, np.uint8)
 
-        The members of each host compare, then the hosts; the words travel only where there is a difference.
-        """
-        ours = self._by_member(calls.digest(call).to_bytes(DIGEST, "little", signed=True))
-        mine = ours[0] if len(set(ours)) == 1 else secrets.token_bytes(DIGEST)
-        if len(set(self._by_first(mine))) == 1:
-            return move(*args)
-        words = self._by_member(calls.words(call))
-        differing = {rank: calls.text(one) for rank, one in zip(self._members, words, strict=True)}
-        firsts = self._by_first(words[0])
-        differing |= {members[0]: calls.text(one) for members, one in zip(self._layout.members, firsts, strict=True)}
-        # Every rank comes to this: none waits that had to be told, and one may be still reading the words.
-        self._refusal = calls.mismatch(differing, self._turn.sequence)
-        raise self._refused()
+        def move() -> None:
+            by_host = address(memory)
+            self._within("gather", mine, address(blob) if first else 0, size, _BYTE, 0)
+            if first:
+                self._between(0, "all_gather_v", address(blob), by_host, blobs, _BYTE)
+            self._within("broadcast", by_host, whole, _BYTE, 0)
+            for at, to, length in places:
+                ctypes.memmove(everybody + at, by_host + to, length)
 
-    def _by_member(self, mine: bytes) -> list[bytes]:
-        """The equally long texts of this host's members."""
-        send = np.frombuffer(mine, np.uint8)
-        recv = np.empty((len(self._members), len(mine)), np.uint8)
-        self._within("all_gather", address(send), address(recv), len(mine), _BYTE)
-        return [row.tobytes() for row in recv]
-
-    def _by_first(self, mine: bytes) -> list[bytes]:
-        """The texts of all hosts' first members, on every rank."""
-        send = np.frombuffer(mine, np.uint8)
-        recv = np.empty((self._layout.hosts, len(mine)), np.uint8)
-        if self._number == 0:
-            self._between(0, "all_gather", address(send), address(recv), len(mine), _BYTE)
-        self._within("broadcast", address(recv), recv.nbytes, _BYTE, 0)
-        return [row.tobytes() for row in recv]
+        return move
 
     def _part(self, color: int, members: Sequence[int]) -> Communicator:
         key = members.index(self._rank)
@@ -483,9 +468,11 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _explain(self, error: Exception) -> RankwiseError:
         return RankwiseError(str(error))
 
-    def _failed(self, error: RankwiseError) -> None:
+    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         """End the waiting of this host's members, and of the hosts that this rank is connected to."""
         self._channel.fail(error)
+        if known_to_all:
+            return
         told = _numbered(error, lambda rank: _GROUP - rank, str(error))
         for part in self._parts():
             if isinstance(part, ComposedCommunicator):

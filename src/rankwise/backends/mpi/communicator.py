@@ -69,7 +69,7 @@ class MpiCommunicator(ComposedCommunicator):
 
     backend = "mpi"
     any_source = True
-    beside = 248  # MPIs send as much at once; more takes them twice as long
+    inline = 248  # MPIs send as much at once; more takes them twice as long
 
     def __init__(self, comm: MPI.Intracomm, timeout: float, *, checks: bool) -> None:
         from mpi4py import MPI
@@ -266,7 +266,7 @@ class MpiCommunicator(ComposedCommunicator):
     # ---- groups, ends ----
 
     def _part(self, color: int, members: Sequence[int]) -> MpiCommunicator:
-        part = MpiCommunicator(self._comm.Split(color, members.index(self._rank)), self._timeout, checks=self._checks)
+        part = MpiCommunicator(self._comm.Split(color, members.index(self._rank)), self._timeout, checks=self.checks)
         if len(members) > 1:
             WATCHDOG.watch(part)
         return part
@@ -284,7 +284,7 @@ class MpiCommunicator(ComposedCommunicator):
             return MismatchError(message, calls={self._rank: where}, sequence=self._turn.sequence)
         return RankwiseError(f"MPI failed in {where}: {text}")
 
-    def _failed(self, error: RankwiseError) -> None:
+    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         WATCHDOG.note_failure(str(error))
 
     def _release(self, timeout: float, healthy: bool) -> None:

@@ -24,9 +24,8 @@ import numpy as np
 
 from rankwise.backends import registry
 from rankwise.backends.composed import calls
-from rankwise.backends.composed.calls import ITEMSIZE, Call
+from rankwise.backends.composed.calls import ITEMSIZE
 from rankwise.backends.composed.communicator import ComposedCommunicator, address
-from rankwise.backends.composed.envelopes import DIGEST
 from rankwise.backends.nccl.arrays import DeviceShortcuts
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
 from rankwise.contract.communicator import Communicator
@@ -120,6 +119,7 @@ class NcclCommunicator(ComposedCommunicator):
 
     backend = "nccl"
     blocking = False
+    inline = -1  # the data may be in device memory
 
     def __init__(self, found: Libraries, side: Communicator, comm: Any, streams: CudaStreams) -> None:
         self.engine_errors = (found.nccl.NCCLError, CudaFailed)
@@ -400,16 +400,14 @@ class NcclCommunicator(ComposedCommunicator):
 
     # ---- what ComposedCommunicator asks for ----
 
-    def _checked(self, call: Call, brought: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
-        digest = calls.digest(call).to_bytes(DIGEST, "little", signed=True)
-        mine = np.frombuffer(digest + calls.words(call), np.uint8)
-        everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
-        self._side.all_gather(address(mine), address(everybody), mine.nbytes, DType.U8)
-        self._side.sync()
-        if (everybody != mine).any():
-            said = {rank: calls.text(row[DIGEST:].tobytes()) for rank, row in enumerate(everybody)}
-            raise calls.mismatch(said, self._turn.sequence)
-        return move(*args)
+    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
+        """Envelopes go by the host."""
+
+        def move() -> None:
+            self._side.all_gather(mine, everybody, size, DType.U8)
+            self._side.sync()
+
+        return move
 
     def _part(self, color: int, members: Sequence[int]) -> Communicator:
         return self._parted(color, members.index(self._rank))
@@ -427,9 +425,11 @@ class NcclCommunicator(ComposedCommunicator):
     def _explain(self, error: Exception) -> RankwiseError:
         return RankwiseError(f"{calls.describe(self._turn.call)} #{self._turn.sequence}: {error}")
 
-    def _failed(self, error: RankwiseError) -> None:
-        """Abort: the kernels that wait for other ranks end, and side tells those."""
+    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
+        """Abort: the kernels that wait for other ranks end, and side informs those."""
         self._abort_comm()
+        if known_to_all:
+            return
         end = getattr(self._side, "abort", None)
         if end is not None:
             end(str(error))
