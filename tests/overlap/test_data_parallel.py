@@ -137,3 +137,12 @@ def test_frozen_parameters_and_removal() -> None:
         assert (inner.weight.grad == group.rank).all()
 
     run_ranks(2, ranks, backend="shm")
+
+
+def test_sparse_gradients_are_refused_by_name() -> None:
+    def ranks(group: Any) -> None:
+        model = rw.data_parallel(torch.nn.Embedding(4, 2, sparse=True), group)
+        with pytest.raises(TypeError, match=r"^grad: expected a dense tensor, .*sparse_coo; .*sparse=False"):
+            model(torch.tensor([group.rank])).sum().backward()
+
+    run_ranks(2, ranks)

@@ -12,7 +12,7 @@ import numpy as np
 from rankwise._native import describe
 from rankwise.arrays import dtypes
 from rankwise.arrays.dtypes import DTYPES
-from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.errors import UnsupportedError, shown
 from rankwise.contract.types import DType
 
 Shape = tuple[int, ...]
@@ -29,6 +29,11 @@ class Kind:
     def over(self, memory: np.ndarray[Any, Any], shape: Shape, dtype: DType) -> Any:
         """An array of this kind in the bytes of `memory`, which it keeps alive."""
         return memory.view(dtypes.to_numpy(dtype)).reshape(shape)
+
+    def scaled(self, array: Any, factor: float | complex) -> Any:
+        """A new array, `array` times a factor that its type can hold, rounded to its type."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.multiply(array, array.dtype.type(factor), out=np.empty_like(array))
 
 
 class _NamespaceKind(Kind):
@@ -184,17 +189,21 @@ def receiver(x: Any, dtype: Any) -> Buffer:
         if dtype is not None and dtype_argument(dtype)[0] is not buffer.dtype:
             raise ValueError(f"dtype={dtype!r}: expected that of x, {dtypes.name(buffer.dtype)}, or None")
         return buffer
-    shape = shape_argument(x, "x", "an array, or ")
     wanted, kind = (DType.F64, NUMPY) if dtype is None else dtype_argument(dtype)
+    shape = shape_argument(x, "x", wanted, "an array, or ")
     return kind.empty(shape, wanted)
 
 
-def shape_argument(x: Any, name: str, or_else: str = "") -> Shape:
-    """A shape that was given as an int or a sequence of ints; ValueError where it is none."""
+def shape_argument(x: Any, name: str, dtype: DType, or_else: str = "") -> Shape:
+    """A shape that was given as an int or a sequence of ints; ValueError where it is none, or no memory can hold it."""
     shape = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     for length in shape:
         if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0:
             raise ValueError(f"{name}={x!r}: expected {or_else}a shape of ints >= 0")
+    if prod(max(1, int(length)) for length in shape) * dtype.itemsize >= 2**63:
+        raise ValueError(
+            f"{name}={shown(x)}: expected {or_else}a shape of fewer than 2**63 bytes in {dtypes.name(dtype)}"
+        )
     return tuple(map(int, shape))
 
 
@@ -273,7 +282,9 @@ def _from_number(x: Any, name: str, write: bool) -> Buffer:
     try:
         array = np.array(x, code)
     except OverflowError:
-        raise ValueError(f"{name}={x}: expected an integer of at most 64 bits") from None
+        raise ValueError(
+            f"{name}={shown(x)}: expected an int from -2**63 to 2**63 - 1, as it travels as an int64"
+        ) from None
     return _wrap(array, None, np.ndarray.item) if write else _wrap(array, x)
 
 

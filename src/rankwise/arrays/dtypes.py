@@ -75,6 +75,12 @@ def parse(given: object) -> DType:
     return found
 
 
+def limits(dtype: DType) -> tuple[int, int]:
+    """The lowest and the highest value of an integer type."""
+    bits = 8 * dtype.itemsize
+    return (0, (1 << bits) - 1) if dtype >= DType.U64 else (-(1 << bits - 1), (1 << bits - 1) - 1)
+
+
 def name(dtype: DType) -> str:
     """NumPy's name of a DType, for messages."""
     return _TO_ML_DTYPES.get(dtype) or _TO_NUMPY[dtype].name

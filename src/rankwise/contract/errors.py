@@ -183,3 +183,10 @@ class ClosedError(RankwiseError):
     ...     print("closed")
     closed
     """
+
+
+def shown(value: object) -> str:
+    """An argument as messages show it: an int of hundreds of digits by its size, which repr may even refuse."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"{'-' * (value < 0)}2**{value.bit_length() - 1}..."
+    return repr(value)

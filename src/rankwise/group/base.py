@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from rankwise.arrays import buffers
 from rankwise.arrays.buffers import Buffer, Shape
 from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import shown
 from rankwise.contract.work import Work
 from rankwise.group.work import ArrayWork, Pending
 
@@ -107,7 +108,7 @@ class GroupBase:
         number = integer(value, name)
         if 0 <= number < self.world_size:
             return number
-        raise ValueError(f"{name}={number}: expected a rank of the group, 0 to {self.world_size - 1}")
+        raise ValueError(f"{name}={shown(number)}: expected a rank of the group, 0 to {self.world_size - 1}")
 
     def _part(self, shape: Shape) -> Shape:
         """The shape of this rank's part when axis 0 is split as numpy.array_split does."""
@@ -140,6 +141,14 @@ def integer(value: int, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name}={value!r}: expected an int, got {type(value).__name__}") from None
+
+
+def integer_64(value: int, name: str) -> int:
+    """The same; ValueError where it does not fit into a signed integer of 64 bits."""
+    number = integer(value, name)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name}={shown(number)}: expected an int from -2**63 to 2**63 - 1")
+    return number
 
 
 def check_axis_0(given: Buffer) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from rankwise.arrays import dtypes, ops
 from rankwise.arrays.buffers import Buffer, scratch, source
 from rankwise.arrays.ops import LOCATING, Op, PremulSum
-from rankwise.contract.errors import RankwiseError
+from rankwise.contract.errors import RankwiseError, shown
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.base import GroupBase, nothing
 
@@ -98,10 +98,11 @@ def gathered(group: GroupBase, given: Buffer, root: int) -> list[Any]:
         group.comm.gather(given.ptr, 0, given.count, given.dtype, root)
         group._sync()
         return []
-    memory = given.kind.empty((group.world_size, *given.shape), given.dtype)
+    # Flat rows: the array itself may have as many dimensions as there can be.
+    memory = given.kind.empty((group.world_size, given.count), given.dtype)
     group.comm.gather(given.ptr, memory.ptr, given.count, given.dtype, root)
     group._sync()
-    return list(memory.finish())
+    return [row.reshape(given.shape) for row in memory.finish()]
 
 
 def on_root(group: GroupBase, root: int, compute: Callable[[], None]) -> None:
@@ -158,23 +159,22 @@ def premultiplied(given: Buffer, op: PremulSum) -> Callable[[], Buffer]:
     """
     factor = op.factor
     dtype = given.dtype
+    name = f"op=premul_sum({shown(factor)}) on {dtypes.name(dtype)}"
     ops.resolve("sum", dtype)
     if dtype is DType.BOOL:
-        raise TypeError(f"op={op!r} on bool: expected an array of numbers")
+        raise TypeError(f"{name}: expected an array of numbers")
     if (isinstance(factor, complex) and not dtype.is_complex) or (isinstance(factor, float) and dtype.is_integral):
-        raise TypeError(f"op={op!r} on {dtypes.name(dtype)}: expected a factor of that type")
-    if not isinstance(given.array, np.ndarray):
-        return lambda: source(given.array * factor)
-    try:
-        scale = given.array.dtype.type(factor)
-    except OverflowError:
-        raise ValueError(f"op={op!r} on {dtypes.name(dtype)}: the factor is out of its range") from None
-
-    def multiply() -> Buffer:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return source(np.multiply(given.array, scale, out=np.empty_like(given.array)))
-
-    return multiply
+        raise TypeError(f"{name}: expected a factor of that type")
+    if dtype.is_integral:
+        lowest, highest = dtypes.limits(dtype)
+        if not lowest <= factor <= highest:  # type: ignore[operator]  # it is an int
+            raise ValueError(f"{name}: expected a factor from {lowest} to {highest}")
+    else:
+        try:
+            factor = complex(factor) if dtype.is_complex else float(factor)  # type: ignore[arg-type]
+        except OverflowError:
+            raise ValueError(f"{name}: expected a factor that a float can hold") from None
+    return lambda: source(given.kind.scaled(given.array, factor))
 
 
 def copy(to: Buffer, origin: Buffer) -> None:

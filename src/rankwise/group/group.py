@@ -13,8 +13,8 @@ import numpy as np
 
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import MismatchError
-from rankwise.group.base import integer
+from rankwise.contract.errors import MismatchError, shown
+from rankwise.group.base import integer_64
 from rankwise.group.memory import Memory
 from rankwise.group.objects import Objects
 from rankwise.group.p2p import Messages
@@ -136,7 +136,7 @@ class Group(Objects, Prefixes, Plans, Memory, Messages):
         (True, (1, 0))
         >>> turned.close()
         """
-        color, key = integer(color, "color"), integer(key, "key")
+        color, key = integer_64(color, "color"), integer_64(key, "key")
         comm = self.comm.split(color, key)
         if comm is None:
             return None
@@ -232,5 +232,8 @@ def check_timeout(seconds: float) -> float:
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
         raise TypeError(f"timeout={seconds!r}: expected a number of seconds, got {type(seconds).__name__}")
     if not seconds > 0:
-        raise ValueError(f"timeout={seconds}: expected more than 0 seconds")
-    return float(seconds)
+        raise ValueError(f"timeout={shown(seconds)}: expected more than 0 seconds")
+    try:
+        return float(seconds)
+    except OverflowError:
+        raise ValueError(f"timeout={shown(seconds)}: expected a number of seconds that a float can hold") from None

@@ -22,14 +22,14 @@ class Memory(GroupBase):
         one does not, it goes the usual way, with the same bits. Each rank may make arrays as it likes:
         this is no collective. The memory is freed with the array and the last view of it, also long
         after the group was closed. On a backend without such memory it is an ordinary array.
-        MemoryError where the machine has too little left.
+        MemoryError where the machine has too little left, ValueError where no machine could have it.
 
         >>> x = group.empty((2, 3), np.float32)
         >>> group.all_reduce(x).shape, x.dtype
         ((2, 3), dtype('float32'))
         """
         wanted, kind = dtype_argument(dtype)
-        lengths = shape_argument(shape, "shape")
+        lengths = shape_argument(shape, "shape", wanted)
         memory = self.comm.allocate(prod(lengths) * wanted.itemsize)
         if memory is None:
             return kind.empty(lengths, wanted).finish()

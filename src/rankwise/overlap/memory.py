@@ -29,6 +29,11 @@ def look(array: Any, name: str) -> Seen:
     if torch is not None and isinstance(array, torch.Tensor):
         from rankwise.arrays.torch import dtype_of
 
+        if array.layout is not torch.strided:
+            raise TypeError(
+                f"{name}: expected a dense tensor, got layout {array.layout}; "
+                "torch.nn.Embedding and EmbeddingBag give dense gradients with sparse=False"
+            )
         return Seen(GradientSpec(tuple(array.shape), dtype_of(array.dtype)), array.data_ptr(), array.device)
     buffer = source(array, name)
     return Seen(GradientSpec(buffer.shape, buffer.dtype), buffer.ptr, None)
