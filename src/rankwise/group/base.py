@@ -8,14 +8,19 @@ from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rankwise.arrays import buffers
 from rankwise.arrays.buffers import Buffer, Shape
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import shown
+from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group.work import ArrayWork, Pending
 
 T = TypeVar("T")
+IntArray = NDArray[np.int64]
 
 
 class GroupBase:
@@ -90,6 +95,28 @@ class GroupBase:
             return self.comm.call(body)
         results: list[T] = []
         return ArrayWork(self.comm.start_call(lambda: results.append(body())), results.pop, self._pending)
+
+    def _broadcast_ints(self, values: IntArray, src: int) -> IntArray:
+        """Broadcast contiguous int64 metadata in place, as a part of another operation; returns it."""
+        if not self._broadcast_array(values, src):
+            self.comm.broadcast(values.ctypes.data, values.size, DType.I64, src)
+            self._sync()
+        return values
+
+    def _all_gather_ints(self, values: IntArray) -> IntArray:
+        """All ranks' contiguous int64 metadata, of the same shape on each: shape (world_size, *values.shape)."""
+        gathered = np.empty((self.world_size, *values.shape), np.int64)
+        if not self._all_gather_array(values, gathered):
+            self.comm.all_gather(values.ctypes.data, gathered.ctypes.data, values.size, DType.I64)
+            self._sync()
+        return gathered
+
+    def _exchange_ints(self, values: IntArray) -> IntArray:
+        """Send one int64 to each rank: values[j] goes to rank j. Returns the ints received, by rank."""
+        received = np.empty(self.world_size, np.int64)
+        self.comm.all_to_all(values.ctypes.data, received.ctypes.data, 1, DType.I64)
+        self._sync()
+        return received
 
     def _sync(self) -> None:
         """Complete what was called, where the backend has not."""

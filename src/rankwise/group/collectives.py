@@ -9,22 +9,15 @@ import numpy as np
 
 from rankwise.arrays import buffers, ops
 from rankwise.arrays.buffers import Buffer, source, target
-from rankwise.arrays.dtypes import DTYPES
 from rankwise.arrays.ops import Op
 from rankwise.contract.work import Work
-from rankwise.group import composed_ops
+from rankwise.group import composed_ops, headers
 from rankwise.group.base import GroupBase, check_axis_0, split_counts, split_rows
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
 
 Located = Literal["minloc", "maxloc"]
-
-# What scatter's src tells the others: dtype, ndim, shape. As many words as travel beside a flag; a
-# second message has the rest of a longer shape. NumPy arrays have at most 64 dimensions.
-HEADER_SIZE = 12
-HEADER_DIMS = HEADER_SIZE - 2
-MORE_DIMS = 64 - HEADER_DIMS
 
 
 class Collectives(GroupBase):
@@ -215,12 +208,12 @@ class Collectives(GroupBase):
         >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
         True
         """
-        if not async_op and out is not None and self._scatter_array(x, src, out, self._scatter_told):
+        if not async_op and out is not None and self._scatter_array(x, src, out, self._scatter_described):
             return out
         return self._scatter_any(x, src, out, async_op)
 
     def _scatter_any(self, x: Any, src: int, out: Any, async_op: bool) -> Any:
-        """Apart from `scatter`, whose quick way the variables of inner functions would slow down."""
+        """The general case of scatter. It is separate because closures would slow down the fast path in `scatter`."""
         src = self._rank(src, "src")
         given = None
         if src == self.rank:
@@ -229,10 +222,10 @@ class Collectives(GroupBase):
             result = buffers.result(out, self._part(given.shape), given)
 
             def body() -> Any:
-                words = self._words(given)
-                if self._tell(words[:HEADER_SIZE], given.ptr, result.ptr, src) is not None:
+                words = headers.description(given)
+                if self._send_header(words[: headers.SIZE], given.ptr, result.ptr, src) is not None:
                     return self._complete(result)
-                self._tell_rest(words, src)
+                headers.send_rest(self, words, src)
                 return self._scatter(given, result, src)
         else:
             kind = buffers.NUMPY if x is None else source(x).kind
@@ -240,40 +233,24 @@ class Collectives(GroupBase):
                 buffers.writable(out)
 
             def body() -> Any:
-                header = np.zeros(HEADER_SIZE, np.int64)
-                part = self._tell(header, 0, 0, src)
-                return self._scatter_told(header.tolist(), part, out, src, kind)
+                header = np.zeros(headers.SIZE, np.int64)
+                part = self._send_header(header, 0, 0, src)
+                return self._scatter_described(header.tolist(), part, out, src, kind)
 
         return self._run(body, given, async_op)
 
-    def _words(self, given: Buffer) -> Any:
-        """What src tells of its array: the header, and what is beyond it."""
-        words = np.zeros(HEADER_SIZE + MORE_DIMS, np.int64)
-        words[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
-        return words
-
-    def _tell(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
-        """scatter's header from src to all. None, unless the parts have come along: see Shortcuts.tell_array."""
+    def _send_header(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
+        """Broadcast scatter's header. Returns None unless the parts came with it: see Shortcuts.tell_array."""
         if self._tell_array is not None:
             return self._tell_array(header, send, recv, src)
-        self.broadcast(header, src)
+        self._broadcast_ints(header, src)
         return None
 
-    def _tell_rest(self, words: Any, src: int) -> None:
-        if words[1] > HEADER_DIMS:
-            self.broadcast(words[HEADER_SIZE:], src)
-
-    def _told(self, header: list[int], kind: buffers.Kind, src: int) -> Buffer:
-        """Off src: the array, without memory, of which the header that was received speaks."""
-        if header[1] > HEADER_DIMS:
-            header = header + self.broadcast(np.zeros(MORE_DIMS, np.int64), src).tolist()
-        return Buffer(0, 0, DTYPES[header[0]], tuple(header[2 : 2 + header[1]]), None, kind, None)
-
-    def _scatter_told(
+    def _scatter_described(
         self, header: list[int], part: bytes | None, out: Any, src: int, kind: buffers.Kind = buffers.NUMPY
     ) -> Any:
-        """Off src, after the header. part: this rank's, where it came along."""
-        like = self._told(header, kind, src)
+        """Off src, the rest of a scatter after the header. part: this rank's part, if it came with the header."""
+        like = headers.described(self, header, kind, src)
         result, refused = self._late_result(out, self._part(like.shape), like)
         if part is not None:
             ctypes.memmove(result.ptr, part, len(part))
@@ -315,7 +292,7 @@ class Collectives(GroupBase):
         if ops.is_composed(op):
             check_axis_0(given)
             rows = split_rows(given.shape, self.world_size)
-            return self._composed_reduce_scatter(given, op, rows, out, async_op)
+            return self._run(composed_ops.reduce_scatter(self, given, op, rows, out), given, async_op)
         reduce_op = ops.resolve(op, given.dtype)
         check_axis_0(given)
         result = buffers.result(out, self._part(given.shape), given)
@@ -325,10 +302,6 @@ class Collectives(GroupBase):
         counts = split_counts(given.shape, self.world_size)
         uneven = (given.ptr, result.ptr, counts, given.dtype, reduce_op)
         return self._call("reduce_scatter_v", uneven, given, result, async_op)
-
-    def _composed_reduce_scatter(self, given: Buffer, op: Op, rows: list[int], out: Any, async_op: bool) -> Any:
-        result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
-        return self._run(composed_ops.reduce_scatter(self, given, op, rows, result), given, async_op)
 
     @overload
     def all_to_all(

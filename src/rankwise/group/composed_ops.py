@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise.arrays import dtypes, ops
+from rankwise.arrays import buffers, dtypes, ops
 from rankwise.arrays.buffers import Buffer, scratch, source
 from rankwise.arrays.ops import LOCATING, Op, PremulSum
 from rankwise.contract.errors import RankwiseError, shown
@@ -37,8 +37,9 @@ def reduce(group: GroupBase, x: Any, buffer: Buffer, op: Op, dst: int | None) ->
     return body
 
 
-def reduce_scatter(group: GroupBase, given: Buffer, op: Op, rows: list[int], result: Buffer) -> Callable[[], Any]:
-    """The same for a reduce_scatter that gives rank i the next rows[i] rows, this rank's into `result`."""
+def reduce_scatter(group: GroupBase, given: Buffer, op: Op, rows: list[int], out: Any) -> Callable[[], Any]:
+    """The same for a reduce_scatter in which rank i receives the next rows[i] rows, this rank in `out`."""
+    result = buffers.result(out, (rows[group.rank], *given.shape[1:]), given)
     reduce = reduction(group, given, op, None)
     row_bytes = given.nbytes // max(1, given.shape[0])
 

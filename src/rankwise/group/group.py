@@ -15,15 +15,19 @@ from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError, shown
 from rankwise.group.base import integer_64
-from rankwise.group.memory import Memory
-from rankwise.group.objects import Objects
-from rankwise.group.p2p import Messages
-from rankwise.group.persistent import Plans
-from rankwise.group.scan import Prefixes
+from rankwise.group.collectives import Collectives
+from rankwise.group.memory import RegisteredMemory
+from rankwise.group.objects import ObjectCollectives
+from rankwise.group.p2p import PointToPoint
+from rankwise.group.persistent import PersistentOperations
+from rankwise.group.scan import Scans
 from rankwise.group.streams import GroupStream
+from rankwise.group.vector import VectorCollectives
 
 
-class Group(Objects, Prefixes, Plans, Memory, Messages):
+class Group(
+    Collectives, VectorCollectives, Scans, ObjectCollectives, PointToPoint, PersistentOperations, RegisteredMemory
+):
     """An ordered set of ranks that communicate, seen from one of them.
 
     rank, world_size: this rank's number in the group, and how many there are. ranks: the same ranks

@@ -12,8 +12,8 @@ from rankwise.arrays.buffers import dtype_argument, shape_argument
 from rankwise.group.base import GroupBase
 
 
-class Memory(GroupBase):
-    """empty."""
+class RegisteredMemory(GroupBase):
+    """The operation that makes registered memory."""
 
     def empty(self, shape: int | Sequence[int], dtype: Any = float) -> Any:
         """A new array in registered memory, of zeros; a tensor where `dtype` is one of torch's.

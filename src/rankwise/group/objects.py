@@ -11,8 +11,8 @@ import numpy as np
 
 from rankwise.contract.types import DType
 from rankwise.group import codec
+from rankwise.group.base import GroupBase
 from rankwise.group.codec import Bytes
-from rankwise.group.vector import PerRankCounts
 
 PLAIN, PICKLE = 0, 1
 
@@ -29,7 +29,7 @@ class Packed:
         return [part.size for part in self.parts]
 
 
-class Objects(PerRankCounts):
+class ObjectCollectives(GroupBase):
     """Operations on Python objects.
 
     Plain data is None, bool, numbers, str, bytes, lists, tuples, dicts, sets and NumPy arrays, nested
@@ -58,11 +58,11 @@ class Objects(PerRankCounts):
                 packed = pack(obj, allow_pickle)
                 sizes = np.array(packed.sizes, np.int64)
                 start = np.concatenate([sizes.view(np.uint8), packed.parts[0]])
-                self.broadcast(np.array([packed.kind, len(packed.parts), start.size], np.int64), src)
+                self._broadcast_ints(np.array([packed.kind, len(packed.parts), start.size], np.int64), src)
                 for part in (start, *packed.parts[1:]):
                     self._broadcast_bytes(part, src)
                 return obj
-            kind, count, length = self.broadcast(np.empty(3, np.int64), src).tolist()
+            kind, count, length = self._broadcast_ints(np.empty(3, np.int64), src).tolist()
             start = self._broadcast_bytes(np.empty(length, np.uint8), src)
             sizes = start[: 8 * count].view(np.int64)
             parts = [self._broadcast_bytes(np.empty(size, np.uint8), src) for size in sizes[1:]]
@@ -145,11 +145,11 @@ class Objects(PerRankCounts):
             table = np.zeros((self.world_size, 2), np.int64)
             if packed:
                 table[...] = [[each.kind, len(each.parts)] for each in packed]
-            self.broadcast(table, src)
+            self._broadcast_ints(table, src)
             flat = np.zeros(table[:, 1].sum(), np.int64)
             if packed:
                 flat[...] = [size for each in packed for size in each.sizes]
-            self.broadcast(flat, src)
+            self._broadcast_ints(flat, src)
             sizes = [part.tolist() for part in np.split(flat, np.cumsum(table[:, 1])[:-1])]
             parts: list[Bytes] = []
             for number in range(max(map(len, sizes))):
@@ -176,8 +176,11 @@ class Objects(PerRankCounts):
 
     def _exchange_sizes(self, packed: Packed) -> tuple[list[int], list[list[int]]]:
         """Every rank's kind, and the sizes of its parts."""
-        table = self.all_gather(np.array([packed.kind, len(packed.parts)], np.int64))
-        flat = self.all_gather_v(np.array(packed.sizes, np.int64))
+        table = self._all_gather_ints(np.array([packed.kind, len(packed.parts)], np.int64))
+        mine = np.array(packed.sizes, np.int64)
+        flat = np.empty(table[:, 1].sum(), np.int64)
+        self.comm.all_gather_v(mine.ctypes.data, flat.ctypes.data, table[:, 1].tolist(), DType.I64)
+        self._sync()
         return table[:, 0].tolist(), [part.tolist() for part in np.split(flat, np.cumsum(table[:, 1])[:-1])]
 
 

@@ -46,7 +46,7 @@ class ReceiveWork(ArrayWork[T]):
         return found
 
 
-class Messages(GroupBase):
+class PointToPoint(GroupBase):
     """send, recv and what goes with them. Messages match by (sender, tag), in the order sent."""
 
     def send(self, x: Any, dst: int, tag: int = 0) -> None:

@@ -12,7 +12,7 @@ from rankwise.arrays.ops import Op
 from rankwise.group.base import GroupBase
 
 
-class Plans(GroupBase):
+class PersistentOperations(GroupBase):
     """A plan is a function of no arguments that does what it was made for and returns None.
 
     It keeps the array, which must be contiguous, writable and in host memory, and the group alive.

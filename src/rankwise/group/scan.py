@@ -21,7 +21,7 @@ D = TypeVar("D", bound=np.dtype[Any])
 PIECE = 4 << 20  # bytes of the memory that a prefix uses besides its input and result
 
 
-class Prefixes(GroupBase):
+class Scans(GroupBase):
     """Reductions over ranks 0 to this rank, new arrays. Every op but mean and the locating ones."""
 
     @overload

@@ -13,13 +13,13 @@ from rankwise.arrays import buffers, ops
 from rankwise.arrays.buffers import Buffer, source
 from rankwise.arrays.ops import Op
 from rankwise.contract.work import Work
-from rankwise.group.base import check_axis_0
-from rankwise.group.collectives import HEADER_SIZE, Collectives
+from rankwise.group import composed_ops, headers
+from rankwise.group.base import GroupBase, check_axis_0
 
 D = TypeVar("D", bound=np.dtype[Any])
 
 
-class PerRankCounts(Collectives):
+class VectorCollectives(GroupBase):
     """The operations whose names end in _v. `counts` are rows of axis 0, one count per rank."""
 
     @overload
@@ -160,10 +160,10 @@ class PerRankCounts(Collectives):
             result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
 
             def body() -> Any:
-                words = self._words(given)
-                self.broadcast(words[:HEADER_SIZE], src)
-                self._tell_rest(words, src)
-                self.broadcast(np.array(rows, np.int64), src)
+                words = headers.description(given)
+                self._broadcast_ints(words[: headers.SIZE], src)
+                headers.send_rest(self, words, src)
+                self._broadcast_ints(np.array(rows, np.int64), src)
                 self.comm.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
                 return self._complete(result)
         else:
@@ -172,9 +172,9 @@ class PerRankCounts(Collectives):
                 buffers.writable(out)
 
             def body() -> Any:
-                header = self.broadcast(np.zeros(HEADER_SIZE, np.int64), src)
-                like = self._told(header.tolist(), kind, src)
-                lengths = self.broadcast(np.zeros(self.world_size, np.int64), src).tolist()
+                header = self._broadcast_ints(np.zeros(headers.SIZE, np.int64), src)
+                like = headers.described(self, header.tolist(), kind, src)
+                lengths = self._broadcast_ints(np.zeros(self.world_size, np.int64), src).tolist()
                 part, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
                 self.comm.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
                 return self._complete(part, refused)
@@ -216,7 +216,7 @@ class PerRankCounts(Collectives):
         check_axis_0(given)
         rows = self._counts(counts, given)
         if ops.is_composed(op):
-            return self._composed_reduce_scatter(given, op, rows, out, async_op)
+            return self._run(composed_ops.reduce_scatter(self, given, op, rows, out), given, async_op)
         reduce_op = ops.resolve(op, given.dtype)
         result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
         args = (given.ptr, result.ptr, _elements(rows, given), given.dtype, reduce_op)
@@ -254,7 +254,7 @@ class PerRankCounts(Collectives):
             buffers.check_rows(out, given)
 
         def body() -> tuple[Any, list[int]]:
-            received = self.all_to_all(np.array(rows, np.int64)).tolist()
+            received = self._exchange_ints(np.array(rows, np.int64)).tolist()
             result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
             sends, receives = _elements(rows, given), _elements(received, given)
             self._describe(given.shape[1:])
@@ -265,7 +265,7 @@ class PerRankCounts(Collectives):
 
     def _lengths(self, given: Buffer) -> list[int]:
         """The length of axis 0 on every rank."""
-        lengths: list[int] = self.all_gather(np.array(given.shape[0], np.int64)).tolist()
+        lengths: list[int] = self._all_gather_ints(np.array(given.shape[0], np.int64)).tolist()
         return lengths
 
     def _counts(self, counts: Sequence[int] | None, given: Buffer) -> list[int]:
