@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,21 @@ def test_kinds_out_and_functions() -> None:
         with pytest.raises(ValueError, match=r"^out: expected shape \(2,\), got \(3,\)"):
             group.exscan(np.ones(2), out=np.ones(3))
         assert group.all_reduce(1) == 3
+
+    run_ranks(3, ranks)
+
+
+@pytest.mark.parametrize("function", [np.add, lambda a, b: np.repeat(a + b, 2, -1)[..., ::2]])
+def test_functions_of_numbers_and_functions_that_give_views(function: Callable[[Any, Any], Any]) -> None:
+    """What the function gives is copied while it lives, and as it looks, not as it lies in memory."""
+
+    def ranks(group: Group) -> None:
+        me = group.rank
+        if function is np.add:
+            assert group.scan(me + 1.5, function) == sum(rank + 1.5 for rank in range(me + 1))
+        x = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+        assert group.scan(x, function).tolist() == ((me + 1) * x).tolist()
+        assert group.all_reduce(x.copy(), function).tolist() == (3 * x).tolist()
 
     run_ranks(3, ranks)
 

@@ -142,7 +142,8 @@ def prefixes(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callab
                 value = row if rank == 0 else function(value, row)
                 at = rank + exclusive
                 if at < len(rows):
-                    ctypes.memmove(whole.ptr + at * given.nbytes, _checked(value, given, function).ptr, given.nbytes)
+                    found = _checked(value, given, function)  # kept, with its memory, until that is copied
+                    ctypes.memmove(whole.ptr + at * given.nbytes, found.ptr, given.nbytes)
 
         on_root(group, 0, compute)
         result = scratch(given.shape, given.dtype)
@@ -199,6 +200,7 @@ def _checked(value: Any, given: Buffer, function: Callable[..., Any]) -> Buffer:
             f"op={name}: expected it to return {dtypes.name(given.dtype)}{given.shape} as it takes, "
             f"got {dtypes.name(got.dtype)}{got.shape}"
         )
+    got.pack()
     return got
 
 
