@@ -181,6 +181,7 @@ void bind_comm(nb::module_& m) {
         .def("make_part", &Comm::make_part, nb::arg("ranks"))
         .def("take_part", &Comm::take_part, nb::arg("part"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
+        .def("announce_end", &Comm::announce_end)
         .def("close", &close_comm, nb::arg("timeout"));
 
     bind_shortcuts(m, comm);

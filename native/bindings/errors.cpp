@@ -24,7 +24,7 @@ std::string stacks_in_words(const nb::dict& stacks) {
 
 void raise(const nb::object& error) { PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr()); }
 
-void translate(const std::exception_ptr& p, void*) {
+void translate_ours(const std::exception_ptr& p) {
     using namespace rankwise;
     try {
         std::rethrow_exception(p);
@@ -50,6 +50,15 @@ void translate(const std::exception_ptr& p, void*) {
         PyErr_SetString(PyExc_MemoryError, e.what());
     } catch (const Error& e) {
         raise(python_error("RankwiseError")(e.what()));
+    }
+}
+
+// A Ctrl-C meanwhile is what the program gets.
+void translate(const std::exception_ptr& p, void*) {
+    try {
+        translate_ours(p);
+    } catch (nb::python_error& e) {
+        e.restore();
     }
 }
 

@@ -40,6 +40,7 @@ void bind_segment(nb::module_& m) {
                 s.mark_exited(rank, status);
             },
             nb::arg("rank"), nb::arg("status"), nb::arg("pid"))
+        .def("announce_statuses", [](Segment& s) { s.header().statuses_come = 1; })
         .def(
             "state",
             [](const Segment& s, int rank) {

@@ -86,6 +86,8 @@ public:
 
     // Fail the group, naming this rank: "rank 2 <why>".
     void abort(const std::string& why);
+    // The process is about to end: peers that lose it may wait for its exit status.
+    void announce_end() { segment_->record(region_.member()[rank()]).ending = 1; }
     // Idempotent, never throws. What went wrong, in words, or nothing.
     std::optional<std::string> close(double timeout) noexcept;
 

@@ -118,6 +118,7 @@ class Comm:
         It must not raise.
         """
 
+    def announce_end(self) -> None: ...
     def describe(self, shape: Sequence[int], operation: str) -> None: ...
     def hold(self) -> None:
         """Until `release` this thread has the communicator for itself: other threads' calls and started ones wait."""
@@ -186,6 +187,7 @@ class Segment:
         False for a rank that is a thread.
         """
 
+    def announce_statuses(self) -> None: ...
     def mark_exited(self, rank: int, status: int, pid: int) -> None:
         """Record how a rank's process ended: exit status, or minus the signal (subprocess's returncode).
 

@@ -257,13 +257,22 @@ void Segment::mark_exited(int rank, int32_t status) {
     r.told.store(1);
 }
 
+namespace {
+constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};  // that an exit status is waited for
+}  // namespace
+
 std::string Segment::how_it_ended(int rank) const {
     const RankRecord& r = record(rank);
-    const auto until = Clock::now() + std::chrono::milliseconds(400);
-    while (r.exit_status.load() == kStatusUnknown && Clock::now() < until) usleep(1000);
+    const auto since = Clock::now();
+    const auto ends = [&r] { return r.exited.load() || r.ending.load(); };
+    while (r.exit_status.load() == kStatusUnknown) {
+        const bool sure = header_->statuses_come.load() && ends();
+        if (Clock::now() - since > (sure ? kSureStatus : kLikelyStatus)) break;
+        usleep(1000);
+        if (interrupted()) throw Interrupted();
+    }
     const int32_t status = r.exit_status.load();
-    if (!r.exited.load() && status == kStatusUnknown) return "left the group";
-    if (status == kStatusUnknown) return "ended";
+    if (status == kStatusUnknown) return ends() ? "ended" : "left the group";
     if (status < 0) return "was killed by " + signal_name(-status);
     return "exited with status " + std::to_string(status);
 }

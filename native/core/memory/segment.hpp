@@ -29,6 +29,7 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<uint32_t> joined;
     std::atomic<uint32_t> exited;      // its process has ended
     std::atomic<uint32_t> told;        // and every group knows
+    std::atomic<uint32_t> ending;      // its interpreter is about to end
     std::atomic<int32_t> exit_status;  // exit code, minus the signal, or kStatusUnknown
     std::atomic<uint64_t> stacks;      // offset of the text that it answers with, where it does (stacks.hpp)
     std::atomic<uint32_t> stacks_asked, stacks_told;  // futex: how often it was asked; which question the text answers
@@ -47,6 +48,7 @@ struct SegmentHeader {
     uint64_t traces;                          // likewise: kTraced entries for each rank (trace.hpp)
     uint64_t first_block;                     // likewise: where the heap begins; what is before it never moves
     std::atomic<uint32_t> groups;             // made so far
+    std::atomic<uint32_t> statuses_come;      // a launcher is there that says how each rank ended
     ClockReading started;                     // when the segment was made
     RankRecord ranks[];
 };
@@ -83,8 +85,9 @@ public:
 
     // The process of `rank` ended: record it, and fail every group in which it still sat.
     void mark_exited(int rank, int32_t status);
-    // "was killed by SIGKILL", "exited with status 3": what is known of a rank that ended. Waits a
-    // moment for whoever reaps the process to say how: one that left its groups is mostly about to exit.
+    // "was killed by SIGKILL", "exited with status 3": what is known of a rank that ended. Waits for whoever
+    // reaps the process to say how, longer where that is sure to come; for a moment also where the rank has
+    // left its groups, as it is mostly about to exit. Throws Interrupted.
     std::string how_it_ended(int rank) const;
 
 private:

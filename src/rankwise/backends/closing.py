@@ -43,6 +43,9 @@ class OpenCommunicator(Communicator):
     def forked(self) -> None:
         """This process is a child of the one that opened it."""
 
+    def process_ends(self) -> None:
+        """The interpreter is about to end; `close` is to follow."""
+
     def _warn(self, trouble: str) -> None:
         """Log what went wrong when it was closed."""
         import logging  # slow to import, and seldom needed
@@ -61,6 +64,8 @@ _numbers = itertools.count()
 
 def _close_all(left: Callable[[], float]) -> None:
     """Close what is still open, the newest first. left: the seconds that there are."""
+    for opened in list(_open.values()):
+        opened.process_ends()
     for _, opened in sorted(_open.items(), reverse=True):
         opened.close(left())
 

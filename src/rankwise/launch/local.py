@@ -286,6 +286,7 @@ class Job:
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind(("127.0.0.1", 0))
         self._segment = segment = _native.Segment.create(self._n)
+        segment.announce_statuses()
         self._keeper = subprocess.Popen(
             ["/bin/sh", "-c", _KEEPER],
             stdin=subprocess.PIPE,

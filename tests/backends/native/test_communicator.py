@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 
@@ -165,3 +166,16 @@ def test_timeout_holds_for_operations() -> None:
                 group.comm.barrier()
 
     run_ranks(2, ranks)
+
+
+def test_ctrl_c_while_an_error_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of an error are made in Python, where the signal's handler may run."""
+
+    def interrupted(text: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    comm = alone()
+    comm.close()
+    monkeypatch.setattr("rankwise.contract.errors.ClosedError", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        comm.barrier()

@@ -95,3 +95,20 @@ def test_who_did_not_come_is_named(tmp_path: Path) -> None:
         return caught.value.missing
 
     assert run_ranks(3, ranks) == [(1, 2), (0,), (0,)]
+
+
+def test_no_memory_for_a_new_group_raises_on_every_rank(tmp_path: Path) -> None:
+    class Full:
+        def make_part(self, ranks: Any) -> int:
+            raise MemoryError("the shared segment needs 9 MiB, 1 MiB are available")
+
+    def ranks(group: Any) -> None:
+        from rankwise.frontends.torch import meeting
+
+        store = dist.FileStore(str(tmp_path / "store"), 3)
+        parent: Any = Full()
+        with pytest.raises(MemoryError, match="needs 9 MiB, 1 MiB are available") as caught:
+            meeting.meet(store, group.rank, 3, LIMIT, parent, [0, 1, 2])
+        assert ("rank 0 could not make the group" in str(caught.value)) == (group.rank > 0)
+
+    run_ranks(3, ranks)

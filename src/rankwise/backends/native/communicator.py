@@ -250,6 +250,10 @@ class EngineCommunicator(OpenCommunicator):
         if trouble is not None:
             self._warn(trouble)
 
+    def process_ends(self) -> None:
+        if os.getpid() == self._pid:
+            self._comm.announce_end()
+
     def forked(self) -> None:
         """Nothing to do: the engine sees in which process it is called."""
 

@@ -39,7 +39,7 @@ class Plan:
     host, port: where rank 0 serves a store for the backend, where the ranks are on several hosts.
     inherited: whether these are the ranks of `rankwise run`, which take the segment that it made: it
     tells them how a rank ended. part: the group's number in the memory of the default group, where
-    that is such that all these ranks share it.
+    that is such that all these ranks share it. out_of_memory: why rank 0 could make no group there.
     """
 
     backend: str
@@ -50,6 +50,7 @@ class Plan:
     port: int = 0
     inherited: bool = False
     part: int | None = None
+    out_of_memory: str = ""
 
 
 def meet(
@@ -75,7 +76,12 @@ def meet(
         store.set("call", call)
         answers = _read(store, {other: _answer_key(call, other) for other in range(1, size)}, timeout, end)
         marks, places = zip(*map(json.loads, answers), strict=True)
-        part = parent.make_part(ranks) if parent is not None else None
+        try:
+            part = parent.make_part(ranks) if parent is not None else None
+        except MemoryError as error:  # the others must not wait for a plan
+            refusal = Plan("", "", "", list(marks), out_of_memory=f"rank 0 could not make the group: {error}")
+            store.set(_plan_key(call), json.dumps(asdict(refusal)))
+            raise
         plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), list(marks), part=part)
         if part is None:
             if set(places) == {place()}:
@@ -85,6 +91,8 @@ def meet(
         store.set(_plan_key(call), json.dumps(asdict(plan)))
     else:
         plan = _answer(store, rank, timeout, end)
+        if plan.out_of_memory:
+            raise MemoryError(plan.out_of_memory)
     if plan.part is not None and parent is not None:
         comm = parent.take_part(plan.part)
         comm.timeout = timeout
