@@ -69,6 +69,26 @@ def test_between_two_streams(operation: str, backend: str) -> None:
     run_ranks(2, ranks, backend=backend)
 
 
+def test_a_wait_does_not_disturb_autograd() -> None:
+    """The tensor counts as written from the call on, not again when the Work is waited for."""
+
+    def ranks(group: Group) -> None:
+        for x in (torch.ones(4), torch.ones(8)[::2]):
+            before, factor = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+            stale = (before * x).sum()
+            work = group.all_reduce(x, async_op=True)
+            group.stream.record_event().synchronize()
+            total = (factor * x).sum()
+            work.wait()
+            total.backward()
+            assert factor.grad is not None
+            assert factor.grad.tolist() == [2.0] * 4
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                stale.backward()
+
+    run_ranks(2, ranks)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_way_to_give_an_array(backend: str) -> None:
     """Inputs and `out` that are packed, of the operations that have both."""

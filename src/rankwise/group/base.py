@@ -82,7 +82,12 @@ class GroupBase:
             return self._run(body, reads, async_op)
         self._describe(shape)
         if async_op:
-            return ArrayWork(self.comm.start(operation, *args), finish, self._pending, (self, reads))
+            work = self.comm.start(operation, *args)
+            if writes is not None and writes.in_place:
+                # Nothing is left to do for `wait`: not even marking a tensor as written, which may by then have
+                # been used in a computation that autograd follows.
+                finish = partial(_same, writes.finish())
+            return ArrayWork(work, finish, self._pending, (self, reads, writes))
         getattr(self.comm, operation)(*args)
         self._sync()
         return finish()
@@ -156,6 +161,10 @@ class GroupBase:
 def _after(first: Callable[[], object], then: Callable[[], T]) -> T:
     first()
     return then()
+
+
+def _same(value: T) -> T:
+    return value
 
 
 def nothing() -> None:
