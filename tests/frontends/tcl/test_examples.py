@@ -23,13 +23,14 @@ def lines(n: int, name: str, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_digits_has_the_same_accuracy_on_every_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [(2,), pytest.param((3, 4), marks=pytest.mark.slow)])
+def test_digits_has_the_same_accuracy_on_every_number_of_ranks(tmp_path: Path, ranks: tuple[int, ...]) -> None:
     pytest.importorskip("sklearn")
     alone = lines(1, "digits.tcl", str(tmp_path), "8")
     accuracy = re.fullmatch(r"test accuracy (\S+) % \(\d+ of 360\)", alone[-1])
     assert accuracy is not None
     assert float(accuracy[1]) > 94
-    for n in (2, 3, 4):
+    for n in ranks:
         several = lines(n, "digits.tcl", str(tmp_path), "8")
         assert f"{n} ranks" in several[0]
         assert several[1].startswith("matches the one-rank run: largest loss difference ")
