@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "contract": set(),
     "arrays": {"contract"},
     "group": {"contract", "arrays"},
-    "launch": {"contract", "observe"},
+    "launch": {"contract"},
     "observe": {"contract"},
     "backends": {"contract", "_native"},
     "overlap": {"contract", "arrays", "group", "rankwise"},
@@ -31,18 +31,20 @@ MAY_IMPORT = {
     "testing": {"contract", "arrays", "group", "launch", "backends", "_native", "rankwise"},
     "rankwise": {"contract", "arrays", "group", "launch", "observe", "overlap"},  # the package's own __init__.py
 }
-# The joins: these open backends and start ranks.
-JOINS = {"initialize.py", "launch/local.py", "launch/spawn.py"}
+# This file joins the group level with the backends.
+JOINS = {"initialize.py"}
 TOP = {"__init__.py", "initialize.py", "module_functions.py"}
 JOINS_MAY_IMPORT = {"backends", "_native"}
-# These rooms may use what is native and moves no bytes between ranks: reading an array's address and
-# dtype, the streams of the program's own, looking at a job from outside, ending with the launcher.
+# These rooms may use the native functions that move no bytes between ranks: reading an array's address
+# and dtype, the program's own streams, creating and reading a job's segment, ending with the launcher.
 NATIVE_HELPERS = {
     "arrays": {"describe"},
     "group": {"HostEvents", "Stream"},
-    "launch": {"end_with"},
+    "launch": {"Segment", "adopt_orphans", "end_with", "usable_cores"},
     "observe": {"RankState", "SegmentView"},
 }
+# A tool may list the backends; it opens none.
+BACKEND_NAMES = "rankwise.backends.registry.names"
 EXTENSIONS = {"_native", "_bench"}
 # What only the benchmark needs: no other part of the package loads it.
 BENCHMARK = "tools/bench/"
@@ -148,6 +150,7 @@ def python_faults(package: Path) -> Iterator[str]:
             top = name.split(".")[0]
             if top == "rankwise":
                 helper = name.removeprefix("rankwise._native.") in NATIVE_HELPERS.get(room, ())
+                helper = helper or (room == "tools" and name == BACKEND_NAMES)
                 if room_of(name) not in allowed and not helper:
                     yield f"{where}: {room} imports {name}, against the arrows"
             elif room == "contract" and top not in sys.stdlib_module_names:
@@ -278,6 +281,10 @@ def test_files_are_short() -> None:
         ("backends/gloo.py", "import torch.distributed", "when it loads"),
         ("backends/mpi.py", "try:\n    from mpi4py import MPI\nexcept ImportError:\n    MPI = None", "when it loads"),
         ("tools/run.py", "import rankwise.frontends.tcl", "against the arrows"),
+        ("tools/run.py", "from rankwise.backends.registry import opener", "against the arrows"),
+        ("launch/local.py", "from rankwise.backends import registry", "against the arrows"),
+        ("launch/local.py", "from rankwise.observe import trace", "against the arrows"),
+        ("observe/jobs.py", "from rankwise.launch import local", "against the arrows"),
         ("overlap/plan.py", "from rankwise.tools import run", "against the arrows"),
         ("__init__.py", "from rankwise.backends import shm", "against the arrows"),
         ("helpers.py", "", "belongs to no room"),

@@ -14,13 +14,14 @@ from itertools import pairwise
 import pytest
 
 import rankwise as rw
+from rankwise.contract.settings import SPANS_MEMFD
 from rankwise.observe import trace
 
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Tracing on, as in a rank of `rankwise run --trace`; the descriptor that takes the spans."""
-    fd = os.memfd_create(trace.MEMFD)
+    fd = os.memfd_create(SPANS_MEMFD)
     monkeypatch.setenv("RANKWISE_TRACE_FD", str(fd))
     monkeypatch.setattr(trace, "_pid", 0)
     yield fd

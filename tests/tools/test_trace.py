@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankwise.observe.trace_file import Operation, RankTrace, Span, Trace
+from rankwise.observe.trace_file import RankTrace, Span, Trace, TracedOperation
 from rankwise.tools.stragglers import meetings, stragglers, summaries
 from rankwise.tools.timeline import timeline
 from rankwise.tools.trace import summary
@@ -164,9 +164,9 @@ def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
 # ---- the arithmetic, on traces made up ----
 
 
-def operation(sequence: int, begin: int, end: int | None, waited: int = 0, **more: Any) -> Operation:
+def operation(sequence: int, begin: int, end: int | None, waited: int = 0, **more: Any) -> TracedOperation:
     """A barrier of the group of all, its times in ms."""
-    barrier = Operation(
+    barrier = TracedOperation(
         number=sequence,
         name="barrier",
         group=0,
@@ -186,7 +186,7 @@ def operation(sequence: int, begin: int, end: int | None, waited: int = 0, **mor
     return replace(barrier, **more)
 
 
-def trace(*ranks: list[Operation], spans: list[Span] | None = None) -> Trace:
+def trace(*ranks: list[TracedOperation], spans: list[Span] | None = None) -> Trace:
     told = [RankTrace(rank, 100 + rank, None, "", operations, spans or []) for rank, operations in enumerate(ranks)]
     return Trace(["program"], 0, 100 * MS, None, told)
 

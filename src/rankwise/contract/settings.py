@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+SPANS_MEMFD = "rankwise-spans"
+"""The name of the memory behind RANKWISE_TRACE_FD, by which a rank recognises the descriptor."""
+
 
 class Settings:
     """What the environment says. `Settings.read()` reads it afresh; nothing else looks there.

@@ -21,16 +21,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from rankwise import _native
-from rankwise._native import adopt_orphans as adopt_orphans  # the tools take it from here
+from rankwise._native import Segment
+from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
+from rankwise.contract.settings import SPANS_MEMFD
 from rankwise.launch.output import Relay, Stream
 
 TYPE_CHECKING = False  # without importing typing, which takes time
 if TYPE_CHECKING:
     from typing import Any
-
-    from rankwise.observe.trace_file import Trace
 
 GRACE = 1.0  # seconds that ranks have to end by themselves, and again between SIGTERM and SIGKILL
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
@@ -138,8 +137,8 @@ class Job:
     is told a moment later, and a command must see to it itself that it ends should this process
     be killed in that moment.
 
-    Raises ValueError for n below 1, an unknown backend, a timeout that is no time; MemoryError
-    when there is no room for the shared memory; OSError when a process cannot be started.
+    Raises ValueError for n below 1 or a timeout that is not above 0; MemoryError when there is no room
+    for the shared memory; OSError when a process cannot be started.
     """
 
     def __init__(
@@ -159,11 +158,6 @@ class Job:
             raise ValueError(f"n={n}: expected a number of ranks of at least 1")
         if timeout is not None and not 0 < timeout < float("inf"):
             raise ValueError(f"timeout={timeout:g}: expected a number of seconds above 0")
-        if backend is not None:
-            from rankwise.backends import registry
-
-            if backend not in registry.names():
-                raise ValueError(f"backend={backend!r}: expected one of {', '.join(registry.names())}")
         self.ranks: list[Rank] = []
         self.failures: list[Rank] = []
         """Ranks that failed before any was being ended, in that order."""
@@ -171,7 +165,7 @@ class Job:
         """How many ranks still ran at the first failure, or when `interrupt` was called."""
         self.interrupted: int | None = None
         """The signal given to `interrupt`."""
-        self._argv = list(argv)
+        self.argv = list(argv)
         self._n = n
         self._relay = relay
         self._stdin = stdin
@@ -190,7 +184,7 @@ class Job:
         self._wake_reader, self.wake_writer = os.pipe()
         """A byte written to `wake_writer` ends the present sleep of `wait` (signal.set_wakeup_fd)."""
         self._secret = os.urandom(16).hex()
-        self._segment: _native.Segment | None = None
+        self._segment: Segment | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
         # Bound and never listening: rank 0 may listen there, and nobody else is given the port.
         self._port = socket.socket()
@@ -260,23 +254,15 @@ class Job:
             self._end_after_grace()
         self._signal_all(signum)
 
-    def trace(self) -> Trace:
-        """The last operations of each rank, and its spans. While the job is open; complete once all have ended."""
-        from rankwise.observe.trace_file import Trace, rank_trace
-
+    @property
+    def segment_fd(self) -> int:
+        """The descriptor of the job's shared memory, while the job is open."""
         assert self._segment is not None
-        view = _native.SegmentView(self._segment.fd)
-        ranks = []
-        for rank in self.ranks:
-            spans = b""
-            if self._spans:
-                fd = self._spans[rank.number]
-                spans = os.pread(fd, os.fstat(fd).st_size, 0)
-            ended = None if rank.returncode is None else rank.how
-            ranks.append(rank_trace(view, rank.number, ended, spans))
-        culprit = self.culprit
-        failure = None if culprit is None else f"rank {culprit.number} {culprit.how}{culprit.where}"
-        return Trace(self._argv, view.started, time.time_ns(), failure, ranks)
+        return self._segment.fd
+
+    def spans(self) -> list[bytes]:
+        """Each rank's spans of rankwise.trace, while the job is open; complete once the rank has ended."""
+        return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in self._spans] or [b""] * len(self.ranks)
 
     def kill(self) -> None:
         """Kill every rank and all they started. May be called from a signal handler."""
@@ -285,7 +271,7 @@ class Job:
     def _start(self) -> None:
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind(("127.0.0.1", 0))
-        self._segment = segment = _native.Segment.create(self._n)
+        self._segment = segment = Segment.create(self._n)
         segment.announce_statuses()
         self._keeper = subprocess.Popen(
             ["/bin/sh", "-c", _KEEPER],
@@ -305,14 +291,12 @@ class Job:
 
         self._listen(self._wake_reader, self._woken)
         if self._keep_spans:
-            from rankwise.observe.trace import MEMFD
-
-            self._spans = [os.memfd_create(MEMFD) for _ in range(self._n)]
+            self._spans = [os.memfd_create(SPANS_MEMFD) for _ in range(self._n)]
         for number in range(self._n):
             if self.interrupted is not None:
                 break
             process = subprocess.Popen(
-                self._argv,
+                self.argv,
                 stdin=None if self._stdin and number == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

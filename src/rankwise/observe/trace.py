@@ -18,11 +18,10 @@ import time
 from contextlib import ContextDecorator
 from types import TracebackType
 
-from rankwise.contract.settings import Settings
+from rankwise.contract.settings import SPANS_MEMFD, Settings
 
 __all__ = ["add", "on", "span"]
 
-MEMFD = "rankwise-spans"  # what the launcher calls the memory that the spans are handed over in
 _MOST = 5_000  # spans kept in memory
 _LIMIT = 200_000  # spans of a process altogether; later ones are dropped
 
@@ -109,7 +108,7 @@ def flush() -> None:
 def _descriptor() -> int | None:
     fd = Settings.read().trace_fd
     try:
-        if fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{MEMFD} "):
+        if fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{SPANS_MEMFD} "):
             return fd
     except OSError:  # a process that a rank started, with the rank's variables but not its descriptors
         return None

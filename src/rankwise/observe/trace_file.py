@@ -1,19 +1,20 @@
-"""The file that `rankwise run` writes of a job, and `rankwise trace` reads: JSON, all times in ns since the epoch.
+"""The trace file of a job, written by `rankwise run` and read by `rankwise trace`: JSON, times in ns since the epoch.
 
 format      "rankwise trace 1"
-command     the words that were run
-started, written    when the job began, and when this was written
-failure     why the job failed, in words, or null
-ranks       of each rank:
+command     the command that was run
+started, written    when the job started, and when this file was written
+failure     a sentence about the job's failure, or null
+ranks       for each rank:
     rank, pid, ended    ended: how its process ended, or null
-    where       where it was at last, in words
-    operations  the last, about a thousand, each with the names of `Operation`
-    spans       what the program added by rankwise.trace, each with the names of `Span`
+    where       a description of where it was at the end
+    operations  its last operations, about a thousand, with the fields of `TracedOperation`
+    spans       the spans that the program added with rankwise.trace, with the fields of `Span`
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,8 +25,8 @@ FORMAT = "rankwise trace 1"
 
 
 @dataclass(frozen=True)
-class Operation:
-    """As rankwise._native.Operation, whose docstrings say what each is. end: None where it was under way."""
+class TracedOperation:
+    """The fields of rankwise._native.Operation, which documents them. end: None if it was still running."""
 
     number: int
     name: str
@@ -60,7 +61,7 @@ class RankTrace:
     pid: int
     ended: str | None
     where: str
-    operations: list[Operation]
+    operations: list[TracedOperation]
     spans: list[Span]
 
 
@@ -73,13 +74,13 @@ class Trace:
     ranks: list[RankTrace]
 
     def write(self, path: Path) -> None:
-        """OSError where that cannot be."""
+        """Write the file. Raises OSError if that fails."""
         text = json.dumps({"format": FORMAT, **vars(self)}, default=vars, separators=(",", ":"))
         path.write_text(text, encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Trace:
-        """OSError where there is no such file; ValueError where it is no trace of this version."""
+        """Read the file. Raises OSError if it is missing, and ValueError if it is not a trace of this version."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["format"] != FORMAT:
@@ -90,7 +91,7 @@ class Trace:
                     rank["pid"],
                     rank["ended"],
                     rank["where"],
-                    [Operation(**operation) for operation in rank["operations"]],
+                    [TracedOperation(**operation) for operation in rank["operations"]],
                     [Span(**span) for span in rank["spans"]],
                 )
                 for rank in data["ranks"]
@@ -100,11 +101,20 @@ class Trace:
             raise ValueError(f"{path} is no trace: expected a file that rankwise run --trace wrote") from None
 
 
+def trace_of(
+    segment_fd: int, command: Sequence[str], ended: Sequence[str | None], spans: Sequence[bytes], failure: str | None
+) -> Trace:
+    """The trace of a job, read from its shared memory. ended, spans: of each rank, as rank_trace takes them."""
+    view = SegmentView(segment_fd)
+    ranks = [rank_trace(view, rank, how, lines) for rank, (how, lines) in enumerate(zip(ended, spans, strict=True))]
+    return Trace(list(command), view.started, time.time_ns(), failure, ranks)
+
+
 def rank_trace(view: SegmentView, rank: int, ended: str | None, spans: bytes) -> RankTrace:
-    """What the segment says of a rank. spans: lines that rankwise.trace wrote."""
-    names = [each.name for each in fields(Operation)]
+    """The trace of one rank. ended: how its process ended, or None. spans: lines that rankwise.trace wrote."""
+    names = [each.name for each in fields(TracedOperation)]
     operations = [
-        Operation(**{name: getattr(operation, name) for name in names}) for operation in view.operations(rank)
+        TracedOperation(**{name: getattr(operation, name) for name in names}) for operation in view.operations(rank)
     ]
     state = view.state(rank)
     return RankTrace(rank, state.pid, ended, state.words, operations, _spans(spans))
@@ -115,11 +125,11 @@ def _spans(lines: bytes) -> list[Span]:
     for line in lines.splitlines():
         try:
             found.append(Span(*json.loads(line)))
-        except (ValueError, TypeError):  # the last line of a rank that died as it wrote
+        except (ValueError, TypeError):  # the incomplete last line of a rank that died while writing
             continue
     return found
 
 
 def has_operations(ranks: Sequence[RankTrace]) -> bool:
-    """Whether any rank has done more than to meet the others."""
+    """Whether any rank has called an operation after the rendezvous."""
     return any(operation.name != "init" for rank in ranks for operation in rank.operations)

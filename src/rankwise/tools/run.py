@@ -54,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
         command = find_program(program)
         relay = Relay(options.n, sys.stdout, sys.stderr, tag=options.tag_output)
         stdin = sys.stdin is not None and not sys.stdin.isatty()
+        if options.backend is not None:
+            _check_backend(options.backend)
         policy = TracePolicy.of(options.trace or Settings.read().trace)
         job = Job(
             command,
@@ -72,6 +74,13 @@ def main(argv: Sequence[str]) -> int:
         return _refuse(str(error), NOT_FOUND)
     except (ValueError, OSError, MemoryError, RankwiseError) as error:
         return _refuse(str(error), 2)
+
+
+def _check_backend(name: str) -> None:
+    from rankwise.backends.registry import names  # reads the metadata of all installed packages
+
+    if name not in names():
+        raise ValueError(f"backend={name!r}: expected one of {', '.join(names())}")
 
 
 def find_program(words: Sequence[str]) -> list[str]:

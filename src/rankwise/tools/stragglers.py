@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rankwise.observe.trace_file import Operation, Trace
+from rankwise.observe.trace_file import Trace, TracedOperation
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Meeting:
 
     group: int
     sequence: int
-    begun: dict[int, Operation]
+    begun: dict[int, TracedOperation]
     late: tuple[int, ...]
     waited: int
 
@@ -60,7 +60,7 @@ def meetings(trace: Trace) -> list[Meeting]:
 
     An operation that some ranks began and others never did counts too, if those are known to be in the group.
     """
-    parts: dict[tuple[int, int], dict[int, Operation]] = defaultdict(dict)
+    parts: dict[tuple[int, int], dict[int, TracedOperation]] = defaultdict(dict)
     seen: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # group: rank: first and last number
     for rank in trace.ranks:
         for operation in rank.operations:
@@ -114,6 +114,6 @@ def summaries(trace: Trace, found: list[Meeting]) -> list[OperationSummary]:
     return sorted(result.values(), key=lambda kind: -kind.waited)
 
 
-def _all(trace: Trace) -> Iterator[Operation]:
+def _all(trace: Trace) -> Iterator[TracedOperation]:
     for rank in trace.ranks:
         yield from (operation for operation in rank.operations if operation.name != "init")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rankwise.observe.trace_file import Operation, RankTrace, Trace
+from rankwise.observe.trace_file import RankTrace, Trace, TracedOperation
 
 WAITING, MOVING = "terrible", "good"  # Chrome's names of colours: red and green
 
@@ -56,7 +56,7 @@ def _rank(rank: RankTrace, zero: int, until: int) -> Iterable[Event]:
                 yield _slice(span.name, rank.rank, row, span.begin - zero, span.end - span.begin, cat="program")
 
 
-def _slices(operation: Operation, rank: int, row: int, zero: int, until: int) -> Iterable[Event]:
+def _slices(operation: TracedOperation, rank: int, row: int, zero: int, until: int) -> Iterable[Event]:
     end = until if operation.end is None else operation.end
     begin, length = operation.begin - zero, end - operation.begin
     args: dict[str, Any] = {
@@ -76,9 +76,9 @@ def _slices(operation: Operation, rank: int, row: int, zero: int, until: int) ->
         yield _slice("moving", rank, row, begin + waited, length - waited, cat="moving", cname=MOVING)
 
 
-def _apart(operations: list[Operation], until: int) -> list[list[Operation]]:
+def _apart(operations: list[TracedOperation], until: int) -> list[list[TracedOperation]]:
     """The operations in rows without overlaps; several threads may use groups at once."""
-    rows: list[list[Operation]] = []
+    rows: list[list[TracedOperation]] = []
     for operation in sorted(operations, key=lambda operation: operation.begin):
         for row in rows:
             before = row[-1].end

@@ -43,9 +43,12 @@ class TracePolicy:
         failed = job.culprit is not None and job.interrupted is None
         if self.always is None and not (self.on_failure and failed):
             return None
-        from rankwise.observe.trace_file import has_operations
+        from rankwise.observe.trace_file import has_operations, trace_of
 
-        trace = job.trace()
+        ended = [None if rank.returncode is None else rank.how for rank in job.ranks]
+        lost = job.culprit
+        failure = None if lost is None else f"rank {lost.number} {lost.how}{lost.where}"
+        trace = trace_of(job.segment_fd, job.argv, ended, job.spans(), failure)
         try:
             if self.always is not None:
                 trace.write(self.always)
