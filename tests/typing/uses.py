@@ -54,7 +54,10 @@ def new_arrays(group: rw.Group, x: F32) -> None:
 def others(x: F32, asynchronous: bool) -> None:
     group = rw.init(timeout=3)
     assert_type(group, rw.Group)
-    assert_type(group.split(0), rw.Group | None)
+    assert_type(group.split(0), rw.Group)
+    assert_type(group.split(group.rank % 2, name="half").all_reduce(x), F32)
+    assert_type(group.split(0 if group.rank < 2 else None), rw.Group | None)
+    assert_type(group.subgroup([0, 1]), rw.Group | None)
     assert_type(group.dup(), rw.Group)
     assert_type(group.ranks, tuple[int, ...])
     assert_type(group.probe(), rw.Message | None)
@@ -74,12 +77,28 @@ def functions_of_the_module(x: F32) -> None:
     rw.barrier()
 
 
+def operations_known_at_run_time(group: rw.Group, x: F32, name: str, op: rw.ReduceOp) -> None:
+    assert_type(group.all_reduce(x, op), F32)
+    assert_type(group.all_reduce(x, rw.ReduceOp[name.upper()]), F32)
+    group.all_reduce(x, name)  # type: ignore[call-overload]
+
+
+def gradients(group: rw.Group, t: torch.Tensor) -> None:
+    assert_type(rw.autograd.all_reduce(t, "mean", group), torch.Tensor)
+    assert_type(rw.autograd.all_gather(t), torch.Tensor)
+    rw.autograd.all_reduce(t, "sun")  # type: ignore[arg-type]
+
+
 async def awaited(group: rw.Group, x: F32) -> None:
     assert_type(await group.all_gather(x, async_op=True), F32)
 
 
 def mistakes(group: rw.Group, x: F32) -> None:
     group.all_reduce(x, 3)  # type: ignore[call-overload]
+    group.all_reduce(x, "sun")  # type: ignore[call-overload]
+    group.reduce_scatter(x, op="minloc")  # type: ignore[call-overload]
+    group.all_reduce_plan(x, "sun")  # type: ignore[arg-type]
+    rw.GradientReducer([x], op="max")  # type: ignore[arg-type]
     group.broadcast(x, src="0")  # type: ignore[call-overload]
     group.send(x)  # type: ignore[call-arg]
     group.all_gather_w(x)  # type: ignore[attr-defined]

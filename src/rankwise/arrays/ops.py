@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rankwise.arrays import dtypes
 from rankwise.contract.types import DType, ReduceOp
@@ -30,21 +30,26 @@ def premul_sum(factor: float | complex) -> PremulSum:
     return PremulSum(factor)
 
 
-Op = str | ReduceOp | PremulSum | Callable[[Any, Any], Any]
+OpName = Literal["sum", "mean", "avg", "max", "min", "product", "prod", "band", "bor", "bxor"]
+"""The names of the engine's operations, so that a type checker finds op="sun"."""
+
+Op = OpName | ReduceOp | PremulSum | Callable[[Any, Any], Any]
 """What callers may pass as `op`: a name, a ReduceOp, premul_sum(factor), or a function of two arrays."""
 
-LOCATING = {"minloc": ReduceOp.MIN, "maxloc": ReduceOp.MAX}
-"""The names that also say which rank holds the result."""
+Located = Literal["minloc", "maxloc"]
+"""The names of the operations that also say which rank holds the result; all_reduce and reduce take them."""
+
+LOCATING: dict[str, ReduceOp] = {"minloc": ReduceOp.MIN, "maxloc": ReduceOp.MAX}
 
 
-def is_composed(op: Op) -> bool:
+def is_composed(op: Op | Located) -> bool:
     """Whether `op` is none of the engine's own, but is made of several calls."""
     if type(op) is str:
         return op in LOCATING
     return isinstance(op, PremulSum) or (callable(op) and not isinstance(op, ReduceOp))
 
 
-NAMES = {
+NAMES: dict[str, ReduceOp] = {
     "sum": ReduceOp.SUM,
     "mean": ReduceOp.MEAN,
     "avg": ReduceOp.MEAN,
@@ -63,7 +68,7 @@ PAIRS: dict[tuple[str, int], tuple[DType, ReduceOp]] = {
 """(name, dtype number) -> (DType, ReduceOp), for what has a meaning: the one look-up of the fast path."""
 
 
-def resolve(op: Op, dtype: DType) -> ReduceOp:
+def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
     """The ReduceOp that `op` means.
 
     TypeError where it is neither name nor ReduceOp, or means nothing for `dtype`; ValueError where

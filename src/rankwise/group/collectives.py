@@ -9,15 +9,13 @@ import numpy as np
 
 from rankwise.arrays import buffers, ops
 from rankwise.arrays.buffers import Buffer, source, target
-from rankwise.arrays.ops import Op
+from rankwise.arrays.ops import Located, Op
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops, headers
 from rankwise.group.base import GroupBase, check_axis_0, split_counts, split_rows
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
-
-Located = Literal["minloc", "maxloc"]
 
 
 class Collectives(GroupBase):
@@ -48,16 +46,19 @@ class Collectives(GroupBase):
     @overload
     def all_reduce(self, x: T, op: Located, *, async_op: Literal[True]) -> Work[tuple[T, Any]]: ...
     @overload
+    def all_reduce(self, x: Any, op: Located, *, async_op: bool) -> Any: ...
+    @overload
     def all_reduce(self, x: T, op: Op = "sum", async_op: Literal[False] = False) -> T: ...
     @overload
     def all_reduce(self, x: T, op: Op = "sum", *, async_op: Literal[True]) -> Work[T]: ...
     @overload
     def all_reduce(self, x: T, op: Op = "sum", *, async_op: bool) -> T | Work[T]: ...
-    def all_reduce(self, x: T, op: Op = "sum", async_op: bool = False) -> Any:
+    def all_reduce(self, x: T, op: Op | Located = "sum", async_op: bool = False) -> Any:
         """Reduce `x` over the ranks, in place, the result on every rank. Returns x.
 
         op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", or a
-        ReduceOp; `rw.premul_sum(factor)`; "minloc" or "maxloc", which return (x, ranks), x holding
+        ReduceOp (`rw.ReduceOp[name.upper()]` for type checkers, where a name is a str that is known only
+        when the program runs); `rw.premul_sum(factor)`; "minloc" or "maxloc", which return (x, ranks), x holding
         the extremes and ranks, int64 of x's shape, the lowest rank that has each (for a number,
         numbers).
 
@@ -113,8 +114,8 @@ class Collectives(GroupBase):
     @overload
     def reduce(self, x: T, dst: int = 0, op: Op = "sum", *, async_op: Literal[True]) -> Work[T | None]: ...
     @overload
-    def reduce(self, x: Any, dst: int = 0, op: Op = "sum", *, async_op: bool) -> Any: ...
-    def reduce(self, x: T, dst: int = 0, op: Op = "sum", async_op: bool = False) -> Any:
+    def reduce(self, x: Any, dst: int = 0, op: Op | Located = "sum", *, async_op: bool) -> Any: ...
+    def reduce(self, x: T, dst: int = 0, op: Op | Located = "sum", async_op: bool = False) -> Any:
         """Reduce `x` over the ranks, in place on rank `dst`. Returns x there and None elsewhere, where x is kept.
 
         op: as for all_reduce.

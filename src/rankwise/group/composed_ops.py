@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.arrays import buffers, dtypes, ops
 from rankwise.arrays.buffers import Buffer, scratch, source
-from rankwise.arrays.ops import LOCATING, Op, PremulSum
+from rankwise.arrays.ops import LOCATING, Located, Op, PremulSum
 from rankwise.contract.errors import RankwiseError, shown
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.base import GroupBase, nothing
@@ -18,7 +18,7 @@ from rankwise.group.base import GroupBase, nothing
 T = TypeVar("T")
 
 
-def reduce(group: GroupBase, x: Any, buffer: Buffer, op: Op, dst: int | None) -> Callable[[], Any]:
+def reduce(group: GroupBase, x: Any, buffer: Buffer, op: Op | Located, dst: int | None) -> Callable[[], Any]:
     """Check the arguments of a reduce to rank `dst`, or, None, of an all_reduce, with a composed op.
 
     buffer: of x. What this gives back does the work once the buffer is packed, as do the others here.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
@@ -130,17 +130,25 @@ class Group(
         """
         return self._closed
 
-    def split(self, color: int, key: int = 0, name: str | None = None) -> Group | None:
+    @overload
+    def split(self, color: int, key: int = 0, name: str | None = None) -> Group: ...
+    @overload
+    def split(self, color: int | None, key: int = 0, name: str | None = None) -> Group | None: ...
+    def split(self, color: int | None, key: int = 0, name: str | None = None) -> Group | None:
         """Collective: the ranks of one color make a new group, ordered by (key, rank).
 
-        color < 0: this rank takes no part and receives None.
+        color None: this rank takes no part and receives None. So does a color below 0, as MPI has it,
+        of which type checkers know nothing: they take an int for a color that gives a group.
 
         >>> turned = group.split(color=0, key=-group.rank)
         >>> turned.rank == 1 - group.rank, turned.ranks
         (True, (1, 0))
         >>> turned.close()
+        >>> first = group.split(0 if group.rank == 0 else None)
+        >>> first.world_size if first is not None else group.rank
+        1
         """
-        color, key = integer_64(color, "color"), integer_64(key, "key")
+        color, key = -1 if color is None else integer_64(color, "color"), integer_64(key, "key")
         comm = self.comm.split(color, key)
         if comm is None:
             return None

@@ -61,9 +61,7 @@ class Mesh:
         if wanted not in self._groups:
             fixed = {name: 0 if name in wanted else place for name, place in self.coordinates.items()}
             label = f"{self.group.name}.{'.'.join(wanted)}"
-            part = self.group.split(self.rank_at(**fixed), self.group.rank, label)
-            assert part is not None  # no colour is negative
-            self._groups[wanted] = part
+            self._groups[wanted] = self.group.split(self.rank_at(**fixed), self.group.rank, label)
         return self._groups[wanted]
 
     def rank_at(self, **places: int) -> int:

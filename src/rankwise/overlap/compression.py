@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class BF16Hook:
     [1.0, 1.0, 0.5]
     """
 
-    def __init__(self, op: str = "mean") -> None:
+    def __init__(self, op: Literal["sum", "mean"] = "mean") -> None:
         self.op = op
         self._halves: dict[int, Any] = {}
 

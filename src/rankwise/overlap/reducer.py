@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -118,7 +118,7 @@ class GradientReducer:
         params: Sequence[Any],
         group: Group | None = None,
         bucket_bytes: int = BUCKET_BYTES,
-        op: str = "mean",
+        op: Literal["sum", "mean"] = "mean",
         *,
         hook: BucketHook | None = None,
         stream: Stream | None = None,

@@ -8,6 +8,7 @@ import numpy as np
 
 from rankwise.arrays import dtypes
 from rankwise.arrays.ops import NAMES
+from rankwise.contract.types import ReduceOp
 from rankwise.contract.work import Work
 from rankwise.frontends.tcl import worlds
 from rankwise.frontends.tcl.handles import Tensor
@@ -142,11 +143,12 @@ def _rank(ranks: Ranks, option: str, rank: int) -> int:
     return rank
 
 
-def _operation(option: str, op: str, tensor: Tensor) -> str:
-    """Check that `op` is meaningful for the tensor's dtype."""
-    refused = NAMES[op].refused_for(dtypes.parse(tensor.dtype))
+def _operation(option: str, name: str, tensor: Tensor) -> ReduceOp:
+    """The operation of that name, checked to be meaningful for the tensor's dtype."""
+    op = NAMES[name]
+    refused = op.refused_for(dtypes.parse(tensor.dtype))
     if refused is not None:
-        raise invalid(option, op, f"The tensor is of {tensor.dtype.name}: {refused}.")
+        raise invalid(option, name, f"The tensor is of {tensor.dtype.name}: {refused}.")
     return op
 
 

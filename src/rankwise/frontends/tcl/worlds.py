@@ -14,7 +14,7 @@ import numpy as np
 
 import rankwise as rw
 from rankwise.arrays import dtypes
-from rankwise.arrays.ops import resolve
+from rankwise.arrays.ops import Op, resolve
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.frontends.tcl.handles import Tensor
@@ -40,11 +40,11 @@ class Alone:
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         return x
 
-    def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
+    def all_reduce(self, x: Tensor, op: Op = "sum") -> Tensor:
         resolve(op, dtypes.parse(x.dtype))
         return x
 
-    def reduce(self, x: Tensor, dst: int = 0, op: str = "sum") -> Tensor:
+    def reduce(self, x: Tensor, dst: int = 0, op: Op = "sum") -> Tensor:
         return self.all_reduce(x, op)
 
     def gather(self, x: Tensor, dst: int = 0) -> Tensor:
@@ -56,7 +56,7 @@ class Alone:
     def scatter(self, x: Tensor, src: int = 0) -> Tensor:
         return np.array(x)
 
-    def reduce_scatter(self, x: Tensor, op: str = "sum") -> Tensor:
+    def reduce_scatter(self, x: Tensor, op: Op = "sum") -> Tensor:
         return self.all_reduce(np.array(x), op)
 
     def all_to_all(self, x: Tensor) -> Tensor:

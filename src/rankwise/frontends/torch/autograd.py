@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -135,7 +135,7 @@ def _checked(x: Tensor, group: Group | None) -> tuple[Group, Buffer]:
     return default_group() if group is None else group, source(x.detach())
 
 
-def _sum_or_mean(op: Op, given: Buffer) -> str:
+def _sum_or_mean(op: Op, given: Buffer) -> Literal["sum", "mean"]:
     found = None if ops.is_composed(op) else ops.resolve(op, given.dtype)
     if found is ReduceOp.SUM:
         return "sum"
