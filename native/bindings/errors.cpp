@@ -17,7 +17,7 @@ nb::tuple ranks(const std::vector<int>& numbers) {
     return nb::tuple(all);
 }
 
-// The stacks that ranks have told; where none has, that of the thread which gets the error.
+// The Python stacks of the missing ranks, where they could be had.
 std::string stacks_in_words(const nb::dict& stacks) {
     return nb::cast<std::string>(nb::module_::import_("rankwise.contract.stacks").attr("in_words")(stacks));
 }

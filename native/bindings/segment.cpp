@@ -1,7 +1,6 @@
 #include <sys/prctl.h>
 
 #include "bindings.hpp"
-#include "failure/stacks.hpp"
 #include "failure/watchdog.hpp"
 #include "trace/trace.hpp"
 
@@ -47,22 +46,10 @@ void bind_segment(nb::module_& m) {
                 check_rank(s, rank);
                 const rankwise::Whereabouts where = rankwise::whereabouts(s.header(), rank);
                 const bool begun = where.inside || where.begun();
-                return std::make_tuple(std::string(name(begun ? where.operation->kind : rankwise::Op::None)),
-                                       begun ? where.operation->sequence : 0, s.record(rank).pid.load(), where.inside);
+                return std::make_tuple(std::string(name(begun ? where.operation->kind : rankwise::Op::None)), begun ? where.operation->sequence : 0,
+                                       begun ? words(*where.operation, 0) : "", s.record(rank).pid.load(), where.inside);
             },
             nb::arg("rank"))
-        .def("offer_stacks", [](Segment& s, int rank) { check_rank(s, rank); rankwise::offer_stacks(s, rank); }, nb::arg("rank"))
-        .def(
-            "await_question",
-            [](Segment& s, int rank) {
-                check_rank(s, rank);
-                ReleaseGil released;
-                return rankwise::await_question(s, rank);
-            },
-            nb::arg("rank"))
-        .def("tell_stacks", [](Segment& s, int rank, const std::string& text) { check_rank(s, rank); rankwise::tell_stacks(s, rank, text); },
-             nb::arg("rank"), nb::arg("text"))
-        .def("stop_stacks", [](Segment& s, int rank) { check_rank(s, rank); rankwise::stop_stacks(s, rank); }, nb::arg("rank"))
         .def("lost_rank", [](const Segment& s) -> std::optional<int> {
             const rankwise::Failure f = s.at<rankwise::Region>(s.header().world_region)->failure();
             if (f.cause != rankwise::Cause::PeerLost) return std::nullopt;

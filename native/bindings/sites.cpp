@@ -1,6 +1,7 @@
 #include "sites.hpp"
 
 #include "bindings.hpp"
+#include "failure/stacks.hpp"
 #include "gil.hpp"
 #include "transport/slot_protocol.hpp"
 
@@ -48,5 +49,13 @@ void bind_sites() {
         if (rankwise::is_engine_thread) return std::string();
         HoldGil gil;
         return python_site();
+    };
+    rankwise::program_stacks = [] {
+        HoldGil gil;
+        try {
+            return nb::cast<std::string>(nb::module_::import_("rankwise.contract.stacks").attr("all_threads")());
+        } catch (const std::exception& e) {
+            return std::string("its interpreter failed to format them: ") + e.what();
+        }
     };
 }

@@ -539,6 +539,8 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         wake_all(region_);
         if (region_.seated.fetch_sub(1) == 1 && region_offset_ != segment_->header().world_region) {
             const int n = region_.nranks;
+            for (int r = 0; r < n; ++r)
+                if (uint64_t report = region_.seats[r].report.load()) segment_->release(report);
             for (int from = 0; from < n; ++from)
                 for (int to = 0; to < n; ++to)
                     if (uint64_t channel = region_.channel(from, to).load()) segment_->release(channel);

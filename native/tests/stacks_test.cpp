@@ -1,66 +1,121 @@
-// Ranks that tell each other their stacks: here any text.
+// Ranks that say their stacks to each other, here any text, and how equal reports of a timeout come about.
 #include "failure/stacks.hpp"
 
+#include <poll.h>
+#include <unistd.h>
+
+#include "failure/timeout_report.hpp"
 #include "ranks.hpp"
 
 using namespace rankwise;
 
 namespace {
 
-struct Teller {
-    Segment& segment;
-    int rank;
+std::string said;  // by program_stacks
+
+// What the watcher of a rank does with its doorbell.
+struct Watcher {
+    const int doorbell;
+    std::atomic<bool> over{false};
     std::thread thread;
-    Teller(Segment& segment, int rank, const std::string& text) : segment(segment), rank(rank) {
-        offer_stacks(segment, rank);
-        thread = std::thread([this, text] {
-            while (await_question(this->segment, this->rank)) tell_stacks(this->segment, this->rank, text);
+    Watcher(const std::shared_ptr<Segment>& segment, int rank) : doorbell(open_doorbell(*segment, rank)) {
+        segment->record(rank).pid = getpid();
+        thread = std::thread([this, segment, rank] {
+            while (!over) {
+                pollfd bell{doorbell, POLLIN, 0};
+                if (poll(&bell, 1, 10) == 1) answer_doorbell(segment, rank, doorbell);
+            }
         });
     }
-    ~Teller() {
-        stop_stacks(segment, rank);
+    ~Watcher() {
+        over = true;
         thread.join();
+        close(doorbell);
     }
 };
 
-}  // namespace
+std::string answer_of(const Calls& answers, int rank) {
+    for (const auto& [r, text] : answers)
+        if (r == rank) return text;
+    return "";
+}
 
-int main() {
+void stacks() {
     auto segment = Segment::create(4);
     const std::string line(1000, 'x');
     std::string text = "first line\n";
     while (text.size() < 100'000) text += line + "\n";
+    program_stacks = [] { return said; };
+    const int unwatched = open_doorbell(*segment, 2);
+    segment->record(2).pid = getpid();
     {
-        Teller one(*segment, 0, "one"), two(*segment, 1, text);
-        offer_stacks(*segment, 2);  // and never answers
-        ask_for_stacks(*segment, {0, 1, 2, 3});
-        CHECK_EQ(stacks_told(*segment, 0).value_or(""), "one");
-        const std::string told = stacks_told(*segment, 1).value_or("");
-        CHECK(told.size() > 30'000 && told.rfind("...\n" + line + "\n", 0) == 0 && told.substr(told.size() - 1001) == line + "\n", told.size());
-        CHECK(stacks_told(*segment, 2).value_or("").find("no answer") == 0);
-        CHECK(!stacks_told(*segment, 3));
-        stop_stacks(*segment, 2);
+        Watcher one(segment, 0);
+        said = "one";
+        CHECK_EQ(answer_of(ask_for_stacks(*segment, {0}), 0), "one");
+        said = text;
+        const Calls answers = ask_for_stacks(*segment, {0, 2, 3});
+        const std::string kept = answer_of(answers, 0);
+        CHECK(kept.size() > 30'000 && kept.rfind("...\n" + line + "\n", 0) == 0 && kept.substr(kept.size() - 1001) == line + "\n", kept.size());
+        CHECK(answer_of(answers, 2).find("no answer") == 0, answer_of(answers, 2));
+        CHECK_EQ(answers.size(), size_t(2));  // rank 3 has no doorbell
     }
-    CHECK(!stacks_told(*segment, 0));
-    CHECK_EQ(segment->allocated_blocks(), size_t(1));  // the group of all ranks
+    close(unwatched);  // the descriptor may now be another file's: nothing is written there
+    CHECK(answer_of(ask_for_stacks(*segment, {2}), 2).find("no answer") == 0);
+}
 
-    // In a timeout: of the ranks of the group.
-    const auto run = ranks::run(2, [&](Comm& c) {
+void reports() {
+    auto segment = Segment::create(1);
+    const TimeoutReport written{"rank 1 did not come", {1}, {{0, "in barrier #2 for 3.0 s"}, {1, ""}}, {{1, "line\nline"}}};
+    const uint64_t offset = write_report(*segment, written);
+    const TimeoutReport read = read_report(*segment, offset);
+    CHECK(read.headline == written.headline && read.missing == written.missing && read.states == written.states && read.stacks == written.stacks);
+    segment->release(offset);
+
+    CHECK_EQ(ranks_in_words({3}), "rank 3");
+    CHECK_EQ(ranks_in_words({0, 1, 3, 4, 5, 9}), "ranks 0, 1, 3-5, 9");
+    CHECK_EQ(states_in_words({{0, "in barrier #2 for 2.9 s"}, {1, "outside any collective for 3.0 s, last was split #1"},
+                              {2, "in barrier #2 for 10.0 s"}, {3, "has not joined"}, {4, "in barrier #2 for 3.0 s"}}),
+             "\n  ranks 0, 2, 4: in barrier #2 for 2.9 to 10.0 s"
+             "\n  rank 1: outside any collective for 3.0 s, last was split #1"
+             "\n  rank 3: has not joined");
+}
+
+}  // namespace
+
+int main() {
+    stacks();
+    reports();
+    // All ranks of the group report the same; those that have not begun the operation are missing.
+    std::string texts[3];
+    const auto run = ranks::run(4, [&](Comm& c) {
         auto g = c.split(0, 0);
-        g->set_timeout(0.2);
-        if (c.rank() == 1) {
+        g->set_timeout(c.rank() == 0 ? 0.2 : 60);
+        if (c.rank() == 3) {
             c.barrier();
+            g->close(1);
             return;
         }
         try {
             g->barrier();
             CHECK(false, "no timeout");
         } catch (const TimedOut& e) {
-            CHECK(e.stacks.empty());
-            CHECK_EQ(e.missing.size(), size_t(1));
-            CHECK(std::string(e.what()).find("rank 1: in barrier #2 of all ranks for ") != std::string::npos, e.what());
+            texts[c.rank()] = e.what();
+            CHECK(e.stacks.empty());  // threads have none of their own
+            CHECK(e.missing == std::vector<int>{3});
+        }
+        try {
+            g->barrier();
+            CHECK(false, "the group works again");
+        } catch (const TimedOut& e) {
+            CHECK(std::string(e.what()).find(texts[c.rank()].substr(0, texts[c.rank()].find('\n')) + ", while rank ") == 0, e.what());
         }
         c.barrier();
+        g->close(1);
     });
+    CHECK(texts[0].find("rank 3 did not come to barrier #1 within 0.2 s\n") == 0, texts[0]);
+    CHECK(texts[0].find("rank 3: in barrier #2 of all ranks for ") != std::string::npos, texts[0]);
+    CHECK_EQ(texts[1], texts[0]);
+    CHECK_EQ(texts[2], texts[0]);
+    CHECK_EQ(run->allocated_blocks(), size_t(1));  // the group of all ranks: what was written about the failed one is gone
     return check::result();
 }

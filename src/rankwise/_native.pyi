@@ -198,19 +198,12 @@ class Segment:
     def allocated_blocks(self) -> int:
         """How many blocks of the heap are in use: groups, channels, buffers."""
 
-    def state(self, rank: int) -> tuple[str, int, int, bool]:
-        """Where a rank is: (its present or last operation, sequence, pid, whether it is inside it)."""
+    def state(self, rank: int) -> tuple[str, int, str, int, bool]:
+        """Where a rank is: its present or last operation, its sequence number, both in words, pid, whether inside it.
 
-    def offer_stacks(self, rank: int) -> None:
-        """Say that this rank tells its stacks when others ask: a thread of it is to call `await_question`."""
+        The operation is "none", and in words "", before the first. In words: "all_reduce #3", "recv from rank 1".
+        """
 
-    def await_question(self, rank: int) -> bool:
-        """Sleep until another rank asks for this rank's stacks. False once `stop_stacks` was called."""
-
-    def tell_stacks(self, rank: int, text: str) -> None:
-        """Answer; of long texts the last 32 KiB count."""
-
-    def stop_stacks(self, rank: int) -> None: ...
     def lost_rank(self) -> int | None:
         """The rank whose loss failed the group of all ranks; None while it stands, or failed otherwise."""
 

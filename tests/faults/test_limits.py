@@ -42,6 +42,4 @@ def test_limit(trial: Trial, name: str) -> None:
     if re.search("segment|shared memory", ran.stderr):
         assert re.search(r"(needs \d+ MiB|\d+ MiB needed).*, (\d+ MiB|which rank \d+ did not get)", ran.stderr)
     else:
-        assert re.search(
-            r"Too many open files|MemoryError|Cannot allocate|Resource temporarily unavailable|Errno", ran.stderr
-        )
+        assert re.search(r"open files|MemoryError|Cannot allocate|Resource temporarily unavailable|Errno", ran.stderr)

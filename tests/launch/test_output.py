@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from rankwise.launch.output import LONGEST_LINE, Relay
 
 
@@ -102,3 +104,25 @@ def test_a_stream_of_text_only_is_written_text() -> None:
     relay.feed(stream, "naïve\n".encode()[:3])
     relay.feed(stream, "naïve\n".encode()[3:])
     assert text.getvalue() == "naïve\n"
+
+
+def traceback(of: str) -> bytes:
+    return f"Traceback (most recent call last):\n  here\nTimeout: {of}\n  rank 3: outside\n".encode()
+
+
+@pytest.mark.parametrize("tag", [False, True])
+def test_equal_tracebacks_appear_once_and_the_last_is_that_of_the_rank_to_blame(tag: bool) -> None:
+    file = File()
+    relay = Relay(5, None, file, tag=tag)
+    streams = [relay.add(rank)[1] for rank in range(5)]
+    for rank in (0, 1, 3, 4):
+        relay.feed(streams[rank], traceback(f"rank 2 did not come, while rank {rank} was in barrier #1"))
+    relay.feed(streams[2], traceback("bad"))
+    assert relay.error(0) == "Timeout: rank 2 did not come, while rank 0 was in barrier #1\n  rank 3: outside"
+    relay.release(last=4)
+    mark = ["[2] ", "[0] "] if tag else ["", ""]
+    expected = [f"{mark[0]}{line}" for line in traceback("bad").decode().splitlines()]
+    told = traceback("rank 2 did not come, while rank 0 was in barrier #1").decode().splitlines()
+    expected += [f"{mark[1]}{line}" for line in told]
+    assert file.bytes.getvalue().decode().splitlines() == [*expected, "rankwise: the same from ranks 0, 1, 3, 4"]
+    assert not relay.holds()

@@ -97,7 +97,10 @@ def test_the_first_failure_is_blamed(program: str, deed: str, code: int, how: st
     assert done.returncode == code
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(rf"rankwise: rank 2 \(pid \d+\) {how}; the other 3 ranks were ended", last)
-    assert done.stderr.count("PeerLostError: rank 2 ") == 3, "the other ranks had no time to tell"
+    said = {int(rank) for rank in re.findall(r"PeerLostError: rank 2 .*, while rank (\d) was in", done.stderr)}
+    for ranks in re.findall(r"^rankwise: the same from ranks (.*)", done.stderr, re.MULTILINE):
+        said |= {0, 1, 3} if ranks == "0, 1, 3" else set(map(int, ranks.split(", ")))
+    assert said == {0, 1, 3}, "the other ranks had no time to tell"
 
 
 def test_a_rank_that_takes_its_time_to_end_is_blamed_all_the_same() -> None:
@@ -140,7 +143,7 @@ try:
     raise ValueError("handled")
 except ValueError:
     traceback.print_exc()
-print("goes on", file=sys.stderr)
+print("goes on", group.rank, file=sys.stderr)
 deep(group, 40)
 """)
     done = subprocess.run(
@@ -151,12 +154,12 @@ deep(group, 40)
     assert re.match(r"rankwise: rank 2 \(pid \d+\) exited with status 1", last)
     lines = [line for line in lines if not line.startswith("rankwise: ")]
     assert lines[-1] == "LookupError: lost my keys"
-    assert lines.count("goes on") == 5
+    assert {line for line in lines if line.startswith("goes on")} == {f"goes on {rank}" for rank in range(5)}
     begins = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
     assert len(begins) == 10
     for begin, end in zip(begins, [*begins[1:], len(lines)], strict=True):
         frames = lines[begin + 1 : end]
-        messages = [line for line in frames if not line.startswith(" ") and line != "goes on"]
+        messages = [line for line in frames if not line.startswith((" ", "goes on"))]
         assert len(messages) == 1, "tracebacks are mixed"
         assert messages[0].startswith(("ValueError", "LookupError", "rankwise.contract.errors.PeerLostError"))
 
@@ -333,3 +336,97 @@ print(found)
     done = subprocess.run([*RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "['/dev/null', 'pipe', 'pipe', '/memfd']\n" * 3
+
+
+HANG = """
+import sys, time
+import numpy as np, rankwise as rw
+group = rw.init()
+group.barrier()
+
+def save_checkpoint():
+    exec(sys.argv[1])
+
+if group.rank == 3:
+    save_checkpoint()
+group.all_reduce(np.ones(3))
+"""
+
+
+def test_a_hang_is_reported_once_and_the_last_lines_are_about_the_missing_rank(tmp_path: Path) -> None:
+    (tmp_path / "hang.py").write_text(HANG)
+    done = subprocess.run(
+        [*RUN, "-n", "8", "--timeout", "3", "--trace", "t.json", "hang.py", "time.sleep(60)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    *lines, _, last = done.stderr.splitlines()
+    if lines[-1].startswith("rankwise: "):  # else a busy machine left one rank alone the time to report
+        assert re.fullmatch(r"rankwise: the same from ranks [0-7, -]+", lines.pop())
+    error = lines.index("rankwise.contract.errors.CollectiveTimeout: rank 3 did not come to all_reduce #2 within 3 s")
+    waiting, missing, heading, *stack = lines[error + 1 :]
+    assert re.fullmatch(r"  ranks 0-2, 4-7: in all_reduce #2 for .* s", waiting)
+    assert re.fullmatch(r"  rank 3: outside any collective for .* s, last was barrier #1", missing)
+    assert heading == "  Python stack of rank 3, innermost last:"
+    assert any(line.endswith("in save_checkpoint") for line in stack)
+    assert all(line.startswith("    ") for line in stack)
+    assert last == "rankwise: rank 3 did not come to all_reduce #2 within 3 s; all 8 ranks were ended"
+
+    shown = subprocess.run(
+        [sys.executable, "-m", "rankwise", "trace", tmp_path / "t.json"], capture_output=True, text=True, timeout=50
+    )
+    said = shown.stdout.splitlines()
+    begin = said.index("failed: rank 3 did not come to all_reduce #2 within 3 s")
+    assert said[begin + 1 : begin + 4] == [waiting, missing, heading]
+    assert any(line.endswith("in save_checkpoint") for line in said[begin + 4 :])
+
+
+def test_a_message_that_does_not_come(tmp_path: Path) -> None:
+    """A message has no number: "after recv #0" is no place."""
+    code = """
+import sys, rankwise as rw
+group = rw.init()
+if group.rank == 0:
+    group.send(1.0, 1)
+else:
+    group.recv((1,), 0)
+    sys.exit(3)
+group.recv((1,), 1)
+"""
+    done = subprocess.run([*RUN, "-n", "2", "python", "-c", code], capture_output=True, text=True, timeout=50)
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        r"rankwise: rank 1 \(pid \d+\) exited with status 3 after recv from rank 0, tag 0; .*ended", last
+    )
+
+
+def test_too_few_open_files_for_so_many_ranks() -> None:
+    command = f"ulimit -n 64; exec {sys.executable} -m rankwise run -n 30 true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"rankwise run: error: 30 ranks take about 1\d\d open files in the process that starts them, and 64 are "
+        r"allowed; `ulimit -n 1\d\d` before the command raises that\n",
+        done.stderr,
+    )
+
+
+def test_too_few_open_files_to_watch_the_others() -> None:
+    code = """
+import os, resource, rankwise as rw
+from rankwise.backends.native import shm
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, hard))
+rw.init()
+"""
+    done = subprocess.run([*RUN, "-n", "8", "python", "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert re.search(
+        r"RankwiseError: watching the other 7 ranks takes as many open files, and this process may have \d+ in all; "
+        r"`ulimit -n \d+` before the command raises that",
+        done.stderr,
+    ), done.stderr

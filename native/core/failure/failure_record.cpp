@@ -1,9 +1,11 @@
 // What a rank says when its group has failed: who, what and where.
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 
 #include "failure/stacks.hpp"
+#include "failure/timeout_report.hpp"
 #include "transport/slot_protocol.hpp"
 
 namespace rankwise {
@@ -14,12 +16,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kSitesWithin{200};  // that ranks wait for each other's call sites
 const char* const kNotYet = "nothing yet";
-
-std::string ranks_in_words(const std::vector<int>& ranks) {
-    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-    return text;
-}
 
 std::string host_name() {
     char name[256] = {};
@@ -144,11 +140,23 @@ void Steps::compare_last() {
 }
 
 void Steps::timed_out(uint64_t value) {
+    // Of those waited for, the ones that have not begun the operation are to blame, if there are any: the others
+    // may themselves wait for these.
+    std::vector<int> behind, absent;
+    for (int p = 0; p < n; ++p) {
+        if (p == rank || region_.seats[p].lines[(value - 1) % kLines].seq.load() >= value) continue;
+        behind.push_back(p);
+        if (region_.seats[p].calls.load() < calls_) absent.push_back(p);
+    }
+    TimeoutReport report;
+    report.missing = absent.empty() ? behind : absent;
+    report.headline = ranks_in_words(report.missing) + (absent.empty() ? " did not finish " : " did not come to ") + name(call_.op()) + " #" +
+                      std::to_string(calls_) + " within " + seconds(timeout);
+    report.states = states();
+    report.stacks = ask_for_stacks(report.missing);
     std::string missing;
-    for (int p = 0; p < n; ++p)
-        if (p != rank && region_.seats[p].lines[(value - 1) % kLines].seq.load() < value)
-            missing += (missing.empty() ? "" : ",") + std::to_string(p);
-    ask_for_stacks();
+    for (int p : report.missing) missing += (missing.empty() ? "" : ",") + std::to_string(p);
+    region_.seats[rank].report.store(write_report(segment_, report));
     fail_region(region_, Cause::TimedOut, rank, calls_, missing);
     throw_failure();
 }
@@ -166,12 +174,11 @@ Calls Steps::states() const {
     return result;
 }
 
-void Steps::ask_for_stacks() const { rankwise::ask_for_stacks(segment_, {region_.member(), region_.member() + n}); }
-
-Calls Steps::stacks() const {
-    Calls result;
-    for (int p = 0; p < n; ++p)
-        if (auto text = stacks_told(segment_, region_.member()[p])) result.emplace_back(p, *text);
+Calls Steps::ask_for_stacks(const std::vector<int>& peers) const {
+    std::vector<int> world;
+    for (int p : peers) world.push_back(region_.member()[p]);
+    Calls result = rankwise::ask_for_stacks(segment_, world);
+    for (auto& [r, text] : result) r = peers[size_t(std::find(world.begin(), world.end(), r) - world.begin())];
     return result;
 }
 
@@ -285,13 +292,19 @@ void Steps::throw_failure(const std::string& operation, int64_t sequence) {
         throw PeerLost(who + process + how + where + here, f.rank, how, operation, sequence, host, pid);
     }
     if (f.cause == Cause::TimedOut) {
-        std::vector<int> missing;
-        for (const char* at = f.how; *at; at += *at == ',') missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
-        const Calls where = states();
-        std::string text = "no answer within " + seconds(timeout) + " from " + ranks_in_words(missing) + ", awaited by " + who + here;
-        if (missing == std::vector<int>{f.rank}) text = who + " waited for an event, before its next operation, longer than its timeout allows" + here;
-        for (const auto& [r, what] : where) text += "\n  rank " + std::to_string(r) + ": " + what;
-        throw TimedOut(text, timeout, missing, where, operation, sequence, stacks());
+        TimeoutReport report;
+        if (const uint64_t written = region_.seats[f.rank].report.load()) {
+            report = read_report(segment_, written);
+        } else {
+            for (const char* at = f.how; *at; at += *at == ',') report.missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
+            report.headline = report.missing == std::vector<int>{f.rank}
+                                  ? who + " waited for an event, before its next operation, longer than its timeout allows"
+                                  : ranks_in_words(report.missing) + " did not come within " + seconds(timeout);
+            report.states = states();
+        }
+        // In the same operation all ranks say the same.
+        const std::string text = report.headline + (sequence == int64_t(f.sequence) ? "" : here) + states_in_words(report.states);
+        throw TimedOut(text, timeout, report.missing, report.states, operation, sequence, report.stacks);
     }
     throw_mismatch();
 }

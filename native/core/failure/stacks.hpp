@@ -1,26 +1,29 @@
-// The stacks of the ranks' programs, as the embedding shows them, asked for by other ranks.
+// The stacks of the ranks' programs, as the embedding formats them, asked for by other ranks.
 //
-// A rank that can answer says so and has a thread wait for questions; nothing else of it is
-// disturbed. Its answer stands in a block of the segment.
+// A rank that is a process has a pipe that its watcher (watchdog.cpp) polls beside all else. Another
+// process of the same user writes a byte there; a thread that is started only then puts the answer
+// into a block of the segment.
 #pragma once
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "failure/errors.hpp"
 #include "memory/segment.hpp"
 
 namespace rankwise {
 
-// For the answering rank: take part; asleep until somebody asks, false once stop_stacks was called;
-// the answer, of which the last 32 KiB count.
-void offer_stacks(Segment& segment, int rank);
-bool await_question(Segment& segment, int rank);
-void tell_stacks(Segment& segment, int rank, const std::string& text);
-void stop_stacks(Segment& segment, int rank);
+// The stacks of this process's threads. Set once by the embedding, called in an engine thread; it may
+// block for ever.
+extern std::string (*program_stacks)();
 
-// Ask those of these (world) ranks that take part, and give them a second altogether.
-void ask_for_stacks(Segment& segment, const std::vector<int>& ranks);
-// What the rank answered when it was asked last, or that it did not; nothing where it takes no part.
-std::optional<std::string> stacks_told(Segment& segment, int rank);
+// For the answering rank: the descriptor to poll, the caller's to close, -1 where there can be none;
+// what to do when it is readable.
+int open_doorbell(Segment& segment, int rank);
+void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell);
+
+// Ask these (world) ranks and give them a second altogether. What each answered, of which the last
+// 32 KiB count, or why it did not; nothing of a rank that has ended or cannot be asked.
+Calls ask_for_stacks(Segment& segment, const std::vector<int>& ranks);
 
 }  // namespace rankwise

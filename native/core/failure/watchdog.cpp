@@ -4,12 +4,15 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <vector>
 
+#include "failure/errors.hpp"
+#include "failure/stacks.hpp"
 #include "stream/stream.hpp"
 
 namespace rankwise {
@@ -46,9 +49,10 @@ struct Stop {
     }
 };
 
-// fds[r] watches rank r; -1 where there is nothing (more) to watch. The last one is `stop`'s.
-void watch(std::vector<pollfd> fds, std::weak_ptr<Segment> held, std::shared_ptr<Stop> /*keeps it open*/) {
-    const size_t n = fds.size() - 1;
+// fds[r] watches rank r; -1 where there is nothing (more) to watch. The last two are the doorbell, at which
+// others ask for this rank's stacks, and `stop`'s.
+void watch(std::vector<pollfd> fds, int rank, std::weak_ptr<Segment> held, std::shared_ptr<Stop> /*keeps it open*/) {
+    const size_t n = fds.size() - 2;
     size_t alive = 0;
     for (size_t r = 0; r < n; ++r) alive += fds[r].fd >= 0;
     while (alive > 0) {
@@ -58,6 +62,8 @@ void watch(std::vector<pollfd> fds, std::weak_ptr<Segment> held, std::shared_ptr
         }
         const std::shared_ptr<Segment> segment = held.lock();
         if (!segment) break;
+        if (fds[n].revents & POLLIN) answer_doorbell(segment, rank, fds[n].fd);
+        else if (fds[n].revents) fds[n].fd = -1;  // the program has closed what it did not open
         for (size_t r = 0; r < n; ++r) {
             if (fds[r].fd < 0 || !fds[r].revents) continue;
             segment->mark_exited(int(r), kStatusUnknown);
@@ -70,7 +76,7 @@ void watch(std::vector<pollfd> fds, std::weak_ptr<Segment> held, std::shared_ptr
             --alive;
         }
     }
-    for (size_t r = 0; r < n; ++r)
+    for (size_t r = 0; r <= n; ++r)
         if (fds[r].fd >= 0) close(fds[r].fd);
 }
 
@@ -83,12 +89,23 @@ void watch_peers(std::shared_ptr<Segment> segment, int rank) {
     for (int r = 0; r < n; ++r) {
         if (r == rank) continue;
         fds[size_t(r)].fd = open_pidfd(segment->record(r).pid.load());
-        if (fds[size_t(r)].fd < 0 && errno == ESRCH) segment->mark_exited(r, kStatusUnknown);
+        if (fds[size_t(r)].fd >= 0) continue;
+        if (errno == ESRCH) segment->mark_exited(r, kStatusUnknown);
+        if (errno == EMFILE || errno == ENFILE) {  // a peer that is not watched could die unnoticed
+            for (const pollfd& opened : fds)
+                if (opened.fd >= 0) close(opened.fd);
+            rlimit limit{};
+            getrlimit(RLIMIT_NOFILE, &limit);
+            throw Error("watching the other " + std::to_string(n - 1) + " ranks takes as many open files, and this process may have " +
+                        std::to_string(limit.rlim_cur) + " in all; `ulimit -n " + std::to_string(limit.rlim_cur + rlim_t(n)) +
+                        "` before the command raises that");
+        }
     }
+    fds.push_back({open_doorbell(*segment, rank), POLLIN, 0});
     auto stop = std::make_shared<Stop>();
     fds.push_back({stop->fd, POLLIN, 0});
     segment->at_end([stop] { stop->say(); });
-    engine_thread([fds = std::move(fds), held = std::weak_ptr(segment), stop] { watch(fds, held, stop); }).detach();
+    engine_thread([fds = std::move(fds), rank, held = std::weak_ptr(segment), stop] { watch(fds, rank, held, stop); }).detach();
 }
 
 void end_with(int pid) {

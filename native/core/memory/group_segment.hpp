@@ -99,6 +99,7 @@ struct alignas(kCacheLine) Seat {
     std::atomic<uint64_t> calls;                     // how many operations it has begun
     std::atomic<uint32_t> explained;                 // `why` is being written, or there
     char why[228];                                   // the words of a verdict of this rank's
+    std::atomic<uint64_t> report;                    // offset of what belongs to its verdict of a timeout (timeout_report.hpp)
     Described described;
     Site site;
 };

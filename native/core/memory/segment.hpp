@@ -31,8 +31,11 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<uint32_t> told;        // and every group knows
     std::atomic<uint32_t> ending;      // its interpreter is about to end
     std::atomic<int32_t> exit_status;  // exit code, minus the signal, or kStatusUnknown
-    std::atomic<uint64_t> stacks;      // offset of the text that it answers with, where it does (stacks.hpp)
-    std::atomic<uint32_t> stacks_asked, stacks_told;  // futex: how often it was asked; which question the text answers
+    // Stacks (stacks.hpp): the pipe at which it is asked, as descriptor + 1 and inode; how often it was asked, and
+    // which question the text answers, of which this is the offset.
+    std::atomic<int32_t> doorbell;
+    std::atomic<uint32_t> stacks_asked, stacks_told;
+    std::atomic<uint64_t> doorbell_inode, stacks;
     alignas(kCacheLine) std::atomic<uint64_t> operations;  // how many it has begun: the next one's place in its trace
     std::atomic<uint64_t> bytes;       // moved by these; small operations are added up a few KiB at a time
     std::atomic<uint64_t> waited;      // ticks that it waited for others, beyond the shortest waits

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <random>
 
+#include "failure/timeout_report.hpp"
+
 namespace rankwise {
 
 namespace {
@@ -425,11 +427,12 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, Request
                        describe(request->count_, request->dtype_, request->tag_) + ")";
                 if (request->peer_ != kAny) missing.push_back(request->peer_);
             }
-            steps_.ask_for_stacks();
-            Calls where = steps_.states();
-            std::string text = what + ": not complete within " + seconds(timeout);
-            for (const auto& [r, state] : where) text += "\n  rank " + std::to_string(r) + ": " + state;
-            throw TimedOut(text, timeout, missing, where, request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, steps_.stacks());
+            const Calls where = steps_.states();
+            // A shorter wait than the group's is the program's way to come back later: it disturbs nobody.
+            const Calls stacks = timeout < steps_.timeout ? Calls() : steps_.ask_for_stacks(missing);
+            const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") + " not complete within " + seconds(timeout);
+            throw TimedOut(headline + states_in_words(where), timeout, missing, where,
+                           request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
         }
         waiting.tell();
         futex_sleep(seat.mail, rung, nap_before(left));

@@ -166,9 +166,7 @@ public:
     // Fail the group because `peer` ended or left, and throw.
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
     Calls states() const;  // where each rank is, in words
-    // The program's stacks of the ranks that tell them: ask for them, and what they said.
-    void ask_for_stacks() const;
-    Calls stacks() const;
+    Calls ask_for_stacks(const std::vector<int>& peers) const;  // those of peers' programs, as stacks.hpp says
 
 private:
     size_t slot_of(uint64_t place) const { return (place >> slot_bits_) % kSlots; }

@@ -95,8 +95,9 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
     """A rank did not come within the limit.
 
     limit: seconds; missing: the ranks waited for; states: where each rank is, {rank: description};
-    stacks: with RANKWISE_TIMEOUT_STACKS=1 the Python stacks of the ranks, {rank: text}. The message
-    has all of these, and without that variable the stack of this rank.
+    stacks: the Python stacks of the missing ranks, {rank: text}, where they are processes of this
+    host: or why there is none, where one is stopped or holds its GIL. The message has all of these,
+    and is the same on all ranks that were in the operation.
 
     >>> work = group.irecv((1,), src=group.rank)
     >>> try:

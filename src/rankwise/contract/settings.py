@@ -20,7 +20,6 @@ class Settings:
                             meet by a socket prove to each other that they know it
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
-    RANKWISE_TIMEOUT_STACKS 1: when an operation's time is over, the error shows the Python stacks of all ranks
     RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its --trace
     RANKWISE_TRACE_FD       descriptor of what takes a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
@@ -40,7 +39,6 @@ class Settings:
         self.secret = os.fsencode(environ.get("RANKWISE_SECRET", ""))
         self.backend = environ.get("RANKWISE_BACKEND") or None
         self.timeout = _seconds(environ, "RANKWISE_TIMEOUT", 300.0)
-        self.timeout_stacks = bool(_integer(environ, "RANKWISE_TIMEOUT_STACKS"))
         self.trace = environ.get("RANKWISE_TRACE") or None
         self.trace_fd = _integer(environ, "RANKWISE_TRACE_FD")
         check = _integer(environ, "RANKWISE_CHECK")

@@ -6,24 +6,35 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from textwrap import indent
+
+from rankwise.contract.ranks import ranks_in_words
 
 
 def in_words(stacks: Mapping[int, str]) -> str:
-    """What follows the other facts in the message: the ranks' stacks, or, of no rank, the calling thread's."""
-    if not stacks:
-        frame = sys._getframe()
-        return "\nPython stack of this rank, innermost last:\n" + "".join(traceback.format_stack(frame.f_back)).rstrip()
-    parts = (f"Python stacks of rank {rank}, innermost last:\n{text}".rstrip() for rank, text in stacks.items())
-    return "\n" + "\n".join(parts)
+    """What follows the other facts in the message: each stack once, with the ranks that have it."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in stacks.items():
+        ranks.setdefault(text.rstrip(), []).append(rank)
+    words = ""
+    for text, whose in ranks.items():
+        is_stack = text.startswith(" ")  # else it is the reason why there is none
+        words += f"\n  Python stack of {ranks_in_words(whose)}"
+        words += f", innermost last:\n{indent(text, '  ')}" if is_stack else f": {text}"
+    return words
 
 
 def all_threads() -> str:
-    """The stacks of this process's threads, but for the calling one, the main thread's last."""
+    """The stacks of this process's threads, but for the calling one, the main thread's last.
+
+    Threads are named where there are several.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
-    frames = sys._current_frames()
+    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != own}
     parts = []
-    for ident in sorted((ident for ident in frames if ident != own), key=lambda ident: ident == main):
+    for ident in sorted(frames, key=lambda ident: ident == main):
         name = names.get(ident, "a thread that Python did not start")
-        parts.append(f"  thread {name}:\n" + "".join(traceback.format_stack(frames[ident])))
+        heading = f"  thread {name}:\n" if len(frames) > 1 else ""
+        parts.append(heading + "".join(traceback.format_stack(frames[ident])))
     return "".join(parts)

@@ -8,6 +8,7 @@ a job does without: the launcher starts fast.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import selectors
@@ -46,7 +47,9 @@ _KEEPER = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$g
 _OWN_SESSION: dict[str, Any] = {"start_new_session": True}
 _SAME_SESSION: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else _OWN_SESSION
 
-_CONSEQUENCE = "rankwise.contract.errors.PeerLostError: "  # how Python prints it; NumPy is not imported for its class
+# How Python prints the errors of which another rank is the cause; NumPy is not imported for their classes.
+_LOST = "rankwise.contract.errors.PeerLostError: "
+_TIMED_OUT = "rankwise.contract.errors.CollectiveTimeout: "
 
 
 def _leave_terminal() -> None:
@@ -63,8 +66,9 @@ class Rank:
     """One rank's process, and once it has ended, how and where.
 
     returncode: exit status, or minus the signal; None while it runs. operation, sequence: what it
-    was in or did last, empty if it never joined the others; inside: whether it was inside it. follows:
-    whether its traceback is that of a PeerLostError; known when the job is over.
+    was in or did last, empty if it never joined the others; call: both in words; inside: whether it was
+    inside it. error: what its last traceback is about, "ValueError: bad" and the indented lines after
+    it, empty without one; known when the job is over.
     """
 
     def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
@@ -74,8 +78,9 @@ class Rank:
         self.returncode: int | None = None
         self.operation = ""
         self.sequence = 0
+        self.call = ""
         self.inside = False
-        self.follows = False
+        self.error = ""
 
     @property
     def pid(self) -> int:
@@ -92,12 +97,12 @@ class Rank:
 
     @property
     def where(self) -> str:
-        """' in all_reduce #17', ' after barrier #3', ' before its first operation', or '' before it joined."""
+        """' in all_reduce #17', ' after recv from rank 1', ' before its first operation', or '' before it joined."""
         if not self.operation:
             return ""
-        if self.operation == "none":
+        if not self.call:
             return " before its first operation"
-        return f" {'in' if self.inside else 'after'} {self.operation} #{self.sequence}"
+        return f" {'in' if self.inside else 'after'} {self.call}"
 
     def note_end(self) -> None:
         """Take down how the process ended. It is not reaped yet: so long its pid, and its group's, are its own."""
@@ -138,7 +143,8 @@ class Job:
     be killed in that moment.
 
     Raises ValueError for n below 1 or a timeout that is not above 0; MemoryError when there is no room
-    for the shared memory; OSError when a process cannot be started.
+    for the shared memory; OSError when a process cannot be started, or this one may not open the files
+    that so many ranks take.
     """
 
     def __init__(
@@ -192,6 +198,12 @@ class Job:
     def __enter__(self) -> Job:
         try:
             self._start()
+        except OSError as error:
+            words = self._too_many_files() if error.errno == errno.EMFILE else ""
+            self._close()
+            if words:
+                raise OSError(words) from error
+            raise
         except BaseException:
             self._close()
             raise
@@ -208,8 +220,14 @@ class Job:
         for rank in self.failures:
             if rank.number == self._lost:
                 return rank
-        causes = [rank for rank in self.failures if not rank.follows]
+        causes = [rank for rank in self.failures if not rank.error.startswith(_LOST)]
         return next(iter(causes or self.failures), None)
+
+    @property
+    def hang(self) -> str:
+        """Where a timeout is the cause: which rank did not come, and in more lines the state of all; else ""."""
+        culprit = self.culprit
+        return culprit.error.removeprefix(_TIMED_OUT) if culprit and culprit.error.startswith(_TIMED_OUT) else ""
 
     @property
     def exit_code(self) -> int:
@@ -239,7 +257,7 @@ class Job:
             if fd in self._pipes:  # held open by a process that left its group
                 self._end_pipe(fd)
         for rank in self.failures:
-            rank.follows = self._relay.error(rank.number).startswith(_CONSEQUENCE)
+            rank.error = self._relay.error(rank.number)
         # The traceback of the rank to blame is the last on the screen.
         self._relay.release(last=-1 if self.culprit is None else self.culprit.number)
 
@@ -317,6 +335,18 @@ class Job:
                 self._pipes[pipe.fileno()] = stream
                 self._listen(pipe.fileno(), self._read)
 
+    def _too_many_files(self) -> str:
+        """What the ranks take of this process's limit on open files, in words."""
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        each = 4 if self._keep_spans else 3  # two pipes and a pidfd, and the memory of its spans
+        needed = limit + each * (self._n - len(self.ranks))
+        return (
+            f"{self._n} ranks take about {needed} open files in the process that starts them, and {limit} are allowed; "
+            f"`ulimit -n {needed}` before the command raises that"
+        )
+
     def _environment(self, number: int, segment_fd: int) -> dict[str, str]:
         env = dict(os.environ)
         env.update(
@@ -381,9 +411,9 @@ class Job:
     def _rank_ended(self, rank: Rank) -> None:
         assert rank.returncode is not None
         assert self._segment is not None
-        operation, sequence, pid, inside = self._segment.state(rank.number)
+        operation, sequence, call, pid, inside = self._segment.state(rank.number)
         if pid:
-            rank.operation, rank.sequence, rank.inside = operation, sequence, inside
+            rank.operation, rank.sequence, rank.call, rank.inside = operation, sequence, call, inside
         if not self.failures:
             # A rank that fails may close its group long before its process is gone.
             self._lost = self._segment.lost_rank()

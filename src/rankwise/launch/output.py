@@ -5,7 +5,8 @@ stderr. A line goes to its sink when it is complete, in one piece. On a terminal
 (a progress bar, a prompt) is shown as well; lines of other ranks then appear above it.
 
 A traceback on stderr, and what follows it there, is held together until somebody asks for it: so
-those of several ranks do not mix, and that of the rank to blame can be the last on the screen.
+those of several ranks do not mix, equal ones appear once, and that of the rank to blame can be the
+last on the screen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import codecs
 import re
 import time
+
+from rankwise.contract.ranks import ranks_in_words
 
 TYPE_CHECKING = False  # without importing typing, which takes time
 if TYPE_CHECKING:
@@ -78,6 +81,12 @@ class Stream:
         return marked
 
 
+def _but_for_its_rank(stream: Stream) -> bytes:
+    """What is held of a stream, equal for ranks that report the same, but for what each says of itself."""
+    held = bytes(stream.held).replace(b"\n" + stream.tag, b"\n").removeprefix(stream.tag)
+    return held.replace(b"while rank %d was in" % stream.rank, b"while it was in")
+
+
 class Relay:
     """Passes the bytes of n ranks on to two sinks.
 
@@ -123,28 +132,38 @@ class Relay:
         stream.shown = 0
 
     def error(self, rank: int) -> str:
-        """The error that the last traceback held of a rank is about, "ValueError: bad"; "" without one."""
+        """What the last traceback held of a rank is about: "ValueError: bad", and indented lines after it; or ""."""
+        lines: list[str] = []
         for stream in self._streams:
             if stream.rank == rank and (tracebacks := list(re.finditer(_TRACEBACK, stream.held))):
                 for line in stream.held[tracebacks[-1].end() :].splitlines()[1:]:
-                    words = bytes(line).removeprefix(stream.tag)
-                    if not words.startswith(b" "):
-                        return words.decode(errors="replace")
-        return ""
+                    words = bytes(line).removeprefix(stream.tag).decode(errors="replace")
+                    if words.startswith(" ") == bool(lines):  # before the error stand the frames, which are indented
+                        lines.append(words)
+                    elif lines:
+                        break
+        return "\n".join(lines)
 
     def holds(self) -> bool:
         """Whether a traceback is held."""
         return any(stream.held for stream in self._streams)
 
     def release(self, rank: int | None = None, *, last: int = -1, before: float = float("inf")) -> None:
-        """Pass on the tracebacks held, of one rank or of all, that of rank `last` after the others.
+        """Pass on the tracebacks held, of one rank or of all, that of rank `last` after the others; equal ones once.
 
-        before: only those held since before this time (time.monotonic).
+        before: only those held since before this time (time.monotonic), of ranks that go on: each as it is.
         """
         chosen = [s for s in self._streams if s.held and rank in (None, s.rank) and s.since < before]
-        for stream in sorted(chosen, key=lambda stream: (stream.rank == last, stream.since)):
-            held, stream.held = bytes(stream.held), bytearray()
-            self._write(stream, held)
+        equal: dict[bytes, list[Stream]] = {}
+        for stream in sorted(chosen, key=lambda stream: stream.since):
+            key = _but_for_its_rank(stream) if before == float("inf") else b"%d" % stream.rank
+            equal.setdefault(key, []).append(stream)
+        for streams in sorted(equal.values(), key=lambda streams: any(stream.rank == last for stream in streams)):
+            self._write(streams[0], bytes(streams[0].held))
+            if len(streams) > 1:
+                self.note(f"rankwise: the same from {ranks_in_words(stream.rank for stream in streams)}")
+            for stream in streams:
+                stream.held = bytearray()
 
     def _lines(self, stream: Stream, data: bytes) -> None:
         """Write lines of a stream, or hold them from where a traceback begins."""

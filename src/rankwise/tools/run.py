@@ -13,7 +13,7 @@ from types import FrameType
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import Settings
 from rankwise.launch.local import Job, Rank, adopt_orphans, signal_name
-from rankwise.launch.output import Relay
+from rankwise.launch.output import LONGEST_LINE, Relay
 from rankwise.tools.cli import Parser
 from rankwise.tools.trace_policy import TracePolicy
 
@@ -21,8 +21,10 @@ NOT_FOUND = 127  # the exit code that shells give for a missing program
 
 DESCRIPTION = """\
 Run a program on N ranks of this host. Each rank is a process that calls rankwise.init() to learn
-its rank. Output is printed in whole lines. When a rank fails, the others are ended, the command exits
-with the failed rank's exit code, and the last line names that rank and what it was doing.
+its rank. Output is printed in whole lines; a line longer than {longest} is printed in pieces, and equal
+tracebacks of several ranks are printed once. When a rank fails, the others are ended, the command exits
+with the failed rank's exit code, and the last line names that rank and what it was doing. When an
+operation times out, the last lines name the rank that did not come and show its Python stack.
 """
 
 EPILOG = """\
@@ -140,7 +142,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="rankwise run",
         usage="rankwise run -n N [options] PROGRAM [arguments]",
-        description=DESCRIPTION,
+        description=DESCRIPTION.format(longest=f"{LONGEST_LINE >> 20} MiB"),
         epilog=EPILOG,
     )
     parser.add_argument("-n", type=_count, required=True, metavar="N", help="how many ranks")
@@ -209,6 +211,8 @@ def _run(job: Job, relay: Relay, policy: TracePolicy) -> int:
 
 
 def _blame(job: Job, rank: Rank) -> str:
+    if job.hang:
+        return f"rankwise: {job.hang.splitlines()[0]}; all {len(job.ranks)} ranks were ended"
     line = f"rankwise: rank {rank.number} (pid {rank.pid}) {rank.how}{rank.where}"
     if job.survivors:
         all_others = job.survivors == len(job.ranks) - 1

@@ -47,7 +47,7 @@ class TracePolicy:
 
         ended = [None if rank.returncode is None else rank.how for rank in job.ranks]
         lost = job.culprit
-        failure = None if lost is None else f"rank {lost.number} {lost.how}{lost.where}"
+        failure = None if lost is None else job.hang or f"rank {lost.number} {lost.how}{lost.where}"
         trace = trace_of(job.segment_fd, job.argv, ended, job.spans(), failure)
         try:
             if self.always is not None:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
-from rankwise.backends.native import stacks
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Message
 from rankwise.contract.shortcuts import Shortcuts
@@ -118,8 +117,7 @@ class EngineCommunicator(OpenCommunicator):
     blocking = True
     any_source = True
 
-    def __init__(self, comm: _native.Comm, backend: str, at_close: Callable[[], None] | None = None) -> None:
-        self._at_close = at_close
+    def __init__(self, comm: _native.Comm, backend: str) -> None:
         self.backend = backend
         self._comm = comm
         self._pid = os.getpid()
@@ -245,8 +243,6 @@ class EngineCommunicator(OpenCommunicator):
             return
         self._closed = True
         trouble = self._comm.close(timeout)
-        if self._at_close is not None:
-            self._at_close()
         if trouble is not None:
             self._warn(trouble)
 
@@ -263,7 +259,4 @@ def join(segment: _native.Segment, rank: int, timeout: float, backend: str, proc
 
     process: the rank is a process of its own, not a thread of one.
     """
-    answers = stacks.answer(segment, rank)
-    return EngineCommunicator(
-        segment.join(rank, timeout, process), backend, partial(segment.stop_stacks, rank) if answers else None
-    )
+    return EngineCommunicator(segment.join(rank, timeout, process), backend)

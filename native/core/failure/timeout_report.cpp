@@ -1,0 +1,131 @@
+#include "failure/timeout_report.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace rankwise {
+
+namespace {
+
+// Numbers and texts, one after the other.
+class Writer {
+public:
+    void add(uint64_t number) { bytes_.append(reinterpret_cast<const char*>(&number), sizeof number); }
+    void add(const std::string& text) {
+        add(text.size());
+        bytes_ += text;
+    }
+    void add(const Calls& calls) {
+        add(calls.size());
+        for (const auto& [rank, text] : calls) add(uint64_t(rank)), add(text);
+    }
+    const std::string& bytes() const { return bytes_; }
+
+private:
+    std::string bytes_;
+};
+
+class Reader {
+public:
+    explicit Reader(const uint8_t* at) : at_(at) {}
+    uint64_t number() {
+        uint64_t value;
+        std::memcpy(&value, at_, sizeof value);
+        at_ += sizeof value;
+        return value;
+    }
+    std::string text() {
+        const uint64_t size = number();
+        std::string value(reinterpret_cast<const char*>(at_), size);
+        at_ += size;
+        return value;
+    }
+    Calls calls() {
+        Calls value;
+        for (uint64_t left = number(); left > 0; --left) {
+            const int rank = int(number());
+            value.emplace_back(rank, text());
+        }
+        return value;
+    }
+
+private:
+    const uint8_t* at_;
+};
+
+// A state without its time: "in all_reduce #12 for 2.9 s" is this place, since 2.9.
+struct Place {
+    std::string before, after;
+    std::string least, most;  // seconds, as they are written; empty where the state has none
+    std::vector<int> ranks;
+};
+
+Place place_of(int rank, const std::string& state) {
+    const std::string mark = " for ";
+    const size_t begin = state.find(mark), end = begin == std::string::npos ? begin : state.find(" s", begin);
+    if (end == std::string::npos) return {state, "", "", "", {rank}};
+    const std::string time = state.substr(begin + mark.size(), end - begin - mark.size());
+    return {state.substr(0, begin + mark.size()), state.substr(end), time, time, {rank}};
+}
+
+}  // namespace
+
+uint64_t write_report(Segment& segment, const TimeoutReport& report) {
+    Writer writer;
+    writer.add(report.headline);
+    writer.add(report.missing.size());
+    for (int rank : report.missing) writer.add(uint64_t(rank));
+    writer.add(report.states);
+    writer.add(report.stacks);
+    try {
+        const uint64_t offset = segment.allocate(writer.bytes().size(), BlockKind::Buffer);
+        std::memcpy(segment.at(offset), writer.bytes().data(), writer.bytes().size());
+        return offset;
+    } catch (const Error&) {  // no memory, or its lock's holder is stopped: each rank then says what it knows
+        return 0;
+    }
+}
+
+TimeoutReport read_report(const Segment& segment, uint64_t offset) {
+    Reader reader(segment.at(offset));
+    TimeoutReport report;
+    report.headline = reader.text();
+    for (uint64_t left = reader.number(); left > 0; --left) report.missing.push_back(int(reader.number()));
+    report.states = reader.calls();
+    report.stacks = reader.calls();
+    return report;
+}
+
+std::string ranks_in_words(const std::vector<int>& ranks) {
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < ranks.size();) {
+        size_t last = i;
+        while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+        if (last < i + 2) last = i;
+        text += (i ? ", " : "") + std::to_string(ranks[i]) + (last > i ? "-" + std::to_string(ranks[last]) : "");
+        i = last + 1;
+    }
+    return text;
+}
+
+std::string states_in_words(const Calls& states) {
+    std::vector<Place> places;
+    for (const auto& [rank, state] : states) {
+        Place mine = place_of(rank, state);
+        const auto same = std::find_if(places.begin(), places.end(), [&](const Place& p) { return p.before == mine.before && p.after == mine.after; });
+        if (same == places.end()) {
+            places.push_back(std::move(mine));
+            continue;
+        }
+        same->ranks.push_back(rank);
+        if (std::atof(mine.least.c_str()) < std::atof(same->least.c_str())) same->least = mine.least;
+        if (std::atof(mine.most.c_str()) > std::atof(same->most.c_str())) same->most = mine.most;
+    }
+    std::string text;
+    for (const Place& p : places)
+        text += "\n  " + ranks_in_words(p.ranks) + ": " + p.before + p.least + (p.least == p.most ? "" : " to " + p.most) + p.after;
+    return text;
+}
+
+}  // namespace rankwise
