@@ -24,7 +24,8 @@ OPEN_MPI = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
-
+# In a container or chroot without /sys the libraries of both say so on standard error.
+QUIET = {"UCX_LOG_LEVEL": "fatal", "HWLOC_HIDE_ERRORS": "2"}
 
 SHARED = Path("/dev/shm")
 MPI_FILES = ("mpich_shm_*", "sm_segment.*", "vader_segment.*")
@@ -55,7 +56,7 @@ def mpi(request: pytest.FixtureRequest) -> Path:
 
 def run(mpi: Path, n: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [str(mpi / "mpiexec"), "-n", str(n), str(mpi / "python"), *arguments]
-    environment = {**os.environ, **OPEN_MPI, "OMP_NUM_THREADS": "1", **variables}
+    environment = {**os.environ, **OPEN_MPI, **QUIET, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(
         command,
         env=environment,
