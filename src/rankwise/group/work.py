@@ -21,7 +21,7 @@ class Pending:
     """The works of one group that are under way, and those whose failure nobody has asked for.
 
     It keeps their memory alive until the engine is done with it, also where the caller has dropped
-    the Work. name: of the group, for messages.
+    the Work. name: of the rank in its group, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -75,8 +75,8 @@ class Pending:
         if os.getpid() == self._pid:  # in a forked child, locks may be held by threads of the parent
             for work in list(self.works.values()):
                 if not work.done():
-                    work.abandon(ClosedError(f"group {self.name!r} was closed before this was complete"))
-            failed = [work for work in self.failed if not work.asked]
+                    work.abandon(ClosedError(f"this was not complete when {self.name} was closed"))
+            failed = [work for work in self.failed if not work.asked and not isinstance(work.error, ClosedError)]
             if failed:
                 self._log(failed)
         self.works.clear()
@@ -87,7 +87,7 @@ class Pending:
 
         what = "an operation" if len(failed) == 1 else f"{len(failed)} operations"
         first = failed[0].error
-        text = "closing group %r: %s with async_op=True failed, and nobody asked for the result; the first: %s: %s"
+        text = "closing %s: %s with async_op=True failed, and nobody asked for the result; the first: %s: %s"
         logging.getLogger("rankwise").error(text, self.name, what, type(first).__name__, first)
 
 
