@@ -50,10 +50,7 @@ EXTENSIONS = {"_native", "_bench"}
 BENCHMARK = "tools/bench/"
 
 # Files that import each other still. A circle that is gone from the code must go from this list as well.
-KNOWN_CIRCLES = {
-    frozenset({"arrays/buffers.py", "arrays/torch.py"}),
-    frozenset({"backends/nccl/arrays.py", "backends/nccl/communicator.py"}),
-}
+KNOWN_CIRCLES: set[frozenset[str]] = set()
 
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.
 FRONT_DOORS = {"autograd.py", "torch.py"}

@@ -24,7 +24,6 @@ from rankwise.contract.errors import (
     CollectiveTimeout,
     PeerLostError,
     RankwiseError,
-    UnsupportedError,
 )
 from rankwise.contract.job import Job
 from rankwise.contract.types import DType, ReduceOp
@@ -190,51 +189,6 @@ def test_one_rank_that_fails_ends_the_others() -> None:
             comm.sync()
 
     run_ranks(2, body, backend=doubled(2, everywhere=False, made=made), timeout=30)
-
-
-class OnDevice:
-    """An array that says it lies in device memory."""
-
-    def __init__(self, array: np.ndarray[Any, Any], stream: int | None = None) -> None:
-        self.array, self.dtype = array, array.dtype
-        self.__cuda_array_interface__ = {
-            "shape": array.shape,
-            "typestr": array.dtype.str,
-            "data": (array.ctypes.data, not array.flags.writeable),
-            "strides": None if array.flags.c_contiguous else array.strides,
-            "stream": stream,
-            "version": 3,
-        }
-
-
-def test_arrays_in_device_memory() -> None:
-    calls: list[Any] = []
-
-    def body(group: Group) -> None:
-        n, me = group.world_size, group.rank
-        x = OnDevice(np.full((4, 3), me + 1.0, np.float32), stream=55)
-        assert group.all_reduce(x) is x
-        assert (x.array == 3).all()
-        assert group.broadcast(OnDevice(np.full(5, me)), 1).array.tolist() == [1] * 5
-        out = OnDevice(np.zeros((n, 2)))
-        assert group.all_gather(OnDevice(np.full(2, float(me))), out=out) is out
-        assert out.array.tolist() == [[0, 0], [1, 1]]
-        part = OnDevice(np.zeros(2))
-        group.reduce_scatter(OnDevice(np.arange(4.0)), "max", out=part)
-        assert part.array.tolist() == [2.0 * me, 2.0 * me + 1]
-        got = OnDevice(np.zeros(2, np.int64))
-        group.all_to_all(OnDevice(np.array([10 * me, 10 * me + 1])), out=got)
-        assert got.array.tolist() == [me, 10 + me]
-        if me == 0:
-            group.send(OnDevice(np.arange(3)), 1, 9)
-        else:
-            assert group.recv(OnDevice(np.zeros(3, np.int64)), 0, 9).array.tolist() == [0, 1, 2]
-        for unfit in (OnDevice(np.ones((4, 4))[:, ::2]), OnDevice(np.ones(2).astype(">f8"))):
-            with pytest.raises(UnsupportedError, match="device memory"):
-                group.all_reduce(unfit)
-
-    run_ranks(2, body, backend=doubled(2, everywhere=True, calls=calls))
-    assert [call[2] for call in calls if call[0] == "cudaEventRecord"].count(55) == 2
 
 
 # ---- the real nccl4py ----

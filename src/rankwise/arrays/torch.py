@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from rankwise.arrays.buffers import Buffer, Kind, Shape, device_memory
+from rankwise.arrays.base import Buffer, Device, Kind, Shape
 from rankwise.arrays.dtypes import EXPECTED
 from rankwise.contract.types import DType
 
@@ -56,9 +56,7 @@ class TorchKind(Kind):
     """Makes torch tensors in host memory."""
 
     def empty(self, shape: Shape, dtype: DType) -> Buffer:
-        import torch
-
-        tensor = torch.empty(shape, dtype=_to_torch()[dtype])
+        tensor = new_tensor(shape, dtype, None)
         return Buffer(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, self, tensor)
 
     def over(self, memory: Any, shape: Shape, dtype: DType) -> Any:
@@ -75,7 +73,47 @@ class TorchKind(Kind):
         return given.mul(factor)
 
 
+class CudaKind(TorchKind):
+    """Makes torch tensors on one CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def empty(self, shape: Shape, dtype: DType) -> Buffer:
+        tensor = new_tensor(shape, dtype, self._device)
+        where = device_of(tensor)
+        return Buffer(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, self, tensor, device=where)
+
+    def staged(self, buffer: Buffer) -> Buffer:
+        tensor, room = buffer.array.detach(), new_tensor(buffer.shape, buffer.dtype, None)
+
+        def put_back(room: Any) -> Any:
+            tensor.copy_(room)
+            return buffer.finish()
+
+        return Buffer(
+            room.data_ptr(), buffer.count, buffer.dtype, buffer.shape, room, TORCH, buffer.given, put_back, tensor
+        )
+
+
 TORCH = TorchKind()
+
+
+def new_tensor(shape: Shape, dtype: DType, device: torch.device | None, *, zeros: bool = False) -> torch.Tensor:
+    """A new tensor, not initialised unless zeros. device: None for the host."""
+    import torch
+
+    make = torch.zeros if zeros else torch.empty
+    return make(shape, dtype=_to_torch()[dtype], device=device)
+
+
+def device_of(tensor: torch.Tensor) -> Device | None:
+    """The CUDA device that a tensor is on, with the stream on which this thread works there; None for the host."""
+    import torch
+
+    if tensor.is_cpu:
+        return None
+    return Device(str(tensor.device), torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
 class _Written(Buffer):
@@ -97,10 +135,10 @@ def mark_written(tensor: torch.Tensor) -> None:
 
 
 def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
-    """A tensor of host memory, without a copy where it is contiguous.
+    """A tensor of host or CUDA memory, without a copy where it is contiguous.
 
-    TypeError where it is not a dense tensor of a type that travels, or where autograd would have to
-    follow what becomes of it; UnsupportedError for device memory.
+    TypeError where it is not a dense tensor of a type that travels, where autograd would have to follow what becomes
+    of it, or where it is on another kind of device.
     """
     import torch
 
@@ -111,22 +149,24 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
         )
     if tensor.is_nested:
         raise TypeError(f"{name}: expected a dense tensor, got a nested one; pass the parts that {name}.unbind() gives")
-    if not tensor.is_cpu:
-        raise device_memory(name, f"torch.Tensor on {tensor.device}")
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise TypeError(f"{name}: expected a tensor in host or CUDA memory, got one on {tensor.device}")
     dtype = dtypes().get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"{name}: tensors of dtype {tensor.dtype} do not travel; expected {EXPECTED}")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
     if not tensor.data_ptr() and tensor.numel():
-        kind = type(tensor).__name__
         raise TypeError(
-            f"{name}: expected a tensor with memory of its own, got a {kind}; pass its local or inner tensor"
+            f"{name}: expected a tensor with memory of its own, got a {type(tensor).__name__}; pass its local or inner "
+            "tensor"
         )
     shape = tuple(tensor.shape)
+    device = device_of(tensor)
+    kind = TORCH if device is None else CudaKind(tensor.device)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         made = _Written if write else Buffer
-        return made(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, TORCH, tensor)
+        return made(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, kind, tensor, device=device)
     data = tensor.detach()
     packed = data.new_empty(shape)
 
@@ -134,7 +174,7 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
         data.copy_(packed)  # which marks the tensor as written
         return tensor
 
-    return Buffer(packed.data_ptr(), packed.numel(), dtype, shape, packed, TORCH, tensor, put_back, data)
+    return Buffer(packed.data_ptr(), packed.numel(), dtype, shape, packed, kind, tensor, put_back, data, device)
 
 
 def dtype_of(given: torch.dtype) -> DType:

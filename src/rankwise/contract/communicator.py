@@ -68,6 +68,9 @@ class Communicator(ABC):
     blocking: bool = False
     """True where a collective is complete when it returns, so that reading its result needs no `sync`."""
 
+    device_memory: bool = False
+    """True where an address may be one of CUDA device memory; else all are of host memory."""
+
     any_source: bool = False
     """True where recv takes ANY, its Work then has `source` and `tag`, and `probe` works."""
 

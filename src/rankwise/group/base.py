@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwise.arrays import buffers
-from rankwise.arrays.buffers import Buffer, Shape
+from rankwise.arrays.base import Buffer, Shape
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import shown
+from rankwise.contract.errors import UnsupportedError, shown
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group.work import ArrayWork, Pending
@@ -70,6 +70,7 @@ class GroupBase:
         """One call of the communicator, which gives what `writes` holds then; None where nothing is written."""
         finish = nothing if writes is None else writes.finish
         given = writes if reads is None else reads
+        self._check_memory(given)
         shape = (0,) if given is None else given.shape
         if (reads is not None and reads.packed) or (writes is not None and writes.packed):
 
@@ -80,6 +81,9 @@ class GroupBase:
                 return finish()
 
             return self._run(body, reads, async_op)
+        self._order(reads)
+        if writes is not reads:
+            self._order(writes)
         self._describe(shape)
         if async_op:
             work = self.comm.start(operation, *args)
@@ -95,7 +99,8 @@ class GroupBase:
     def _run(self, body: Callable[[], T], reads: Buffer | None, async_op: bool) -> T | Work[T]:
         """Pack `reads`, then run a body that makes several calls: now, or on the communicator's stream."""
         if reads is not None:  # its memory lives as long as the body
-            body = partial(_after, reads.pack, body)
+            self._check_memory(reads)
+            body = partial(_after, partial(self._pack, reads), body)
         if not async_op:
             return self.comm.call(body)
         results: list[T] = []
@@ -122,6 +127,37 @@ class GroupBase:
         self.comm.all_to_all(values.ctypes.data, received.ctypes.data, 1, DType.I64)
         self._sync()
         return received
+
+    def _check_memory(self, buffer: Buffer | None) -> None:
+        """UnsupportedError where the communicator does not reach the buffer's memory."""
+        if buffer is not None and buffer.device is not None and not self.comm.device_memory:
+            raise UnsupportedError(
+                f"an array in device memory ({buffer.device.name})",
+                getattr(self.comm, "backend", type(self.comm).__name__),
+                "it works on host memory",
+                "copy the array to the host first, or open the group with backend='nccl'",
+            )
+
+    def _order(self, buffer: Buffer | None) -> None:
+        """Let the communicator's stream wait for what the program has queued on the array's, if it is a device's."""
+        if buffer is None or buffer.device is None:
+            return
+        streams = self.comm.stream_sync
+        assert streams is not None, "a communicator that reaches device memory has a stream"
+        event = streams.create_event()
+        streams.record_on_stream(event, buffer.device.stream)
+        streams.comm_stream_wait_event(event)
+        streams.destroy_event(event)
+
+    def _staged(self, buffer: Buffer) -> Buffer:
+        """Memory of the host in the place of a device's, for an operation that computes on the host."""
+        self._check_memory(buffer)
+        return buffer.kind.staged(buffer)
+
+    def _pack(self, buffer: Buffer) -> None:
+        """Make the buffer ready to be read by the communicator."""
+        buffer.pack()
+        self._order(buffer)
 
     def _sync(self) -> None:
         """Complete what was called, where the backend has not."""
@@ -153,9 +189,12 @@ class GroupBase:
         A bad `out` is therefore not raised but returned, to be raised after the operation.
         """
         try:
-            return buffers.result(out, shape, like), None
-        except (TypeError, ValueError, ImportError) as error:
+            result = buffers.result(out, shape, like)
+            self._check_memory(result)
+        except (TypeError, ValueError, ImportError, UnsupportedError) as error:
             return buffers.scratch(shape, like.dtype), error
+        self._order(result)
+        return result, None
 
 
 def _after(first: Callable[[], object], then: Callable[[], T]) -> T:

@@ -8,7 +8,9 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from rankwise.arrays import buffers, ops
-from rankwise.arrays.buffers import Buffer, source, target
+from rankwise.arrays.base import Buffer, Kind
+from rankwise.arrays.buffers import source, target
+from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Located, Op
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops, headers
@@ -81,6 +83,7 @@ class Collectives(GroupBase):
             return x
         buffer = target(x)
         if ops.is_composed(op):
+            buffer = self._staged(buffer)
             return self._run(composed_ops.reduce(self, x, buffer, op, None), buffer, async_op)
         args = (buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
         return self._call("all_reduce", args, buffer, buffer, async_op)
@@ -129,6 +132,7 @@ class Collectives(GroupBase):
         dst = self._rank(dst, "dst")
         buffer = target(x) if dst == self.rank else source(x)
         if ops.is_composed(op):
+            buffer = self._staged(buffer)
             return self._run(composed_ops.reduce(self, x, buffer, op, dst), buffer, async_op)
         args = (buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype), dst)
         return self._call("reduce", args, buffer, buffer if dst == self.rank else None, async_op)
@@ -231,7 +235,7 @@ class Collectives(GroupBase):
                 headers.send_rest(self, words, src)
                 return self._scatter(given, result, src)
         else:
-            kind = buffers.NUMPY if x is None else source(x).kind
+            kind = NUMPY if x is None else source(x).kind
             if out is not None:
                 buffers.writable(out)
 
@@ -249,9 +253,7 @@ class Collectives(GroupBase):
         self._broadcast_ints(header, src)
         return None
 
-    def _scatter_described(
-        self, header: list[int], part: bytes | None, out: Any, src: int, kind: buffers.Kind = buffers.NUMPY
-    ) -> Any:
+    def _scatter_described(self, header: list[int], part: bytes | None, out: Any, src: int, kind: Kind = NUMPY) -> Any:
         """Off src, the rest of a scatter after the header. part: this rank's part, if it came with the header."""
         like = headers.described(self, header, kind, src)
         result, refused = self._late_result(out, self._part(like.shape), like)

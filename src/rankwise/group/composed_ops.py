@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise.arrays import buffers, dtypes, ops
-from rankwise.arrays.buffers import Buffer, scratch, source
+from rankwise.arrays.base import Buffer
+from rankwise.arrays.buffers import scratch, source
 from rankwise.arrays.ops import LOCATING, Located, Op, PremulSum
 from rankwise.contract.errors import RankwiseError, shown
 from rankwise.contract.types import DType, ReduceOp
@@ -39,11 +40,14 @@ def reduce(group: GroupBase, x: Any, buffer: Buffer, op: Op | Located, dst: int 
 
 def reduce_scatter(group: GroupBase, given: Buffer, op: Op, rows: list[int], out: Any) -> Callable[[], Any]:
     """The same for a reduce_scatter in which rank i receives the next rows[i] rows, this rank in `out`."""
-    result = buffers.result(out, (rows[group.rank], *given.shape[1:]), given)
-    reduce = reduction(group, given, op, None)
+    result = group._staged(buffers.result(out, (rows[group.rank], *given.shape[1:]), given))
+    on_host = group._staged(given)
+    reduce = reduction(group, on_host, op, None)
     row_bytes = given.nbytes // max(1, given.shape[0])
 
     def body() -> Any:
+        if on_host is not given:
+            on_host.pack()
         whole = reduce()
         ctypes.memmove(result.ptr, whole.ptr + sum(rows[: group.rank]) * row_bytes, result.nbytes)
         return result.finish()

@@ -34,7 +34,8 @@ class Group(
     as numbered in the world, the group that init made, in this group's order. name: for messages.
 
     Arrays: NumPy and anything with `__array_interface__`, the buffer protocol or DLPack, torch
-    tensors in host memory, and Python or NumPy numbers. Types: bool, integers, floats, complex,
+    tensors, and Python or NumPy numbers; on the backend nccl also what lies in CUDA memory, torch
+    tensors and anything with `__cuda_array_interface__`. Types: bool, integers, floats, complex,
     bfloat16, float8_e4m3fn, float8_e5m2. A new result is of the input's kind (torch for torch, NumPy
     for most others) and dtype; `out=`, where given, receives it instead and is returned. Numbers
     count as 0-d arrays; operations that work in place return a new number for them. Arrays that are

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.arrays.buffers import Buffer, Kind
+from rankwise.arrays.base import Buffer, Kind
 from rankwise.arrays.dtypes import DTYPES
 from rankwise.group.base import GroupBase
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from rankwise.arrays import buffers
-from rankwise.arrays.buffers import Buffer, source
+from rankwise.arrays.base import Buffer
+from rankwise.arrays.buffers import source
 from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.work import Work
@@ -93,7 +94,8 @@ class PointToPoint(GroupBase):
         """
         buffer = source(x)
         dst, tag = self._rank(dst, "dst"), _tag(tag)
-        buffer.pack()
+        self._check_memory(buffer)
+        self._pack(buffer)
         inner = self.comm.send(buffer.ptr, buffer.count, buffer.dtype, dst, tag)
         return ArrayWork(inner, nothing, self._pending, (self, buffer))
 
@@ -117,6 +119,8 @@ class PointToPoint(GroupBase):
         buffer = buffers.receiver(x, dtype)
         wanted, tag = self._source(src), ANY if tag is None else _tag(tag)
         self._check_any(wanted, tag)
+        self._check_memory(buffer)
+        self._order(buffer)
         inner = self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, wanted, tag)
         return ReceiveWork(inner, buffer.finish, self._pending, self, wanted, tag)
 
@@ -156,7 +160,9 @@ class PointToPoint(GroupBase):
         outgoing = [self._outgoing(*each) for each in sends]
         incoming = [self._incoming(*each) for each in recvs]
         for buffer, _, _ in outgoing:
-            buffer.pack()
+            self._pack(buffer)
+        for buffer, _, _ in incoming:
+            self._order(buffer)
         works = [self.comm.recv(b.ptr, b.count, b.dtype, src, tag) for b, src, tag in incoming]
         works += [self.comm.send(b.ptr, b.count, b.dtype, dst, tag) for b, dst, tag in outgoing]
         work: Work[list[Any]] = ArrayWork(
@@ -165,11 +171,14 @@ class PointToPoint(GroupBase):
         return work if async_op else work.wait()
 
     def _outgoing(self, x: Any, dst: int, tag: int = 0) -> tuple[Buffer, int, int]:
-        return source(x), self._rank(dst, "dst"), _tag(tag)
+        buffer = source(x)
+        self._check_memory(buffer)
+        return buffer, self._rank(dst, "dst"), _tag(tag)
 
     def _incoming(self, x: Any, src: int | None, tag: int | None = 0, dtype: Any = None) -> tuple[Buffer, int, int]:
         buffer, wanted, label = buffers.receiver(x, dtype), self._source(src), ANY if tag is None else _tag(tag)
         self._check_any(wanted, label)
+        self._check_memory(buffer)
         return buffer, wanted, label
 
     def _source(self, src: int | None) -> int:

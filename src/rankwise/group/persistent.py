@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 from rankwise.arrays import ops
-from rankwise.arrays.buffers import NUMPY, Buffer, target
+from rankwise.arrays.base import Buffer
+from rankwise.arrays.buffers import target
+from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Op
 from rankwise.group.base import GroupBase
 
@@ -15,7 +17,7 @@ from rankwise.group.base import GroupBase
 class PersistentOperations(GroupBase):
     """A plan is a function of no arguments that does what it was made for and returns None.
 
-    It keeps the array, which must be contiguous, writable and in host memory, and the group alive.
+    It keeps the array, which must be contiguous and writable, and the group alive.
     Every rank calls its plan, made for the same operation; calls mix with any other operations.
     """
 
@@ -47,7 +49,10 @@ class PersistentOperations(GroupBase):
         return self._plan(buffer, "broadcast", buffer.ptr, buffer.count, buffer.dtype, self._rank(src, "src"))
 
     def _plan(self, buffer: Buffer, operation: str, *args: int) -> Callable[[], None]:
+        self._check_memory(buffer)
         plan = self.comm.plan(operation, *args)
+        if buffer.device is not None:
+            plan = partial(_then, partial(self._order, buffer), plan)
         if len(buffer.shape) != 1:
             plan = partial(_then, partial(self.comm.describe, buffer.shape), plan)
         if self._syncs:

@@ -72,7 +72,8 @@ class Scans(GroupBase):
 
     def _prefix(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:
         given = source(x)
-        result = buffers.result(out, given.shape, given)
+        result = self._staged(buffers.result(out, given.shape, given))
+        given = self._staged(given)
         if callable(op) and not isinstance(op, ReduceOp):
             scan = composed_ops.prefixes(self, given, op, exclusive)
 

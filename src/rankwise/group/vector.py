@@ -10,7 +10,9 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from rankwise.arrays import buffers, ops
-from rankwise.arrays.buffers import Buffer, source
+from rankwise.arrays.base import Buffer
+from rankwise.arrays.buffers import source
+from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Op
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops, headers
@@ -167,7 +169,7 @@ class VectorCollectives(GroupBase):
                 self.comm.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
                 return self._complete(result)
         else:
-            kind = buffers.NUMPY if x is None else source(x).kind
+            kind = NUMPY if x is None else source(x).kind
             if out is not None:
                 buffers.writable(out)
 

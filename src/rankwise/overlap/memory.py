@@ -36,6 +36,9 @@ def look(array: Any, name: str) -> Seen:
             )
         return Seen(GradientSpec(tuple(array.shape), dtype_of(array.dtype)), array.data_ptr(), array.device)
     buffer = source(array, name)
+    if buffer.device is not None:
+        kind = type(array).__name__
+        raise TypeError(f"{name}: expected a NumPy array, or a torch tensor on any device, got a {kind} on a device")
     return Seen(GradientSpec(buffer.shape, buffer.dtype), buffer.ptr, None)
 
 
@@ -43,13 +46,11 @@ def flat(group: Group, count: int, dtype: DType, device: torch.device | None) ->
     """Zeroed memory for one bucket; registered memory if it is on the host."""
     if device is None:
         return group.empty(count, dtype)
-    import torch
-
-    from rankwise.arrays.torch import to_torch
+    from rankwise.arrays.torch import new_tensor, to_torch
 
     if device.type == "cpu":
         return group.empty(count, to_torch(dtype))
-    return torch.zeros(count, dtype=to_torch(dtype), device=device)
+    return new_tensor((count,), dtype, device, zeros=True)
 
 
 def compute_stream(device: torch.device | None) -> int:

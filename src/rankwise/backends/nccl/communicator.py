@@ -26,7 +26,6 @@ from rankwise.backends import registry
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.calls import ITEMSIZE
 from rankwise.backends.composed.communicator import ComposedCommunicator, address
-from rankwise.backends.nccl.arrays import DeviceShortcuts
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, PeerLostError, RankwiseError
@@ -119,6 +118,7 @@ class NcclCommunicator(ComposedCommunicator):
 
     backend = "nccl"
     blocking = False
+    device_memory = True
     inline = -1  # the data may be in device memory
 
     def __init__(self, found: Libraries, side: Communicator, comm: Any, streams: CudaStreams) -> None:
@@ -136,12 +136,7 @@ class NcclCommunicator(ComposedCommunicator):
 
     @property
     def shortcuts(self) -> Shortcuts:
-        return DeviceShortcuts(self)
-
-    @property
-    def cuda_streams(self) -> CudaStreams:
-        """The same as stream_sync, and the memory of the device."""
-        return self._cuda
+        return Shortcuts()
 
     # ---- completion ----
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from rankwise.arrays import ops
-from rankwise.arrays.buffers import Buffer, source
+from rankwise.arrays.base import Buffer
+from rankwise.arrays.buffers import source
 from rankwise.arrays.ops import Op
 from rankwise.contract.errors import MismatchError
 from rankwise.contract.types import ReduceOp

@@ -1,0 +1,99 @@
+"""NumPy's arrays and scalars, and Python's numbers, as Buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rankwise._native import describe
+from rankwise.arrays import dtypes
+from rankwise.arrays.base import Buffer, Kind, Restore, Shape
+from rankwise.arrays.dtypes import DTYPES
+from rankwise.contract.errors import shown
+from rankwise.contract.types import DType
+
+
+class NumpyKind(Kind):
+    """Makes NumPy arrays."""
+
+    def empty(self, shape: Shape, dtype: DType) -> Buffer:
+        array = np.empty(shape, dtypes.to_numpy(dtype))
+        return wrap(array, array)
+
+    def over(self, memory: np.ndarray[Any, Any], shape: Shape, dtype: DType) -> Any:
+        return memory.view(dtypes.to_numpy(dtype)).reshape(shape)
+
+    def scaled(self, array: Any, factor: float | complex) -> Any:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.multiply(array, array.dtype.type(factor), out=np.empty_like(array))
+
+
+NUMPY = NumpyKind()
+
+
+def from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool, kind: Kind | None = None) -> Buffer:
+    """`view` is a NumPy view of what the caller gave. It is to be packed where it is not plain memory."""
+    if isinstance(view, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask apart")
+    check_dtype(view, name)
+    flags = view.flags
+    if write and not flags.writeable:
+        raise ValueError(f"{name}: expected a writable array, got a read-only one ({type(given).__name__})")
+    if flags.c_contiguous and flags.aligned and view.dtype.isnative:
+        return wrap(view.view(np.ndarray), given, kind=kind)
+
+    def put_back(packed: np.ndarray[Any, Any]) -> Any:
+        view[...] = packed
+        return given
+
+    return wrap(room_for(view), given, put_back if write else None, kind, view)
+
+
+def from_number(x: Any, name: str, write: bool) -> Buffer:
+    if isinstance(x, np.generic):
+        array = np.array(x)
+        check_dtype(array, name)
+        return wrap(array, None, _scalar) if write else wrap(array, x)
+    code = "?" if isinstance(x, bool) else "i8" if isinstance(x, int) else "f8" if isinstance(x, float) else "c16"
+    try:
+        array = np.array(x, code)
+    except OverflowError:
+        raise ValueError(
+            f"{name}={shown(x)}: expected an int from -2**63 to 2**63 - 1, as it travels as an int64"
+        ) from None
+    return wrap(array, None, np.ndarray.item) if write else wrap(array, x)
+
+
+def wrap(
+    array: np.ndarray[Any, Any],
+    given: Any,
+    restore: Restore | None = None,
+    kind: Kind | None = None,
+    view: np.ndarray[Any, Any] | None = None,
+) -> Buffer:
+    """A Buffer over plain memory: a contiguous, aligned array of native byte order and a checked dtype."""
+    found = describe(array)
+    assert found is not None
+    return Buffer(found[0], found[1], DTYPES[found[2]], found[3], array, kind or NUMPY, given, restore, view)
+
+
+def room_for(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A contiguous array of its own for what `view` holds, in native byte order."""
+    return np.empty(view.shape, view.dtype.newbyteorder("="))
+
+
+def _scalar(array: np.ndarray[Any, Any]) -> Any:
+    return array[()]
+
+
+def same(array: Any) -> Any:
+    return array
+
+
+def check_dtype(array: np.ndarray[Any, Any], name: str) -> None:
+    if array.dtype.names:
+        field = f"{name}[{array.dtype.names[0]!r}]"
+        raise TypeError(f"{name}: structured arrays do not travel; pass each field, such as {field}, by itself")
+    if dtypes.from_numpy(array.dtype) is None:
+        raise TypeError(f"{name}: arrays of dtype {array.dtype} do not travel; expected {dtypes.EXPECTED}")
