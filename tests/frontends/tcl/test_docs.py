@@ -14,7 +14,7 @@ import pytest
 from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.helptext import reference
 
-pytest.importorskip("_tkinter", reason="this Python has no Tcl; apt install python3-tk")
+pytestmark = pytest.mark.usefixtures("in_python")
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "tcl.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(tcl|bash)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)

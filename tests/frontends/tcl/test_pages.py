@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("_tkinter", reason="this Python has no Tcl; apt install python3-tk")
+pytestmark = pytest.mark.usefixtures("in_python")
 
 PROGRAM = Path(__file__).with_name("run_pages.py")
 BLOCKS = {"barrier": 11, "gather": 21, "reduce_scatter": 20, "scatter": 28}  # as counted in the pages
