@@ -5,14 +5,14 @@
     x = np.full(4, group.rank, np.float32)
     group.all_reduce(x)                      # in place, returns x
 
-Names are loaded when they are first used, so that importing rankwise costs next to nothing.
+Names are loaded when they are first used, so that importing rankwise costs almost nothing.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # without importing typing, which the launcher does without
+TYPE_CHECKING = False  # the launcher does not import typing
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,4 +1,4 @@
-"""The default group: finds this process's rank, opens a backend, and keeps the group of all ranks."""
+"""The default group: init finds this process's rank, opens a backend, and makes the group of all ranks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ _lock = threading.Lock()
 
 
 def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
-    """Meet the other ranks of this job and return the group of them all, which becomes the default group.
+    """Meet the other ranks of this job and return the group of all ranks, which becomes the default group.
 
-    The rank and the number of ranks are those of `rankwise run`, torchrun, mpiexec or Slurm; without
-    any of these the group is this process alone. Called again, it returns the same group until that
-    is closed.
+    The rank and the number of ranks come from `rankwise run`, torchrun, mpiexec or Slurm; without any of
+    these the group is this process alone. Further calls return the same group until it is closed.
 
-    backend: a name; by default RANKWISE_BACKEND, else what suits the job. timeout: seconds that this
-    and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT, else 300.
+    backend: a name; by default RANKWISE_BACKEND, else a backend that suits the job. timeout: seconds that
+    this and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT, else 300.
 
-    ValueError for an unknown backend, or another one than the default group already has;
-    CollectiveTimeout and PeerLostError where ranks do not come.
+    Raises ValueError for an unknown backend, or one that differs from the default group's;
+    CollectiveTimeout or PeerLostError if ranks do not come.
 
     >>> world = rw.init()
     >>> world.world_size, rw.init() is world
@@ -59,17 +58,17 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
 
 
 def connect(job: Job, backend: str, timeout: float) -> Communicator:
-    """Meet the other ranks of `job`, which is known otherwise than from a launcher's environment.
+    """Meet the other ranks of a job that is not described by the environment, as torch's groups are not.
 
-    BackendUnavailable where this rankwise has no such backend; what the backend raises.
+    Raises BackendUnavailable if this rankwise has no such backend, and the backend's own errors.
     """
     if backend not in registry.names():
         raise BackendUnavailable(backend, "this release of rankwise does not have it", "start all ranks on one host")
     return registry.opener(backend)(job, timeout)
 
 
-def place() -> str:
-    """Where this process is: equal for processes that can share memory and watch each other."""
+def locality() -> str:
+    """The locality of this process: equal for processes that can share memory and watch each other."""
     import json
 
     from rankwise.backends.native import rendezvous
@@ -78,7 +77,7 @@ def place() -> str:
 
 
 def default_group() -> Group:
-    """The group that `init` made. ClosedError where it was not called, or the group was closed."""
+    """The group that `init` made. Raises ClosedError if init was not called or the group was closed."""
     if _default is None:
         raise ClosedError("rankwise.init() has not been called, so there is no default group")
     return _default
@@ -89,7 +88,7 @@ def _suits(job: Job) -> str:
         return "solo"
     if job.one_host or (job.local_world_size is None and (job.master is None or _is_loopback(job.master[0]))):
         return "shm"
-    return "hierarchical"  # the ranks of all hosts find out there whether any host holds several
+    return "hierarchical"  # which itself finds out whether any host has several ranks
 
 
 def _is_loopback(host: str) -> bool:
@@ -98,10 +97,10 @@ def _is_loopback(host: str) -> bool:
 
 @contextmanager
 def registered(group: Any = None) -> Iterator[None]:
-    """A context in which NumPy makes its arrays, those of a page or more, in registered memory of `group`.
+    """A context in which NumPy allocates arrays of at least a page in the registered memory of `group`.
 
-    group: by default the group of all ranks. For programs whose arrays are made where `group.empty`
-    does not reach; every temporary counts, so keep what is inside short. It holds for this thread.
+    group: by default the group of all ranks. Use it for arrays that are created in code which cannot call
+    `group.empty`. Temporaries are allocated there too, so keep the block short. It affects this thread only.
 
     >>> with rw.registered():
     ...     gradients = np.zeros(100_000)

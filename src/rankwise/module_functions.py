@@ -1,4 +1,4 @@
-"""The operations as functions of the module, on the default group. `rankwise/__init__.py` says what type they have."""
+"""The operations as functions of the module, on the default group. `rankwise/__init__.py` declares their types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankwise.initialize import default_group
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """The group's operation `name` as a function that finds its group itself, its docstring and parameters the same."""
+    """A function that calls the operation `name` of the default group, with the same docstring and parameters."""
     method = getattr(Group, name)
 
     @functools.wraps(method)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.launch.local import Job
+from rankwise.launch.local import LocalJob
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -242,9 +242,9 @@ def test_no_descriptor_or_process_remains() -> None:
 
 
 def test_a_job_that_cannot_start_leaves_nothing() -> None:
-    from rankwise.launch.output import Relay
+    from rankwise.launch.output import OutputMultiplexer
 
     before = sorted(os.listdir("/proc/self/fd"))
-    with pytest.raises(FileNotFoundError), Job(["/nowhere"], 2, Relay(2, None, None)):
+    with pytest.raises(FileNotFoundError), LocalJob(["/nowhere"], 2, OutputMultiplexer(2, None, None)):
         pass
     assert sorted(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,4 @@
-"""Finds this process's rank in what its launcher put into the environment."""
+"""Finds this process's rank in the environment variables that its launcher set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Environment = Mapping[str, str]
 
 
 def find_job(environ: Environment, settings: Settings, starter: Callable[[str], str] | None = None) -> Job:
-    """The job of this process: that of the nearest launcher, or of this process alone where there is none.
+    """The job of this process, which the innermost launcher started; without a launcher, a job of one rank.
 
     Launchers run inside one another (torchrun under Slurm), and the inner one's ranks hold; hence
     the order. starter: see `starting_process`, which is the default. ValueError names a variable
@@ -66,7 +66,7 @@ def _by_launcher(environ: Environment, settings: Settings, starter: Callable[[st
 
 
 def _found(environ: Environment) -> str:
-    """The variables of ranks that are set, as NAME=value."""
+    """The rank variables that are set, as NAME=value."""
     return ", ".join(f"{name}={environ[name]}" for name in _NAMES if name in environ)
 
 
@@ -118,7 +118,7 @@ def _open_mpi(environ: Environment, settings: Settings) -> Job:
 
 
 def _mpich(environ: Environment, settings: Settings, starter: Callable[[str], str]) -> Job:
-    # MPICH's environment names no job. Its ranks on one host have one parent, which is as good.
+    # MPICH's environment names no job, but its ranks on one host have the same parent process.
     return _job(
         environ,
         settings,
@@ -178,7 +178,7 @@ def _job(
     local_world_size: str,
     id: str,
 ) -> Job:
-    """A Job from the variables of these names; the local ones may be absent."""
+    """A Job from the variables of these names; those for the local rank may be absent."""
     numbers = {name: _optional(environ, name) for name in (rank, world_size)}
     for name, number in numbers.items():
         if number is None:
@@ -218,9 +218,9 @@ def _optional(environ: Environment, name: str) -> int | None:
 
 
 def starting_process(variable: str) -> str:
-    """What started this process's rank: its nearest ancestor without `variable`, told by pid and start time.
+    """The process that started this rank: its nearest ancestor without `variable`, as pid and start time.
 
-    "" where /proc does not show it.
+    Returns "" if /proc does not show it.
     """
     pid = os.getpid()
     key = variable.encode() + b"="

@@ -1,9 +1,9 @@
-"""Starting the ranks of a job on this host and watching them to their end.
+"""Starts the ranks of a job on this host and watches them until they end.
 
-Words: a rank's *group* is its process group, with all that the rank started. The *keeper* is a
-shell that does nothing but wait for this process to die; should that happen before the job's end,
-however it happens, it kills the groups. This file imports no NumPy, no dataclasses and nothing that
-a job does without: the launcher starts fast.
+A rank's *group* is its process group, which contains every process that the rank started. The
+*watchdog* is a shell that only waits for this process to die; if that happens before the job ends, it
+kills the groups. To start fast, this file imports neither NumPy nor dataclasses nor anything else that
+a job can do without.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from rankwise._native import Segment
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
 from rankwise.contract.settings import SPANS_MEMFD
-from rankwise.launch.output import Relay, Stream
+from rankwise.launch.output import OutputMultiplexer, OutputStream
 
-TYPE_CHECKING = False  # without importing typing, which takes time
+TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
     from typing import Any
 
-GRACE = 1.0  # seconds that ranks have to end by themselves, and again between SIGTERM and SIGKILL
+GRACE = 1.0  # seconds in which ranks may exit on their own, and again between SIGTERM and SIGKILL
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
 QUIET = 0.1  # seconds without output after which an incomplete line is shown on a terminal
 PIECE = 1 << 16  # bytes read from a pipe at once
 PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 
-# Reads process ids, a line each, until its input ends; that happens when the launcher is no more, nor a rank that
-# has yet to run its command.
-_KEEPER = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
+# Reads process ids, one per line, until end-of-file: when the launcher has ended, and so has every rank that had not
+# yet run its command.
+_WATCHDOG = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
 
-# How a rank gets a group of its own. Ranks that share cores stay in the launcher's session: where the kernel schedules
-# by session (autogroup), those of different ones cannot give each other a core. Before Python 3.11 they cannot stay.
+# How a rank gets its own process group. Ranks that share cores stay in the launcher's session: if the kernel schedules
+# by session (autogroup), ranks of different sessions cannot yield a core to each other. Python 3.11 made this possible.
 _OWN_SESSION: dict[str, Any] = {"start_new_session": True}
 _SAME_SESSION: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else _OWN_SESSION
 
@@ -53,16 +53,16 @@ _TIMED_OUT = "rankwise.contract.errors.CollectiveTimeout: "
 
 
 def _leave_terminal() -> None:
-    """A session's terminal stops who reads from it in the background, unless it has given it up."""
+    """Give up the session's terminal, which would stop a background process that reads from it."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR)
     except OSError:
-        return  # there is none
+        return  # there is no terminal
     fcntl.ioctl(terminal, termios.TIOCNOTTY)
     os.close(terminal)
 
 
-class Rank:
+class RankProcess:
     """One rank's process, and once it has ended, how and where.
 
     returncode: exit status, or minus the signal; None while it runs. operation, sequence: what it
@@ -105,14 +105,14 @@ class Rank:
         return f" {'in' if self.inside else 'after'} {self.call}"
 
     def note_end(self) -> None:
-        """Take down how the process ended. It is not reaped yet: so long its pid, and its group's, are its own."""
+        """Record how the process ended. It is not reaped yet, so that its pid and its group's id stay reserved."""
         end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert end is not None
         self.returncode = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
         os.close(self.pidfd)
 
     def signal_group(self, signum: int) -> bool:
-        """Send a signal to all of the rank's group; 0 sends none. False where nobody is left."""
+        """Send a signal to the rank's whole group; 0 sends none. Returns False if no process is left."""
         try:
             os.killpg(self.pid, signum)
         except ProcessLookupError:
@@ -127,20 +127,19 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"  # one of the unnamed real-time signals
 
 
-class Job:
+class LocalJob:
     """The n ranks of one job: n processes of one command.
 
-    `with Job(...) as job:` starts them, and at its end nothing of them runs any more. In between,
-    `wait` passes on their output and watches them. When one fails, the others are told, have a
-    moment to say what they have to say, and are ended.
+    `with LocalJob(...) as job:` starts them; at the end of the block none of their processes runs any
+    more. In between, `wait` forwards their output and watches them. When one rank fails, the others
+    are notified, get a moment to report their errors, and are ended.
 
-    argv: the command; every rank runs the same. stdin: whether rank 0 inherits it. pass_fds:
-    descriptors that the ranks inherit, under the same numbers. backend, timeout: what the ranks
-    take as RANKWISE_BACKEND and RANKWISE_TIMEOUT, where given. spans: whether what the program adds
-    by rankwise.trace is kept for `trace`. fork: whether this process has one thread, so that the ranks
-    can be forked and each tell the keeper of itself before it runs its command. Without, the keeper
-    is told a moment later, and a command must see to it itself that it ends should this process
-    be killed in that moment.
+    argv: the command, which is the same for every rank. stdin: whether rank 0 inherits it. pass_fds:
+    descriptors that the ranks inherit, under the same numbers. backend, timeout: the ranks'
+    RANKWISE_BACKEND and RANKWISE_TIMEOUT, if given. spans: whether to collect the spans of
+    rankwise.trace. fork: whether this process has only one thread, so that each rank can be forked and
+    register with the watchdog before it runs its command. Otherwise a rank is registered a moment
+    later, and the command itself must end if this process is killed in that moment.
 
     Raises ValueError for n below 1 or a timeout that is not above 0; MemoryError when there is no room
     for the shared memory; OSError when a process cannot be started, or this one may not open the files
@@ -151,7 +150,7 @@ class Job:
         self,
         argv: Sequence[str],
         n: int,
-        relay: Relay,
+        output: OutputMultiplexer,
         *,
         stdin: bool = False,
         pass_fds: Sequence[int] = (),
@@ -164,38 +163,38 @@ class Job:
             raise ValueError(f"n={n}: expected a number of ranks of at least 1")
         if timeout is not None and not 0 < timeout < float("inf"):
             raise ValueError(f"timeout={timeout:g}: expected a number of seconds above 0")
-        self.ranks: list[Rank] = []
-        self.failures: list[Rank] = []
-        """Ranks that failed before any was being ended, in that order."""
+        self.ranks: list[RankProcess] = []
+        self.failures: list[RankProcess] = []
+        """The ranks that failed before the launcher began to end ranks, in that order."""
         self.survivors = 0
         """How many ranks still ran at the first failure, or when `interrupt` was called."""
         self.interrupted: int | None = None
         """The signal given to `interrupt`."""
         self.argv = list(argv)
         self._n = n
-        self._relay = relay
+        self._output = output
         self._stdin = stdin
         self._pass_fds = tuple(pass_fds)
         self._backend = backend
         self._timeout = timeout
         self._keep_spans = spans
         self._fork = fork
-        self._spans: list[int] = []  # for each rank a memfd, where they are kept
+        self._spans: list[int] = []  # for each rank the memfd that holds its spans
         self._selector = selectors.DefaultSelector()
-        self._pipes: dict[int, Stream] = {}
-        self._plan: list[tuple[float, int]] = []  # signals to send, each with its time
+        self._pipes: dict[int, OutputStream] = {}
+        self._plan: list[tuple[float, int]] = []  # the signals to send, with their times
         self._ending = False  # the first of them has been sent
-        self._lost: int | None = None  # the rank that others had lost already at the first failure
-        self._over = False  # nothing of the ranks runs any more
+        self._lost: int | None = None  # the rank that others had already lost at the first failure
+        self._over = False  # no process of the ranks runs any more
         self._wake_reader, self.wake_writer = os.pipe()
-        """A byte written to `wake_writer` ends the present sleep of `wait` (signal.set_wakeup_fd)."""
+        """A byte written to `wake_writer` wakes `wait` (see signal.set_wakeup_fd)."""
         self._secret = os.urandom(16).hex()
         self._segment: Segment | None = None
-        self._keeper: subprocess.Popen[bytes] | None = None
-        # Bound and never listening: rank 0 may listen there, and nobody else is given the port.
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        # Bound but never listening, which reserves the port so that rank 0 may listen on it.
         self._port = socket.socket()
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> LocalJob:
         try:
             self._start()
         except OSError as error:
@@ -215,8 +214,8 @@ class Job:
         self._close()
 
     @property
-    def culprit(self) -> Rank | None:
-        """The rank to blame: the failed one that the others lost, else the first to end but for losing another."""
+    def culprit(self) -> RankProcess | None:
+        """The rank to blame: the failed rank that the others lost, else the first that failed for its own reasons."""
         for rank in self.failures:
             if rank.number == self._lost:
                 return rank
@@ -231,7 +230,7 @@ class Job:
 
     @property
     def exit_code(self) -> int:
-        """That of the rank to blame, 128 + signal for a signal; 0 where all went well."""
+        """The exit code of the rank to blame, 128 + signal for a signal; 0 if no rank failed."""
         if self.interrupted is not None:
             return 128 + self.interrupted
         if self.culprit is None:
@@ -241,14 +240,14 @@ class Job:
         return code if code > 0 else 128 - code
 
     def wait(self) -> None:
-        """Return when every rank has ended, and all they started, and their output is passed on."""
+        """Return when all ranks and the processes they started have ended and their output is forwarded."""
         while self._running():
-            self._turn(None)
+            self._step(None)
         if self._leftovers():
             now = time.monotonic()
             self._plan = [(now, signal.SIGTERM), (now + GRACE, signal.SIGKILL)]
             while self._leftovers() and time.monotonic() < now + 2 * GRACE:
-                self._turn(0.01)
+                self._step(0.01)
         self._over = True
         for fd in list(self._pipes):
             for _ in range(PIPE_LIMIT // PIECE):
@@ -257,12 +256,12 @@ class Job:
             if fd in self._pipes:  # held open by a process that left its group
                 self._end_pipe(fd)
         for rank in self.failures:
-            rank.error = self._relay.error(rank.number)
-        # The traceback of the rank to blame is the last on the screen.
-        self._relay.release(last=-1 if self.culprit is None else self.culprit.number)
+            rank.error = self._output.error(rank.number)
+        # The traceback of the rank to blame comes last.
+        self._output.release(last=-1 if self.culprit is None else self.culprit.number)
 
     def interrupt(self, signum: int) -> None:
-        """Pass a signal on to the ranks; those that it does not end are ended a moment later.
+        """Pass a signal on to the ranks. Those that it does not end are ended a moment later.
 
         May be called from a signal handler.
         """
@@ -283,7 +282,7 @@ class Job:
         return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in self._spans] or [b""] * len(self.ranks)
 
     def kill(self) -> None:
-        """Kill every rank and all they started. May be called from a signal handler."""
+        """Kill every rank and all processes they started. May be called from a signal handler."""
         self._signal_all(signal.SIGKILL)
 
     def _start(self) -> None:
@@ -291,8 +290,8 @@ class Job:
         self._port.bind(("127.0.0.1", 0))
         self._segment = segment = Segment.create(self._n)
         segment.announce_statuses()
-        self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", _KEEPER],
+        self._watchdog = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHDOG],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -300,8 +299,8 @@ class Job:
             start_new_session=True,  # a signal to the launcher's group must not end it
             bufsize=0,
         )
-        assert self._keeper.stdin is not None
-        kept = self._keeper.stdin.fileno()
+        assert self._watchdog.stdin is not None
+        kept = self._watchdog.stdin.fileno()
 
         def announce() -> None:
             _leave_terminal()
@@ -322,15 +321,15 @@ class Job:
                 env=self._environment(number, segment.fd),
                 pass_fds=(segment.fd, *self._spans[number : number + 1], *self._pass_fds),
                 **(_SAME_SESSION if self._n > usable_cores() else _OWN_SESSION),
-                preexec_fn=announce if self._fork else None,  # in the new process, already of that group
+                preexec_fn=announce if self._fork else None,  # runs in the new process, which is already in its group
             )
-            rank = Rank(number, process)
+            rank = RankProcess(number, process)
             self.ranks.append(rank)
             if not self._fork:
                 os.write(kept, b"%d\n" % rank.pid)
             rank.pidfd = os.pidfd_open(rank.pid)
             self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
-            for pipe, stream in zip((process.stdout, process.stderr), self._relay.add(number), strict=True):
+            for pipe, stream in zip((process.stdout, process.stderr), self._output.add(number), strict=True):
                 assert pipe is not None
                 self._pipes[pipe.fileno()] = stream
                 self._listen(pipe.fileno(), self._read)
@@ -356,7 +355,7 @@ class Job:
             RANKWISE_LAUNCHER_PID=str(os.getpid()),
             RANKWISE_SECRET=self._secret,
             PYTHONUNBUFFERED="1",  # lines come out as they are written
-            # The same as torch.distributed reads it ("env://").
+            # What torch.distributed reads ("env://").
             RANK=str(number),
             WORLD_SIZE=str(self._n),
             LOCAL_RANK=str(number),
@@ -364,15 +363,15 @@ class Job:
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(self._port.getsockname()[1]),
         )
-        env.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # of a torchrun round us
-        env.pop("RANKWISE_TRACE_FD", None)  # of a rank round us
+        env.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # set by a torchrun around this launcher
+        env.pop("RANKWISE_TRACE_FD", None)  # set by a launcher around this one
         if self._spans:
             env["RANKWISE_TRACE_FD"] = str(self._spans[number])
         if self._backend is not None:
             env["RANKWISE_BACKEND"] = self._backend
         if self._timeout is not None:
             env["RANKWISE_TIMEOUT"] = repr(self._timeout)
-        # OpenMP, MKL and OpenBLAS all heed it where nothing more special is set.
+        # OpenMP, MKL and OpenBLAS all respect it unless a more specific variable is set.
         env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self._n)))
         return env
 
@@ -380,42 +379,42 @@ class Job:
         os.set_blocking(fd, False)
         self._selector.register(fd, selectors.EVENT_READ, ready)
 
-    def _turn(self, limit: float | None) -> None:
-        """Sleep until something happens or is due, for `limit` seconds at most, and deal with it."""
+    def _step(self, limit: float | None) -> None:
+        """Sleep for at most `limit` seconds until an event happens or a signal is due, and handle it."""
         waits = [] if limit is None else [limit]
         if self._plan:
             waits.append(max(0.0, self._plan[0][0] - time.monotonic()))
-        holding = self._relay.holds() and not self._plan  # while ranks are being ended all are held to the end
-        if self._relay.hides() or holding:
+        holding = self._output.holds() and not self._plan  # while ranks are being ended all are held to the end
+        if self._output.hides() or holding:
             waits.append(QUIET)
         events = self._selector.select(min(waits, default=None))
         if not events:
-            self._relay.quiet()
+            self._output.quiet()
         if holding:
-            self._relay.release(before=time.monotonic() - HOLD)
-        ended: list[Rank] = []
+            self._output.release(before=time.monotonic() - HOLD)
+        ended: list[RankProcess] = []
         for key, _ in events:
-            if isinstance(key.data, Rank):
+            if isinstance(key.data, RankProcess):
                 self._selector.unregister(key.fd)
                 key.data.note_end()
                 ended.append(key.data)
             else:
                 key.data(key.fd)
-        # Of ranks seen to have ended at once, one killed by a signal is the cause, the others the effect.
+        # If several ranks are found to have ended at once, a rank killed by a signal is taken for the cause.
         for rank in sorted(ended, key=lambda rank: rank.returncode is not None and rank.returncode >= 0):
             self._rank_ended(rank)
         while self._plan and self._plan[0][0] <= time.monotonic():
             self._ending = True
             self._signal_all(self._plan.pop(0)[1])
 
-    def _rank_ended(self, rank: Rank) -> None:
+    def _rank_ended(self, rank: RankProcess) -> None:
         assert rank.returncode is not None
         assert self._segment is not None
         operation, sequence, call, pid, inside = self._segment.state(rank.number)
         if pid:
             rank.operation, rank.sequence, rank.call, rank.inside = operation, sequence, call, inside
         if not self.failures:
-            # A rank that fails may close its group long before its process is gone.
+            # A failing rank may close its group long before its process ends.
             self._lost = self._segment.lost_rank()
         self._segment.mark_exited(rank.number, rank.returncode, rank.pid)
         if rank.returncode == 0 or self._ending or self.interrupted is not None:
@@ -437,7 +436,7 @@ class Job:
             rank.signal_group(signum)
 
     def _leftovers(self) -> bool:
-        """Whether processes of the ranks' groups live on. Those that ended are reaped, where they are ours."""
+        """Whether the ranks' groups still have processes. Children of ours that have ended are reaped."""
         left = False
         for rank in self.ranks:
             rank.process.poll()
@@ -445,31 +444,31 @@ class Job:
                 while os.waitid(os.P_PGID, rank.pid, os.WEXITED | os.WNOHANG) is not None:
                     pass
             except ChildProcessError:
-                pass  # none of them is our child
+                pass  # none of them is a child of this process
             left = rank.signal_group(0) or left
         return left
 
     def _read(self, fd: int) -> bool:
-        """Pass on what a pipe holds, a piece at most; False when there is nothing or never will be."""
+        """Forward at most one piece of a pipe's content. Returns False if the pipe is empty or closed."""
         try:
             data = os.read(fd, PIECE)
         except BlockingIOError:
             return False
         if data:
-            self._relay.feed(self._pipes[fd], data)
+            self._output.feed(self._pipes[fd], data)
         else:
             self._end_pipe(fd)
         return bool(data)
 
     def _end_pipe(self, fd: int) -> None:
         self._selector.unregister(fd)
-        self._relay.end(self._pipes.pop(fd))
+        self._output.end(self._pipes.pop(fd))
 
     def _woken(self, fd: int) -> None:
         os.read(fd, 4096)
 
     def _close(self) -> None:
-        """End what still runs and release everything."""
+        """End all processes that still run and release everything."""
         try:
             if not self._over:
                 self._signal_all(signal.SIGTERM)
@@ -479,8 +478,8 @@ class Job:
         finally:
             if not self._over:
                 self._signal_all(signal.SIGKILL)
-            with suppress(OSError):  # who read our output may be gone
-                self._relay.release()
+            with suppress(OSError):  # the reader of our output may be gone
+                self._output.release()
             for rank in self.ranks:
                 rank.process.wait()
                 if rank.returncode is None and rank.pidfd >= 0:
@@ -488,9 +487,9 @@ class Job:
                 for pipe in (rank.process.stdout, rank.process.stderr):
                     assert pipe is not None
                     pipe.close()
-            if self._keeper is not None:
-                self._keeper.kill()
-                self._keeper.communicate()
+            if self._watchdog is not None:
+                self._watchdog.kill()
+                self._watchdog.communicate()
             self._segment = None  # unmapped now, even while a traceback keeps this object
             for fd in self._spans:
                 os.close(fd)

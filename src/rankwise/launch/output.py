@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 8 << 20  # bytes of an incomplete line kept back; a longer one comes in pieces
 
-# Where a line begins anew: after a newline, and after the carriage return of a progress bar.
+# A line begins after a newline, and after the carriage return of a progress bar.
 _BEGINNINGS = rb"(?s)(?<=\n)(?=.)|(?<=\r)(?=[^\n])"
-# Where a traceback begins: Python's own, that of a group of exceptions, of a crash.
+# The first line of a traceback, of an exception group's traceback, or of a crash report.
 _TRACEBACK = (
     rb"(?m)^(?:\[\d+\] )?(?:  \+ Exception Group )?(?:Traceback \(most recent call last\):|Fatal Python error: )"
 )
@@ -33,16 +33,16 @@ _CLEAR_LINE = b"\r\x1b[K"
 
 
 class Sink:
-    """An output of this process: a text stream such as sys.stdout, or None where there is none."""
+    """An output of this process: a text stream such as sys.stdout, or None if there is none."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.live = stream is not None and stream.isatty()
-        self.unfinished: object = None  # who wrote last, if that was no whole line
+        self.unfinished: object = None  # the writer of an incomplete last line, else None
 
     def write(self, data: bytes, writer: object) -> None:
-        """Write at once. Where the stream takes text only (a notebook's), the bytes are decoded as UTF-8."""
+        """Write at once. For a stream that takes only text, as in a notebook, the bytes are decoded as UTF-8."""
         if self._stream is None or not data:
             return
         buffer = getattr(self._stream, "buffer", None)
@@ -54,11 +54,11 @@ class Sink:
         self.unfinished = None if data.endswith(b"\n") else writer
 
 
-class Stream:
+class OutputStream:
     """One rank's stdout or stderr. `line` is its incomplete line, of which `shown` bytes are on the screen.
 
-    rank: whose stderr it is, from which tracebacks are held; -1 for a stdout. held: a traceback and
-    all that came after it, since `since`.
+    rank: the rank, for a stderr, whose tracebacks are held back; -1 for a stdout. held: a traceback and
+    everything after it, held back since `since`.
     """
 
     def __init__(self, sink: Sink, rank: int = -1, tag: bytes = b"") -> None:
@@ -70,10 +70,10 @@ class Stream:
         self.line = bytearray()
         self.shown = 0
         self.last = b"\n"
-        """The last byte that came, before marking."""
+        """The last byte that was received, without tags."""
 
     def mark(self, data: bytes) -> bytes:
-        """`data` with the tag at each beginning of a line."""
+        """`data` with the tag at the beginning of each line."""
         if not self.tag:
             return data
         marked = re.sub(_BEGINNINGS, self.tag, self.last + data)[1:]
@@ -81,35 +81,35 @@ class Stream:
         return marked
 
 
-def _but_for_its_rank(stream: Stream) -> bytes:
+def _but_for_its_rank(stream: OutputStream) -> bytes:
     """What is held of a stream, equal for ranks that report the same, but for what each says of itself."""
     held = bytes(stream.held).replace(b"\n" + stream.tag, b"\n").removeprefix(stream.tag)
     return held.replace(b"while rank %d was in" % stream.rank, b"while it was in")
 
 
-class Relay:
-    """Passes the bytes of n ranks on to two sinks.
+class OutputMultiplexer:
+    """Writes the output of n ranks to two sinks.
 
-    tag: begin each line with `[rank] `. With one rank and no tag there is nobody to mix with, and
-    bytes pass as they come.
+    tag: begin each line with `[rank] `. With one rank and no tag no lines can mix, so bytes are written
+    as they arrive.
     """
 
     def __init__(self, n: int, out: TextIO | None, err: TextIO | None, *, tag: bool = False) -> None:
         self._out, self._err = Sink(out), Sink(err)
         self._tag = tag
         self._direct = n == 1 and not tag
-        self._streams: list[Stream] = []
-        self._open: Stream | None = None  # whose incomplete line is on the screen
+        self._streams: list[OutputStream] = []
+        self._open: OutputStream | None = None  # the stream whose incomplete line is on the screen
 
-    def add(self, rank: int) -> tuple[Stream, Stream]:
+    def add(self, rank: int) -> tuple[OutputStream, OutputStream]:
         """The stdout and stderr of a rank."""
         tag = b"[%d] " % rank if self._tag else b""
-        pair = Stream(self._out, tag=tag), Stream(self._err, rank, tag=tag)
+        pair = OutputStream(self._out, tag=tag), OutputStream(self._err, rank, tag=tag)
         self._streams.extend(pair)
         return pair
 
-    def feed(self, stream: Stream, data: bytes) -> None:
-        """A rank wrote `data`."""
+    def feed(self, stream: OutputStream, data: bytes) -> None:
+        """Take `data`, which a rank wrote."""
         if self._direct:
             stream.sink.write(data, stream)
             return
@@ -125,8 +125,8 @@ class Relay:
         elif len(stream.line) > LONGEST_LINE:
             self.end(stream)
 
-    def end(self, stream: Stream) -> None:
-        """The rank writes no more: its incomplete line goes out as it is."""
+    def end(self, stream: OutputStream) -> None:
+        """Write the incomplete line of a stream that has ended."""
         self._lines(stream, bytes(stream.line[stream.shown :]))
         stream.line = bytearray()
         stream.shown = 0
@@ -154,7 +154,7 @@ class Relay:
         before: only those held since before this time (time.monotonic), of ranks that go on: each as it is.
         """
         chosen = [s for s in self._streams if s.held and rank in (None, s.rank) and s.since < before]
-        equal: dict[bytes, list[Stream]] = {}
+        equal: dict[bytes, list[OutputStream]] = {}
         for stream in sorted(chosen, key=lambda stream: stream.since):
             key = _but_for_its_rank(stream) if before == float("inf") else b"%d" % stream.rank
             equal.setdefault(key, []).append(stream)
@@ -165,8 +165,8 @@ class Relay:
             for stream in streams:
                 stream.held = bytearray()
 
-    def _lines(self, stream: Stream, data: bytes) -> None:
-        """Write lines of a stream, or hold them from where a traceback begins."""
+    def _lines(self, stream: OutputStream, data: bytes) -> None:
+        """Write the lines of a stream, or hold them from the beginning of a traceback on."""
         if not stream.held and stream.rank >= 0 and (traceback := re.search(_TRACEBACK, data)):
             self._write(stream, data[: traceback.start()])
             data, stream.since = data[traceback.start() :], time.monotonic()
@@ -179,30 +179,30 @@ class Relay:
             self.release(stream.rank)
 
     def hides(self) -> bool:
-        """Whether an incomplete line is kept from the screen that `quiet` would show."""
+        """Whether `quiet` would show an incomplete line that is not on the screen yet."""
         return any(self._may_show(stream) for stream in self._streams)
 
     def quiet(self) -> None:
-        """Nothing came for a moment: show an incomplete line, if the screen has none of another stream."""
+        """After a pause in the output, show an incomplete line unless one of another stream is on the screen."""
         for stream in self._streams:
             if self._may_show(stream):
                 self._show(stream)
 
     def note(self, line: str) -> None:
-        """A line of our own, on stderr."""
-        self._write(Stream(self._err), line.encode(errors="replace") + b"\n")
+        """Write a line of the launcher to stderr."""
+        self._write(OutputStream(self._err), line.encode(errors="replace") + b"\n")
 
-    def _may_show(self, stream: Stream) -> bool:
+    def _may_show(self, stream: OutputStream) -> bool:
         return not stream.held and stream.sink.live and self._open in (None, stream) and len(stream.line) > stream.shown
 
-    def _show(self, stream: Stream) -> None:
+    def _show(self, stream: OutputStream) -> None:
         self._write(stream, bytes(stream.line[stream.shown :]))
         self._open = stream
         overwritten = stream.line.rstrip(b"\r").rfind(b"\r") + 1
         del stream.line[:overwritten]
         stream.shown = len(stream.line)
 
-    def _write(self, stream: Stream, data: bytes) -> None:
+    def _write(self, stream: OutputStream, data: bytes) -> None:
         if not data:
             return
         sink, below = stream.sink, self._open
@@ -213,6 +213,6 @@ class Relay:
             return
         if below is stream:
             self._open = None
-        if sink.unfinished not in (None, stream):  # lines of two ranks are never joined
+        if sink.unfinished not in (None, stream):  # never join the lines of two ranks
             data = b"\n" + data
         sink.write(data, stream)

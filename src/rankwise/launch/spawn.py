@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from rankwise.contract.errors import PeerLostError, RankwiseError
-from rankwise.launch.local import Job, Rank
-from rankwise.launch.output import Relay
+from rankwise.launch.local import LocalJob, RankProcess
+from rankwise.launch.output import OutputMultiplexer
 from rankwise.launch.spawn_worker import pickler
 
 T = TypeVar("T")
 
-# What a worker runs first. The parent's sys.path comes before all else, so that the rest can be found.
+# The first code that a worker runs. It sets the parent's sys.path, so that everything else can be imported.
 _BOOT = """\
 import pickle, sys
-payload = open('/proc/self/fd/' + sys.argv[1], 'rb')  # afresh: the offset is this rank's own
+payload = open('/proc/self/fd/' + sys.argv[1], 'rb')  # opened again, so that each rank has its own offset
 sys.path[:] = pickle.load(payload)
 from rankwise.launch.spawn_worker import main
 main(payload, [int(fd) for fd in sys.argv[2:]])
@@ -28,7 +28,7 @@ main(payload, [int(fd) for fd in sys.argv[2:]])
 
 
 class RankTraceback(Exception):
-    """The cause of an error that came from a rank: its traceback there, as text."""
+    """The cause of an error that was raised on a rank: the traceback on that rank, as text."""
 
     def __str__(self) -> str:
         return f"\n\n{self.args[0]}"
@@ -37,19 +37,19 @@ class RankTraceback(Exception):
 def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[T]:
     """Run `fn(*args, **kwargs)` on n new ranks of this host; return its results, by rank.
 
-    Each rank is a fresh interpreter in which `rankwise.init()` finds its rank. fn, its arguments
-    and its results travel pickled: functions of a notebook or script, lambdas and closures need
-    cloudpickle. What the ranks print appears in this process's sys.stdout and sys.stderr, in whole
-    lines; they have no standard input.
+    Each rank is a new interpreter in which `rankwise.init()` finds its rank. fn, its arguments and its
+    results are pickled; functions of a notebook or script, lambdas and closures need cloudpickle. The
+    ranks' output appears in this process's sys.stdout and sys.stderr, in whole lines; the ranks have no
+    standard input.
 
     timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else
     300. It does not limit fn's own time.
 
-    When fn raises on a rank, the other ranks are ended and the error is raised here, its cause the
-    traceback on that rank; of several, the first that is not the mere loss of another rank. An
-    error that cannot travel comes as a RankwiseError with its text. A rank that ends without a
-    result: PeerLostError. Nothing is left running in any case. TypeError where fn or its arguments
-    cannot be sent; ValueError for n below 1.
+    When fn raises on a rank, the other ranks are ended and the error is raised here; its cause is the
+    traceback on that rank. Of several errors the first is raised that does not merely report the loss of
+    another rank. An error that cannot be pickled becomes a RankwiseError with its text. A rank that ends
+    without a result raises PeerLostError here. No process is left running in any case. Raises TypeError
+    if fn or its arguments cannot be pickled, and ValueError for n below 1.
 
     >>> rw.spawn(divmod, 2, 7, 2)  # any function, here one that does not communicate
     [(3, 1), (3, 1)]
@@ -59,7 +59,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     if not isinstance(n, int) or isinstance(n, bool):
         raise TypeError(f"n={n!r}: expected a number of ranks")
     dumps = pickler(fn)
-    relay = Relay(n, sys.stdout, sys.stderr)
+    output = OutputMultiplexer(n, sys.stdout, sys.stderr)
     with ExitStack() as stack:
         payload = _memory_file(stack)
         pickle.dump(module_path(fn), payload)
@@ -71,7 +71,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
         results = [_memory_file(stack) for _ in range(n)]
         fds = [file.fileno() for file in (payload, *results)]
         argv = [sys.executable, "-c", _BOOT, *map(str, fds)]
-        with Job(argv, n, relay, pass_fds=fds, timeout=timeout) as job:
+        with LocalJob(argv, n, output, pass_fds=fds, timeout=timeout) as job:
             job.wait()
         reports = [_report(file) for file in results]
     if job.failures or any(report is None for report in reports):
@@ -80,9 +80,9 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
 
 
 def module_path(fn: Callable[..., object]) -> list[str]:
-    """sys.path for a worker: this process's, and the folder from which fn's module is importable by its name.
+    """sys.path for a worker: this process's, and the folder from which fn's module can be imported by name.
 
-    The latter is missing for modules that pytest imported from their file.
+    That folder is not on this process's sys.path if pytest imported the module from its file.
     """
     path = [os.path.abspath(entry) for entry in sys.path]
     name = getattr(fn, "__module__", None) or ""
@@ -103,15 +103,15 @@ def _memory_file(stack: ExitStack) -> BinaryIO:
 
 
 def _report(file: BinaryIO) -> tuple[str, Any] | None:
-    """('result', value) or ('error', (error or None, its text)); None where the rank left none."""
+    """('result', value) or ('error', (error or None, its text)); None if the rank wrote no report."""
     file.seek(0)
     data = file.read()
     return pickle.loads(data) if data else None
 
 
-def _raise_failure(job: Job, reports: list[tuple[str, Any] | None]) -> None:
+def _raise_failure(job: LocalJob, reports: list[tuple[str, Any] | None]) -> None:
     lost: BaseException | None = None
-    # First those that failed, in that order; then those that ended well but left no result.
+    # First the ranks that failed, in that order; then those that exited with 0 but left no result.
     for rank in [*job.failures, *(rank for rank in job.ranks if rank.returncode == 0)]:
         report = reports[rank.number]
         if report is not None and report[0] == "error":
@@ -125,14 +125,14 @@ def _raise_failure(job: Job, reports: list[tuple[str, Any] | None]) -> None:
     raise lost
 
 
-def _error(rank: Rank, error: BaseException | None, text: str) -> BaseException:
+def _error(rank: RankProcess, error: BaseException | None, text: str) -> BaseException:
     if error is None:
         error = RankwiseError(f"rank {rank.number} raised {text.rstrip().splitlines()[-1]}")
     error.__cause__ = RankTraceback(f"rank {rank.number}:\n{text}")
     return error
 
 
-def _died(rank: Rank) -> PeerLostError:
+def _died(rank: RankProcess) -> PeerLostError:
     what = "without a result" if rank.returncode == 0 else ""
     return PeerLostError(
         f"rank {rank.number} {rank.how}{rank.where} {what}".rstrip(),

@@ -1,4 +1,4 @@
-"""What a rank of `rankwise.spawn` runs: take the function, call it, report."""
+"""The program of a rank of `rankwise.spawn`: read the function, call it, report the result."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
     rank, caller = settings.rank, settings.launcher_pid
     assert rank is not None
     assert caller is not None
-    end_with(caller)  # whether or not the function ever calls rankwise.init
-    # An error that nothing catches ends this process as any other; but the caller prints it, not we.
+    end_with(caller)  # even if the function never calls rankwise.init
+    # An uncaught error ends this process as usual, but the caller prints it instead of this process.
     sys.excepthook = partial(_report_error, results[rank])
     with payload:
         fn, args, kwargs = pickle.load(payload)
@@ -37,7 +37,7 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
 
 
 def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
-    """What to pickle with: cloudpickle where it is installed. TypeError where `fn` cannot do without."""
+    """The pickling function: cloudpickle's if it is installed. Raises TypeError if it is missing and `fn` needs it."""
     try:
         dumps: Callable[[object], bytes] = import_module("cloudpickle").dumps
     except ImportError:
@@ -55,7 +55,7 @@ def _report_error(fd: int, kind: type[BaseException], error: BaseException, trac
     while (
         trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ("<string>", __file__)
     ):
-        trace = trace.tb_next  # the frames of this file say nothing
+        trace = trace.tb_next  # leave out the frames of this file
     text = "".join(traceback.format_exception(kind, error, trace))
     try:
         report = pickler(_report_error)(("error", (error, text)))

@@ -1,7 +1,7 @@
-"""The jobs that run on this host, seen from outside: found in /proc, mapped for reading alone.
+"""The jobs that run on this host, found in /proc and mapped read-only.
 
-A job is its segment, a memfd named rankwise that the ranks and their launcher hold open. Whoever may
-open their descriptors may look: the same user, and root. The ranks notice nothing.
+A job is recognised by its segment, a memfd named rankwise that the ranks and their launcher hold open.
+Only the same user and root may open their descriptors. The ranks are not disturbed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 
 from rankwise._native import RankState, SegmentView
 
-_NAME = "/memfd:rankwise "  # and the kernel adds "(deleted)"
+_NAME = "/memfd:rankwise "  # the kernel appends "(deleted)"
 
 
 @dataclass(frozen=True)
 class RankView:
-    """One rank at one moment.
+    """The state of one rank at one moment.
 
     how: "alive", "stopped" (by a signal, or a debugger), "not joined", "left" (its process has closed
-    the group), or how it ended: "SIGKILL", "exit 1". behind: others wait for it.
+    the group), or how it ended: "SIGKILL", "exit 1". behind: other ranks wait for it.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class RunningJob:
 
     @property
     def launcher(self) -> int | None:
-        """The pid of who started the ranks and holds the segment too; None where nobody does."""
+        """The pid of the launcher, which also holds the segment; None if there is none."""
         ranks = {self.view.state(rank).pid for rank in range(self.view.world_size)}
         others = [pid for inner, pid in self.holders.items() if inner not in ranks]
         parents = {parent_of(pid) for inner, pid in self.holders.items() if inner in ranks}
@@ -50,7 +50,7 @@ class RunningJob:
 
     @property
     def command(self) -> str:
-        """What was started: the launcher's command line, else that of the first rank there is."""
+        """The launcher's command line, or, without a launcher, the first rank's."""
         pid = self.launcher or next(iter(self.holders.values()), 0)
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -85,10 +85,10 @@ def running_jobs() -> list[RunningJob]:
 
 
 def jobs_of(pid: int) -> list[RunningJob]:
-    """The jobs of the process `pid`, its launcher or a rank, or of what it started.
+    """The jobs in which the process `pid`, or a process that it started, is the launcher or a rank.
 
-    ProcessLookupError where there is no such process or it has no part in a job; PermissionError
-    where it is another user's.
+    Raises ProcessLookupError if there is no such process or it takes part in no job, and PermissionError
+    if it belongs to another user.
     """
     try:
         owner = os.stat(f"/proc/{pid}").st_uid
@@ -120,7 +120,7 @@ def _signal_name(number: int) -> str:
 
 
 def parent_of(pid: int) -> int:
-    """0 where there is none, or no such process."""
+    """The parent's pid; 0 if there is no parent or no such process."""
     return int(_stat(pid)[1])
 
 
@@ -131,7 +131,7 @@ def _within(pid: int, ancestor: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """State and parent from /proc; X and 0 where there is no such process."""
+    """State and parent from /proc; X and 0 if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:
@@ -150,7 +150,7 @@ def _look(pid: int, found: dict[int, RunningJob]) -> None:
                 finally:
                     os.close(fd)
             found[inode].holders[_inner_pid(pid)] = pid
-        except (OSError, ValueError):  # it has ended meanwhile; a segment of another version of rankwise
+        except (OSError, ValueError):  # the process has ended, or the segment belongs to another version of rankwise
             continue
 
 
@@ -158,7 +158,7 @@ def _descriptors(pid: int) -> Iterator[str]:
     folder = f"/proc/{pid}/fd"
     try:
         names = os.listdir(folder)
-    except OSError:  # ended meanwhile, or another user's
+    except OSError:  # the process has ended, or belongs to another user
         return
     for name in names:
         path = f"{folder}/{name}"
@@ -170,7 +170,7 @@ def _descriptors(pid: int) -> Iterator[str]:
 
 
 def _inner_pid(pid: int) -> int:
-    """The pid by which the process knows itself, which in a container is another."""
+    """The process's own view of its pid, which differs in a container."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
             return int(line.split()[-1])
@@ -178,7 +178,7 @@ def _inner_pid(pid: int) -> int:
 
 
 def _behind(view: SegmentView, states: list[RankState]) -> set[int]:
-    """The ranks that others wait for, and that are not themselves in what waits for another.
+    """The ranks that others wait for, and that do not themselves wait for another rank.
 
     A rank in operation number s of a group waits for those that have not begun theirs; one in a
     receive or send, for its peer.
@@ -195,7 +195,7 @@ def _behind(view: SegmentView, states: list[RankState]) -> set[int]:
         if now is None or not state.inside:
             continue
         if now.peer is not None:
-            # Ranks of other groups are numbered otherwise, and nothing here says how.
+            # In other groups the ranks are numbered differently, and the segment does not say how.
             waits[rank] = {now.peer} if now.group == 0 and now.peer >= 0 else set()
         else:
             waits[rank] = {r for r, begun in enumerate(last) if begun.get(now.group, now.sequence) < now.sequence}

@@ -1,11 +1,11 @@
-"""What a program does between its operations, for the trace of the job: `rankwise.trace`.
+"""`rankwise.trace`: spans of the program's own work, for the trace of the job.
 
 >>> with rw.trace.span("forward"):
 ...     loss = sum(number**2 for number in range(1000))
 
 `rankwise run --trace FILE` writes the last operations of each rank and these spans to FILE, and
-`rankwise trace FILE` shows them side by side. Without --trace a span costs next to nothing and is
-forgotten. Spans are kept in memory and handed over when the process ends, or there are many.
+`rankwise trace FILE` shows them side by side. Without --trace a span costs almost nothing and is not
+recorded. Spans are buffered in memory, and written when the buffer is full or the process ends.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rankwise.contract.settings import SPANS_MEMFD, Settings
 
 __all__ = ["add", "on", "span"]
 
-_MOST = 5_000  # spans kept in memory
-_LIMIT = 200_000  # spans of a process altogether; later ones are dropped
+_MOST = 5_000  # spans buffered in memory
+_LIMIT = 200_000  # spans that a process may record; later ones are dropped
 
 _lock = threading.Lock()
 _pending: list[tuple[str, str, int, int]] = []  # lane, name, begin and end in ns since the epoch
@@ -33,12 +33,12 @@ _pid = 0  # of the process for which _fd was looked up
 
 
 def on() -> bool:
-    """Whether spans are kept: whether this process is a rank of `rankwise run --trace FILE`."""
+    """Whether spans are recorded, because this process is a rank of `rankwise run --trace FILE`."""
     global _fd, _pid
     if _pid != os.getpid():
         with _lock:
-            if _pid != os.getpid():  # no other thread was faster
-                _pending.clear()  # a forked child's are its parent's to tell
+            if _pid != os.getpid():  # no other thread has done it meanwhile
+                _pending.clear()  # after a fork the parent reports these
                 _fd, _pid = _descriptor(), os.getpid()
                 if _fd is not None:
                     atexit.register(flush)
@@ -46,10 +46,10 @@ def on() -> bool:
 
 
 def add(name: str, begin: int, end: int, lane: str = "program") -> None:
-    """Keep a span of this rank. begin, end: ns since the epoch, as time.time_ns().
+    """Record a span of this rank. begin, end: ns since the epoch, as time.time_ns() returns them.
 
-    lane: the row that it is shown in. Spans of one lane may lie within each other. ValueError where
-    it ends before it begins.
+    lane: the row in which the span is shown. Spans of one lane may be nested. Raises ValueError if the
+    span ends before it begins.
     """
     if end < begin:
         raise ValueError(f"end={end}: expected not before begin={begin}")
@@ -66,9 +66,9 @@ def add(name: str, begin: int, end: int, lane: str = "program") -> None:
 
 
 class span(ContextDecorator):
-    """Keeps how long a `with` block, or each call of a function that it decorates, takes.
+    """Records how long a `with` block, or each call of a decorated function, takes.
 
-    lane: the row that it is shown in, one for each thread that adds spans at the same time.
+    lane: the row in which the span is shown; threads that add spans at the same time need one each.
 
     >>> with rw.trace.span("forward", lane="compute"):
     ...     total = sum(range(1000))
@@ -94,13 +94,13 @@ class span(ContextDecorator):
 
 
 def flush() -> None:
-    """Hand over what is kept. At the end of the process it happens by itself."""
+    """Write the buffered spans. This also happens automatically when the process ends."""
     with _lock:
         spans, _pending[:] = list(_pending), []
         if _fd is None or _pid != os.getpid() or not spans:
             return
         lines = "".join(json.dumps(each) + "\n" for each in spans).encode()
-        # Opened anew, for appending: whatever else has this memory open writes behind us, not over us.
+        # Opened again in append mode, so that processes that share this memory do not overwrite each other.
         with open(f"/proc/self/fd/{_fd}", "ab", buffering=0) as file:
             file.write(lines)
 
@@ -110,6 +110,6 @@ def _descriptor() -> int | None:
     try:
         if fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{SPANS_MEMFD} "):
             return fd
-    except OSError:  # a process that a rank started, with the rank's variables but not its descriptors
+    except OSError:  # a child of a rank, which inherited the rank's variables but not its descriptors
         return None
     return None

@@ -12,8 +12,8 @@ from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import Settings
-from rankwise.launch.local import Job, Rank, adopt_orphans, signal_name
-from rankwise.launch.output import LONGEST_LINE, Relay
+from rankwise.launch.local import LocalJob, RankProcess, adopt_orphans, signal_name
+from rankwise.launch.output import LONGEST_LINE, OutputMultiplexer
 from rankwise.tools.cli import Parser
 from rankwise.tools.trace_policy import TracePolicy
 
@@ -42,7 +42,7 @@ examples:
 
 The environment of each rank holds RANKWISE_RANK and RANKWISE_WORLD_SIZE, the variables that
 torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS: unless it is set
-already, the number of usable cores divided by the number of ranks. Rank 0 inherits standard input
+already, the number of usable cores divided by the number of ranks. RankProcess 0 inherits standard input
 unless that is a terminal. Ctrl-C reaches every rank; a second Ctrl-C kills them at once.
 """
 
@@ -54,22 +54,22 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(own)
     try:
         command = find_program(program)
-        relay = Relay(options.n, sys.stdout, sys.stderr, tag=options.tag_output)
+        output = OutputMultiplexer(options.n, sys.stdout, sys.stderr, tag=options.tag_output)
         stdin = sys.stdin is not None and not sys.stdin.isatty()
         if options.backend is not None:
             _check_backend(options.backend)
         policy = TracePolicy.of(options.trace or Settings.read().trace)
-        job = Job(
+        job = LocalJob(
             command,
             options.n,
-            relay,
+            output,
             stdin=stdin,
             backend=options.backend,
             timeout=options.timeout,
             spans=policy.always is not None,
             fork=True,
         )
-        return _run(job, relay, policy)
+        return _run(job, output, policy)
     except BrokenPipeError:
         raise  # the reader of our output is gone; cli.main handles that
     except FileNotFoundError as error:
@@ -193,7 +193,7 @@ def _refuse(why: str, code: int) -> int:
     return code
 
 
-def _run(job: Job, relay: Relay, policy: TracePolicy) -> int:
+def _run(job: LocalJob, output: OutputMultiplexer, policy: TracePolicy) -> int:
     trace_line = None
     try:
         with _no_orphans(), _signals_passed_to(job), job:
@@ -202,15 +202,15 @@ def _run(job: Job, relay: Relay, policy: TracePolicy) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     if trace_line is not None:
-        relay.note(f"rankwise: {trace_line}")
+        output.note(f"rankwise: {trace_line}")
     if job.interrupted is not None:
-        relay.note(f"rankwise: stopped by {signal_name(job.interrupted)}; {_ranks(job.survivors)} ended")
+        output.note(f"rankwise: stopped by {signal_name(job.interrupted)}; {_ranks(job.survivors)} ended")
     elif job.culprit is not None:
-        relay.note(_blame(job, job.culprit))
+        output.note(_blame(job, job.culprit))
     return job.exit_code
 
 
-def _blame(job: Job, rank: Rank) -> str:
+def _blame(job: LocalJob, rank: RankProcess) -> str:
     if job.hang:
         return f"rankwise: {job.hang.splitlines()[0]}; all {len(job.ranks)} ranks were ended"
     line = f"rankwise: rank {rank.number} (pid {rank.pid}) {rank.how}{rank.where}"
@@ -225,7 +225,7 @@ def _ranks(count: int) -> str:
 
 
 @contextmanager
-def _signals_passed_to(job: Job) -> Iterator[None]:
+def _signals_passed_to(job: LocalJob) -> Iterator[None]:
     """Pass Ctrl-C, SIGTERM and SIGHUP on to the ranks; the second signal kills the ranks at once."""
 
     def handle(signum: int, frame: FrameType | None) -> None:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:  # imported when there is a trace to write
     from pathlib import Path
 
-    from rankwise.launch.local import Job
+    from rankwise.launch.local import LocalJob
     from rankwise.observe.trace_file import Trace
 
 NEWEST = 10  # traces of failed jobs that are kept
@@ -38,7 +38,7 @@ class TracePolicy:
             raise ValueError(f"--trace {word}: expected a file in a folder that can be written to")
         return cls(path, True)
 
-    def trace_of(self, job: Job) -> str | None:
+    def trace_of(self, job: LocalJob) -> str | None:
         """Write the trace of a finished job if the policy asks for it; returns a sentence about it, or None."""
         failed = job.culprit is not None and job.interrupted is None
         if self.always is None and not (self.on_failure and failed):

@@ -26,7 +26,7 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
-from rankwise.initialize import connect, place
+from rankwise.initialize import connect, locality
 
 SEVERAL_HOSTS = "hierarchical"
 
@@ -84,7 +84,7 @@ def meet(
             raise
         plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), list(marks), part=part)
         if part is None:
-            if set(places) == {place()}:
+            if set(places) == {locality()}:
                 plan = replace(plan, inherited=_fits(settings, rank, size))
             else:
                 plan = replace(plan, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port())
@@ -155,7 +155,7 @@ def _answer(store: Store, rank: int, timeout: float, end: float) -> Plan:
     pause = _SHORTEST_PAUSE
     while True:
         if call != answered:
-            store.set(_answer_key(call, rank), json.dumps([mark, place()]))
+            store.set(_answer_key(call, rank), json.dumps([mark, locality()]))
             answered = call
         if store.check([_plan_key(call)]):
             plan = Plan(**json.loads(store.get(_plan_key(call))))

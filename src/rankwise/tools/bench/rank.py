@@ -481,7 +481,7 @@ class AllRanks(Point):
 # ---- the conversation with the benchmark ----
 
 
-class RankProcess:
+class RankServer:
     """This process: its library by level, and the arrays of the present point."""
 
     def __init__(self, contenders: dict[str, Library]) -> None:
@@ -580,7 +580,7 @@ def main(name: str, path: str) -> None:
             contenders = libraries_of(name, path + ".store")
             first = contenders["array"]
             say({"rank": first.rank, "pid": os.getpid(), "about": first.about, "memory": before})
-            rank = RankProcess(contenders)
+            rank = RankServer(contenders)
             for line in lines:
                 say(rank.answer(json.loads(line)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the benchmark reports every error
