@@ -108,7 +108,7 @@ def test_kinds_out_and_functions() -> None:
         assert digits.tolist() == [[1], [12], [123]][me]
         before = group.exscan(np.array([me + 1]), lambda a, b: 10 * a + b)
         assert before is None if me == 0 else before.tolist() == [[1], [12]][me - 1]
-        with pytest.raises(ValueError, match=r"^op='mean': expected another; divide the prefix sum"):
+        with pytest.raises(ValueError, match=r"^op='mean': expected another op; divide the sum"):
             group.scan(np.ones(2), "mean")
         with pytest.raises(ValueError, match=r"^out: expected shape \(2,\), got \(3,\)"):
             group.exscan(np.ones(2), out=np.ones(3))

@@ -1,4 +1,4 @@
-"""What all operations of a group build on."""
+"""The base of all families of a group's operations."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ IntArray = NDArray[np.int64]
 
 
 class GroupBase:
-    """One rank's end of a group: its communicator, what is under way, and the checks of common arguments.
+    """One rank's end of a group: its communicator, its pending operations, and checks of common arguments.
 
-    An operation checks its arguments when it is called. What follows, the communicator's calls, belongs
-    where they run: in the calling thread, or with async_op on the communicator's stream. So do packing
-    what is not contiguous and putting it back, since the caller's memory may be filled, or read, by what
-    comes before or after on the stream. `_call` is for one call of the communicator, `_run` for a
-    function that makes several.
+    An operation checks its arguments when it is called. Everything else happens where the communicator's
+    calls run: in the calling thread, or with async_op on the communicator's stream. This includes packing
+    arrays that are not contiguous and unpacking results, because earlier and later work on the stream may
+    write or read the caller's memory. `_call` makes one call of the communicator; `_run` runs a function
+    that makes several.
     """
 
     def __init__(self, comm: Communicator, name: str) -> None:
@@ -55,7 +55,7 @@ class GroupBase:
         self._all_to_all_array = shortcuts.all_to_all_array
 
     def _describe(self, shape: Shape) -> None:
-        """Let the ranks compare the shape in the next call of the communicator, where it says more than the count."""
+        """Let the ranks compare the shape in the communicator's next call, unless the count already implies it."""
         if len(shape) != 1:
             self.comm.describe(shape)
 
@@ -67,7 +67,7 @@ class GroupBase:
         writes: Buffer | None,
         async_op: bool,
     ) -> Any:
-        """One call of the communicator, which gives what `writes` holds then; None where nothing is written."""
+        """Make one call of the communicator. Its result is the content of `writes`, or None if nothing is written."""
         finish = nothing if writes is None else writes.finish
         given = writes if reads is None else reads
         self._check_memory(given)
@@ -98,7 +98,7 @@ class GroupBase:
 
     def _run(self, body: Callable[[], T], reads: Buffer | None, async_op: bool) -> T | Work[T]:
         """Pack `reads`, then run a body that makes several calls: now, or on the communicator's stream."""
-        if reads is not None:  # its memory lives as long as the body
+        if reads is not None:  # the body keeps its memory alive
             self._check_memory(reads)
             body = partial(_after, partial(self._pack, reads), body)
         if not async_op:
@@ -129,7 +129,7 @@ class GroupBase:
         return received
 
     def _check_memory(self, buffer: Buffer | None) -> None:
-        """UnsupportedError where the communicator does not reach the buffer's memory."""
+        """Raise UnsupportedError if the communicator cannot access the buffer's memory."""
         if buffer is not None and buffer.device is not None and not self.comm.device_memory:
             raise UnsupportedError(
                 f"an array in device memory ({buffer.device.name})",
@@ -139,7 +139,7 @@ class GroupBase:
             )
 
     def _order(self, buffer: Buffer | None) -> None:
-        """Let the communicator's stream wait for what the program has queued on the array's, if it is a device's."""
+        """Make the communicator's stream wait for the program's work on the array's stream, if it is on a device."""
         if buffer is None or buffer.device is None:
             return
         streams = self.comm.stream_sync
@@ -150,22 +150,22 @@ class GroupBase:
         streams.destroy_event(event)
 
     def _staged(self, buffer: Buffer) -> Buffer:
-        """Memory of the host in the place of a device's, for an operation that computes on the host."""
+        """Host memory in place of device memory, for an operation that computes on the host."""
         self._check_memory(buffer)
         return buffer.kind.staged(buffer)
 
     def _pack(self, buffer: Buffer) -> None:
-        """Make the buffer ready to be read by the communicator."""
+        """Prepare the buffer for the communicator to read."""
         buffer.pack()
         self._order(buffer)
 
     def _sync(self) -> None:
-        """Complete what was called, where the backend has not."""
+        """Complete the calls made so far, if the backend's calls return before they are complete."""
         if self._syncs:
             self.comm.sync()
 
     def _complete(self, buffer: Buffer, refused: Exception | None = None) -> Any:
-        """The operation's result, complete."""
+        """Complete the operation and return its result. refused: an error to raise instead."""
         if self._syncs:
             self.comm.sync()
         if refused is not None:
@@ -179,14 +179,14 @@ class GroupBase:
         raise ValueError(f"{name}={shown(number)}: expected a rank of the group, 0 to {self.world_size - 1}")
 
     def _part(self, shape: Shape) -> Shape:
-        """The shape of this rank's part when axis 0 is split as numpy.array_split does."""
+        """The shape of this rank's part when axis 0 is split as by numpy.array_split."""
         rows, longer = divmod(shape[0], self.world_size)
         return (rows + (self.rank < longer), *shape[1:])
 
     def _late_result(self, out: Any, shape: Shape, like: Buffer) -> tuple[Buffer, Exception | None]:
-        """As buffers.result, where the shape came from other ranks, which by now count on this one.
+        """Like buffers.result, for a shape received from other ranks, which now depend on this rank.
 
-        A bad `out` is therefore not raised but returned, to be raised after the operation.
+        An error about `out` is therefore returned instead of raised, and raised after the operation.
         """
         try:
             result = buffers.result(out, shape, like)
@@ -207,11 +207,11 @@ def _same(value: T) -> T:
 
 
 def nothing() -> None:
-    """What an operation without a result gives."""
+    """The result of an operation that has none: None."""
 
 
 def integer(value: int, name: str) -> int:
-    """An int argument; TypeError names it where it is none."""
+    """Check an int argument. A TypeError names it if it is not an int."""
     try:
         return operator.index(value)
     except TypeError:
@@ -219,7 +219,7 @@ def integer(value: int, name: str) -> int:
 
 
 def integer_64(value: int, name: str) -> int:
-    """The same; ValueError where it does not fit into a signed integer of 64 bits."""
+    """Check an int argument that must fit into a signed 64-bit integer; raises ValueError if it does not."""
     number = integer(value, name)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{name}={shown(number)}: expected an int from -2**63 to 2**63 - 1")
@@ -232,12 +232,12 @@ def check_axis_0(given: Buffer) -> None:
 
 
 def split_rows(shape: Shape, parts: int) -> list[int]:
-    """The rows of each part where axis 0 is split as numpy.array_split does: the first are a row longer."""
+    """The rows of each part when axis 0 is split as by numpy.array_split; the first parts have one row more."""
     rows, longer = divmod(shape[0], parts)
     return [rows + 1] * longer + [rows] * (parts - longer)
 
 
 def split_counts(shape: Shape, parts: int) -> list[int]:
-    """The elements of each of these parts."""
+    """The number of elements in each of these parts."""
     row = prod(shape[1:])
     return [rows * row for rows in split_rows(shape, parts)]

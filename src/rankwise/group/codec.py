@@ -1,4 +1,4 @@
-"""Plain Python data as bytes and back, without running any code of the data's: safe to read from anybody.
+"""Encodes plain Python data as bytes. Decoding never runs code from the data, so any sender is safe.
 
 Plain: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, and
 NumPy arrays and scalars of numbers, bool, text and times. Exactly these types: a subclass (a
@@ -37,7 +37,7 @@ def encode(value: Any) -> list[Bytes]:
 
 
 def decode(parts: Sequence[Bytes]) -> Any:
-    """The value of these parts, which must be writable: its arrays use their memory. ValueError for anything else."""
+    """Decode parts, which must be writable, since the value's arrays use their memory. Raises ValueError if invalid."""
     reader = _Reader(parts)
     value = reader.value(0)
     if reader.at != len(reader.stream):

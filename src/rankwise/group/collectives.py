@@ -1,4 +1,4 @@
-"""The collectives in which all ranks have the same share: parts of axis 0 are those of numpy.array_split."""
+"""The collectives in which all ranks have equal shares; axis 0 is split as by numpy.array_split."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ D = TypeVar("D", bound=np.dtype[Any])
 
 
 class Collectives(GroupBase):
-    """barrier to all_to_all."""
+    """barrier, all_reduce, broadcast, reduce, gather, all_gather, scatter, reduce_scatter and all_to_all."""
 
-    # In the quickest ones async_op may be passed by place: Python calls functions without keyword-only
-    # parameters faster.
+    # In the fastest operations async_op is also a positional parameter, because Python calls functions
+    # without keyword-only parameters faster.
 
     @overload
     def barrier(self, async_op: Literal[False] = False) -> None: ...
@@ -56,7 +56,7 @@ class Collectives(GroupBase):
     @overload
     def all_reduce(self, x: T, op: Op = "sum", *, async_op: bool) -> T | Work[T]: ...
     def all_reduce(self, x: T, op: Op | Located = "sum", async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks, in place, the result on every rank. Returns x.
+        """Reduce `x` over the ranks, in place; every rank receives the result. Returns x.
 
         op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", or a
         ReduceOp (`rw.ReduceOp[name.upper()]` for type checkers, where a name is a str that is known only
@@ -64,11 +64,11 @@ class Collectives(GroupBase):
         the extremes and ranks, int64 of x's shape, the lowest rank that has each (for a number,
         numbers).
 
-        op may also be a function of two arrays that gives a third of their shape and dtype, any
-        associative one, which is called in the order of the ranks: function(function(x0, x1), x2).
-        It may overwrite its first argument. One rank collects the arrays, calls it, and sends out
-        the result: the same bits everywhere, but slow. What it raises is raised there; the other
-        ranks raise RankwiseError.
+        op may also be an associative function of two arrays that returns an array of the same shape and
+        dtype. It is called in the order of the ranks, function(function(x0, x1), x2), and may overwrite
+        its first argument. One rank collects the arrays, calls the function, and broadcasts the result:
+        the bits are equal on all ranks, but this is slow. If the function raises, that rank raises its
+        error and the others raise RankwiseError.
 
         >>> group.all_reduce(np.array([1.0, group.rank])).tolist()
         [2.0, 1.0]
@@ -95,7 +95,7 @@ class Collectives(GroupBase):
     @overload
     def broadcast(self, x: T, src: int = 0, *, async_op: bool) -> T | Work[T]: ...
     def broadcast(self, x: T, src: int = 0, async_op: bool = False) -> T | Work[T]:
-        """Copy `x` of rank `src` into x of every rank. Returns x.
+        """Copy rank `src`'s `x` into every rank's x. Returns x.
 
         >>> group.broadcast(np.full(3, group.rank), src=1).tolist()
         [1, 1, 1]
@@ -119,7 +119,7 @@ class Collectives(GroupBase):
     @overload
     def reduce(self, x: Any, dst: int = 0, op: Op | Located = "sum", *, async_op: bool) -> Any: ...
     def reduce(self, x: T, dst: int = 0, op: Op | Located = "sum", async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks, in place on rank `dst`. Returns x there and None elsewhere, where x is kept.
+        """Reduce `x` over the ranks, in place on rank `dst`. Returns x there, and None elsewhere, where x is unchanged.
 
         op: as for all_reduce.
 
@@ -150,7 +150,7 @@ class Collectives(GroupBase):
     @overload
     def gather(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any: ...
     def gather(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
-        """Every rank's `x`, by rank: shape (world_size, *x.shape) on rank `dst`, None elsewhere (`out` is unused).
+        """Collect every rank's `x` on rank `dst`: shape (world_size, *x.shape). None elsewhere, where `out` is unused.
 
         >>> found = group.gather(np.full(2, group.rank), dst=0)
         >>> found.tolist() if group.rank == 0 else [[0, 0], [1, 1]]
@@ -177,7 +177,7 @@ class Collectives(GroupBase):
     @overload
     def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any: ...
     def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
-        """Every rank's `x`, by rank, on every rank: shape (world_size, *x.shape).
+        """Collect every rank's `x` on every rank: shape (world_size, *x.shape).
 
         >>> group.all_gather(np.full(2, group.rank)).tolist()
         [[0, 0], [1, 1]]
@@ -206,10 +206,10 @@ class Collectives(GroupBase):
     @overload
     def scatter(self, x: Any = None, src: int = 0, *, out: Any = None, async_op: bool = False) -> Any: ...
     def scatter(self, x: Any = None, src: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
-        """This rank's part of `x` of rank `src`: axis 0 split as numpy.array_split does.
+        """Split rank `src`'s `x` along axis 0, as by numpy.array_split; returns this rank's part.
 
-        x: read on rank `src` alone. Elsewhere it may be None, and the part is then a NumPy array;
-        an array given there says only of what kind the part shall be.
+        x: read only on rank `src`. Elsewhere it may be None, and the part is then a NumPy array; an array
+        passed there only determines the kind of array of the part.
 
         >>> part = group.scatter(np.arange(5) if group.rank == 0 else None)
         >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
@@ -283,7 +283,7 @@ class Collectives(GroupBase):
     @overload
     def reduce_scatter(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any: ...
     def reduce_scatter(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks; returns this rank's part, axis 0 split as numpy.array_split does.
+        """Reduce `x` over the ranks and split axis 0 as by numpy.array_split; returns this rank's part.
 
         op: as for all_reduce, but not "minloc" and "maxloc".
 
@@ -321,10 +321,10 @@ class Collectives(GroupBase):
     @overload
     def all_to_all(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any: ...
     def all_to_all(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
-        """Part j of `x` goes to rank j, axis 0 split as numpy.array_split does; returns the parts received.
+        """Split axis 0 of `x` as by numpy.array_split and send part j to rank j; returns the parts received.
 
-        They are concatenated by rank along axis 0. x has the same shape on every rank, so that all
-        parts received are as long as this rank's own; other lengths raise MismatchError.
+        They are concatenated by rank along axis 0. x has the same shape on every rank, so all received
+        parts are as long as this rank's own; other lengths raise MismatchError.
 
         >>> group.all_to_all(np.array([10, 11]) + 10 * group.rank).tolist() == [10 + group.rank, 20 + group.rank]
         True

@@ -1,4 +1,4 @@
-"""Reductions that no engine has, made of its operations: functions of two arrays, scaled sums, places of extremes."""
+"""Reductions composed of an engine's operations: functions of two arrays, scaled sums, locations of extremes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ T = TypeVar("T")
 
 
 def reduce(group: GroupBase, x: Any, buffer: Buffer, op: Op | Located, dst: int | None) -> Callable[[], Any]:
-    """Check the arguments of a reduce to rank `dst`, or, None, of an all_reduce, with a composed op.
+    """Check the arguments of a reduce to rank `dst` (None: an all_reduce) with a composed op.
 
-    buffer: of x. What this gives back does the work once the buffer is packed, as do the others here.
+    buffer: x's buffer. Returns a function that does the work after the buffer is packed, as do the other
+    functions here.
     """
     if isinstance(op, str):
         return _locating(group, x, buffer, LOCATING[op], dst)
@@ -56,9 +57,9 @@ def reduce_scatter(group: GroupBase, given: Buffer, op: Op, rows: list[int], out
 
 
 def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Callable[[], Buffer]:
-    """Check `op`; what it gives back reduces `given` into new memory, for rank `dst` or, None, for all.
+    """Check `op`; returns a function that reduces `given` into new memory on rank `dst` (None: on all ranks).
 
-    Off dst the memory's contents mean nothing.
+    On other ranks the content of the memory is undefined.
     """
     if isinstance(op, PremulSum):
         scale = premultiplied(given, op)
@@ -98,12 +99,12 @@ def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Calla
 
 
 def gathered(group: GroupBase, given: Buffer, root: int) -> list[Any]:
-    """Every rank's array, by rank, on `root`; elsewhere nothing."""
+    """Every rank's array, by rank, on `root`; an empty list elsewhere."""
     if group.rank != root:
         group.comm.gather(given.ptr, 0, given.count, given.dtype, root)
         group._sync()
         return []
-    # Flat rows: the array itself may have as many dimensions as there can be.
+    # Flat rows, since the array may already have the maximal number of dimensions.
     memory = given.kind.empty((group.world_size, given.count), given.dtype)
     group.comm.gather(given.ptr, memory.ptr, given.count, given.dtype, root)
     group._sync()
@@ -111,13 +112,13 @@ def gathered(group: GroupBase, given: Buffer, root: int) -> list[Any]:
 
 
 def on_root(group: GroupBase, root: int, compute: Callable[[], None]) -> None:
-    """Run `compute` on rank `root`. Where it raises, it raises there, and RankwiseError on the others."""
+    """Run `compute` on rank `root`. If it raises, root raises its error and the other ranks RankwiseError."""
     failure: Exception | None = None
     text = b""
     if group.rank == root:
         try:
             compute()
-        except Exception as error:  # noqa: BLE001 - raised below, when the others know of it
+        except Exception as error:  # noqa: BLE001 - raised below, after the other ranks have been notified
             failure = error
             text = f"rank {root}: op raised {type(error).__name__}: {error}".encode(errors="replace")
     length = np.array(len(text), np.int64)
@@ -131,8 +132,8 @@ def on_root(group: GroupBase, root: int, compute: Callable[[], None]) -> None:
     raise failure or RankwiseError(words.tobytes().decode(errors="replace"))
 
 
-def prefixes(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callable[[], Buffer | None]:
-    """Check `op`, a function; what it gives back is this rank's prefix, or None on rank 0 of an exclusive one."""
+def function_scan(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callable[[], Buffer | None]:
+    """Check the function `op`; returns a function for this rank's scan result, None on rank 0 of an exscan."""
     function = _function(op, given.dtype)
 
     def scan() -> Buffer | None:
@@ -146,7 +147,7 @@ def prefixes(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callab
                 value = row if rank == 0 else function(value, row)
                 at = rank + exclusive
                 if at < len(rows):
-                    found = _checked(value, given, function)  # kept, with its memory, until that is copied
+                    found = _checked(value, given, function)  # keeps its memory alive until it is copied
                     ctypes.memmove(whole.ptr + at * given.nbytes, found.ptr, given.nbytes)
 
         on_root(group, 0, compute)
@@ -159,9 +160,9 @@ def prefixes(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callab
 
 
 def premultiplied(given: Buffer, op: PremulSum) -> Callable[[], Buffer]:
-    """Check the factor; what it gives back makes a copy of `given` times the factor.
+    """Check the factor; returns a function that makes a copy of `given` times the factor.
 
-    TypeError or ValueError where the type of `given` cannot hold the factor.
+    Raises TypeError or ValueError if the dtype of `given` cannot represent the factor.
     """
     factor = op.factor
     dtype = given.dtype
@@ -184,19 +185,19 @@ def premultiplied(given: Buffer, op: PremulSum) -> Callable[[], Buffer]:
 
 
 def copy(to: Buffer, origin: Buffer) -> None:
-    """Copy memory of one type and shape."""
+    """Copy between buffers of the same dtype and shape."""
     ctypes.memmove(to.ptr, origin.ptr, to.nbytes)
 
 
 def _function(op: Op, dtype: DType) -> Callable[[Any, Any], Any]:
     if callable(op) and not isinstance(op, ReduceOp):
         return op
-    ops.resolve(op, dtype)  # raises: it says what else this operation takes
+    ops.resolve(op, dtype)  # raises an error that lists the valid ops
     raise AssertionError(f"op={op!r} is not composed")
 
 
 def _checked(value: Any, given: Buffer, function: Callable[..., Any]) -> Buffer:
-    """What a function returned, as memory; TypeError where it is not an array like its arguments."""
+    """A function's return value as a buffer. Raises TypeError if it is not an array like its arguments."""
     got = source(value, "op's result")
     if got.dtype is not given.dtype or got.shape != given.shape:
         name = getattr(function, "__name__", repr(function))
@@ -209,7 +210,7 @@ def _checked(value: Any, given: Buffer, function: Callable[..., Any]) -> Buffer:
 
 
 def _locating(group: GroupBase, x: Any, buffer: Buffer, op: ReduceOp, dst: int | None) -> Callable[[], Any]:
-    """The extreme and the lowest rank that holds it; of several NaNs, the first rank's."""
+    """The extreme, and the lowest rank that holds it; of several NaNs, the one of the lowest rank."""
     ops.resolve(op, buffer.dtype)
     values = buffer.kind.empty(buffer.shape, buffer.dtype)
     ranks = buffer.kind.empty(buffer.shape, DType.I64)
@@ -236,6 +237,6 @@ def _locating(group: GroupBase, x: Any, buffer: Buffer, op: ReduceOp, dst: int |
 
 
 def _comparable(array: Any) -> Any:
-    """torch does not compare its 8-bit floats; float32 holds them exactly."""
+    """Convert torch's 8-bit floats, which it cannot compare, to float32, which represents them exactly."""
     narrow = not isinstance(array, np.ndarray) and array.is_floating_point() and array.element_size() == 1
     return array.float() if narrow else array

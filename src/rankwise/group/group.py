@@ -1,4 +1,4 @@
-"""The group object: who communicates, and every operation they have."""
+"""The group object: an ordered set of ranks, and all operations between them."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ class Group(
 ):
     """An ordered set of ranks that communicate, seen from one of them.
 
-    rank, world_size: this rank's number in the group, and how many there are. ranks: the same ranks
-    as numbered in the world, the group that init made, in this group's order. name: for messages.
+    rank, world_size: this rank's number in the group, and the number of ranks. ranks: the numbers of the
+    group's ranks in the world (the group that init made), in this group's order. name: shown in messages.
 
     Arrays: NumPy and anything with `__array_interface__`, the buffer protocol or DLPack, torch
-    tensors, and Python or NumPy numbers; on the backend nccl also what lies in CUDA memory, torch
-    tensors and anything with `__cuda_array_interface__`. Types: bool, integers, floats, complex,
-    bfloat16, float8_e4m3fn, float8_e5m2. A new result is of the input's kind (torch for torch, NumPy
-    for most others) and dtype; `out=`, where given, receives it instead and is returned. Numbers
-    count as 0-d arrays; operations that work in place return a new number for them. Arrays that are
-    not contiguous work as well, at the price of a copy; immutable arrays give new ones. A tensor that
-    requires grad is refused while grad mode is on, as no gradient would pass: `rw.autograd` has
-    operations with gradients.
+    tensors, and Python or NumPy numbers; over nccl also arrays in CUDA memory: torch tensors and anything
+    with `__cuda_array_interface__`. Types: bool, integers, floats, complex, bfloat16, float8_e4m3fn,
+    float8_e5m2. A new result has the input's kind (torch for torch, NumPy for most others) and dtype; if
+    `out=` is given, it receives the result and is returned. Numbers count as 0-d arrays; for them,
+    operations that work in place return a new number. Arrays that are not contiguous work too, at the
+    cost of a copy; for immutable arrays a new array is returned. While grad mode is on, a tensor that
+    requires grad is refused, because no gradient would be computed; `rw.autograd` has operations with
+    gradients.
 
-    Every rank of the group calls the same operations in the same order, with the same shape, dtype,
-    op and root. A difference raises MismatchError on the ranks; a rank that died, PeerLostError; one
-    that does not come within `timeout`, CollectiveTimeout. After these the group stays failed. A bad
-    argument raises TypeError or ValueError on this rank before anything is sent, and does no harm.
+    Every rank of the group must call the same operations in the same order, with the same shape, dtype,
+    op and root. A difference raises MismatchError on the ranks, a dead rank PeerLostError, and a rank
+    that does not arrive within `timeout` CollectiveTimeout. After these errors the group stays failed. A
+    bad argument raises TypeError or ValueError on this rank before anything is sent, and does no harm.
 
-    Operations block until their result is there. With async_op=True they return a Work at once,
-    whose result is what the blocking call returns; several may be under way, and run in the order
-    they were called, before any later blocking call. An operation reads and writes its arrays when its
-    turn on `group.stream` comes, not when it is called; they must be left alone until the Work is done,
-    but by streams that the group waits for before or that wait for the group behind it. What nobody
-    waits for runs as well; where that fails, `group.stream.synchronize` raises it, or it is logged when
-    the group is closed. Any thread may call. The group owns its communicator: close, a `with` block's end and
-    the destructor close that too.
+    Operations block until their result is available. With async_op=True they return at once a Work,
+    whose result is the return value of the blocking call. Several may be pending; they run in the order
+    of the calls, and before any later blocking call. An operation reads and writes its arrays when it
+    runs on `group.stream`, not when it is called. The program must not touch them until the Work is
+    done, except in streams for which the group waits before the operation, or which wait for the group
+    after it. An operation runs even if nobody waits for it; if it fails, `group.stream.synchronize`
+    raises its error, or it is logged when the group is closed. Any thread may call. The group owns its
+    communicator and closes it in close, at the end of a `with` block, and in the destructor.
 
     >>> group.world_size, group.ranks, group.rank in group.ranks, group.name
     (2, (0, 1), True, 'world')
@@ -93,7 +93,7 @@ class Group(
 
     @cached_property
     def stream(self) -> GroupStream:
-        """What the group starts with async_op=True, as a stream that waits for others and is waited for.
+        """The stream of the group's asynchronous operations. It can wait for other streams, and they for it.
 
         >>> with rw.Stream() as compute:
         ...     numbers = compute.submit(np.arange, 3)
@@ -107,10 +107,10 @@ class Group(
 
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
-        """Another timeout for the operations within: `with group.timeout_of(5): group.barrier()`.
+        """Change the timeout for the operations in a block: `with group.timeout_of(5): group.barrier()`.
 
-        It holds for this group, whichever thread calls. What is started with async_op=True takes the
-        timeout that holds when it runs; give its `wait` one instead.
+        It affects this group in all threads. An operation started with async_op=True uses the timeout that
+        is set when it runs; pass a timeout to its `wait` instead.
 
         >>> with group.timeout_of(5):
         ...     group.barrier()
@@ -124,7 +124,7 @@ class Group(
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called.
+        """Whether the group has been closed.
 
         >>> group.closed
         False
@@ -136,10 +136,10 @@ class Group(
     @overload
     def split(self, color: int | None, key: int = 0, name: str | None = None) -> Group | None: ...
     def split(self, color: int | None, key: int = 0, name: str | None = None) -> Group | None:
-        """Collective: the ranks of one color make a new group, ordered by (key, rank).
+        """Collective: the ranks that pass the same color form a new group, ordered by (key, rank).
 
-        color None: this rank takes no part and receives None. So does a color below 0, as MPI has it,
-        of which type checkers know nothing: they take an int for a color that gives a group.
+        With color None this rank takes no part and receives None. A negative color means the same, as in
+        MPI, but type checkers assume that an int color returns a group.
 
         >>> turned = group.split(color=0, key=-group.rank)
         >>> turned.rank == 1 - group.rank, turned.ranks
@@ -158,10 +158,10 @@ class Group(
         return part
 
     def subgroup(self, ranks: Sequence[int], name: str | None = None) -> Group | None:
-        """Collective: a new group of `ranks`, in that order, or None where this rank is not one of them.
+        """Collective: a new group of `ranks`, in that order; None on a rank that is not among them.
 
-        Every rank of this group calls it. Ranks may ask for different groups in one call, as long as
-        the ranks of each group ask for the same; else MismatchError.
+        Every rank of this group calls it. One call may create several disjoint groups: ranks may pass
+        different `ranks`, but all members of a group must pass the same, else MismatchError.
 
         >>> first = group.subgroup([0], name="first")
         >>> first is None if group.rank == 1 else first.all_reduce(5) == 5
@@ -184,7 +184,7 @@ class Group(
         return Group(comm, name or f"{self.name}{members}", self.backend, self, world_ranks)
 
     def dup(self, name: str | None = None) -> Group:
-        """Collective: another group of the same ranks. Operations and messages of the two do not meet.
+        """Collective: another group of the same ranks. Operations and messages of the two groups never match.
 
         >>> with group.dup("for a library") as copy:
         ...     copy.all_reduce(1), copy.name
@@ -195,9 +195,9 @@ class Group(
         return Group(comm, name or f"{self.name}.dup", self.backend, self, self.ranks)
 
     def translate_rank(self, rank: int, other: Group) -> int | None:
-        """The number that `rank` of this group has in `other`, or None where it is not in that.
+        """The number that `rank` of this group has in `other`, or None if it is not in that group.
 
-        ValueError where the two come from different worlds.
+        Raises ValueError if the two groups come from different worlds.
 
         >>> with group.split(0, -group.rank) as turned:
         ...     [group.translate_rank(rank, turned) for rank in range(2)]
@@ -212,8 +212,8 @@ class Group(
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give pending work up to `timeout` seconds, then release everything. Never raises; may be repeated.
 
-        What went wrong is logged by the logger `rankwise`. So is a difference between the ranks' last calls
-        that no operation has raised, as where every rank broadcasts with itself as src.
+        Errors are logged to the logger `rankwise`. So is a difference between the ranks' last calls that no
+        operation has raised, for example if every rank broadcasts with itself as src.
 
         >>> part = group.split(0)
         >>> part.close()
@@ -241,7 +241,7 @@ class Group(
 
 
 def check_timeout(seconds: float) -> float:
-    """`seconds` as a float; TypeError or ValueError where it is not a number above 0."""
+    """`seconds` as a float. Raises TypeError or ValueError if it is not a number above 0."""
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
         raise TypeError(f"timeout={seconds!r}: expected a number of seconds, got {type(seconds).__name__}")
     if not seconds > 0:

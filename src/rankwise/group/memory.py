@@ -1,4 +1,4 @@
-"""Registered memory: arrays in which the other ranks read and write in place, with no copy in between."""
+"""Registered memory: arrays that the other ranks read and write in place, without an intermediate copy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class RegisteredMemory(GroupBase):
     """The operation that makes registered memory."""
 
     def empty(self, shape: int | Sequence[int], dtype: Any = float) -> Any:
-        """A new array in registered memory, of zeros; a tensor where `dtype` is one of torch's.
+        """A new zeroed array in registered memory; a tensor if `dtype` is one of torch's.
 
-        Where all ranks of a collective give registered memory, it moves no byte more than it must; where
-        one does not, it goes the usual way, with the same bits. Each rank may make arrays as it likes:
-        this is no collective. The memory is freed with the array and the last view of it, also long
-        after the group was closed. On a backend without such memory it is an ordinary array.
-        MemoryError where the machine has too little left, ValueError where no machine could have it.
+        If all ranks pass registered memory to a collective, it copies no byte more than necessary; if one
+        rank does not, the usual algorithms run, with the same bits as result. This call is not collective:
+        each rank may create arrays as it likes. The memory is freed with the array and its last view, even
+        long after the group was closed. On a backend without such memory the array is an ordinary one.
+        Raises MemoryError if the machine has too little memory left, and ValueError for impossible sizes.
 
         >>> x = group.empty((2, 3), np.float32)
         >>> group.all_reduce(x).shape, x.dtype

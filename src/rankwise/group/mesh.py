@@ -12,12 +12,12 @@ from rankwise.group.group import Group
 class Mesh:
     """The ranks of `group` as a grid, the last axis fastest: Mesh(group, dp=2, pp=2, tp=2) for 8 ranks.
 
-    Every rank of the group makes it, with the same axes. One size may be -1: what is left. Ranks of
-    the group number the grid row by row, so that ranks next to each other share the last axes.
+    Every rank of the group creates it, with the same axes. One size may be -1 and is then computed from
+    the others. The group's ranks fill the grid row by row, so that adjacent ranks share the last axes.
 
-    An axis is an attribute, the group of the ranks that differ from this one along that axis only:
-    mesh.tp. axes: {name: size}; coordinates: {name: this rank's place}. Closing the mesh, or leaving
-    its `with` block, closes its groups; the group it was made of stays open.
+    Each axis is an attribute, for example mesh.tp: the group of the ranks that differ from this one only
+    along that axis. axes: {name: size}. coordinates: {name: this rank's coordinate}. Closing the mesh, or
+    leaving its `with` block, closes its groups, but not the group from which it was made.
 
     >>> with rw.Mesh(group, dp=1, tp=2) as mesh:
     ...     mesh.axes, mesh.coordinates["dp"], mesh.coordinates["tp"] == group.rank, mesh.tp.all_reduce(1)
@@ -46,9 +46,9 @@ class Mesh:
         return f"<Mesh {self.axes}, this rank at {self.coordinates}>"
 
     def along(self, *names: str) -> Group:
-        """The group of the ranks that differ from this one along these axes only, in the mesh's order.
+        """The group of the ranks that differ from this one only along these axes, in the mesh's order.
 
-        Collective over the mesh's group the first time that a set of several axes is asked for.
+        The first call for a combination of several axes is collective over the mesh's group.
 
         >>> with rw.Mesh(group, dp=2, tp=1) as mesh:
         ...     mesh.along("dp", "tp").ranks, mesh.along("tp").world_size
@@ -65,7 +65,7 @@ class Mesh:
         return self._groups[wanted]
 
     def rank_at(self, **places: int) -> int:
-        """The rank, in the mesh's group, at a place; axes that are not named are this rank's own.
+        """The rank in the mesh's group at these coordinates; axes that are not named keep this rank's coordinate.
 
         >>> with rw.Mesh(group, dp=2, tp=1) as mesh:
         ...     mesh.rank_at(dp=1, tp=0)
@@ -96,7 +96,7 @@ class Mesh:
 
 
 def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:
-    """The axes with -1 filled in; ValueError where they do not make up the group."""
+    """The axes with -1 replaced. Raises ValueError if their product is not the number of ranks."""
     if not axes:
         raise ValueError("axes: expected at least one, such as dp=2, got none")
     sizes = {name: integer(size, name) for name, size in axes.items()}
@@ -104,7 +104,7 @@ def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:
         if hasattr(Mesh, name) or name in ("group", "axes", "coordinates") or name.startswith("_"):
             raise ValueError(f"axes={name!r}: expected another name, this is an attribute of every mesh")
         if size < 1 and size != -1:
-            raise ValueError(f"{name}={size}: expected a size of at least 1, or -1 for what is left")
+            raise ValueError(f"{name}={size}: expected a size of at least 1, or -1 to compute it")
     unknown = [name for name, size in sizes.items() if size == -1]
     known = prod(size for size in sizes.values() if size != -1)
     if len(unknown) > 1:

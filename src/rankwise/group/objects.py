@@ -1,4 +1,4 @@
-"""Python objects between ranks: plain data by a safe encoding, anything else by pickle where that is allowed."""
+"""Collectives on Python objects: plain data in a safe encoding, and other objects by pickle if that is allowed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN, PICKLE = 0, 1
 
 @dataclass(frozen=True)
 class Packed:
-    """An object ready to travel: how it was encoded, and its parts."""
+    """An encoded object: the kind of its encoding, and its parts."""
 
     kind: int
     parts: list[Bytes]
@@ -32,20 +32,20 @@ class Packed:
 class ObjectCollectives(GroupBase):
     """Operations on Python objects.
 
-    Plain data is None, bool, numbers, str, bytes, lists, tuples, dicts, sets and NumPy arrays, nested
-    as they may be. It is encoded in a way that only ever yields such data, whoever sent it. Any other
-    object needs allow_pickle=True, on all ranks: reading a pickle runs what its sender put in, so the
-    ranks must trust each other. An object that cannot be sent raises TypeError before anything is.
-    Large arrays are not copied into the encoding; they travel as they are.
+    Plain data is None, bool, numbers, str, bytes, lists, tuples, dicts, sets and NumPy arrays, in any
+    nesting. Its encoding can only be decoded to such data, whoever sent it. Any other object needs
+    allow_pickle=True on all ranks: unpickling runs code that the sender chose, so the ranks must trust
+    each other. An object that cannot be sent raises TypeError before anything is sent. Large arrays are
+    not copied into the encoding, but sent directly.
 
-    With async_op=True an object is encoded to be checked, and again when the operation runs: it holds
-    then what the streams that the group waited for have put there.
+    With async_op=True an object is encoded once to check it, and again when the operation runs, so that
+    it contains the data that earlier work on streams has stored in it.
     """
 
     def broadcast_object(
         self, obj: Any = None, src: int = 0, *, allow_pickle: bool = False, async_op: bool = False
     ) -> Any:
-        """Rank `src`'s `obj` on every rank. Returns it; on src, obj itself.
+        """Send rank `src`'s `obj` to every rank. Returns it; src returns obj itself.
 
         >>> settings = group.broadcast_object({"layers": [3, 4], "rate": 0.1} if group.rank == 0 else None)
         >>> settings["layers"]
@@ -73,7 +73,7 @@ class ObjectCollectives(GroupBase):
         return self._run(body, None, async_op)
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool = False, async_op: bool = False) -> Any:
-        """Every rank's `obj`, a list by rank, on rank `dst`; None elsewhere.
+        """Collect every rank's `obj` on rank `dst`, as a list by rank; returns None elsewhere.
 
         >>> found = group.gather_object(("rank", group.rank))
         >>> found if group.rank == 0 else [("rank", 0), ("rank", 1)]
@@ -101,7 +101,7 @@ class ObjectCollectives(GroupBase):
         return self._run(body, None, async_op)
 
     def all_gather_object(self, obj: Any, *, allow_pickle: bool = False, async_op: bool = False) -> Any:
-        """Every rank's `obj`, a list by rank, on every rank.
+        """Collect every rank's `obj` on every rank, as a list by rank.
 
         >>> group.all_gather_object({"rank": group.rank})
         [{'rank': 0}, {'rank': 1}]
@@ -127,7 +127,7 @@ class ObjectCollectives(GroupBase):
     def scatter_object(
         self, objs: Sequence[Any] | None = None, src: int = 0, *, allow_pickle: bool = False, async_op: bool = False
     ) -> Any:
-        """objs[i] of rank `src` on rank i. objs, one for each rank, is read on src alone.
+        """Send rank `src`'s objs[i] to rank i. objs has one object per rank and is read only on src.
 
         >>> group.scatter_object(["a", "b"] if group.rank == 0 else None) == "ab"[group.rank]
         True
@@ -169,13 +169,13 @@ class ObjectCollectives(GroupBase):
         return self._run(body, None, async_op)
 
     def _broadcast_bytes(self, part: Bytes, src: int) -> Bytes:
-        """As broadcast, but src's part may be read-only."""
+        """Broadcast bytes in place; src's part may be read-only."""
         self.comm.broadcast(part.ctypes.data, part.size, DType.U8, src)
         self._sync()
         return part
 
     def _exchange_sizes(self, packed: Packed) -> tuple[list[int], list[list[int]]]:
-        """Every rank's kind, and the sizes of its parts."""
+        """The kind of every rank's encoding, and the sizes of its parts."""
         table = self._all_gather_ints(np.array([packed.kind, len(packed.parts)], np.int64))
         mine = np.array(packed.sizes, np.int64)
         flat = np.empty(table[:, 1].sum(), np.int64)
@@ -188,7 +188,7 @@ _NOTHING: Bytes = np.empty(0, np.uint8)
 
 
 def pack(obj: Any, allow_pickle: bool) -> Packed:
-    """Encode an object; TypeError where it is no plain data and pickle is not allowed, or cannot be pickled."""
+    """Encode an object. Raises TypeError if it is not plain data and may not, or cannot, be pickled."""
     try:
         return Packed(PLAIN, codec.encode(obj))
     except (TypeError, ValueError):
@@ -197,7 +197,7 @@ def pack(obj: Any, allow_pickle: bool) -> Packed:
     buffers: list[Bytes] = []
 
     def keep_out(buffer: pickle.PickleBuffer) -> bool:
-        """Whether the pickle shall hold the buffer itself."""
+        """Whether the pickle itself should contain the buffer."""
         memory = buffer.raw()
         if memory.nbytes < codec.INLINE:
             return True
@@ -209,7 +209,7 @@ def pack(obj: Any, allow_pickle: bool) -> Packed:
 
 
 def unpack(packed: Packed, allow_pickle: bool, rank: int) -> Any:
-    """The object. TypeError where it is a pickle of `rank` and these are not allowed, ValueError where it is broken."""
+    """Decode an object from `rank`. Raises TypeError for a pickle that is not allowed, and ValueError if invalid."""
     if packed.kind == PLAIN:
         return codec.decode(packed.parts)
     if not allow_pickle:

@@ -1,4 +1,4 @@
-"""Messages from one rank to another."""
+"""Point-to-point messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_TAG = 2**31 - 1
 
 
 class ReceiveWork(ArrayWork[T]):
-    """irecv's Work. Once it is complete, `source` and `tag` are the message's; before that they are None."""
+    """irecv's Work. Once it is complete, `source` and `tag` describe the message; before that they are None."""
 
     def __init__(
         self, inner: Work[None], finish: Callable[[], T], pending: Pending, keep: object, source: int, tag: int
@@ -48,10 +48,10 @@ class ReceiveWork(ArrayWork[T]):
 
 
 class PointToPoint(GroupBase):
-    """send, recv and what goes with them. Messages match by (sender, tag), in the order sent."""
+    """send, recv and related operations. Messages match by (sender, tag), in the order sent."""
 
     def send(self, x: Any, dst: int, tag: int = 0) -> None:
-        """Send `x` to rank `dst`; returns when x may change again. A rank may send to itself.
+        """Send `x` to rank `dst`; x may be changed after the call returns. A rank may send to itself.
 
         >>> if group.rank == 0:
         ...     group.send(np.arange(3), dst=1)
@@ -70,10 +70,10 @@ class PointToPoint(GroupBase):
     def recv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> Any:
         """Receive from rank `src` into the array `x` and return it.
 
-        x may also be a shape, a tuple of ints, for a new array of `dtype` (float64 where None;
-        a torch dtype gives a tensor). The message must have that many elements of that dtype.
-        src or tag None: the first message that comes, from any rank or with any tag; `irecv` tells
-        which it was, and `probe` beforehand.
+        x may also be a shape, a tuple of ints, for a new array of `dtype` (by default float64; a torch
+        dtype gives a tensor). The message must have that many elements of that dtype. With src or tag
+        None, the first message from any rank or with any tag is received; the Work of `irecv` has its
+        source and tag, and `probe` reports them in advance.
 
         >>> sending = group.isend(np.full(2, group.rank), dst=1 - group.rank)
         >>> group.recv(np.empty(2, int), src=1 - group.rank).tolist() == [1 - group.rank] * 2
@@ -85,7 +85,7 @@ class PointToPoint(GroupBase):
         return self.irecv(x, src, tag, dtype=dtype).wait()
 
     def isend(self, x: Any, dst: int, tag: int = 0) -> Work[None]:
-        """Begin to send `x` to rank `dst`, as it is now. x must not change before the Work is done.
+        """Start to send `x`, with its present content, to rank `dst`. x must not change before the Work is done.
 
         >>> sending = group.isend(np.ones(3), dst=group.rank, tag=5)  # to oneself
         >>> group.recv((3,), src=group.rank, tag=5).tolist()
@@ -106,10 +106,10 @@ class PointToPoint(GroupBase):
     @overload
     def irecv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> ReceiveWork[Any]: ...
     def irecv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> ReceiveWork[Any]:
-        """Begin to receive, as `recv` does. The Work's result is the array; `source` and `tag` say what came.
+        """Start to receive, as `recv` does. The Work's result is the array; its `source` and `tag` are the message's.
 
-        x holds the message once the Work is done. Where the Work was dropped, x does after the next
-        blocking `barrier`, or after `close`, provided that the message had come.
+        x holds the message once the Work is done. If the Work was dropped, x holds the message after the
+        next blocking `barrier` or after `close`, provided that the message had arrived.
 
         >>> sending = group.isend(np.full(2, 7.0), dst=group.rank, tag=3)
         >>> work = group.irecv((2,), src=None, tag=None)
@@ -125,9 +125,9 @@ class PointToPoint(GroupBase):
         return ReceiveWork(inner, buffer.finish, self._pending, self, wanted, tag)
 
     def probe(self, src: int | None = None, tag: int | None = None, *, timeout: float = 0.0) -> Message | None:
-        """The first message that has come from `src` with `tag` (None: any) and was not received yet.
+        """The first message from `src` with `tag` (None: any) that has arrived and has not been received yet.
 
-        Message(source, tag, count, dtype), or None where there is none within `timeout` seconds.
+        Returns Message(source, tag, count, dtype), or None if no message arrives within `timeout` seconds.
 
         >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
         >>> message = group.probe(src=group.rank, timeout=10)
@@ -147,11 +147,11 @@ class PointToPoint(GroupBase):
     def batch(
         self, sends: Sequence[Sequence[Any]] = (), recvs: Sequence[Sequence[Any]] = (), *, async_op: bool = False
     ) -> Any:
-        """Send and receive several messages at once; returns the list of what `recvs` received.
+        """Send and receive several messages at once; returns the list of received arrays.
 
-        sends: the arguments of `send` for each, (x, dst) or (x, dst, tag). recvs: those of `recv`,
-        (x, src), (x, src, tag) or (x, src, tag, dtype). All are checked before the first begins, and
-        all are under way before any is waited for, so that no order of them can deadlock.
+        sends: for each message the arguments of `send`, (x, dst) or (x, dst, tag). recvs: for each the
+        arguments of `recv`, (x, src), (x, src, tag) or (x, src, tag, dtype). All are checked before the
+        first is started, and all are started before any is awaited, so that no order can deadlock.
 
         >>> other = 1 - group.rank
         >>> group.batch([(np.ones(2), other), (np.zeros(3), other)], [((2,), other), ((3,), other)])

@@ -1,4 +1,4 @@
-"""Plans: one operation on one array, checked once, to be called again and again."""
+"""Persistent operations (plans): one operation on one array, checked once and called many times."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankwise.group.base import GroupBase
 
 
 class PersistentOperations(GroupBase):
-    """A plan is a function of no arguments that does what it was made for and returns None.
+    """A plan is a function without arguments that runs one operation on one array and returns None.
 
-    It keeps the array, which must be contiguous and writable, and the group alive.
-    Every rank calls its plan, made for the same operation; calls mix with any other operations.
+    It keeps the group and the array alive; the array must be contiguous and writable. Every rank calls a
+    plan for the same operation. Calls of plans and other operations may be mixed.
     """
 
     def all_reduce_plan(self, x: Any, op: Op = "sum") -> Callable[[], None]:
-        """The quickest all_reduce of `x` in a loop: plan() reduces it in place. op: a name or a ReduceOp.
+        """The fastest all_reduce of `x` in a loop: plan() reduces it in place. op: a name or a ReduceOp.
 
         >>> x = np.ones(2)
         >>> plan = group.all_reduce_plan(x)
@@ -35,7 +35,7 @@ class PersistentOperations(GroupBase):
         return self._plan(buffer, "all_reduce", buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
 
     def broadcast_plan(self, x: Any, src: int = 0) -> Callable[[], None]:
-        """The quickest broadcast of `x` in a loop: plan() copies x of rank `src` into x of every rank.
+        """The fastest broadcast of `x` in a loop: plan() copies rank `src`'s x into every rank's x.
 
         >>> x = np.zeros(2)
         >>> plan = group.broadcast_plan(x, src=1)
@@ -64,7 +64,7 @@ class PersistentOperations(GroupBase):
 
 
 def _lasting(x: Any) -> Buffer:
-    """`x` as memory that stays; ValueError where an operation would work on a copy of it."""
+    """`x` as memory that a plan can keep. Raises ValueError if operations would work on a copy of it."""
     buffer = target(x)
     if not buffer.in_place:
         raise ValueError(f"x: expected a contiguous, writable array that a plan can keep, got {type(x).__name__}")

@@ -18,11 +18,11 @@ from rankwise.group.base import GroupBase
 
 D = TypeVar("D", bound=np.dtype[Any])
 
-PIECE = 4 << 20  # bytes of the memory that a prefix uses besides its input and result
+PIECE = 4 << 20  # bytes of temporary memory that a scan uses
 
 
 class Scans(GroupBase):
-    """Reductions over ranks 0 to this rank, new arrays. Every op but mean and the locating ones."""
+    """Reductions over the ranks from 0 to this one, into new arrays, with any op but mean, minloc and maxloc."""
 
     @overload
     def scan(
@@ -44,7 +44,7 @@ class Scans(GroupBase):
         >>> group.scan(np.array([1, 10])).tolist() == [[1, 10], [2, 20]][group.rank]
         True
         """
-        return self._prefix(x, op, out, async_op, exclusive=False)
+        return self._scan(x, op, out, async_op, exclusive=False)
 
     @overload
     def exscan(
@@ -59,23 +59,23 @@ class Scans(GroupBase):
     @overload
     def exscan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any: ...
     def exscan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks before this one: where this rank's share begins, if x is its length.
+        """Reduce `x` over the ranks before this one. If x is a length, the sum is the offset of this rank's share.
 
-        Rank 0 has none before it and receives what changes nothing: 0 for "sum", "bor" and "bxor", 1
-        for "product", all bits set for "band", the largest value (infinity) for "min", the smallest
-        for "max", and None for a function.
+        On rank 0 the result is the op's neutral element: 0 for "sum", "bor" and "bxor", 1 for "product",
+        all bits set for "band", the largest value (infinity) for "min", the smallest for "max", and None
+        for a function.
 
         >>> int(group.exscan(5)) == 5 * group.rank
         True
         """
-        return self._prefix(x, op, out, async_op, exclusive=True)
+        return self._scan(x, op, out, async_op, exclusive=True)
 
-    def _prefix(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:
+    def _scan(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:
         given = source(x)
         result = self._staged(buffers.result(out, given.shape, given))
         given = self._staged(given)
         if callable(op) and not isinstance(op, ReduceOp):
-            scan = composed_ops.prefixes(self, given, op, exclusive)
+            scan = composed_ops.function_scan(self, given, op, exclusive)
 
             def fold() -> Any:
                 found = scan()
@@ -90,12 +90,12 @@ class Scans(GroupBase):
             scale, op = composed_ops.premultiplied(given, op), ReduceOp.SUM
         reduce_op = ops.resolve(op, given.dtype)
         if reduce_op is ReduceOp.MEAN:
-            raise ValueError(f"op={op!r}: expected another; divide the prefix sum by the number of ranks it is over")
-        last = self.rank - exclusive  # whose x is the last in this rank's prefix
+            raise ValueError(f"op={op!r}: expected another op; divide the sum by the number of ranks in it")
+        last = self.rank - exclusive  # the last rank that this rank's result includes
 
         def body() -> Any:
             mine = given if scale is None else scale()
-            # Rank k's block of every rank's send buffer is what that rank gives to rank k's prefix.
+            # Block k of a rank's send buffer is its contribution to rank k's result.
             n, dtype = self.world_size, given.dtype
             piece = max(1, min(given.count, PIECE // (n * dtype.itemsize)))
             neutral = _neutral(dtype, reduce_op, piece)
@@ -111,14 +111,14 @@ class Scans(GroupBase):
                 self.comm.reduce_scatter(send.ptr, result.ptr + offset, count, dtype, reduce_op)
                 self._sync()
             if last < 0 and reduce_op is ReduceOp.SUM:
-                ctypes.memset(result.ptr, 0, result.nbytes)  # 0 rather than the -0 that changes nothing
+                ctypes.memset(result.ptr, 0, result.nbytes)  # 0 instead of the neutral element -0
             return result.finish()
 
         return self._run(body, given, async_op)
 
 
 def _neutral(dtype: DType, op: ReduceOp, count: int) -> np.ndarray[Any, Any]:
-    """The bytes of `count` elements that change nothing, to the bit, in a reduction with others."""
+    """`count` neutral elements: a reduction with them leaves all bits unchanged."""
     bits = 8 * dtype.itemsize
     if dtype.is_integral or dtype is DType.BOOL:
         signed = DType.I64 <= dtype <= DType.I8

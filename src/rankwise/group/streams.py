@@ -1,10 +1,10 @@
-"""Streams and events: work of the program's own that runs beside it, and beside its communication.
+"""Streams and events: functions of the program that run concurrently with it and with its communication.
 
 compute = rw.Stream()
 compute.submit(backward)                  # runs on the stream's thread
-group.stream.wait_stream(compute)         # what the group starts from here on waits for it
+group.stream.wait_stream(compute)         # later operations of the group wait for it
 group.all_reduce(x, async_op=True)
-compute.wait_stream(group.stream)         # and what comes next on the stream, for the sum
+compute.wait_stream(group.stream)         # later functions on the stream wait for the sum
 compute.submit(step)
 """
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_FAILURES = 100  # kept of one stream until `synchronize` raises them; older ones are logged
+MOST_FAILURES = 100  # that one stream keeps until `synchronize` raises them; older ones are logged
 
 
 class Event:
     """A mark in a stream, for which other streams and threads can wait.
 
-    It is recorded at the present end of a stream's queue, and reached when all that was there has
-    run; a function that raised has run too. To wait for it is to wait for what was recorded last
-    before the wait; a later record does not change that. Where nothing was recorded yet, nothing is
-    waited for. An event on a stream that is closed before it comes to it, or on the stream of a group
-    that has failed by then, cannot be reached: what waits for it is dropped and fails for that reason.
+    It is recorded at the present end of a stream's queue, and is complete when everything queued there
+    has run; a function that raised has run too. A wait refers to the last record before the wait, and a
+    later record does not change it. A wait for an event that was never recorded returns at once. An event
+    can never complete if its stream is closed before reaching it, or belongs to a group that has failed
+    by then; work that waits for it is then dropped and fails for that reason.
 
     >>> ready = rw.Event()
     >>> with rw.Stream() as compute:
@@ -59,28 +59,28 @@ class Event:
         """The event as the int that `StreamSyncOps` takes."""
 
     def record(self, stream: Stream | GroupStream | None = None) -> None:
-        """Stand for the present end of the stream's queue; None: for what the calling thread has done."""
+        """Record the event at the present end of the stream's queue; None: after the calling thread's work so far."""
         if stream is None:
             HostEvents.record(self.handle, THIS_THREAD)
         else:
             stream.record_event(self)
 
     def wait(self, stream: Stream | GroupStream | None = None) -> None:
-        """Let the stream run what comes after this once the event is reached; None: block the caller until then."""
+        """Make the stream wait for the event before it runs later work; None: block the calling thread."""
         if stream is None:
             HostEvents.wait(THIS_THREAD, self.handle)
         else:
             stream.wait_event(self)
 
     def query(self) -> bool:
-        """Whether the event is reached, or nothing was recorded; never blocks."""
+        """Whether the event is complete or was never recorded; never blocks."""
         return HostEvents.reached(self.handle)
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Block the caller until the event is reached.
+        """Block the calling thread until the event is complete.
 
-        timeout: seconds; None waits as long as it takes. CollectiveTimeout past it. Where it cannot be
-        reached: ClosedError, or the error of the group that failed.
+        timeout: seconds, after which CollectiveTimeout is raised; None waits without limit. If the event can
+        never complete, raises ClosedError or the error of the group that failed.
         """
         HostEvents.synchronize(self.handle, timeout)
 
@@ -90,34 +90,34 @@ class Event:
 
 
 class StreamWork(Work[T]):
-    """A function on a Stream; `wait` gives what it returned and raises what it raised."""
+    """A function on a Stream; `wait` returns its result or raises its error."""
 
     def __init__(self, stream: Stream, function: Callable[[], T]) -> None:
         self._function: Callable[[], T] | None = function
         self._failures = stream._failures
-        self._told = False  # the caller knows of the error
+        self._raised = False  # the error has been raised to the caller
         self._value: T
         self._error: BaseException | None = None
         self._task = stream._native.submit(self._run)
 
     def _run(self) -> None:
-        assert self._function is not None  # it is run once
+        assert self._function is not None  # it runs only once
         try:
             self._value = self._function()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
+        except BaseException as error:  # noqa: BLE001 - `wait` raises every error
             self._error = error
             self._failures.add(self)
         self._function = None
 
     def wait(self, timeout: float | None = None) -> T:
-        """Block until the function has run. timeout: seconds; None waits as long as it takes.
+        """Block until the function has run. timeout: seconds; None waits without limit.
 
-        CollectiveTimeout past it, with the function still queued. Where it was dropped: ClosedError, or
-        the error of the group that it waited for.
+        Raises CollectiveTimeout when the time is over; the function stays queued. If the function was
+        dropped, raises ClosedError or the error of the group for which it waited.
         """
         self._task.wait(timeout)
         if self._error is not None:
-            self._told = True
+            self._raised = True
             raise self._error
         return self._value
 
@@ -126,7 +126,7 @@ class StreamWork(Work[T]):
 
 
 class _Failures:
-    """The works of a stream that raised, until somebody is told."""
+    """The works of a stream whose errors have not been raised to the caller yet."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -140,12 +140,12 @@ class _Failures:
     def raise_first(self) -> None:
         while self.works:
             work = self.works.popleft()
-            if not work._told:
+            if not work._raised:
                 work.wait()
 
     def log_one(self) -> None:
         work = self.works.popleft()
-        if not work._told:
+        if not work._raised:
             _log().error("%s: a function raised, and nobody asked for its result", self.name, exc_info=work._error)
 
     def log_all(self) -> None:
@@ -156,17 +156,17 @@ class _Failures:
 class Stream:
     """An ordered queue of functions, run one after the other by a thread of the stream's own.
 
-    The thread begins with the first function and sleeps while there is none. Any thread may submit.
-    What a function raises comes out of its Work, or else of the next `synchronize`; what neither
-    was asked for is logged. The functions after it run all the same.
+    The thread starts with the first function and sleeps while the queue is empty. Any thread may submit.
+    The error of a function is raised by its Work, or else by the next `synchronize`; an error that
+    neither has raised is logged. Later functions run regardless.
 
-    `close`, a `with` block's end, the destructor and the end of the program give what is queued a
-    second, then drop the rest (those Works raise ClosedError) and log it; they never raise and never
-    hang. A function that goes on regardless is left alone on its thread.
+    `close`, the end of a `with` block, the destructor and the end of the program give queued functions
+    one second, then drop the rest (their Works raise ClosedError) and log that; they never raise and
+    never hang. A function that is still running then is left running on its thread.
 
-    A stream that waited for an event that cannot be reached drops all that follows: see Event.
+    A stream that waits for an event which can never complete drops all later work: see Event.
 
-    name: for messages.
+    name: shown in messages.
 
     >>> with rw.Stream() as compute:
     ...     works = [compute.submit(pow, 2, exponent) for exponent in range(4)]
@@ -202,34 +202,34 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Run what is submitted after this once the event, as last recorded, is reached. Does not block the caller."""
+        """Make functions submitted later wait for the event, as last recorded. Does not block the caller."""
         HostEvents.wait(self.handle, event.handle)
 
     def wait_stream(self, stream: Stream | GroupStream) -> None:
-        """Run what is submitted after this once all that is queued on `stream` now has run."""
+        """Make functions submitted later wait for all work that is queued on `stream` now."""
         self.wait_event(stream.record_event())
 
     def query(self) -> bool:
-        """Whether all that was submitted has run; never blocks."""
+        """Whether all submitted functions have run; never blocks."""
         return self._native.idle()
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Block the caller until all that was submitted before has run.
+        """Block the caller until all functions submitted so far have run.
 
-        Then raises the first error of a function whose Work nobody has waited for, if there is one.
-        timeout: seconds; None waits as long as it takes. CollectiveTimeout past it.
+        Then raises the first error of a function whose Work has not been waited for, if there is one.
+        timeout: seconds, after which CollectiveTimeout is raised; None waits without limit.
         """
         self._native.sync(timeout)
         self._failures.raise_first()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Give what is queued up to `timeout` seconds, then drop the rest. Never raises; may be repeated."""
-        if self._closed or os.getpid() != self._pid:  # after a fork the thread is the parent's
+        """Give queued functions up to `timeout` seconds, then drop the rest. Never raises; may be repeated."""
+        if self._closed or os.getpid() != self._pid:  # after a fork the thread exists only in the parent
             return
         self._closed = True
         ran, ended = self._native.close(timeout)
         if not ran:
-            left = "" if ended else "; a function that goes on was left alone"
+            left = "" if ended else "; a function is still running and was left on its thread"
             _log().warning("closing %s: work was still queued after %g s and was dropped%s", self.name, timeout, left)
         self._failures.log_all()
 
@@ -242,16 +242,16 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_failures"):  # absent where __init__ raised
+        if hasattr(self, "_failures"):  # absent if __init__ raised
             self.close()
 
 
 class GroupStream:
-    """The stream of a group: what the group was told with async_op=True, in that order.
+    """The stream of a group, `group.stream`: its operations with async_op=True, in the order of the calls.
 
-    `group.stream` is it. Blocking operations run after all of it, messages (send, recv and the like)
-    beside it. Where the backend has no stream (its `stream_sync` is None), async_op=True runs at
-    once, and so does this: `wait_event` and `wait_stream` block the caller, events are reached at once.
+    Blocking operations run after all of them; messages (send, recv and the like) run independently. On a
+    backend without streams (its `stream_sync` is None) operations with async_op=True run at once; there
+    `wait_event` and `wait_stream` block the caller, and events are complete at once.
 
     >>> x = np.ones(3)
     >>> with rw.Stream() as compute:
@@ -265,31 +265,32 @@ class GroupStream:
 
     def __init__(self, comm: Communicator, pending: Pending) -> None:
         self.ops: StreamSyncOps = comm.stream_sync or BlockingStreamSync(comm)
-        """The seven operations on events and streams as ints, also where the backend has none."""
+        """The StreamSyncOps of the communicator, or a substitute if the backend has none."""
         self._pending = pending
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Record the event, or a new one, behind all that the group has started so far, and return it."""
+        """Record the event, or a new one, after all operations that the group has started so far; returns it."""
         event = event or Event()
         self.ops.record_on_comm_stream(event.handle)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Run what the group is told after this once the event, as last recorded, is reached.
+        """Make operations that the group starts later wait for the event, as last recorded.
 
-        Longer than the group's `timeout` is a failure of the group: CollectiveTimeout on every rank.
+        If the wait takes longer than the group's `timeout`, the group fails: every rank raises
+        CollectiveTimeout.
         """
         self.ops.comm_stream_wait_event(event.handle)
 
     def wait_stream(self, stream: Stream | GroupStream) -> None:
-        """Run what the group is told after this once all that is queued on `stream` now has run."""
+        """Make operations that the group starts later wait for all work that is queued on `stream` now."""
         self.wait_event(stream.record_event())
 
     def synchronize(self) -> None:
-        """Block the caller until all that the group has started so far has run; CollectiveTimeout past `timeout`.
+        """Block the caller until all operations started so far have run; CollectiveTimeout after `timeout`.
 
-        Then raises the first error of an operation whose Work nobody has waited for, if there is one, and
-        else the failure of a group that has failed.
+        Then raises the first error of an operation whose Work has not been waited for, if there is one, or
+        else the group's failure if the group has failed.
         """
         failure = None
         try:
@@ -302,7 +303,7 @@ class GroupStream:
 
 
 class BlockingStreamSync(StreamSyncOps):
-    """For a communicator without a stream of its own, whose `start` runs an operation at once."""
+    """For a communicator without a stream, whose `start` runs an operation at once."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -336,7 +337,7 @@ _numbers = itertools.count()
 
 
 def _close_all(left: Callable[[], float]) -> None:
-    """Close what is still open at interpreter exit, the newest first."""
+    """Close the streams that are still open at interpreter exit, the newest first."""
     for _, stream in sorted(_open.items(), reverse=True):
         stream.close(left())
 

@@ -22,7 +22,7 @@ D = TypeVar("D", bound=np.dtype[Any])
 
 
 class VectorCollectives(GroupBase):
-    """The operations whose names end in _v. `counts` are rows of axis 0, one count per rank."""
+    """The collectives whose names end in _v. `counts` are numbers of rows of axis 0, one per rank."""
 
     @overload
     def all_gather_v(
@@ -37,7 +37,7 @@ class VectorCollectives(GroupBase):
     @overload
     def all_gather_v(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any: ...
     def all_gather_v(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
-        """Every rank's `x`, concatenated by rank along axis 0, on every rank. The lengths of axis 0 may differ.
+        """Concatenate every rank's `x` by rank along axis 0, on every rank. The lengths of axis 0 may differ.
 
         >>> group.all_gather_v(np.full(1 + group.rank, group.rank)).tolist()
         [0, 1, 1]
@@ -69,7 +69,7 @@ class VectorCollectives(GroupBase):
     @overload
     def gather_v(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any: ...
     def gather_v(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
-        """all_gather_v for rank `dst` alone: the concatenation there, None elsewhere (`out` is unused).
+        """Like all_gather_v, but only rank `dst` receives the result; the others return None and ignore `out`.
 
         >>> rows = group.gather_v(np.full(2 - group.rank, group.rank), dst=1)
         >>> rows.tolist() if group.rank == 1 else [0, 0, 1]
@@ -143,10 +143,10 @@ class VectorCollectives(GroupBase):
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """This rank's rows of `x` of rank `src`, which gives counts[i] of them to rank i, in order.
+        """Split rank `src`'s `x` along axis 0, counts[i] rows for rank i; returns this rank's rows.
 
-        x, counts: read on rank `src` alone; the counts add up to the length of axis 0. Elsewhere x is
-        as in scatter.
+        x, counts: read only on rank `src`; the counts add up to the length of axis 0. Elsewhere x is as
+        in scatter.
 
         >>> x, counts = (np.arange(4), [1, 3]) if group.rank == 0 else (None, None)
         >>> part = group.scatter_v(x, counts)
@@ -208,7 +208,7 @@ class VectorCollectives(GroupBase):
     def reduce_scatter_v(
         self, x: Any, counts: Sequence[int], op: Op = "sum", *, out: Any = None, async_op: bool = False
     ) -> Any:
-        """Reduce `x` over the ranks; rank i receives the next counts[i] rows. The ranks give the same counts.
+        """Reduce `x` over the ranks; rank i receives the next counts[i] rows. All ranks pass the same counts.
 
         >>> part = group.reduce_scatter_v(np.arange(4), [3, 1])
         >>> part.tolist() == [[0, 2, 4], [6]][group.rank]
@@ -241,9 +241,9 @@ class VectorCollectives(GroupBase):
         self, x: Any, counts: Sequence[int], *, out: Any = None, async_op: bool = False
     ) -> tuple[Any, list[int]]: ...
     def all_to_all_v(self, x: Any, counts: Sequence[int], *, out: Any = None, async_op: bool = False) -> Any:
-        """The next counts[j] rows of `x` go to rank j. Returns the rows received, and how many from each rank.
+        """Send the next counts[j] rows of `x` to rank j. Returns the rows received, and how many came from each rank.
 
-        The rows are concatenated by rank along axis 0. Each rank has counts of its own.
+        The rows are concatenated by rank along axis 0. Each rank passes its own counts.
 
         >>> x = np.full(3, group.rank)
         >>> group.all_to_all_v(x, [1, 2])[0].tolist() == ([0, 1] if group.rank == 0 else [0, 0, 1, 1])

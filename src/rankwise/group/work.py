@@ -1,4 +1,4 @@
-"""Work of the array level: operations under way, with the memory they use and the result they will give."""
+"""The Works of the array level: pending operations with their memory and their results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Pending:
-    """The works of one group that are under way, and those whose failure nobody has asked for.
+    """The pending works of one group, and failed ones whose error has not been raised to the caller yet.
 
-    It keeps their memory alive until the engine is done with it, also where the caller has dropped
-    the Work. name: of the rank in its group, for messages.
+    It keeps their memory alive until the engine is done with it, even if the caller has dropped the
+    Work. name: the rank in its group, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,7 @@ class Pending:
         _open.add(self)
 
     def add(self, work: ArrayWork[Any]) -> None:
-        # Dropped works are looked for only when the number has doubled, so that the search costs little.
+        # Completed works are removed only when the number has doubled, so that the search costs little.
         if len(self.works) >= self._look_at:
             self.release_done()
             self._look_at = max(_FEW, 2 * len(self.works))
@@ -49,7 +49,7 @@ class Pending:
             work.done()
 
     def raise_first(self) -> None:
-        """Raise the first failure that nobody has asked for, of a work that is complete."""
+        """Raise the first error of a completed work that has not been raised to the caller yet."""
         self.release_done()
         while self.failed:
             work = self.failed.popleft()
@@ -68,11 +68,11 @@ class Pending:
             self._closing = True
 
     def close(self) -> None:
-        """Let go of all works, when the engine has let go of their memory; log failures that nobody has asked for.
+        """Release all works after the engine has released their memory; log errors that were never raised.
 
-        What is not complete by now fails with ClosedError. May be repeated.
+        Works that are not complete by now fail with ClosedError. May be repeated.
         """
-        if os.getpid() == self._pid:  # in a forked child, locks may be held by threads of the parent
+        if os.getpid() == self._pid:  # in a forked child, locks may be held by threads that exist only in the parent
             for work in list(self.works.values()):
                 if not work.done():
                     work.abandon(ClosedError(f"this was not complete when {self.name} was closed"))
@@ -108,15 +108,16 @@ close_at_exit(Turn.WORKS, _before_close_all)
 close_at_exit(Turn.LAST_WORKS, _close_all)
 
 _FEW = 16
-_MOST_FAILED = 100  # works kept for their failures; the first ones say the most
+_MOST_FAILED = 100  # works kept for their errors; the first errors are the most informative
 
 
 class ArrayWork(Work[T]):
-    """An operation of a group under way.
+    """A pending operation of a group.
 
-    inner: the communicator's Work. finish: gives the result, once inner is complete. It is called
-    once, by whoever waits or asks first; what it raises, `wait` raises. It, and keep, hold meanwhile
-    the memory that the engine uses, and the group, which is not closed because it is dropped.
+    inner: the communicator's Work. finish: returns the result after inner is complete. It is called once,
+    by the first call of `wait` or `done` that finds inner complete; `wait` raises its error. Until then
+    finish and keep hold the memory that the engine uses, and the group, so that a dropped group is not
+    closed.
     """
 
     def __init__(self, inner: Work[None], finish: Callable[[], T], pending: Pending, keep: object = None) -> None:
@@ -127,9 +128,9 @@ class ArrayWork(Work[T]):
         self._lock = threading.Lock()
         self._value: T
         self.error: Exception | None = None
-        """Why it failed, once `done` says that it is over."""
+        """The operation's error, if it failed; known once `done` has returned True."""
         self.asked = False
-        """Whether somebody has waited for it, and so learned of its failure."""
+        """Whether `wait` has been called, and so has raised the operation's error."""
         pending.add(self)
 
     def wait(self, timeout: float | None = None) -> T:
@@ -138,9 +139,9 @@ class ArrayWork(Work[T]):
                 self._inner.wait(timeout)
             except Exception:
                 if not self._inner.done():
-                    raise  # this wait's own time was up, and the operation is still under way
+                    raise  # the time of this wait is over, but the operation is still pending
             self.asked = True
-            self._settle()
+            self._make_result()
         if self.error is not None:
             self.asked = True
             raise self.error
@@ -150,18 +151,18 @@ class ArrayWork(Work[T]):
         if self._finish is not None:
             if not self._inner.done():
                 return False
-            self._settle()
+            self._make_result()
         return True
 
     def abandon(self, error: Exception) -> None:
-        """The engine has let go of the memory before the operation was complete."""
+        """Fail with `error`: the engine has released the memory before the operation was complete."""
         with self._lock:
             if self._finish is not None:
                 self.error = error
                 self._let_go()
 
-    def _settle(self) -> None:
-        """The operation is over, and the engine has let go of the memory: make the result, once."""
+    def _make_result(self) -> None:
+        """Make the result, once, after the operation has ended and the engine has released the memory."""
         with self._lock:
             if self._finish is None:
                 return
@@ -180,7 +181,7 @@ class ArrayWork(Work[T]):
 
 
 class Several(Work[None]):
-    """Works of a communicator as one."""
+    """Several works of a communicator as one."""
 
     def __init__(self, works: list[Work[None]]) -> None:
         self.works = works
@@ -195,8 +196,8 @@ class Several(Work[None]):
 def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     """Wait for every Work and return their results, in the order given.
 
-    timeout: seconds for all of them together; None means each communicator's own limit. Where some
-    failed, all are waited for first; then the first one's error is raised.
+    timeout: seconds for all of them together; None means each communicator's own limit. If some fail,
+    all are waited for, and then the error of the first is raised.
 
     >>> works = [group.all_reduce(np.full(2, i), async_op=True) for i in (1, 2)]
     >>> [x.tolist() for x in rw.wait_all(works)]
@@ -208,7 +209,7 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     for work in list(works):
         try:
             results.append(work.wait(None if end is None else max(0.0, end - time.monotonic())))
-        except Exception as error:  # noqa: BLE001 - raised below, when the others are settled
+        except Exception as error:  # noqa: BLE001 - raised below, when the others are complete
             errors.append(error)
     if errors:
         raise errors[0]
@@ -216,9 +217,9 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
 
 
 def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
-    """Wait until one Work is complete or has failed, and return its place in `works`; the first, of several.
+    """Wait until a Work is complete or has failed, and return its index in `works`, the lowest of several.
 
-    timeout: seconds; CollectiveTimeout where none is complete by then. None waits as long as it takes.
+    timeout: seconds, after which CollectiveTimeout is raised; None waits without limit.
 
     >>> works = [group.barrier(async_op=True)]
     >>> rw.wait_any(works)

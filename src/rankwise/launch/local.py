@@ -63,12 +63,12 @@ def _leave_terminal() -> None:
 
 
 class RankProcess:
-    """One rank's process, and once it has ended, how and where.
+    """One rank's process and, once it has ended, how and where it ended.
 
-    returncode: exit status, or minus the signal; None while it runs. operation, sequence: what it
-    was in or did last, empty if it never joined the others; call: both in words; inside: whether it was
-    inside it. error: what its last traceback is about, "ValueError: bad" and the indented lines after
-    it, empty without one; known when the job is over.
+    returncode: exit status, or minus the signal; None while it runs. operation, sequence: its last
+    operation, empty if it never joined the others. call: both as text. inside: whether it was still in
+    that operation. error: the error in its last traceback, "ValueError: bad" and the indented lines
+    after it, or ""; known when the job is over.
     """
 
     def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:

@@ -1,12 +1,12 @@
-"""Merging what several ranks write into one output, without tearing a line.
+"""Multiplexes the output of several ranks into one, in whole lines.
 
-A stream is one rank's stdout or stderr; a sink is where streams go: this process's own stdout or
-stderr. A line goes to its sink when it is complete, in one piece. On a terminal an incomplete line
-(a progress bar, a prompt) is shown as well; lines of other ranks then appear above it.
+An output stream is one rank's stdout or stderr; a sink is this process's own stdout or stderr. A line
+is written to its sink in one piece, when it is complete. On a terminal an incomplete line (a progress
+bar, a prompt) is shown as well; lines of other ranks then appear above it.
 
-A traceback on stderr, and what follows it there, is held together until somebody asks for it: so
-those of several ranks do not mix, equal ones appear once, and that of the rank to blame can be the
-last on the screen.
+A traceback on stderr, with everything that follows it there, is held back until it is released. So the
+tracebacks of several ranks do not mix, equal ones are printed once, and the one of the rank to blame
+can be printed last.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class OutputStream:
 
 
 def _but_for_its_rank(stream: OutputStream) -> bytes:
-    """What is held of a stream, equal for ranks that report the same, but for what each says of itself."""
+    """The held text of a stream without the parts that name the rank, so that equal reports compare equal."""
     held = bytes(stream.held).replace(b"\n" + stream.tag, b"\n").removeprefix(stream.tag)
     return held.replace(b"while rank %d was in" % stream.rank, b"while it was in")
 
@@ -132,7 +132,7 @@ class OutputMultiplexer:
         stream.shown = 0
 
     def error(self, rank: int) -> str:
-        """What the last traceback held of a rank is about: "ValueError: bad", and indented lines after it; or ""."""
+        """The error in the last held traceback of a rank: "ValueError: bad" and the indented lines after it, or ""."""
         lines: list[str] = []
         for stream in self._streams:
             if stream.rank == rank and (tracebacks := list(re.finditer(_TRACEBACK, stream.held))):
@@ -149,7 +149,7 @@ class OutputMultiplexer:
         return any(stream.held for stream in self._streams)
 
     def release(self, rank: int | None = None, *, last: int = -1, before: float = float("inf")) -> None:
-        """Pass on the tracebacks held, of one rank or of all, that of rank `last` after the others; equal ones once.
+        """Write the held tracebacks of one rank or of all, equal ones once, and the one of rank `last` at the end.
 
         before: only those held since before this time (time.monotonic), of ranks that go on: each as it is.
         """
