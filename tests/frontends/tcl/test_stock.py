@@ -218,7 +218,7 @@ def test_a_lost_child_is_an_error_not_a_hang() -> None:
     done = tclsh(
         REQUIRE
         + """
-        exec kill -KILL [pid $::torch::channel]
+        exec sh -c "kill -KILL [pid $::torch::channel]"
         puts [catch {torch::ones {2}} error options]
         puts "$error | [dict get $options -errorcode]"
         puts [catch {torch::ones {2}} error]
