@@ -72,6 +72,7 @@ for_tests() {
     # A Python that does not come from the system's packages has Tcl if it was built with it.
     python 'import _tkinter' 2>/dev/null || [ "$(python 'import sys; print(sys.base_prefix)')" != /usr ] ||
         need "Tcl in Python" "python3-tk" "$(of_python)-tkinter"
+    command -v git >/dev/null || need "git" "git" "git"
     command -v tclsh >/dev/null || need "tclsh" "tcl" "tcl"
     { command -v ip && command -v tc; } >/dev/null || need "ip and tc" "iproute2" "iproute iproute-tc"
     command -v unshare >/dev/null || need "unshare" "util-linux" "util-linux"

@@ -103,8 +103,8 @@ def test_what_tests_need_is_named_and_does_not_stop_them(machine: Path) -> None:
     add(machine, "c++", "exit 1")
     done = prepare(machine, "tests")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "tclsh, ip and tc, unshare, the model checker spin, the compiler's thread sanitizer" in done.stdout
-    assert " tcl iproute2 util-linux spin g++" in done.stdout
+    assert "git, tclsh, ip and tc, unshare, the model checker spin, the compiler's thread sanitizer" in done.stdout
+    assert " git tcl iproute2 util-linux spin g++" in done.stdout
 
 
 def test_a_half_made_environment_is_made_again(machine: Path, tmp_path: Path) -> None:

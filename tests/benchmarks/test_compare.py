@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,9 @@ import leftovers
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "compare.py"
 QUICK = ("--quick", "--operations", "barrier,all_reduce")
+
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git; apt install git")
 
 
 @pytest.fixture(scope="module")
