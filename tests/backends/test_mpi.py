@@ -274,6 +274,18 @@ except rw.MismatchError as error:
     assert ran.stdout.splitlines() == [f"{calls} True"] * 2, ran.stderr
 
 
+def test_every_algorithm(mpi: Path) -> None:
+    """Forced, on both sides of every threshold."""
+    code = f"""
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from forced_algorithms import check_all, expected
+assert check_all(group).keys() == expected("mpi")
+os.write(1, b"right\\n")
+"""
+    ran = program(mpi, 3, code, RANKWISE_CHECK="1")
+    assert (ran.returncode, ran.stdout) == (0, "right\n" * 3), ran.stderr
+
+
 def test_another_launcher_is_named(mpi: Path) -> None:
     command = [str(mpi / "python"), "-m", "rankwise", "run", "-n", "2", "--backend", "mpi", "--"]
     code = "import rankwise as rw; rw.init(timeout=5)"

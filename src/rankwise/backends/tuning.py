@@ -1,8 +1,70 @@
-"""Every number by which the backends over other engines choose how to do an operation, and where it comes from.
+"""Which algorithm does what in the backends over other engines: their names, and every number that chooses.
 
-Sizes are in bytes. A size that was measured was measured on 2 cores over the loopback interface, where both ways take
-equally long; see benchmarks/RESULTS.md and docs/scaling.md.
+Sizes are in bytes. "Measured" means on 2 cores over the loopback interface, where the algorithms on both sides of a
+threshold take equally long there; benchmarks/RESULTS.md and docs/scaling.md have the tables.
+
+  inline          the data travels in the envelopes by which the ranks compare their calls
+  all_gather      all_reduce: every rank gathers all arrays and reduces them
+  reduce_scatter  all_reduce: every rank reduces its share, by an all_to_all, and all gather the shares
+  gather          reduce: the root gathers all arrays and reduces them
+  all_to_all      reduce_scatter: every rank receives all blocks of its share and reduces them
+  pairwise        all_gather: every rank sends to each other one
+  padded          all_gather_v: an all_gather of blocks that are padded to one size
+  broadcasts      all_gather_v: a broadcast from each rank
+  ring            gloo's own
+  mpi             MPI's own, of those that it chooses from
+  one_lane        between hosts one member of each host carries everything
+  all_lanes       between hosts as many members of each host as the smallest has carry a share each
+  pipelined       all_reduce: as all_lanes, piece by piece, each between hosts while the next is reduced within
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_LANES = ("inline", "one_lane", "all_lanes")
+
+ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "gloo": {
+        "all_reduce": ("inline", "all_gather", "reduce_scatter", "ring"),
+        "reduce": ("inline", "gather"),
+        "all_gather": ("inline", "pairwise", "ring"),
+        "all_gather_v": ("padded", "broadcasts"),
+        "reduce_scatter": ("inline", "all_to_all"),
+    },
+    "mpi": {
+        "all_reduce": ("inline", "all_gather", "reduce_scatter", "mpi"),
+        "reduce": ("inline", "gather", "mpi"),
+        "reduce_scatter": ("inline", "all_to_all", "mpi"),
+    },
+    "hierarchical": {
+        "all_reduce": (*_LANES, "pipelined"),
+        "reduce": _LANES,
+        "broadcast": _LANES,
+        "all_gather": _LANES,
+        "reduce_scatter": _LANES,
+    },
+    "nccl": {},  # NCCL chooses, and its own NCCL_ALGO forces
+}
+"""The algorithms of each backend, by operation."""
+
+# ---- composed: what all share ----
+
+INLINE = {"mpi": 248, "nccl": -1}
+"""The most bytes of a rank that travel in an envelope; else INLINE_DEFAULT. -1: none do.
+
+mpi: MPIs send 256 bytes with a digest at once, and more takes them twice as long (measured). nccl: the data may be in
+device memory.
+"""
+INLINE_DEFAULT = 1016  # with the digest 1 KiB: a longer envelope would slow down every comparison
+
+GATHERED = {"gloo": 1 << 17}
+"""Up to this size of all ranks' arrays together an all_reduce is an all_gather; else GATHERED_DEFAULT. Measured."""
+GATHERED_DEFAULT = 1 << 14
+
+REDUCED_AT_ONCE = 1 << 22  # of a rank's array: its pieces then stay in the cache of most processors
+
+# ---- gloo ----
 
 GLOO_EAGER = 1 << 15
 """Up to this size a message's data travels in its envelope, copied; more follows once the receive has matched.
@@ -11,8 +73,62 @@ Measured: from 32 KiB on a copy takes longer than a second transfer. Every envel
 takes this much memory.
 """
 
-GLOO_EXCHANGE = 1 << 20
-"""Up to this size of all ranks' blocks together an all_gather is an Exchange, above it gloo's ring."""
+PAIRWISE = 1 << 20  # up to this size of all ranks' blocks together an all_gather is pairwise, not a ring. Measured
+PADDED = 1 << 14  # up to this size blocks are padded, however much that adds: latency counts there. Measured
 
-GLOO_PADDED = 1 << 14
-"""Up to this size blocks of different sizes are padded to one, however much that adds: latency counts there."""
+# ---- hierarchical ----
+
+ONE_LANE = 16 << 10  # up to this size of it all one lane carries everything: latency counts there. Measured
+PIPELINED = 1 << 20  # all-reduced at a time; below, a piece takes as long to start as to carry. Measured
+LANE_PIECE = 64 << 10  # that a piece has at least for each host and lane, for the same reason
+
+
+def check(backend: str, wanted: Mapping[str, str]) -> dict[str, str]:
+    """The algorithms to force, by operation. ValueError where this backend has no such operation or algorithm."""
+    known = ALGORITHMS[backend]
+    for operation, algorithm in wanted.items():
+        if operation not in known:
+            expected = (
+                f"one of {', '.join(known)}" if known else "none, as this backend has no algorithms to choose from"
+            )
+            raise ValueError(f"RANKWISE_ALGORITHM: the operation {operation!r} given to {backend}, expected {expected}")
+        if algorithm not in known[operation]:
+            raise ValueError(
+                f"RANKWISE_ALGORITHM: the algorithm {algorithm!r} given for {operation} of {backend}, "
+                f"expected one of {', '.join(known[operation])}"
+            )
+    return dict(wanted)
+
+
+def inline(backend: str) -> int:
+    return INLINE.get(backend, INLINE_DEFAULT)
+
+
+def all_reduce(backend: str, whole: int) -> str:
+    """whole: the size of all ranks' arrays together."""
+    return "all_gather" if whole <= GATHERED.get(backend, GATHERED_DEFAULT) else "reduce_scatter"
+
+
+def gloo_all_reduce(whole: int, rings: bool) -> str:
+    """rings: whether gloo's ring reduces this dtype and op as the contract says."""
+    small = all_reduce("gloo", whole)
+    return "ring" if rings and small != "all_gather" else small
+
+
+def gloo_all_gather(whole: int) -> str:
+    return "ring" if whole > PAIRWISE else "pairwise"
+
+
+def gloo_all_gather_v(n: int, largest: int, whole: int) -> str:
+    """Padded where that at most doubles what is sent, or where the blocks are small."""
+    return "padded" if n * largest <= 2 * whole or largest <= PADDED else "broadcasts"
+
+
+def lanes(whole: int) -> str:
+    """whole: the size of what is carried between hosts."""
+    return "one_lane" if whole <= ONE_LANE else "all_lanes"
+
+
+def pipeline_step(lane_count: int, hosts: int) -> int:
+    """The size of a piece of a pipelined all_reduce."""
+    return max(PIPELINED, LANE_PIECE * lane_count * hosts)

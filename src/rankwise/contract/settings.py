@@ -24,6 +24,9 @@ class Settings:
     RANKWISE_TRACE_FD       descriptor of what takes a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
                             (default: on gloo yes, on mpi no)
+    RANKWISE_ALGORITHM      algorithms that the backend runs in place of those that it would choose:
+                            "all_reduce=staged,all_gather=single_copy"; the same on all ranks. An algorithm that
+                            cannot run is an error
     RANKWISE_DIRECT         0: ranks of one host do not reach into each other's memory, and all data passes through
                             what they share; the native core reads it
     RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
@@ -43,6 +46,7 @@ class Settings:
         self.trace_fd = _integer(environ, "RANKWISE_TRACE_FD")
         check = _integer(environ, "RANKWISE_CHECK")
         self.check = None if check is None else bool(check)
+        self.algorithms = _algorithms(environ)
         self.tcl_simulate = bool(_integer(environ, "RANKWISE_TCL_SIMULATE"))
 
     @classmethod
@@ -58,6 +62,18 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
         return int(text)
     except ValueError:
         raise ValueError(f"environment variable {name}={text!r}: expected an integer") from None
+
+
+def _algorithms(environ: Mapping[str, str]) -> dict[str, str]:
+    """Operation -> algorithm; the backend that has them knows which names there are."""
+    text = environ.get("RANKWISE_ALGORITHM", "")
+    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+    for operation, equals, algorithm in pairs:
+        if not (equals and operation.strip() and algorithm.strip()):
+            raise ValueError(
+                f"environment variable RANKWISE_ALGORITHM={text!r}: expected operation=algorithm, separated by commas"
+            )
+    return {operation.strip(): algorithm.strip() for operation, _, algorithm in pairs}
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:

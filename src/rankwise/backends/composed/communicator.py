@@ -13,12 +13,13 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rankwise._native import PlainArrays, Turn, reduce_local
+from rankwise.backends import tuning
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.calls import (
@@ -34,7 +35,7 @@ from rankwise.backends.composed.envelopes import Different, Envelopes
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError
+from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
@@ -42,7 +43,6 @@ from rankwise.contract.work import Work
 T = TypeVar("T")
 
 ROOM = 1 << 20  # bytes that are kept at most
-PIECE = 1 << 22  # bytes of a rank's data that are reduced at a time
 LARGE = 1 << 62  # more bytes than an envelope holds
 
 log = logging.getLogger("rankwise")
@@ -60,10 +60,6 @@ class ComposedCommunicator(OpenCommunicator):
     """
 
     blocking = True
-    small: ClassVar[int] = 1 << 14
-    """Bytes of all ranks together that every rank gathers and reduces by itself."""
-    inline: ClassVar[int] = 1016
-    """Bytes of a payload that may travel in the envelope by which the ranks compare what they call; -1: none do."""
     engine_errors: tuple[type[Exception], ...]
 
     def __init__(self, rank: int, world_size: int, timeout: float, *, checks: bool, turn: Turn | None = None) -> None:
@@ -73,6 +69,8 @@ class ComposedCommunicator(OpenCommunicator):
         """
         self._timeout = timeout
         self.checks = checks and world_size > 1
+        self._inline = tuning.inline(self.backend)
+        self._forced: dict[str, str] = {}
         self._turn = Turn(turn)
         self._queue: WorkQueue | None = None
         self._refusal: RankwiseError | None = None
@@ -93,6 +91,13 @@ class ComposedCommunicator(OpenCommunicator):
     def timeout(self, seconds: float) -> None:
         self._timeout = seconds
         self._timeout_set(seconds)
+
+    def force(self, algorithms: Mapping[str, str]) -> None:
+        """Run these algorithms, by operation, in place of those that would be chosen; the same on all ranks.
+
+        They hold for the groups that are split off later, too. ValueError for a name that this backend does not have.
+        """
+        self._forced = tuning.check(self.backend, algorithms)
 
     # ---- the contract ----
 
@@ -314,18 +319,23 @@ class ComposedCommunicator(OpenCommunicator):
         self._all_to_all_v(send, recv, even, even)
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Small: everybody gathers all and reduces it. Else each rank reduces its share of a piece (an
-        all_to_all), and all gather the shares; that moves as few bytes as any algorithm, 2(n-1)/n of them."""
-        n, item = self._world_size, ITEMSIZE[dtype]
-        size = count * item
-        if n == 1 or size * n <= self.small:
+        n, size = self._world_size, count * ITEMSIZE[dtype]
+        if n == 1:
+            reduce_local(ptr, [ptr], count, dtype, op, n)
+        elif self._algorithm("all_reduce", tuning.all_reduce(self.backend, size * n)) == "reduce_scatter":
+            self._all_reduce_by_shares(ptr, count, dtype, op)
+        else:
             room = self._scratch(size * n)
-            if n > 1:
-                self._all_gather(ptr, address(room), size)
-            sources = [address(room) + rank * size for rank in range(n)] if n > 1 else [ptr]
-            reduce_local(ptr, sources, count, dtype, op, n)
-            return
-        step = max(n, PIECE // item)
+            self._all_gather(ptr, address(room), size)
+            reduce_local(ptr, [address(room) + rank * size for rank in range(n)], count, dtype, op, n)
+
+    def _all_reduce_by_shares(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """Each rank reduces its share of a piece, and all gather the shares.
+
+        That sends as few bytes as any algorithm, 2(n-1)/n of the array's.
+        """
+        n, item = self._world_size, ITEMSIZE[dtype]
+        step = max(n, tuning.REDUCED_AT_ONCE // item)
         for start in range(0, count, step):
             counts = shares(min(step, count - start), n)
             piece = ptr + start * item
@@ -335,7 +345,7 @@ class ComposedCommunicator(OpenCommunicator):
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         n, item = self._world_size, ITEMSIZE[dtype]
-        step = max(1, PIECE // item)
+        step = max(1, tuning.REDUCED_AT_ONCE // item)
         at_root = self._rank == root
         room = self._scratch(min(step, count) * item * n if at_root else 0)
         for start in range(0, count, step):
@@ -368,6 +378,8 @@ class ComposedCommunicator(OpenCommunicator):
         """
         if self._queue is not None:
             self._queue.drain()
+        if self._forced:
+            self._check_inline(call, payload)
         if not self.checks:
             return self._turn.run(self, call, move, args)
         if (description := self._take_description()) is not None:
@@ -381,17 +393,17 @@ class ComposedCommunicator(OpenCommunicator):
             failure = self._explain(error)
             self._fail(failure)
             raise failure from error
-        if isinstance(error, RankwiseError):
+        if isinstance(error, RankwiseError) and not isinstance(error, UnsupportedError):  # that one does no harm
             self._fail(error)
 
     def _checked(self, call: Call, payload: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         """The same once all ranks are seen to call it: with the data in the envelopes, or after them."""
         if self._envelopes is None:
-            self._envelopes = Envelopes(self._rank, self._world_size, max(0, self.inline), self._mover)
+            self._envelopes = Envelopes(self._rank, self._world_size, max(0, self._inline), self._mover)
         envelopes = self._envelopes
         envelopes.digest = calls.digest(call)
         try:
-            if payload <= self.inline:
+            if payload <= self._inline and self._forced.get(call[0], "inline") == "inline":
                 done: T = getattr(envelopes, call[0])(*args)
                 return done
             envelopes.exchange()
@@ -400,6 +412,19 @@ class ComposedCommunicator(OpenCommunicator):
             self._fail(difference, known_to_all=True)
             raise difference from None
         return move(*args)
+
+    def _algorithm(self, operation: str, chosen: str) -> str:
+        """The algorithm for an operation: the one that was chosen, unless another is forced."""
+        return self._forced.get(operation, chosen)
+
+    def _check_inline(self, call: Call, payload: int) -> None:
+        """UnsupportedError, on every rank, where `inline` is forced and cannot run."""
+        if self._forced.get(call[0]) != "inline" or (self.checks and payload <= self._inline):
+            return
+        what, size = f"RANKWISE_ALGORITHM={call[0]}=inline", self._inline
+        if self.checks:
+            raise UnsupportedError(what, self.backend, f"it takes at most {size} bytes, and this call has {payload}")
+        raise UnsupportedError(what, self.backend, "the ranks do not compare their calls", "set RANKWISE_CHECK=1")
 
     def _difference(self, call: Call) -> MismatchError:
         """What each rank calls. All have seen that there is a difference, and exchange their descriptions."""
@@ -418,7 +443,10 @@ class ComposedCommunicator(OpenCommunicator):
             return None
         members = [rank for rank in range(self._world_size) if wishes[rank, 0] == color]
         members.sort(key=lambda rank: (int(wishes[rank, 1]), rank))
-        return self._part(sorted(set(wishes[:, 0])).index(color), members)
+        part = self._part(sorted(set(wishes[:, 0])).index(color), members)
+        if isinstance(part, type(self)):  # hierarchical's may be of another kind
+            part.force(self._forced)
+        return part
 
     def _fail(self, error: RankwiseError, *, known_to_all: bool = False) -> None:
         if self._refusal is None:

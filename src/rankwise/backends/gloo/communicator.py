@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.communicator import ANY, Message
-from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, RankwiseError
+from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-def open(job: Job, timeout: float) -> GlooCommunicator:
+def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) -> GlooCommunicator:
     """Meet the other ranks at the job's store: torchrun's or MASTER_ADDR's, else one made for the ranks of this host.
 
-    BackendUnavailable where there is no torch, or its gloo is missing; ValueError where several
-    hosts have no MASTER_ADDR and MASTER_PORT.
+    algorithms: to force; None: those of RANKWISE_ALGORITHM. BackendUnavailable where there is no torch, or its gloo is
+    missing; ValueError where several hosts have no MASTER_ADDR and MASTER_PORT.
     """
     try:
         from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
@@ -55,7 +55,9 @@ def open(job: Job, timeout: float) -> GlooCommunicator:
     device = ProcessGroupGloo.create_default_device() if named else ProcessGroupGloo.create_device(hostname=host)
     check = Settings.read().check is not False
     prefixed = PrefixStore("rankwise", store)
-    return GlooCommunicator(prefixed, device, job.rank, job.world_size, timeout, checks=check, serves=True)
+    comm = GlooCommunicator(prefixed, device, job.rank, job.world_size, timeout, checks=check, serves=True)
+    comm.force(Settings.read().algorithms if algorithms is None else algorithms)
+    return comm
 
 
 class GlooCommunicator(ComposedCommunicator):
@@ -63,7 +65,6 @@ class GlooCommunicator(ComposedCommunicator):
 
     backend = "gloo"
     any_source = True
-    small = 1 << 17
     engine_errors = (RuntimeError,)
 
     def __init__(
@@ -152,7 +153,7 @@ class GlooCommunicator(ComposedCommunicator):
         self._transport.scatter(send, recv, size, root)
 
     def _all_gather(self, send: int, recv: int, size: int) -> None:
-        if size * self._world_size > tuning.GLOO_EXCHANGE:
+        if self._algorithm("all_gather", tuning.gloo_all_gather(size * self._world_size)) == "ring":
             self._transport.all_gather(send, recv, size)
         elif size:
             self._mover(send, recv, size)()
@@ -182,7 +183,7 @@ class GlooCommunicator(ComposedCommunicator):
         if min(sizes) == most:
             return self._all_gather(send, recv, most)
         starts = [sum(sizes[:rank]) for rank in range(n)]
-        if n * most <= 2 * sum(sizes) or most <= tuning.GLOO_PADDED:
+        if self._algorithm("all_gather_v", tuning.gloo_all_gather_v(n, most, sum(sizes))) == "padded":
             padded, everybody = np.empty(most, np.uint8), np.empty((n, most), np.uint8)
             ctypes.memmove(address(padded), send, sizes[self._rank])
             self._all_gather(address(padded), address(everybody), most)
@@ -195,10 +196,13 @@ class GlooCommunicator(ComposedCommunicator):
         return None
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        size = count * ITEMSIZE[dtype]
-        if size * self._world_size <= self.small or not self._transport.reduces(dtype, op):
+        size, rings = count * ITEMSIZE[dtype], self._transport.reduces(dtype, op)
+        if self._algorithm("all_reduce", tuning.gloo_all_reduce(size * self._world_size, rings)) != "ring":
             super()._all_reduce(ptr, count, dtype, op)
             return
+        if not rings:
+            why = "gloo does not reduce this dtype and op as rankwise promises"
+            raise UnsupportedError("RANKWISE_ALGORITHM=all_reduce=ring", "gloo", why)
         self._transport.all_reduce(ptr, size, dtype, op)
         if op is ReduceOp.MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)

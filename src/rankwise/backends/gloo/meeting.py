@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankwise.backends.native import shm
+from rankwise.backends.native import rendezvous
+from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.types import DType
@@ -78,7 +79,8 @@ def _host_store(job: Job, timeout: float) -> Store:
     limit = timedelta(seconds=timeout)
     # Not in the segment that a launcher may have made: that is for the backend shm.
     segment = "" if job.segment_fd is None else f" {os.fstat(job.segment_fd).st_ino}"
-    with shm.open(replace(job, segment_fd=None, id=f"{job.id or job.launcher} gloo{segment}"), timeout) as host:
+    meeting = replace(job, segment_fd=None, id=f"{job.id or job.launcher} gloo{segment}")
+    with EngineCommunicator(rendezvous.meet(meeting, timeout).join(job.rank, timeout, True), "shm") as host:
         port = np.zeros(1, np.int64)
         if job.rank == 0:
             with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise import _native
-from rankwise.backends import registry
+from rankwise.backends import registry, tuning
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.calls import ITEMSIZE, Call
 from rankwise.backends.composed.communicator import ComposedCommunicator, address
@@ -40,14 +40,11 @@ from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.communicator import ANY, Communicator, Message
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.job import Job
+from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
-
-SMALL = 16 << 10  # bytes up to which one lane carries everything: latency counts there, not bandwidth
-PIECE = 1 << 20  # bytes that are all-reduced at a time
-LEAST = 64 << 10  # bytes that a piece has at least for each host and lane
 
 _BYTE = DType.U8
 _GROUP = -2  # a failed part is told of rank r of the group as -2 - r
@@ -61,7 +58,11 @@ def open(job: Job, timeout: float) -> Communicator:
     """Meet all ranks by the engine that suits the launcher (mpi under mpiexec, else gloo), then those of this host."""
     under_mpi = job.launcher.startswith("mpiexec") and "mpi" in registry.names()
     engine = "mpi" if under_mpi else "gloo"
-    return connect(registry.opener(engine)(job, timeout), timeout)
+    open_engine: Callable[..., Communicator] = registry.opener(engine)  # which has algorithms of its own
+    comm = connect(open_engine(job, timeout, algorithms={}), timeout)
+    if isinstance(comm, ComposedCommunicator):
+        comm.force(Settings.read().algorithms)
+    return comm
 
 
 def connect(flat: Communicator, timeout: float) -> Communicator:
@@ -251,7 +252,13 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         """In pieces where it is large: while the lanes carry one, the members reduce the next and gather the last."""
         size = ITEMSIZE[dtype]
-        step = max(PIECE, LEAST * self._layout.lanes * self._layout.hosts) // size
+        step = tuning.pipeline_step(self._layout.lanes, self._layout.hosts) // size
+        match self._forced.get("all_reduce"):
+            case "one_lane" | "all_lanes":
+                step = count
+            case "pipelined":
+                step = min(step, max(1, (count + 1) // 2))  # two pieces at least
+        step = max(step, 1)
         starts = range(0, max(count, 1), step)
         if len(starts) == 1:
             self._gather_piece(ptr, self._all_reduce_piece(ptr, count, dtype, op, 0, now=True), dtype)
@@ -352,7 +359,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _lanes(self, amount: int, whole: int) -> list[int]:
         """What each lane carries of `amount`; whole: the bytes of it all, by which that is decided."""
         lanes = self._layout.lanes
-        return [amount] + [0] * (lanes - 1) if whole <= SMALL else cut(amount, lanes)
+        if self._algorithm(self._turn.call[0], tuning.lanes(whole)) == "one_lane":
+            return [amount] + [0] * (lanes - 1)
+        return cut(amount, lanes)
 
     def _shares(self, amount: int, whole: int) -> list[int]:
         """What each member carries of what all ranks have."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from rankwise.backends.composed import calls
 from rankwise.backends.composed.calls import ITEMSIZE, Call, check_count, check_rank
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.mpi.p2p import Channel
-from rankwise.backends.mpi.reductions import reductions
+from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
 from rankwise.backends.mpi.watchdog import WATCHDOG
 from rankwise.contract.communicator import ANY, Communicator, Message
@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 _MEAN = ReduceOp.MEAN  # found faster than a member of its class
 
 
-def open(job: Job, timeout: float) -> MpiCommunicator:
-    """The ranks of MPI's world. BackendUnavailable without mpi4py or an MPI; ValueError where MPI has other ranks."""
+def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) -> MpiCommunicator:
+    """The ranks of MPI's world. BackendUnavailable without mpi4py or an MPI; ValueError where MPI has other ranks.
+
+    algorithms: to force; None: those of RANKWISE_ALGORITHM.
+    """
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -53,6 +56,7 @@ def open(job: Job, timeout: float) -> MpiCommunicator:
             f"says rank {rank} of {size}; start the ranks by the mpiexec of {library(MPI)}"
         )
     comm = MpiCommunicator(MPI.COMM_WORLD.Dup(), timeout, checks=Settings.read().check is True)
+    comm.force(Settings.read().algorithms if algorithms is None else algorithms)
     if size > 1:
         WATCHDOG.watch(comm)
     return comm
@@ -69,7 +73,6 @@ class MpiCommunicator(ComposedCommunicator):
 
     backend = "mpi"
     any_source = True
-    inline = 248  # MPIs send as much at once; more takes them twice as long
 
     def __init__(self, comm: MPI.Intracomm, timeout: float, *, checks: bool) -> None:
         from mpi4py import MPI
@@ -222,8 +225,20 @@ class MpiCommunicator(ComposedCommunicator):
 
     # ---- reductions that MPI does as we want them ----
 
-    def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+    def _found(self, operation: str, dtype: DType, op: ReduceOp) -> Reduction | None:
+        """MPI's own reduction, or None where one that is made of moves is to run."""
         found = self._reductions[dtype][op]
+        if not self._forced or operation not in self._forced:
+            return found
+        if self._forced[operation] != "mpi":
+            return None
+        if found is None:
+            why = "MPI does not reduce this dtype and op as rankwise promises"
+            raise UnsupportedError(f"RANKWISE_ALGORITHM={operation}=mpi", "mpi", why)
+        return found
+
+    def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        found = self._found("all_reduce", dtype, op)
         if found is None:
             super()._all_reduce(ptr, count, dtype, op)
             return
@@ -238,7 +253,7 @@ class MpiCommunicator(ComposedCommunicator):
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        found = self._reductions[dtype][op]
+        found = self._found("reduce", dtype, op)
         if found is None or count > self._most:
             super()._reduce(ptr, count, dtype, op, root)
             return
@@ -252,7 +267,7 @@ class MpiCommunicator(ComposedCommunicator):
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
 
     def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        found = self._reductions[dtype][op]
+        found = self._found("reduce_scatter", dtype, op)
         if found is None or count > self._most:
             super()._reduce_scatter(send, recv, count, dtype, op)
             return

@@ -93,7 +93,9 @@ def open(job: Job, timeout: float) -> NcclCommunicator:
         side = registry.opener("shm")(job, timeout)
     else:
         side = registry.opener("gloo")(job, timeout)
-    return connect(found, side, job.local_rank if job.local_rank is not None else job.rank)
+    comm = connect(found, side, job.local_rank if job.local_rank is not None else job.rank)
+    comm.force(Settings.read().algorithms)
+    return comm
 
 
 def connect(found: Libraries, side: Communicator, local_rank: int) -> NcclCommunicator:
@@ -119,7 +121,6 @@ class NcclCommunicator(ComposedCommunicator):
     backend = "nccl"
     blocking = False
     device_memory = True
-    inline = -1  # the data may be in device memory
 
     def __init__(self, found: Libraries, side: Communicator, comm: Any, streams: CudaStreams) -> None:
         self.engine_errors = (found.nccl.NCCLError, CudaFailed)

@@ -1,0 +1,95 @@
+"""The table of algorithms: what it chooses, what it refuses, and that every algorithm is right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwise.backends import tuning
+from rankwise.group.group import Group
+from rankwise.testing import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parent))
+from forced_algorithms import check_all, expected
+from hosts_in_threads import PLACEMENTS, opener
+
+
+def test_what_is_chosen_on_both_sides_of_each_threshold() -> None:
+    for backend, edge in (("gloo", 1 << 17), ("mpi", 1 << 14), ("hierarchical", 1 << 14)):
+        assert [tuning.all_reduce(backend, edge + more) for more in (0, 1)] == ["all_gather", "reduce_scatter"]
+    assert [tuning.gloo_all_reduce((1 << 17) + more, True) for more in (0, 1)] == ["all_gather", "ring"]
+    assert [tuning.gloo_all_reduce((1 << 17) + more, False) for more in (0, 1)] == ["all_gather", "reduce_scatter"]
+    assert [tuning.gloo_all_gather((1 << 20) + more) for more in (0, 1)] == ["pairwise", "ring"]
+    assert [tuning.gloo_all_gather_v(4, 1 << 20, (1 << 21) - more) for more in (0, 1)] == ["padded", "broadcasts"]
+    assert [tuning.gloo_all_gather_v(9, (1 << 14) + more, 1 << 14) for more in (0, 1)] == ["padded", "broadcasts"]
+    assert [tuning.lanes((16 << 10) + more) for more in (0, 1)] == ["one_lane", "all_lanes"]
+    assert [tuning.pipeline_step(lanes, 2) for lanes in (1, 8, 9)] == [1 << 20, 1 << 20, 9 << 17]
+    assert [tuning.inline(backend) for backend in ("gloo", "mpi", "nccl")] == [1016, 248, -1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "wanted", "words"),
+    [
+        ("gloo", {"allreduce": "ring"}, r"operation 'allreduce' given to gloo, expected one of all_reduce, reduce"),
+        ("gloo", {"all_reduce": "mpi"}, r"'mpi' given for all_reduce of gloo, expected one of inline, .*, ring"),
+        ("nccl", {"all_reduce": "ring"}, r"given to nccl, expected none"),
+    ],
+)
+def test_names_that_do_not_exist(backend: str, wanted: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=f"RANKWISE_ALGORITHM: .*{words}"):
+        tuning.check(backend, wanted)
+
+
+@pytest.mark.timeout(300)
+def test_every_algorithm_of_gloo() -> None:
+    for ran in run_ranks(3, check_all, backend="gloo", timeout=240):
+        assert ran.keys() == expected("gloo")
+
+
+@pytest.mark.parametrize("placement", ["2x2", "one has one"])
+def test_every_algorithm_of_hierarchical(placement: str) -> None:
+    hosts = PLACEMENTS[placement]
+    for ran in run_ranks(len(hosts), check_all, backend=opener(hosts), timeout=100):
+        assert ran.keys() == expected("hierarchical")
+
+
+def test_the_groups_that_are_split_off_force_the_same() -> None:
+    def body(group: Group) -> None:
+        group.comm.force({"all_reduce": "one_lane"})  # type: ignore[attr-defined]
+        part = group.dup()
+        assert part.comm._forced == {"all_reduce": "one_lane"}  # type: ignore[attr-defined]
+
+    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "line"),
+    [
+        ("all_reduce=ring,all_gather=pairwise", "2 {'all_reduce': 'ring', 'all_gather': 'pairwise'}"),
+        ("all_reduce=tree", "ValueError: RANKWISE_ALGORITHM: the algorithm 'tree' given for all_reduce of gloo"),
+        ("all_reduce=ring,", "2 {'all_reduce': 'ring'}"),
+    ],
+)
+def test_the_variable(tmp_path: Path, algorithm: str, line: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os, rankwise as rw
+try:
+    group = rw.init("gloo", timeout=60)
+    text = f"{group.all_reduce(1)} {group.comm._forced}"
+except ValueError as error:
+    text = f"ValueError: {error}"
+os.write(1, f"{text}\\n".encode())
+"""
+    )
+    command = [sys.executable, "-m", "rankwise", "run", "-n", "2", str(program)]
+    environment = {**os.environ, "RANKWISE_ALGORITHM": algorithm}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    lines = ran.stdout.splitlines()
+    assert len(lines) == 2, ran.stderr
+    assert all(one.startswith(line) for one in lines), lines
