@@ -49,9 +49,6 @@ EXTENSIONS = {"_native", "_bench"}
 # What only the benchmark needs: no other part of the package loads it.
 BENCHMARK = "tools/bench/"
 
-# Files that import each other still. A circle that is gone from the code must go from this list as well.
-KNOWN_CIRCLES: set[frozenset[str]] = set()
-
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.
 FRONT_DOORS = {"autograd.py", "torch.py"}
 
@@ -222,7 +219,7 @@ def test_imports_follow_the_arrows() -> None:
 
 
 def test_no_two_files_import_each_other() -> None:
-    assert circles(ROOT / "src" / "rankwise") == KNOWN_CIRCLES
+    assert circles(ROOT / "src" / "rankwise") == set()
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class TorchKind(Kind):
         return given.mul(factor)
 
 
-class CudaKind(TorchKind):
+class TorchCudaKind(TorchKind):
     """Makes torch tensors on one CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -163,7 +163,7 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
         )
     shape = tuple(tensor.shape)
     device = device_of(tensor)
-    kind = TORCH if device is None else CudaKind(tensor.device)
+    kind = TORCH if device is None else TorchCudaKind(tensor.device)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         made = _Written if write else Buffer
         return made(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, kind, tensor, device=device)

@@ -35,7 +35,7 @@ class EngineWork(Work[None]):
         return self._task.done()
 
 
-class ReceiveWork(EngineWork):
+class EngineReceiveWork(EngineWork):
     """A receive. Once it is complete, source and tag are the message's."""
 
     __slots__ = ("_request",)
@@ -203,7 +203,7 @@ class EngineCommunicator(OpenCommunicator):
         return EngineWork(self._comm.send(ptr, count, dtype, dest, tag))
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
-        return ReceiveWork(self._comm.recv(ptr, count, dtype, src, tag))
+        return EngineReceiveWork(self._comm.recv(ptr, count, dtype, src, tag))
 
     def probe(self, src: int, tag: int) -> Message | None:
         found = self._comm.probe(src, tag)

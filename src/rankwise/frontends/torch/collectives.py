@@ -46,7 +46,7 @@ class MonitoredBarrierError(CollectiveTimeout, RuntimeError):
         super().__init__(text, **vars(error))
 
 
-class Collectives(Core):
+class TorchCollectives(Core):
     """Each takes torch's options, or what torch's short forms take: a root, an operation, a timeout."""
 
     def allreduce(

@@ -13,8 +13,8 @@ from torch.distributed import PrefixStore, Store, Work
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
 from rankwise.frontends.torch import meeting
-from rankwise.frontends.torch.collectives import Collectives
-from rankwise.frontends.torch.messages import Messages
+from rankwise.frontends.torch.collectives import TorchCollectives
+from rankwise.frontends.torch.messages import TorchMessages
 
 NAME = "rankwise"
 _CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def open_group(store: Store, rank: int, size: int, timeout: timedelta, ranks: Se
     return RankwiseGroup(meeting.meet(store, rank, size, timeout.total_seconds(), parent, ranks), store)
 
 
-class RankwiseGroup(Collectives, Messages):
+class RankwiseGroup(TorchCollectives, TorchMessages):
     """A process group that moves tensors of host memory by `comm`, which it owns."""
 
     supports_splitting = True

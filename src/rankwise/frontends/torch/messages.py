@@ -14,7 +14,7 @@ from rankwise.frontends.torch.reductions import moved
 from rankwise.frontends.torch.tensors import source, target
 
 
-class Messages(Core):
+class TorchMessages(Core):
     """Messages match by source and tag, in the order sent. Both calls return at once; `wait` completes them."""
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
