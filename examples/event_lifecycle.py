@@ -1,4 +1,4 @@
-"""The life of an event, in seven steps: communication that runs behind computation, and blocks nobody.
+"""The life of an event in seven steps: communication that overlaps with computation and blocks no thread.
 
     python examples/event_lifecycle.py
 

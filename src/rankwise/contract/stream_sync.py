@@ -8,7 +8,7 @@ THIS_THREAD = 0  # in the place of a host stream's handle: the calling thread
 
 
 class StreamSyncOps(ABC):
-    """Lets communication run behind computation without blocking the caller.
+    """Overlaps communication with computation without blocking the caller.
 
     The life of an event, in order: `create_event`; `record_on_stream` (the gradient is ready);
     `comm_stream_wait_event`; launch the all_reduce, which runs on the communicator's stream
