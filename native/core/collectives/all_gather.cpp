@@ -4,15 +4,14 @@
 namespace rankwise::collectives {
 
 // Every rank reads the others' blocks, or gives them its own, which it writes into their memory: a piece at a
-// time, which is in the cache when it goes to the next. False where memory of one cannot be written to; then
+// time, which is in the cache when it goes to the next. False where memory of one cannot be reached; then
 // nothing was done.
 static bool all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, bool gives) {
     constexpr size_t kPiece = 256 << 10;
     const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
-    uint8_t* lent = gives ? s.readable(recv, blocks.total()) : nullptr;
-    Loan loan(s, gives ? lent : send, lent);
-    if (gives && !loan.all_lend()) return false;
-    loan.await_all();  // from here on all agree: what others refuse must not change recv
+    const uint8_t* lent = gives ? s.readable(recv, blocks.total()) : s.readable(send, mine);
+    Loan loan(s, lent, gives && lent ? recv : nullptr);
+    if (!loan.all_lend()) return false;  // from here on all agree: what others refuse must not change recv
     for (size_t at = 0; at < mine; at += kPiece) {
         const size_t length = std::min(kPiece, mine - at);
         keep_own(s, recv + begin + at, send + at, length, blocks.total() * size_t(s.n));

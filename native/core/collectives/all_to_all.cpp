@@ -15,14 +15,15 @@ void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out,
         return;
     }
     if (out.equal() && goes_direct(s, largest, send, out.total())) {  // else only the peer knows where my block begins
-        Loan loan(s, send);
-        loan.await_all();  // from here on all agree: what others refuse must not change recv
-        keep_own(s, recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank), in.total() * size_t(s.n));
-        for (int i = 1; i < s.n; ++i) {
-            const int from = (s.rank + i) % s.n;
-            loan.read(from, recv + in.offset(from), out.offset(s.rank), in.size(from));
+        Loan loan(s, s.readable(send, out.total()));
+        if (loan.all_lend()) {  // from here on all agree: what others refuse must not change recv
+            keep_own(s, recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank), in.total() * size_t(s.n));
+            for (int i = 1; i < s.n; ++i) {
+                const int from = (s.rank + i) % s.n;
+                loan.read(from, recv + in.offset(from), out.offset(s.rank), in.size(from));
+            }
+            return loan.finish_all();
         }
-        return loan.finish_all();
     }
     const Copy copy_out = s.copy_for(in.total() * size_t(s.n));
     const SideBySide cut(s, largest);

@@ -4,22 +4,24 @@
 
 namespace rankwise::collectives {
 
-// The others read root's memory; of two ranks root writes half of it, so that both copy.
-static void broadcast_direct(Steps& s, uint8_t* data, size_t bytes, int root) {
+// The others read root's memory; of two ranks root writes half of it, so that both copy. False where memory cannot be
+// reached; then nothing was done.
+static bool broadcast_direct(Steps& s, uint8_t* data, size_t bytes, int root) {
     const size_t read = s.n == 2 ? bytes / 2 : bytes;
-    if (s.rank == root) {
-        Loan loan(s, data);
-        if (s.n == 2) {
-            loan.await(1 - root);
-            loan.write(1 - root, data + read, read, bytes - read);
-        }
+    const bool from_me = s.rank == root, written = s.n == 2 && !from_me;
+    uint8_t* lent = from_me || written ? s.readable(data, bytes) : nullptr;
+    Loan loan(s, from_me ? lent : nullptr, written ? lent : nullptr);
+    if (s.n == 2) loan.await(1 - s.rank);
+    else if (!from_me) loan.await_all();  // from here on all agree: what others refuse must not change data
+    if (!(from_me ? lent != nullptr : loan.lends(root, false)) || (s.n == 2 && !loan.lends(1 - root, true))) return loan.finish_all(), false;
+    if (from_me) {
+        if (s.n == 2) loan.write(1 - root, data + read, read, bytes - read);
         loan.finish_all();
     } else {
-        Loan loan(s, nullptr, data);
-        loan.await_all();
         loan.read(root, data, 0, read);
         loan.finish_with(root);
     }
+    return true;
 }
 
 void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
@@ -32,7 +34,7 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
         std::memcpy(data, s.payload(root, step), bytes);
         return;
     }
-    if (spreads_direct(s, bytes, s.n == 2 || from_me ? data : nullptr, bytes)) return broadcast_direct(s, data, bytes, root);
+    if (spreads_direct(s, bytes, s.n == 2 || from_me ? data : nullptr, bytes) && broadcast_direct(s, data, bytes, root)) return;
     const size_t piece = s.slot_bytes();
     const Copy copy_out = s.copy_for(bytes * size_t(s.n));
     const uint64_t rounds = rounds_of(bytes, piece);

@@ -4,20 +4,22 @@
 namespace rankwise::collectives {
 
 // Every rank writes its block into root's memory; of two ranks root reads half of a small one and some of one that is
-// too large for the caches, so that both copy as long.
-static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+// too large for the caches, so that both copy as long. False where root's memory cannot be reached; then nothing was done.
+static bool gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
     const size_t some = to_take_over(s, blocks, root);
-    Loan loan(s, to_me ? nullptr : some ? s.readable(send, blocks.size(s.rank)) : send, to_me ? recv : nullptr);
+    const bool read = s.n == 2 && !to_me;
+    Loan loan(s, read ? s.readable(send, blocks.size(s.rank)) : nullptr, to_me ? s.readable(recv, blocks.total()) : nullptr);
     loan.await_all();  // from here on all agree: what others refuse must not change recv
+    if (!loan.lends(root, true)) return loan.finish_all(), false;
     const size_t taken = some && loan.lends(1 - root, false) && !loan.registered(root, true) ? some : 0;
     const auto given = [&](int from) {
         const size_t block = blocks.size(from);
-        return s.n > 2 || block >= kGivenFrom ? block - taken : block / 2;
+        return s.n > 2 || block >= kGivenFrom || !loan.lends(1 - root, false) ? block - taken : block / 2;
     };
     if (!to_me) {
         loan.write(root, send, blocks.offset(s.rank), given(s.rank));
-        return loan.finish_with(root);
+        return loan.finish_with(root), true;
     }
     keep_own(s, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
     for (int from = 0; from < s.n; ++from) {
@@ -25,6 +27,7 @@ static void gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Bl
         if (from != root) loan.read(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
     }
     loan.finish_all();
+    return true;
 }
 
 void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
@@ -33,7 +36,7 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
     const Copy copy_out = s.copy_for(blocks.total());
     const size_t largest = blocks.largest();
     const uint8_t* lent = to_me ? recv : s.n == 2 ? send : nullptr;
-    if (goes_direct(s, largest, lent, to_me ? blocks.total() : mine)) return gather_direct(s, send, recv, blocks, root);
+    if (goes_direct(s, largest, lent, to_me ? blocks.total() : mine) && gather_direct(s, send, recv, blocks, root)) return;
     if (largest <= kInline) {
         const uint64_t step = s.post(send, to_me ? 0 : mine);
         if (!to_me) return;

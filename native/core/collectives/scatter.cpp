@@ -7,11 +7,13 @@
 namespace rankwise::collectives {
 
 // The others read their blocks in root's memory while it copies its own, and of two ranks some of the other's.
-static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+// False where root's memory cannot be reached; then nothing was done.
+static bool scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
     const size_t some = to_take_over(s, blocks, root);
-    Loan loan(s, from_me ? send : nullptr, some && !from_me ? s.readable(recv, blocks.size(s.rank)) : nullptr);
+    Loan loan(s, from_me ? s.readable(send, blocks.total()) : nullptr, some && !from_me ? s.readable(recv, blocks.size(s.rank)) : nullptr);
     loan.await_all();  // from here on all agree: what others refuse must not change recv
+    if (!loan.lends(root, false)) return loan.finish_all(), false;
     const size_t taken = some && loan.lends(1 - root, true) && !loan.registered(root, false) ? some : 0;
     if (from_me) {
         keep_own(s, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
@@ -19,10 +21,10 @@ static void scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const B
             const size_t read = blocks.size(other) - taken;
             loan.write(other, send + blocks.offset(other) + read, read, taken);
         }
-        return loan.finish_all();
+        return loan.finish_all(), true;
     }
     loan.read(root, recv, blocks.offset(s.rank), blocks.size(s.rank) - taken);
-    loan.finish_with(root);
+    return loan.finish_with(root), true;
 }
 
 void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
@@ -34,7 +36,7 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
         if (mine) std::memcpy(recv, (from_me ? send : s.payload(root, step)) + blocks.offset(s.rank), mine);
         return;
     }
-    if (goes_direct(s, blocks.largest(), from_me ? send : nullptr, blocks.total())) return scatter_direct(s, send, recv, blocks, root);
+    if (goes_direct(s, blocks.largest(), from_me ? send : nullptr, blocks.total()) && scatter_direct(s, send, recv, blocks, root)) return;
     const Copy copy_out = s.copy_for(blocks.total());
     const SideBySide cut(s, blocks.largest());
     pipeline(

@@ -152,6 +152,7 @@ private:
     std::vector<Incoming> incoming_;                              // by source
     std::vector<std::shared_ptr<Request>> shown_;                 // by source: the receive in its Handover
     uint64_t arrivals_ = 0;
+    Reached reached_;                                             // by peers, of this rank's memory
     std::condition_variable work_;
     bool closing_ = false;
     std::thread thread_;

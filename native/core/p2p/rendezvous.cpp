@@ -5,6 +5,7 @@ namespace rankwise {
 
 namespace {
 
+constexpr uint64_t kUnreachable = 0;     // in place of the address of a message, which the sender then copies alone
 constexpr uint64_t kShownFrom = 16 << 10;  // bytes from which it wins
 constexpr uint64_t kLookedFrom = 64 << 10;  // bytes from which it is worth a short wait
 constexpr int kTurns = 4;                   // of others, for which it waits where the ranks share cores
@@ -24,6 +25,7 @@ void Mail::show(const std::shared_ptr<Request>& r) {
     if (!steps_.direct() || r->count_ * itemsize(r->dtype_) < kShownFrom) return;
     for (auto& other : receives_)
         if (other != r && !other->matched_ && (other->peer_ == from || other->peer_ == kAny)) return;
+    if (!steps_.readable(r->data_, r->count_ * itemsize(r->dtype_), reached_)) return;
     Handover& m = channel(from, rank_, true)->handover;
     m.to.store(reinterpret_cast<uint64_t>(r->data_), std::memory_order_relaxed);
     m.count.store(r->count_, std::memory_order_relaxed);
@@ -115,7 +117,8 @@ bool Mail::may_copy_at_once(const Request& r) { return r.count_ * itemsize(r.dty
 bool Mail::take(Channel& c, Request& r, int to, uint64_t state) {
     Handover& m = c.handover;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
-    m.from.store(reinterpret_cast<uint64_t>(r.data_), std::memory_order_relaxed);
+    const bool shared = steps_.readable(r.data_, r.count_ * itemsize(r.dtype_), reached_);
+    m.from.store(shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable, std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
     m.sent_tag.store(r.tag_, std::memory_order_relaxed);
@@ -135,9 +138,10 @@ bool Mail::copied(const Handover& m, uint64_t bytes) const {
     return m.done.load() == (bytes + piece - 1) / piece && !region_.failed();
 }
 
-// The pieces that the other has not begun; whether there were any.
+// The pieces that the other has not begun; whether there were any. None where the other's memory cannot be reached.
 bool Mail::copy_pieces(Handover& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes) {
     const uint64_t piece = piece_of(bytes), pieces = (bytes + piece - 1) / piece;
+    if (there == kUnreachable) return false;
     uint64_t mine = 0;
     while (m.begun.load(std::memory_order_relaxed) < pieces && !region_.failed() && m.begun.fetch_add(1) < pieces) {
         // From both ends, so that the next time too a core finds the same pieces in its cache.

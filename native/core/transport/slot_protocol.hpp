@@ -35,6 +35,26 @@ struct FreeAligned {
 // was made, "train.py:12", or "". Set once by the embedding.
 extern std::string (*call_site)();
 
+// Memory of this rank's own that was tried lately and that peers can reach: programs use the same arrays again and
+// again, and to try takes as long as a short message. Should other memory be there by now, the copy itself fails.
+class Reached {
+public:
+    bool has(const void* memory, size_t bytes) const {
+        for (const Range& one : ranges_)
+            if (one.memory == memory && one.bytes == bytes) return true;
+        return false;
+    }
+    void add(const void* memory, size_t bytes) { ranges_[next_++ % kRanges] = {memory, bytes}; }
+
+private:
+    static constexpr size_t kRanges = 8;
+    struct Range {
+        const void* memory = nullptr;
+        size_t bytes = 0;
+    } ranges_[kRanges];
+    size_t next_ = 0;
+};
+
 class alignas(kCacheLine) Steps {  // so that where its members lie is no matter of what stands before it
 public:
     Steps(Segment& segment, Region& region, int rank);
@@ -155,8 +175,10 @@ public:
     void await_no_writers();
     // Whether a peer's memory can be read at all.
     bool can_read(int peer, uint64_t address, uint64_t expected) const;
-    // `memory` of this rank's own, or null where peers could not read it: what a driver maps, say.
-    uint8_t* readable(const void* memory, size_t bytes) const;
+    // `memory` of this rank's own, or null where peers cannot reach it: what a driver maps, say.
+    uint8_t* readable(const void* memory, size_t bytes) { return readable(memory, bytes, reached_); }
+    // The same in any thread that owns `reached`.
+    uint8_t* readable(const void* memory, size_t bytes, Reached& reached) const;
     // Memory of this rank's own for what is read from peers, kScratch bytes.
     uint8_t* scratch();
 
@@ -232,6 +254,7 @@ private:
     const int slot_bits_;
     uint64_t free_at_[kSlots] = {};   // steps each peer must have posted before what is in the slot has been read
     uint64_t claim_at_[kSlots] = {};  // the same of what was in it before
+    Reached reached_;
 };
 
 // Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(place, k) writes this rank's piece of

@@ -41,7 +41,11 @@ def test_ranks_come_back_after_close() -> None:
 
 
 def two_ranks(program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", sys.executable, "-c", program]
+    return ranks(2, program)
+
+
+def ranks(n: int, program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), "--", sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
 
 
@@ -76,6 +80,76 @@ for x in (secret, secret[: 70_000], secret if group.rank else np.empty_like(secr
     np.testing.assert_array_equal(parts, np.stack([want[: parts.shape[1]]] * 2))
 print("ok")
 """
+
+UNREADABLE_BY_SOME = """
+import ctypes, mmap, os, sys, time
+import numpy as np
+import rankwise as rw
+libc = ctypes.CDLL(None, use_errno=True)
+fd = libc.syscall(447, 0)  # memfd_secret
+if fd < 0:
+    sys.exit("no memfd_secret: " + os.strerror(ctypes.get_errno()))
+size = 24 << 20
+os.ftruncate(fd, size)
+secret = np.frombuffer(mmap.mmap(fd, size), np.float32)
+group = rw.init(timeout=20)
+me, n = group.rank, group.world_size
+
+def memory(count, hidden, part=0):
+    x = secret[part << 20 :][:count] if hidden else np.empty(count, np.float32)
+    return x
+
+for count in (6_000, 30_000, 400_000):  # 24 KB, where ranks begin to reach into each other's memory, to 1.6 MB
+    for hidden in [{0}, {1}, set(range(n))]:
+        here = me in hidden
+        data = np.arange(count, dtype=np.float32)
+        for root in range(n):
+            x = memory(count, here)
+            x[:] = data + me
+            group.broadcast(x, root)
+            np.testing.assert_array_equal(x, data + root)
+            x[:] = data + me
+            whole = memory(count * n, here, 1).reshape(n, -1) if me == root else None
+            group.gather(x, root, out=whole)
+            if me == root:
+                np.testing.assert_array_equal(whole, np.stack([data + rank for rank in range(n)]))
+            got = memory(count, here, 3)
+            group.scatter(whole, root, out=got.reshape(1, -1))
+            np.testing.assert_array_equal(got, data + me)
+        x[:] = data + me
+        whole = memory(count * n, here, 1).reshape(n, -1)
+        group.all_gather(x, out=whole)
+        np.testing.assert_array_equal(whole, np.stack([data + rank for rank in range(n)]))
+        out = memory(count * n, here, 3).reshape(n, -1)
+        group.all_to_all(whole, out=out)
+        np.testing.assert_array_equal(out, np.stack([data + me] * n))
+        uneven = group.gather_v(x if me == 0 else x[:0], 1)
+        assert me != 1 or np.array_equal(uneven, data)
+        for first in ("send", "recv"):  # whichever is there first
+            group.barrier()
+            got = memory(count, here, 3)
+            got[:] = -1
+            if me == 0:
+                if first == "recv":
+                    time.sleep(0.02)
+                group.send(x, 1)
+            elif me == 1:
+                if first == "send":
+                    time.sleep(0.02)
+                group.recv(got, 0)
+                np.testing.assert_array_equal(got, data)
+print("ok")
+"""
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_memory_that_peers_cannot_reach_is_staged(n: int) -> None:
+    """As what a driver maps: of one rank, of another, of all."""
+    done = ranks(n, UNREADABLE_BY_SOME)
+    if "no memfd_secret" in done.stderr:
+        pytest.skip("this kernel makes no memory that other processes cannot read (memfd_secret)")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["ok"] * n
 
 
 def test_memory_that_no_peer_can_read() -> None:
