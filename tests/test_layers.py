@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "launch": {"contract"},
     "observe": {"contract"},
     "backends": {"contract", "_native"},
+    "wrappers": {"contract", "backends"},
     "overlap": {"contract", "arrays", "group", "rankwise"},
     "frontends": {"contract", "arrays", "group", "launch", "overlap", "rankwise"},
     "tools": {"contract", "arrays", "group", "launch", "observe", "overlap", "rankwise"},
@@ -34,7 +35,7 @@ MAY_IMPORT = {
 # This file joins the group level with the backends.
 JOINS = {"initialize.py"}
 TOP = {"__init__.py", "initialize.py", "module_functions.py"}
-JOINS_MAY_IMPORT = {"backends", "_native"}
+JOINS_MAY_IMPORT = {"backends", "wrappers", "_native"}
 # These rooms may use the native functions that move no bytes between ranks: reading an array's address
 # and dtype, the program's own streams, creating and reading a job's segment, ending with the launcher.
 NATIVE_HELPERS = {

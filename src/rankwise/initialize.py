@@ -53,6 +53,10 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
         if settings.launcher_pid is not None:
             _native.end_with(settings.launcher_pid)
         comm = registry.opener(name)(job, timeout or settings.timeout)
+        if settings.check and name not in registry.BUILT_IN:
+            from rankwise.wrappers.checked import CheckedCommunicator
+
+            comm = CheckedCommunicator(comm)
         _default = Group(comm, backend=name)
         return _default
 

@@ -21,7 +21,8 @@ Opener = Callable[[Job, float], Communicator]
 
 ENTRY_POINTS = "rankwise.backends"
 
-_BUILT_IN = {
+# Those of this package compare their ranks' calls themselves, as RANKWISE_CHECK says.
+BUILT_IN = {
     "solo": "rankwise.backends.native.solo",
     "shm": "rankwise.backends.native.shm",
     "threads": "rankwise.backends.native.threads",
@@ -34,7 +35,7 @@ _BUILT_IN = {
 
 def names() -> list[str]:
     """The names of all backends, those of other packages included; loads none of them."""
-    return sorted({*_BUILT_IN, *_outside()})
+    return sorted({*BUILT_IN, *_outside()})
 
 
 def opener(name: str) -> Opener:
@@ -43,8 +44,8 @@ def opener(name: str) -> Opener:
     ValueError where there is none of that name; ImportError (BackendUnavailable) where what it
     needs is missing.
     """
-    if name in _BUILT_IN:
-        found: Opener = import_module(_BUILT_IN[name]).open
+    if name in BUILT_IN:
+        found: Opener = import_module(BUILT_IN[name]).open
         return found
     outside = _outside()
     if name in outside:

@@ -85,7 +85,7 @@ LANE_PIECE = 64 << 10  # that a piece has at least for each host and lane, for t
 
 def check(backend: str, wanted: Mapping[str, str]) -> dict[str, str]:
     """The algorithms to force, by operation. ValueError where this backend has no such operation or algorithm."""
-    known = ALGORITHMS[backend]
+    known = ALGORITHMS.get(backend, {})
     for operation, algorithm in wanted.items():
         if operation not in known:
             expected = (

@@ -23,7 +23,7 @@ class Settings:
     RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its --trace
     RANKWISE_TRACE_FD       descriptor of what takes a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
-                            (default: on gloo yes, on mpi no)
+                            (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend runs in place of those that it would choose:
                             "all_reduce=staged,all_gather=single_copy"; the same on all ranks. An algorithm that
                             cannot run is an error

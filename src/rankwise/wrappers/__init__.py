@@ -1,0 +1,1 @@
+"""One communicator around another, which adds what a backend does not do itself."""

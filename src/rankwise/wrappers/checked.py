@@ -1,0 +1,144 @@
+"""CheckedCommunicator: the ranks of any communicator compare their calls before each collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from rankwise.backends.composed.communicator import ComposedCommunicator
+from rankwise.contract.communicator import Communicator, Message
+from rankwise.contract.errors import RankwiseError
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.work import Work
+
+_BYTE = DType.U8
+
+
+class CheckedCommunicator(ComposedCommunicator):
+    """One rank's end of the same group, whose collectives raise MismatchError where the ranks call different things.
+
+    It shares that comparison, its envelopes and its errors with the backends over other engines: here the engine is
+    another communicator. Its collectives are complete when they return. It owns the communicator that it wraps.
+    """
+
+    engine_errors = ()  # the inner communicator raises errors of ours
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+        self.backend = getattr(inner, "backend", type(inner).__name__)
+        self.any_source, self.device_memory = inner.any_source, inner.device_memory
+        super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
+        if inner.device_memory:
+            self._inline = -1  # an envelope is in host memory
+
+    def _timeout_set(self, timeout: float) -> None:
+        self._inner.timeout = timeout
+
+    def allocate(self, nbytes: int) -> Any:
+        return self._inner.allocate(nbytes)
+
+    def allocating(self) -> AbstractContextManager[None]:
+        return self._inner.allocating()
+
+    # ---- point-to-point ----
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+        self._check_failed()
+        return self._inner.send(ptr, count, dtype, dest, tag)
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+        self._check_failed()
+        return self._inner.recv(ptr, count, dtype, src, tag)
+
+    def probe(self, src: int, tag: int) -> Message | None:
+        self._check_failed()
+        return self._inner.probe(src, tag)
+
+    def sync(self) -> None:
+        if self._queue is not None:
+            self._queue.drain()
+        self._check_failed()
+        self._inner.sync()
+
+    def _check_failed(self) -> None:
+        if self._refusal is not None:
+            raise self._refused()
+
+    # ---- moves: collectives of the inner communicator ----
+
+    def _complete(self, operation: str, *args: Any) -> None:
+        getattr(self._inner, operation)(*args)
+        if not self._inner.blocking:
+            self._inner.sync()
+
+    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], None]:
+        gather = self._inner.plan("all_gather", mine, everybody, size, _BYTE)
+
+        def move() -> None:
+            gather()
+            if not self._inner.blocking:
+                self._inner.sync()
+
+        return move
+
+    def _barrier(self) -> None:
+        self._complete("barrier")
+
+    def _broadcast(self, ptr: int, size: int, root: int) -> None:
+        self._complete("broadcast", ptr, size, _BYTE, root)
+
+    def _gather(self, send: int, recv: int, size: int, root: int) -> None:
+        self._complete("gather", send, recv, size, _BYTE, root)
+
+    def _scatter(self, send: int, recv: int, size: int, root: int) -> None:
+        self._complete("scatter", send, recv, size, _BYTE, root)
+
+    def _all_gather(self, send: int, recv: int, size: int) -> None:
+        self._complete("all_gather", send, recv, size, _BYTE)
+
+    def _all_to_all(self, send: int, recv: int, size: int) -> None:
+        self._complete("all_to_all", send, recv, size, _BYTE)
+
+    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        self._complete("gather_v", send, recv, sizes, _BYTE, root)
+
+    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        self._complete("scatter_v", send, recv, sizes, _BYTE, root)
+
+    def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
+        self._complete("all_gather_v", send, recv, sizes, _BYTE)
+
+    def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
+        self._complete("all_to_all_v", send, recv, send_sizes, recv_sizes, _BYTE)
+
+    def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._complete("all_reduce", ptr, count, dtype, op)
+
+    def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        self._complete("reduce", ptr, count, dtype, op, root)
+
+    def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._complete("reduce_scatter", send, recv, count, dtype, op)
+
+    def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
+        self._complete("reduce_scatter_v", send, recv, counts, dtype, op)
+
+    # ---- groups, ends ----
+
+    def _part(self, color: int, members: Sequence[int]) -> Communicator:
+        part = self._inner.split(color, members.index(self._rank))
+        assert part is not None
+        return CheckedCommunicator(part)
+
+    def _no_part(self) -> None:
+        self._inner.split(-1)
+
+    def _explain(self, error: Exception) -> RankwiseError:
+        return RankwiseError(str(error))
+
+    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
+        """Nothing to do: an inner failure is known to the inner group, and a difference is found by every rank."""
+
+    def _release(self, timeout: float, healthy: bool) -> None:
+        self._inner.close(timeout)
