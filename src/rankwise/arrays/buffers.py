@@ -1,4 +1,4 @@
-"""From whatever the caller holds to checked memory: any array, buffer or number becomes a Buffer."""
+"""Turns any array, buffer or number that a caller passes into a Buffer, which is checked memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankwise.contract.types import DType
 
 
 class _NamespaceKind(NumpyKind):
-    """Results for immutable arrays: made in NumPy, handed back through the array's own library."""
+    """Results for immutable arrays: computed in NumPy, and converted by the array's own library."""
 
     def __init__(self, x: Any) -> None:
         self.give: Restore = x.__array_namespace__().asarray
@@ -28,10 +28,10 @@ class _NamespaceKind(NumpyKind):
 
 
 def source(x: Any, name: str = "x") -> Buffer:
-    """`x` to be read, after `pack()`. `finish()` gives x itself.
+    """A Buffer for reading `x`, after `pack()`. `finish()` returns x itself.
 
-    TypeError where `x` is no array, buffer or number, or of a type that does not travel. Its memory may be a device's:
-    who passes it to a communicator checks that this reaches it.
+    Raises TypeError unless `x` is an array, a buffer or a number of a supported dtype. Its memory may be on a device;
+    the caller checks whether the communicator can access it.
     """
     found = describe(x)
     if found is not None and found[4]:
@@ -40,9 +40,9 @@ def source(x: Any, name: str = "x") -> Buffer:
 
 
 def target(x: Any, name: str = "x") -> Buffer:
-    """`x` to be read, after `pack()`, and written in place; `finish()` gives what the operation returns.
+    """A Buffer for reading `x`, after `pack()`, and writing it in place; `finish()` returns the operation's result.
 
-    Raises as `source` does, and ValueError where `x` is read-only.
+    Raises the errors of `source`, and ValueError if `x` is read-only.
     """
     found = describe(x)
     if found is not None and found[4] and found[5]:
@@ -51,10 +51,9 @@ def target(x: Any, name: str = "x") -> Buffer:
 
 
 def result(out: Any, shape: Shape, like: Buffer) -> Buffer:
-    """Memory for an operation's result: `out` where it is given, else a new array of the kind and type of `like`.
+    """Memory for an operation's result: `out` if it is given, else a new array of the kind and dtype of `like`.
 
-    ValueError or TypeError where `out` is not a writable array of that shape and type, or
-    overlaps `like`.
+    Raises ValueError or TypeError if `out` is not a writable array of that shape and dtype, or overlaps `like`.
     """
     if out is None:
         return like.kind.empty(shape, like.dtype)
@@ -62,7 +61,7 @@ def result(out: Any, shape: Shape, like: Buffer) -> Buffer:
 
 
 def check_result(out: Any, shape: Shape, like: Buffer) -> Buffer:
-    """`out` as memory for a result of `shape`, of the type of `like`, which is read meanwhile."""
+    """Check `out` as memory for a result of `shape` with the dtype of `like`, which the operation reads."""
     buffer = writable(out)
     if buffer.dtype is not like.dtype:
         raise ValueError(f"out: expected dtype {dtypes.name(like.dtype)}, got {dtypes.name(buffer.dtype)}")
@@ -76,13 +75,13 @@ def check_result(out: Any, shape: Shape, like: Buffer) -> Buffer:
 
 
 def check_rows(out: Any, like: Buffer) -> None:
-    """Check what can be known of `out` before the length of the result's axis 0 is."""
+    """Check `out` as far as possible before the length of the result's axis 0 is known."""
     buffer = writable(out)
     check_result(out, (*buffer.shape[:1], *like.shape[1:]), like)
 
 
 def writable(out: Any) -> Buffer:
-    """`out` as memory to write to, whatever its shape and type."""
+    """`out` as memory to write to, of any shape and dtype."""
     buffer = target(out, "out")
     if buffer.given is not out:
         raise TypeError(f"out: expected a writable array, got an immutable {type(out).__name__}")
@@ -90,7 +89,7 @@ def writable(out: Any) -> Buffer:
 
 
 def receiver(x: Any, dtype: Any) -> Buffer:
-    """Memory for a message: the array `x`, or a new one where `x` is a shape; `dtype` None means float64 then."""
+    """Memory for a message: the array `x`, or a new array if `x` is a shape; then `dtype` None means float64."""
     if not isinstance(x, (tuple, list, int, np.integer)):
         buffer = target(x)
         if dtype is not None and dtype_argument(dtype)[0] is not buffer.dtype:
@@ -102,7 +101,7 @@ def receiver(x: Any, dtype: Any) -> Buffer:
 
 
 def shape_argument(x: Any, name: str, dtype: DType, or_else: str = "") -> Shape:
-    """A shape that was given as an int or a sequence of ints; ValueError where it is none, or no memory can hold it."""
+    """Check a shape given as an int or a sequence of ints. Raises ValueError if it is invalid or impossibly large."""
     shape = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     for length in shape:
         if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0:
@@ -115,7 +114,7 @@ def shape_argument(x: Any, name: str, dtype: DType, or_else: str = "") -> Shape:
 
 
 def dtype_argument(dtype: Any) -> tuple[DType, Kind]:
-    """The type, and the kind of array that this way to write it asks for."""
+    """The DType of a dtype argument, and the kind of array that it implies: torch's for a torch dtype, else NumPy's."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         from rankwise.arrays import torch as torch_arrays
@@ -125,7 +124,7 @@ def dtype_argument(dtype: Any) -> tuple[DType, Kind]:
 
 
 def scratch(shape: Shape, dtype: DType) -> Buffer:
-    """Memory of the right size whose content nobody will look at."""
+    """Memory of the right size whose content is not used."""
     count = prod(shape)
     memory = wrap(np.empty(count * dtype.itemsize, np.uint8), None)
     return Buffer(memory.ptr, count, dtype, shape, memory.array, NUMPY, None)
@@ -162,7 +161,7 @@ def _convert(x: Any, name: str, write: bool) -> Buffer:
 
 
 def _from_dlpack(x: Any, name: str, write: bool) -> Buffer:
-    """Writable memory is used in place; a read-only producer (JAX) gives new arrays of its own library."""
+    """Writable memory is used in place; for read-only arrays (JAX) the results are new arrays of their library."""
     if x.__dlpack_device__()[0] != _DLPACK_CPU:
         raise TypeError(
             f"{name}: expected memory of the host, or an array with __cuda_array_interface__, got {type(x).__name__}"
@@ -170,7 +169,7 @@ def _from_dlpack(x: Any, name: str, write: bool) -> Buffer:
     try:
         view = np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError) as error:
-        # DLPack in NumPy knows no bfloat16; such libraries then offer a read-only copy or view.
+        # NumPy's DLPack does not support bfloat16; the library then provides a read-only copy or view.
         if not hasattr(x, "__array__"):
             raise TypeError(f"{name}: NumPy cannot read this {type(x).__name__} by DLPack: {error}") from error
         view = np.asarray(x).view()

@@ -1,4 +1,4 @@
-"""Arrays in CUDA memory as Buffers: whatever has `__cuda_array_interface__`, such as CuPy's, Numba's and JAX's."""
+"""Arrays in CUDA memory as Buffers: arrays with `__cuda_array_interface__`, such as CuPy's, Numba's and JAX's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEGACY_STREAM = 1  # cudaStreamLegacy, the stream of programs that name none
 
 
 class CudaKind(Kind):
-    """Makes arrays of the library that an array comes from, on the device on which that makes them."""
+    """Makes arrays of the same library as a given array, on the library's current device."""
 
     def __init__(self, x: Any) -> None:
         self._x = x
@@ -53,7 +53,7 @@ class CudaKind(Kind):
 
 
 class _Fetched:
-    """An array of a device that NumPy reads as a copy."""
+    """A device array that NumPy reads by copying it to the host."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -66,10 +66,10 @@ class _Fetched:
 
 
 def convert(x: Any, name: str, write: bool) -> Buffer:
-    """`x`, without a copy.
+    """A Buffer for `x`, without a copy.
 
-    TypeError where its type does not travel, it is masked, or it is not contiguous; ValueError where it is to be
-    written and read-only.
+    Raises TypeError if its dtype is not supported, if it is masked, or if it is not contiguous; ValueError if it must
+    be written but is read-only.
     """
     found = x.__cuda_array_interface__
     kind, shape = type(x).__name__, tuple(found["shape"])
@@ -91,7 +91,7 @@ def convert(x: Any, name: str, write: bool) -> Buffer:
 
 
 def _dtype(x: Any, typestr: str) -> DType | None:
-    """The interface knows no bfloat16 and no 8-bit float; the array's own dtype may."""
+    """The DType. The interface has no code for bfloat16 and 8-bit floats, but the array's own dtype may name them."""
     try:
         named = dtypes.from_numpy(np.dtype(getattr(x, "dtype", typestr)))
     except TypeError:
@@ -101,7 +101,7 @@ def _dtype(x: Any, typestr: str) -> DType | None:
 
 
 def _library(x: Any) -> Any:
-    """The array library that `x` comes from."""
+    """The array library to which `x` belongs."""
     if hasattr(x, "__array_namespace__"):
         return x.__array_namespace__()
     return sys.modules.get(type(x).__module__.partition(".")[0])

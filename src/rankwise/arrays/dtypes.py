@@ -1,4 +1,4 @@
-"""DType and NumPy's dtypes, each way."""
+"""Conversion between DType and NumPy's dtypes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ DTYPES = tuple(DType)
 
 
 def from_numpy(dtype: np.dtype[Any]) -> DType | None:
-    """The DType of a NumPy dtype of any byte order, or None where there is none (object, str, ...)."""
+    """The DType of a NumPy dtype of any byte order, or None if there is none (object, str, ...)."""
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
         return _FROM_ML_DTYPES.get(dtype.name)
     return _FROM_NUMPY.get(f"{dtype.kind}{dtype.itemsize}")
 
 
 def to_numpy(dtype: DType) -> np.dtype[Any]:
-    """The NumPy dtype of a DType. bfloat16 and the 8-bit floats need the package ml_dtypes: ImportError without."""
+    """The NumPy dtype of a DType. Raises ImportError if bfloat16 or an 8-bit float lacks the package ml_dtypes."""
     found = _TO_NUMPY.get(dtype)
     return _ml_dtype(_TO_ML_DTYPES[dtype]) if found is None else found
 
@@ -58,9 +58,9 @@ def _ml_dtype(name: str) -> np.dtype[Any]:
 
 
 def parse(given: object) -> DType:
-    """The DType that a `dtype` argument means: a DType, "float32", "bfloat16", np.float32, a NumPy dtype.
+    """The DType of a `dtype` argument: a DType, "float32", "bfloat16", np.float32 or a NumPy dtype.
 
-    TypeError where it is none of the types that travel between ranks.
+    Raises TypeError for types that cannot be sent between ranks.
     """
     if isinstance(given, DType):
         return given

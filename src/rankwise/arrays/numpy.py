@@ -33,7 +33,7 @@ NUMPY = NumpyKind()
 
 
 def from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool, kind: Kind | None = None) -> Buffer:
-    """`view` is a NumPy view of what the caller gave. It is to be packed where it is not plain memory."""
+    """A Buffer for `view`, a NumPy view of the caller's object, which will be packed if it is not plain memory."""
     if isinstance(view, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask apart")
     check_dtype(view, name)
@@ -79,7 +79,7 @@ def wrap(
 
 
 def room_for(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A contiguous array of its own for what `view` holds, in native byte order."""
+    """An uninitialised contiguous array of native byte order for a packed copy of `view`."""
     return np.empty(view.shape, view.dtype.newbyteorder("="))
 
 

@@ -1,4 +1,4 @@
-"""What callers may pass as `op`: names, ReduceOps, and the operations composed of these."""
+"""The values that callers may pass as `op`: names, ReduceOps, and composed ops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankwise.contract.types import DType, ReduceOp
 
 @dataclass(frozen=True)
 class PremulSum:
-    """The operation that `premul_sum` gives."""
+    """The op that `premul_sum` returns."""
 
     factor: float | complex
 
@@ -34,7 +34,7 @@ OpName = Literal["sum", "mean", "avg", "max", "min", "product", "prod", "band", 
 """The names of the engine's operations, so that a type checker finds op="sun"."""
 
 Op = OpName | ReduceOp | PremulSum | Callable[[Any, Any], Any]
-"""What callers may pass as `op`: a name, a ReduceOp, premul_sum(factor), or a function of two arrays."""
+"""The type of `op`: a name, a ReduceOp, premul_sum(factor), or a function of two arrays."""
 
 Located = Literal["minloc", "maxloc"]
 """The names of the operations that also say which rank holds the result; all_reduce and reduce take them."""
@@ -43,7 +43,7 @@ LOCATING: dict[str, ReduceOp] = {"minloc": ReduceOp.MIN, "maxloc": ReduceOp.MAX}
 
 
 def is_composed(op: Op | Located) -> bool:
-    """Whether `op` is none of the engine's own, but is made of several calls."""
+    """Whether `op` is not one of the engine's ops, and needs several calls."""
     if type(op) is str:
         return op in LOCATING
     return isinstance(op, PremulSum) or (callable(op) and not isinstance(op, ReduceOp))
@@ -65,14 +65,14 @@ NAMES: dict[str, ReduceOp] = {
 PAIRS: dict[tuple[str, int], tuple[DType, ReduceOp]] = {
     (name, int(dtype)): (dtype, op) for name, op in NAMES.items() for dtype in DType if op.refused_for(dtype) is None
 }
-"""(name, dtype number) -> (DType, ReduceOp), for what has a meaning: the one look-up of the fast path."""
+"""(name, dtype number) -> (DType, ReduceOp) for meaningful pairs; the fast path makes only this look-up."""
 
 
 def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
-    """The ReduceOp that `op` means.
+    """The ReduceOp of an `op` argument.
 
-    TypeError where it is neither name nor ReduceOp, or means nothing for `dtype`; ValueError where
-    no operation has that name.
+    Raises TypeError if it is neither a name nor a ReduceOp, or is meaningless for `dtype`; ValueError if there is no op
+    of that name.
     """
     if type(op) is str and (pair := PAIRS.get((op, dtype))) is not None:
         return pair[1]

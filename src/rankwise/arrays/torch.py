@@ -1,4 +1,4 @@
-"""torch tensors as Buffers. Used only when a caller passes a tensor or a torch dtype."""
+"""torch tensors as Buffers. Imported only when a caller passes a tensor or a torch dtype."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NAMES = {
 
 @cache
 def _to_torch() -> dict[DType, torch.dtype]:
-    """Older releases of torch lack some of the types."""
+    """The torch dtype of each DType; older releases of torch lack some."""
     import torch
 
     return {dtype: getattr(torch, name) for dtype, name in _NAMES.items() if hasattr(torch, name)}
@@ -43,12 +43,12 @@ def _to_torch() -> dict[DType, torch.dtype]:
 
 @cache
 def dtypes() -> dict[torch.dtype, DType]:
-    """The types of torch that are ours as well."""
+    """The DType of each torch dtype that rankwise supports."""
     return {theirs: ours for ours, theirs in _to_torch().items()}
 
 
 def to_torch(dtype: DType) -> torch.dtype:
-    """The torch dtype of a DType; KeyError where this release of torch has none."""
+    """The torch dtype of a DType. Raises KeyError if this release of torch has none."""
     return _to_torch()[dtype]
 
 
@@ -100,7 +100,7 @@ TORCH = TorchKind()
 
 
 def new_tensor(shape: Shape, dtype: DType, device: torch.device | None, *, zeros: bool = False) -> torch.Tensor:
-    """A new tensor, not initialised unless zeros. device: None for the host."""
+    """A new tensor, uninitialised unless `zeros`. device: None means the host."""
     import torch
 
     make = torch.zeros if zeros else torch.empty
@@ -117,7 +117,7 @@ def device_of(tensor: torch.Tensor) -> Device | None:
 
 
 class _Written(Buffer):
-    """A tensor that an operation writes in place. Autograd must notice where it saved the tensor before."""
+    """A tensor that an operation writes in place. Autograd, which may have saved the tensor, must be notified."""
 
     __slots__ = ()
 
@@ -127,7 +127,7 @@ class _Written(Buffer):
 
 
 def mark_written(tensor: torch.Tensor) -> None:
-    """Tell autograd that the tensor's memory was written: a backward pass that needs what it held raises."""
+    """Notify autograd that the tensor was written, so that a backward pass that needs its old content raises."""
     import torch
 
     if not tensor.is_inference():  # these have no version
@@ -135,10 +135,10 @@ def mark_written(tensor: torch.Tensor) -> None:
 
 
 def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
-    """A tensor of host or CUDA memory, without a copy where it is contiguous.
+    """A Buffer for a tensor in host or CUDA memory, without a copy if it is contiguous.
 
-    TypeError where it is not a dense tensor of a type that travels, where autograd would have to follow what becomes
-    of it, or where it is on another kind of device.
+    Raises TypeError if it is not a dense tensor of a supported dtype, if autograd would have to record the operation,
+    or if it is on another kind of device.
     """
     import torch
 
@@ -178,7 +178,7 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
 
 
 def dtype_of(given: torch.dtype) -> DType:
-    """The DType of a torch dtype; TypeError where there is none."""
+    """The DType of a torch dtype. Raises TypeError if there is none."""
     found = dtypes().get(given)
     if found is None:
         raise TypeError(f"dtype={given}: expected {EXPECTED}")

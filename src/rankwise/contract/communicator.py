@@ -19,12 +19,12 @@ from rankwise.contract.work import Completed, Work
 
 T = TypeVar("T")
 
-ANY = -1  # as src or tag of a receive: whichever message comes first
+ANY = -1  # as src or tag of a receive: match any
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message that can be received: who sent it, with which tag, how many elements of what.
+    """A message that can be received: its source, tag, number of elements and dtype.
 
     >>> sending = group.isend(np.zeros(4, np.float32), dst=group.rank)
     >>> group.probe(timeout=10) == rw.Message(group.rank, 0, 4, rw.DType.F32)
@@ -42,9 +42,9 @@ class Message:
 class Communicator(ABC):
     """One rank's end of one group.
 
-    Words: `ptr` is an address as an int (host memory; device memory for NCCL). `count` is in
+    Arguments: `ptr` is an address as an int (host memory; device memory for NCCL). `count` is in
     elements. `root` is numbered within the group. In the `_v` operations `counts` has one element
-    count per rank, and that rank's block starts where the blocks before it end.
+    count per rank, and each rank's block starts where the previous block ends.
 
     Validity: an address must stay valid, and hold `count` elements, until the operation is
     complete. The contract cannot check this; the array level does.
@@ -62,11 +62,12 @@ class Communicator(ABC):
     go in either order.
 
     Errors: PeerLostError, MismatchError and CollectiveTimeout are failures of the group, which
-    then stays failed. What a backend cannot do raises UnsupportedError. After close: ClosedError.
+    then stays failed. An operation that a backend lacks raises UnsupportedError; after close,
+    every operation raises ClosedError.
     """
 
     blocking: bool = False
-    """True where a collective is complete when it returns, so that reading its result needs no `sync`."""
+    """Whether a collective is complete when it returns, so that its result can be read without `sync`."""
 
     device_memory: bool = False
     """True where an address may be one of CUDA device memory; else all are of host memory."""
@@ -107,7 +108,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Reduce `count` elements over the ranks, in place, the result on every rank."""
+        """Reduce `count` elements over the ranks, in place; every rank receives the result."""
 
     @abstractmethod
     def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
@@ -139,19 +140,19 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
-        """all_gather where rank i gives counts[i] elements. The ranks agree on `counts`."""
+        """all_gather in which rank i contributes counts[i] elements. All ranks pass the same `counts`."""
 
     @abstractmethod
     def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        """gather where rank i gives counts[i] elements. The ranks agree on `counts`."""
+        """gather in which rank i contributes counts[i] elements. All ranks pass the same `counts`."""
 
     @abstractmethod
     def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        """scatter where rank i receives counts[i] elements. The ranks agree on `counts`."""
+        """scatter in which rank i receives counts[i] elements. All ranks pass the same `counts`."""
 
     @abstractmethod
     def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        """reduce_scatter where rank i receives counts[i] elements. The ranks agree on `counts`."""
+        """reduce_scatter in which rank i receives counts[i] elements. All ranks pass the same `counts`."""
 
     @abstractmethod
     def all_to_all_v(
@@ -159,11 +160,11 @@ class Communicator(ABC):
     ) -> None:
         """all_to_all with send_counts[j] elements to rank j and recv_counts[i] from rank i.
 
-        rank i's send_counts[j] equals rank j's recv_counts[i], or both raise MismatchError.
+        Rank i's send_counts[j] must equal rank j's recv_counts[i], or both raise MismatchError.
         """
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call `function`, which calls several collectives, and give its result.
+        """Call `function`, which calls several collectives, and return its result.
 
         What was started before is complete by then, so that the function may read its results. Where
         threads share the communicator, its calls should follow one another with no other thread's in
@@ -180,17 +181,17 @@ class Communicator(ABC):
         return self.start_call(lambda: getattr(self, operation)(*args))
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
-        """Begin `function`, which calls several collectives, as `start` begins one."""
+        """Start `function`, which calls several collectives, as `start` starts one."""
         try:
             function()
             if not self.blocking:
                 self.sync()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the Work delivers it
+        except Exception as error:  # noqa: BLE001 - the Work raises every error
             return Completed(error)
         return Completed()
 
     def plan(self, operation: str, *args: Any) -> partial[None]:
-        """A collective of this name with its arguments, to be called again and again by the shortest way."""
+        """A collective of this name with its arguments, prepared for many calls with the least overhead."""
         return partial(getattr(self, operation), *args)
 
     def describe(self, shape: tuple[int, ...], operation: str = "") -> None:  # noqa: B027 - a backend may ignore it
@@ -213,7 +214,7 @@ class Communicator(ABC):
         """
 
     def probe(self, src: int, tag: int) -> Message | None:
-        """The message that a recv from `src` (or ANY) with `tag` (or ANY) would take now, or None; never blocks."""
+        """The message that a recv from `src` (or ANY) with `tag` (or ANY) would receive now, or None; never blocks."""
         raise UnsupportedError("probe", type(self).__name__)
 
     @abstractmethod
@@ -222,40 +223,41 @@ class Communicator(ABC):
 
     @abstractmethod
     def split(self, color: int, key: int = 0) -> Communicator | None:
-        """Collective: ranks of one color make a new group, ordered by (key, rank).
+        """Collective: ranks that pass the same color form a new group, ordered by (key, rank).
 
         color < 0: this rank takes no part and receives None.
         """
 
     def make_part(self, ranks: Sequence[int]) -> int | None:
-        """The number of a new group of `ranks` of this one, in their order. One makes it, each takes part by it.
+        """Create a new group of `ranks` of this group, in their order, and return its number for `take_part`.
 
-        No collective, unlike split: how the number reaches the others is the caller's. None where a
-        backend has no such groups.
+        One rank calls this; unlike split it is not collective, and the caller must send the number to the
+        other ranks. Returns None if the backend does not support it.
         """
         return None
 
     def take_part(self, part: int) -> Communicator:
-        """This rank's communicator of a group that `make_part` gave the number of; once, and with no waiting."""
+        """This rank's communicator in the group with this number from `make_part`; called once, never waits."""
         raise UnsupportedError("take_part", type(self).__name__)
 
     def allocate(self, nbytes: int) -> Any:
-        """Zeroed memory that the ranks' operations work on in place: an object with `__array_interface__`.
+        """Allocate zeroed registered memory, on which the ranks' operations work in place.
 
-        The object owns it, and outlives the communicator. None where a backend has no such memory.
-        Any rank may ask, by itself. Operations take any other memory as well, with the same results.
+        Returns an object with `__array_interface__` that owns the memory and may outlive the
+        communicator, or None if the backend has no registered memory. The call is not collective.
+        Operations accept any other memory too, with the same results.
         """
         return None
 
     def allocating(self) -> AbstractContextManager[None]:
-        """A context in which the NumPy arrays that this thread makes lie in such memory, where there is some."""
+        """A context in which this thread's new NumPy arrays are in registered memory, if the backend has any."""
         return nullcontext()
 
     @abstractmethod
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give pending work up to `timeout` seconds, then release everything. Idempotent.
 
-        Never raises and never hangs; what went wrong is logged by the logger `rankwise`.
+        Never raises and never hangs; errors are logged to the logger `rankwise`.
         """
 
     def __enter__(self) -> Communicator:

@@ -1,8 +1,8 @@
-"""Every error that rankwise raises of its own.
+"""The exception classes of rankwise.
 
 RankwiseError
  +- PeerLostError        a rank of the group died or left while others needed it
- +- MismatchError        the ranks called different things
+ +- MismatchError        the ranks called different operations, or one with different arguments
  +- CollectiveTimeout    a rank did not come in time (also a TimeoutError)
  +- UnsupportedError     this backend cannot do this operation
  +- BackendUnavailable   a library or device is missing (also an ImportError)

@@ -10,31 +10,31 @@ SPANS_MEMFD = "rankwise-spans"
 
 
 class Settings:
-    """What the environment says. `Settings.read()` reads it afresh; nothing else looks there.
+    """The environment variables. `Settings.read()` reads them anew; no other code reads them.
 
     RANKWISE_RANK           this process's rank, set by the launcher
     RANKWISE_WORLD_SIZE     how many ranks the job has, set by the launcher
     RANKWISE_SEGMENT_FD     descriptor of the job's shared memory, inherited from the launcher
     RANKWISE_LAUNCHER_PID   the launcher's pid; a rank ends when its launcher does
-    RANKWISE_SECRET         a text known to this job's ranks alone, set by the launcher (128 random bits); ranks that
-                            meet by a socket prove to each other that they know it
+    RANKWISE_SECRET         a text that only this job's ranks know, set by the launcher (128 random bits); ranks that
+                            meet through a socket prove to each other that they know it
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
     RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its --trace
-    RANKWISE_TRACE_FD       descriptor of what takes a rank's spans (rankwise.trace), set by the launcher
+    RANKWISE_TRACE_FD       descriptor of the memory for a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
                             (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend runs in place of those that it would choose:
                             "all_reduce=staged,all_gather=single_copy"; the same on all ranks. An algorithm that
                             cannot run is an error
-    RANKWISE_DIRECT         0: ranks of one host do not reach into each other's memory, and all data passes through
-                            what they share; the native core reads it
+    RANKWISE_DIRECT         0: ranks of one host do not access each other's private memory, and all data passes through
+                            the segment; the native core reads it
     RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """ValueError names the variable that is not what it should be."""
+        """Read the variables. A ValueError names a variable with an invalid value."""
         self.rank = _integer(environ, "RANKWISE_RANK")
         self.world_size = _integer(environ, "RANKWISE_WORLD_SIZE")
         self.segment_fd = _integer(environ, "RANKWISE_SEGMENT_FD")

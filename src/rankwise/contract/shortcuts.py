@@ -1,4 +1,4 @@
-"""The common case of the array level in one call, where a backend offers it."""
+"""Fast paths for the common case of the array level, if a backend has any."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 class Shortcuts:
     """One operation on plain arrays each: contiguous, in host memory, of one dtype, with fitting shapes.
 
-    A method returns whether it did the operation, completely. False, with nothing done, for anything
-    that needs a closer look; the caller then goes the general way, which also finds the words for
-    what is wrong. These here do nothing; a backend may have better ones.
+    A method returns True after it has completed the operation. For any unusual case it does nothing and
+    returns False; the caller then takes the general path, which also reports errors. The methods of this
+    class always return False; a backend may override them.
     """
 
     barrier: Callable[[], None] | None = None
