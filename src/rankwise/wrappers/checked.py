@@ -29,8 +29,7 @@ class CheckedCommunicator(ComposedCommunicator):
         self.backend = getattr(inner, "backend", type(inner).__name__)
         self.any_source, self.device_memory = inner.any_source, inner.device_memory
         super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
-        if inner.device_memory:
-            self._inline = -1  # an envelope is in host memory
+        self._inline = -1  # what is computed, and for which types, is the inner communicator's
 
     def _timeout_set(self, timeout: float) -> None:
         self._inner.timeout = timeout
