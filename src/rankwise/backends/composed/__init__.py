@@ -1,1 +1,1 @@
-"""The whole contract, made of the few moves of bytes that another engine offers."""
+"""The whole contract, built from the few ways in which another engine moves bytes."""

@@ -1,4 +1,4 @@
-"""What a rank calls, in words, and the checks of arguments: for the backends over other engines.
+"""Calls as values that ranks compare and describe, and the checks of arguments, for the backends over other engines.
 
 A call is a tuple: the operation's name, then the arguments on which the ranks must agree, in the
 order of FIELDS; and a Description, where the caller gave one.

@@ -51,9 +51,9 @@ log = logging.getLogger("rankwise")
 class ComposedCommunicator(OpenCommunicator):
     """One rank's end of one group of another engine.
 
-    Calls of collectives take their turn under a lock. Collectives that were started run on a
-    `WorkQueue`, and a blocking one waits for them first. The first error of the engine fails the group:
-    later calls raise what it became.
+    A lock serialises the collectives. Those that were started run on a `WorkQueue`, and a blocking one
+    waits for them first. The first error of the engine fails the group, and later calls raise what it
+    meant.
 
     The moves are the methods from `_barrier` on; sizes are in bytes and may be 0, and an address of
     no bytes means nothing. They raise `engine_errors`, which `_explain` makes ours.
@@ -65,7 +65,7 @@ class ComposedCommunicator(OpenCommunicator):
     def __init__(self, rank: int, world_size: int, timeout: float, *, checks: bool, turn: Turn | None = None) -> None:
         """checks: whether the ranks compare what they call before each collective.
 
-        turn: that of other communicators, where the engine takes one call of a process at a time.
+        turn: the lock of other communicators, where the engine takes one call of a process at a time.
         """
         self._timeout = timeout
         self.checks = checks and world_size > 1
@@ -233,7 +233,7 @@ class ComposedCommunicator(OpenCommunicator):
                 if not self._queue.drain(timeout):
                     trouble = f"operations that were started are not complete within {timeout:g} s"
                 self._queue.close()
-            # A call under way in another thread keeps its turn; then this end is left as it is.
+            # A call under way in another thread holds the lock; then this end is left as it is.
             if not self._turn.acquire(max(0.0, end - time.monotonic())):
                 trouble = "a call of another thread is under way"
             else:
@@ -369,7 +369,7 @@ class ComposedCommunicator(OpenCommunicator):
         sources = [address(room) + rank * mine for rank in range(n)]
         reduce_local(recv, sources, counts[self._rank], dtype, op, n)
 
-    # ---- turns, checks, failures ----
+    # ---- serialisation, checks, failures ----
 
     def _run(self, call: Call, payload: int, move: Callable[..., T], *args: Any) -> T:
         """One collective, with no other at the same time.

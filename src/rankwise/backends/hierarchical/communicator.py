@@ -47,7 +47,7 @@ from rankwise.contract.work import Work
 T = TypeVar("T")
 
 _BYTE = DType.U8
-_GROUP = -2  # a failed part is told of rank r of the group as -2 - r
+_GROUP = -2  # an error that fails a part names rank r of the group as -2 - r
 Carried = tuple[int, list[int], Task | None]  # where a share is, all members' shares, what is under way
 
 _NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
@@ -110,7 +110,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         for part in (flat, lane):
             if isinstance(part, ComposedCommunicator):
-                part.checks = False  # what is called is compared once, for the whole group
+                part.checks = False  # calls are compared once, for the whole group
         self.any_source = local.any_source and flat.any_source
         self._channel = Channel(local, flat, layout, self._receive_failed)
         super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
@@ -433,13 +433,13 @@ class HierarchicalCommunicator(ComposedCommunicator):
             where = f"{self._turn.call[0]} failed {where}, in {operation} of ranks {list(ranks)}"
             raise _of_the_group(error, ranks, where) from error
 
-    # ---- what ComposedCommunicator asks for ----
+    # ---- what ComposedCommunicator needs ----
 
     def _run(self, call: Call, payload: int, move: Callable[..., T], *args: Any) -> T:
         try:
             return super()._run(call, payload, move, *args)
         except (KeyboardInterrupt, SystemExit):
-            # This rank is out of step from now on: the others must not wait for it.
+            # This rank no longer calls what the others do: they must not wait for it.
             self.abort(f"it was interrupted in {call[0]}")
             raise
 
@@ -482,10 +482,10 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._channel.fail(error)
         if known_to_all:
             return
-        told = _numbered(error, lambda rank: _GROUP - rank, str(error))
+        renumbered = _numbered(error, lambda rank: _GROUP - rank, str(error))
         for part in self._parts():
             if isinstance(part, ComposedCommunicator):
-                part._fail(told)
+                part._fail(renumbered)
             elif isinstance(part, EngineCommunicator):
                 part.abort(str(error))
             else:  # its connections end here

@@ -5,9 +5,9 @@ through the device. Operations on device memory are launched on the communicator
 return; `sync` waits for them, and `stream_sync` orders them among the program's own streams. Those on
 host memory are complete when they return.
 
-Beside NCCL the ranks keep a communicator of the host (`side`: shm, or gloo over several hosts). By it
-they pass the unique id round, compare calls (RANKWISE_CHECK=1), send messages, whose tags NCCL lacks,
-and learn that a rank was lost.
+Beside NCCL the ranks keep a communicator of the host (`side`: shm, or gloo over several hosts). It
+broadcasts the unique id, compares calls (RANKWISE_CHECK=1), carries messages, as NCCL has no tags,
+and detects that a rank was lost.
 
 NCCL's own reductions are used for the types and operations that it has. It rounds f16, bf16 and fp8
 at every step. The others are gathered, and reduced on the host by the engine's kernels.
@@ -38,9 +38,9 @@ from rankwise.contract.work import Completed, Work
 T = TypeVar("T")
 
 INSTALL = "pip install 'rankwise[nccl]'"
-POLL = 50e-6  # seconds between two looks at the stream, at first; up to POLL_MOST
+POLL = 50e-6  # seconds between two polls of the stream, at first; up to POLL_MOST
 POLL_MOST = 2e-3
-LOOK = 0.05  # seconds between two looks for lost ranks
+PEER_CHECK = 0.05  # seconds between two checks that no rank was lost
 
 # The numbers of ncclDataType_t and ncclRedOp_t.
 DTYPES = {
@@ -142,7 +142,7 @@ class NcclCommunicator(ComposedCommunicator):
     # ---- completion ----
 
     def sync(self) -> None:
-        self._look()
+        self._check_failure()
         for message in list(self._messages):
             message.wait()
         self._cuda.sync_comm_stream()
@@ -166,11 +166,11 @@ class NcclCommunicator(ComposedCommunicator):
         return Communicator.start_call(self, lambda: self.call(function))
 
     def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> None:
-        """Poll until the device has come so far; meanwhile look for errors of NCCL and for lost ranks."""
+        """Poll until the device has come so far; meanwhile check for errors of NCCL and for lost ranks."""
         limit = self._timeout if timeout is None else timeout
-        end, pause, look = time.monotonic() + limit, POLL, time.monotonic() + LOOK
+        end, pause, check = time.monotonic() + limit, POLL, time.monotonic() + PEER_CHECK
         while not reached():
-            self._look()
+            self._check_failure()
             now = time.monotonic()
             if now > end:
                 why = (
@@ -180,13 +180,13 @@ class NcclCommunicator(ComposedCommunicator):
                 if timeout is None:
                     self._fail(error)
                 raise error
-            if now > look:
-                self._look_for_lost()
-                look = now + LOOK
+            if now > check:
+                self._check_peers()
+                check = now + PEER_CHECK
             time.sleep(pause)
             pause = min(2 * pause, POLL_MOST)
 
-    def _look(self) -> None:
+    def _check_failure(self) -> None:
         """Raise what has failed."""
         if self._refusal is not None:
             raise self._refused()
@@ -195,7 +195,7 @@ class NcclCommunicator(ComposedCommunicator):
             self._fail(self._async_error(int(status)))
             raise self._refused()
 
-    def _look_for_lost(self) -> None:
+    def _check_peers(self) -> None:
         if not self._side.any_source:
             return  # gloo notices only when something is sent
         try:
@@ -214,14 +214,14 @@ class NcclCommunicator(ComposedCommunicator):
     # ---- messages, through the host ----
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
-        self._look()
+        self._check_failure()
         if not self._cuda.on_device(ptr):
             return self._message(self._side.send(ptr, count, dtype, dest, tag))
         data = self._fetched(ptr, count * ITEMSIZE[dtype])
         return self._message(self._side.send(address(data), count, dtype, dest, tag), data)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
-        self._look()
+        self._check_failure()
         if not self._cuda.on_device(ptr):
             return self._message(self._side.recv(ptr, count, dtype, src, tag))
         data = np.empty(max(1, count * ITEMSIZE[dtype]), np.uint8)
@@ -394,7 +394,7 @@ class NcclCommunicator(ComposedCommunicator):
         self._cuda.sync_comm_stream()
         return data
 
-    # ---- what ComposedCommunicator asks for ----
+    # ---- what ComposedCommunicator needs ----
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
         """Envelopes go by the host."""

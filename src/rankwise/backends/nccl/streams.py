@@ -26,7 +26,7 @@ class CudaStreams(StreamSyncOps):
         self._call("cudaSetDevice", device)
         self.stream = int(self._call("cudaStreamCreateWithFlags", _NON_BLOCKING))
         self.wait_for: Callable[[Callable[[], bool]], None] | None = None
-        """How to wait, looking for failures; None: as CUDA does."""
+        """How to wait while checking for failures; None: as CUDA does."""
         self._events: set[int] = set()
         self._scratch: dict[str, tuple[int, int]] = {}
         self._closed = False
@@ -78,7 +78,7 @@ class CudaStreams(StreamSyncOps):
             raise ValueError(f"event={event}: expected an event of this communicator that is not destroyed")
         return event
 
-    # ---- what the communicator asks ----
+    # ---- what the communicator needs ----
 
     def idle(self) -> bool:
         """Whether the stream has run all that was put there."""
@@ -88,7 +88,7 @@ class CudaStreams(StreamSyncOps):
         return self._ready("cudaEventQuery", event)
 
     def idle_within(self, seconds: float) -> bool:
-        """Wait for the stream, without looking for failures."""
+        """Wait for the stream, without checking for failures."""
         import time
 
         end = time.monotonic() + seconds
