@@ -1,13 +1,13 @@
-"""Collectives that torch's autograd follows: `rw.autograd.all_reduce(x)` has a gradient.
+"""Differentiable collectives for torch's autograd: `rw.autograd.all_reduce(x)` has a gradient.
 
 `group.all_reduce(x)` has none; the operations of a group refuse a tensor that requires grad while
 grad mode is on.
 
-Each takes a dense tensor in host memory, which it leaves alone, and returns a new one. group: by
-default that of all ranks.
+Each takes a dense tensor in host memory, which it does not change, and returns a new one. group: by
+default the group of all ranks.
 
-Gradients are those of the sum of all ranks' losses: the gradient of `x` on a rank says how that sum
-changes with this rank's x. They may be differentiated again (create_graph=True).
+Gradients refer to the sum of all ranks' losses: the gradient of `x` on a rank is the derivative of that
+sum with respect to this rank's x. They may be differentiated again (create_graph=True).
 
 The backward pass is collective too: it calls an operation for each one of the forward pass, in the
 opposite order. So every rank that called an operation must run a backward pass through its result; one

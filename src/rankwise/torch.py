@@ -19,7 +19,7 @@ NAME = "rankwise"
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed; again is once. torch calls this when it is imported."""
+    """Register the backend with torch.distributed. Further calls do nothing. torch calls this when it is imported."""
     from torch import distributed
 
     if distributed.is_available() and not hasattr(distributed.Backend, NAME.upper()):

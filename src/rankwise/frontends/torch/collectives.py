@@ -1,4 +1,4 @@
-"""The collectives of a process group. Shapes: n is the group's size; a list of outputs has one tensor a rank."""
+"""The collectives of a process group. In shapes n is the group's size; a list of outputs has one tensor per rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rankwise.frontends.torch.tensors import (
 
 
 class MonitoredBarrierError(CollectiveTimeout, RuntimeError):
-    """Ranks did not come to a monitored_barrier in time. A RuntimeError, and in such words, as gloo's is."""
+    """Ranks did not enter a monitored_barrier in time. It is a RuntimeError with gloo's message, as programs expect."""
 
     def __init__(self, error: CollectiveTimeout, rank: int, wait_all_ranks: bool) -> None:
         named = error.missing if wait_all_ranks else error.missing[:1]
@@ -47,7 +47,7 @@ class MonitoredBarrierError(CollectiveTimeout, RuntimeError):
 
 
 class TorchCollectives(Core):
-    """Each takes torch's options, or what torch's short forms take: a root, an operation, a timeout."""
+    """Each method takes torch's options object, or the arguments of torch's short forms: root, op, timeout."""
 
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None
@@ -80,7 +80,7 @@ class TorchCollectives(Core):
         return self._run_all(calls, opts, tensors, _each(finishes), keep)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work | None:
-        """root's tensors to every rank, in place."""
+        """Copy root's tensors to every rank, in place."""
         tensors = a_list(tensors)
         opts = self._rooted(BroadcastOptions, opts, timeout, root)
         calls, finishes, keep = [], [], []
@@ -96,7 +96,7 @@ class TorchCollectives(Core):
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, root: int = 0
     ) -> Work | None:
-        """Reduce over the ranks, in place on root; the other ranks' tensors stay as they are."""
+        """Reduce over the ranks, in place on root; the other ranks' tensors stay unchanged."""
         tensors = a_list(tensors)
         opts = self._rooted(ReduceOptions, opts, timeout, root, reduceOp=op)
         (tensor,) = tensors
@@ -108,7 +108,7 @@ class TorchCollectives(Core):
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work | None:
-        """Every rank's input into every rank's outputs. The inputs may differ in size, as the outputs then do."""
+        """Collect every rank's input in every rank's outputs. The inputs may differ in size, as may the outputs."""
         output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
         opts = with_options(AllgatherOptions, opts, timeout or _time(opts))
         (outputs,), (given,) = output_tensors, input_tensors
@@ -128,7 +128,7 @@ class TorchCollectives(Core):
         return self._run("all_gather_v", (*args, counts, moved(sent.dtype)), opts, outputs, finish, keep)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
-        """Every rank's input, by rank, into one output. The input may be this rank's place in the output."""
+        """Collect every rank's input, by rank, in one output. The input may be this rank's part of the output."""
         opts = opts or AllgatherOptions()
         if output.dtype != input.dtype:
             raise ValueError(f"output: expected dtype {input.dtype}, as the input has, got {output.dtype}")
@@ -170,7 +170,7 @@ class TorchCollectives(Core):
         timeout: timedelta | None = None,
         root: int = 0,
     ) -> Work | None:
-        """Every rank's input into root's outputs."""
+        """Collect every rank's input in root's outputs."""
         output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
         opts = self._rooted(GatherOptions, opts, timeout, root)
         (given,) = input_tensors
@@ -194,7 +194,7 @@ class TorchCollectives(Core):
         timeout: timedelta | None = None,
         root: int = 0,
     ) -> Work | None:
-        """Root's inputs, one to each rank."""
+        """Send root's inputs, one to each rank."""
         output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
         opts = self._rooted(ScatterOptions, opts, timeout, root)
         (output,) = output_tensors
@@ -243,7 +243,7 @@ class TorchCollectives(Core):
         return self._run(name, (*args, *count, how.dtype, how.ours), opts, [output], finish, keep)
 
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work | None:
-        """Reduce one input over the ranks; rank r's output receives share r. It may be that share of the input."""
+        """Reduce one input over the ranks; rank r's output receives part r, and may be that part of the input."""
         output, given, opts = outputTensor, inputTensor, opts or ReduceScatterOptions()
         if output.dtype != given.dtype:
             raise ValueError(f"output: expected dtype {given.dtype}, as the input has, got {output.dtype}")
@@ -279,7 +279,7 @@ class TorchCollectives(Core):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work | None:
-        """Rows of the input to each rank, rows of the output from each; the splits say how many, empty: equally."""
+        """Send rows of the input to each rank and receive rows of the output; empty splits mean equal parts."""
         opts = with_options(AllToAllOptions, opts, timeout or _time(opts))
         if output.dtype != input.dtype:
             raise ValueError(f"output: expected dtype {input.dtype}, as the input has, got {output.dtype}")
@@ -301,7 +301,7 @@ class TorchCollectives(Core):
     def alltoall(
         self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None, timeout: Any = None
     ) -> Work | None:
-        """Input r to rank r, output r from rank r."""
+        """Send input r to rank r, and receive output r from rank r."""
         opts = with_options(AllToAllOptions, opts, timeout or _time(opts))
         for name, given in (("output_tensors", output_tensors), ("input_tensors", input_tensors)):
             if len(given) != self._size:
@@ -317,9 +317,9 @@ class TorchCollectives(Core):
         return self._run("barrier", (), with_options(BarrierOptions, opts, timeout or _time(opts)), [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier with a limit of its own. Past it MonitoredBarrierError says who is missing.
+        """A barrier with its own timeout, after which MonitoredBarrierError names the missing ranks.
 
-        wait_all_ranks: its first sentence names them all, as torch has it, and not the first alone.
+        wait_all_ranks: name all missing ranks in the first sentence, as torch does, instead of only the first.
         """
         opts = BarrierOptions()
         opts.asyncOp = False
@@ -331,13 +331,13 @@ class TorchCollectives(Core):
             raise MonitoredBarrierError(error, self._rank, wait_all_ranks) from error
 
     def _rooted(self, kind: Any, opts: Any, timeout: timedelta | None, root: int, **fields: Any) -> Any:
-        """The options of an operation with a root, which torch's short forms give in their place or by name."""
+        """The options of an operation with a root, which torch's short forms pass by position or by name."""
         opts = with_options(kind, opts, timeout, rootRank=root if opts is None else opts, **fields)
         self._check_root(opts.rootRank)
         return opts
 
     def _misplaced(self, part: Tensor, whole: Tensor) -> bool:
-        """Whether a part shares memory with the whole, which is n times as large, other than in its place there."""
+        """Whether a part shares memory with the whole, which is n times as large, but not at this rank's position."""
         size, offset = part.nbytes, part.data_ptr() - whole.data_ptr()
         return -size < offset < self._size * size and offset != self._rank * size
 
@@ -348,7 +348,7 @@ class TorchCollectives(Core):
             raise ValueError(f"expected tensors of dtype {like.dtype} throughout, got {tensors[0].dtype}")
 
     def _rows(self, tensor: Tensor, splits: Sequence[int], name: str) -> list[int]:
-        """How many elements of `tensor` belong to each rank."""
+        """The number of elements of `tensor` for each rank."""
         length = tensor.shape[0] if tensor.dim() else 0
         if not splits:
             if length % self._size:
@@ -363,14 +363,14 @@ class TorchCollectives(Core):
 
 
 def _as_lists(output: Any, given: Any) -> tuple[Any, Any]:
-    """Outputs and inputs in lists, as torch's long form has them: its short form gives one tensor and a list."""
+    """Outputs and inputs as lists, as in torch's long form; its short form passes one tensor and one list."""
     if isinstance(output, Tensor) or isinstance(given, Tensor):
         return [output], [given]
     return output, given
 
 
 def _time(opts: Any) -> timedelta | None:
-    """The timeout, where a short form has it in the place of the options."""
+    """The timeout, if a short form passes it in place of the options."""
     return opts if isinstance(opts, timedelta) else None
 
 

@@ -1,4 +1,4 @@
-"""What all operations of a process group build on: one way to run a call of the communicator."""
+"""The base of a process group's operations, which runs calls of the communicator."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rankwise.frontends.torch.tensors import Finish
 from rankwise.frontends.torch.work import Done, Results, Started
 from rankwise.group.work import ArrayWork, Pending, Several
 
-UNSET = timedelta(milliseconds=-1)  # an options object's timeout where the caller gave none
+UNSET = timedelta(milliseconds=-1)  # the timeout in an options object if the caller gave none
 
 Call = tuple[str, tuple[Any, ...]]
 """An operation of the communicator, and its arguments."""
 
 
 class Core(ProcessGroup):
-    """torch hands every call an options object: its root, its operation, its timeout, and asyncOp.
+    """torch passes an options object with root, op, timeout and asyncOp to every call.
 
-    A blocking call runs in the calling thread and is complete when it returns. An asynchronous one
-    runs on the communicator's stream, in the order of the calls. What is called from a callback of
-    a future runs at once: it is on the stream already, at the same place on every rank.
+    A blocking call runs in the calling thread and is complete when it returns. An asynchronous call
+    runs on the communicator's stream, in the order of the calls. A call from a future's callback runs
+    at once, because it is already on the stream, at the same position on every rank.
     """
 
     def __init__(self, comm: Communicator, store: Store) -> None:
-        super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]  # C++ takes this form as well
+        super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]  # the C++ class accepts this form
         self.comm = comm
         self.store = store
         self._rank = comm.rank
@@ -56,10 +56,10 @@ class Core(ProcessGroup):
         finish: Finish | None = None,
         keep: object = None,
     ) -> Work | None:
-        """One call of the communicator.
+        """Make one call of the communicator.
 
-        finish: what to do once it is complete. keep: memory that it uses, besides that of `results`.
-        None after a blocking call, which torch.distributed takes for complete.
+        finish: called when it is complete. keep: memory that it uses, besides `results`. Returns None
+        after a blocking call, which torch.distributed takes as complete.
         """
         self._sequence += 1
         if opts.timeout != UNSET:
@@ -77,7 +77,7 @@ class Core(ProcessGroup):
     def _run_all(
         self, calls: Sequence[Call], opts: Any, results: Results, finish: Finish | None = None, keep: object = None
     ) -> Work | None:
-        """Several calls, as one operation."""
+        """Make several calls as one operation."""
         warn_in_backward(results, calls[0][0] if calls else "")
         limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
         if opts.asyncOp and get_ident() != self._stream:
@@ -92,7 +92,7 @@ class Core(ProcessGroup):
         return Done(results) if opts.asyncOp else None
 
     def run_body(self, body: Callable[[], None], opts: Any, results: Results) -> Work | None:
-        """A function that makes several blocking calls, as one operation."""
+        """Run a function that makes several blocking calls, as one operation."""
         self._sequence += 1
         warn_in_backward(results, "all_reduce")
         if opts.asyncOp and get_ident() != self._stream:
@@ -101,7 +101,7 @@ class Core(ProcessGroup):
         return Done(results) if opts.asyncOp else None
 
     def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
-        """Works of this group as one, in the order they were started."""
+        """Combine works of this group, in the order in which they were started, into one."""
         inner = Several([work.inner for work in works if isinstance(work, Started)])
         if not inner.works:
             return Done(results)
@@ -122,7 +122,7 @@ class Core(ProcessGroup):
     def _begun(
         self, inner: OurWork[None], results: Results, finish: Callable[[], Any] | None, keep: object, late: Any = None
     ) -> Work:
-        """torch's Work of an operation under way. late: what tells of its end, where that is not the stream."""
+        """torch's Work for a pending operation. late: notifies of its completion if it is not on the stream."""
         work = ArrayWork(inner, finish or _nothing, self._pending, (self, results, keep))
         started = Started(work, results, late or self._on_stream, self._expected)
         if self._together is not None:
@@ -130,7 +130,7 @@ class Core(ProcessGroup):
         return started
 
     def _on_stream(self, function: Callable[[], None]) -> None:
-        """Call `function` when all that is on the stream now is complete."""
+        """Call `function` when all work that is on the stream now is complete."""
 
         def body() -> None:
             self._stream = get_ident()
@@ -145,11 +145,11 @@ class Core(ProcessGroup):
 
 
 def in_a_thread(inner: OurWork[Any]) -> Callable[[Callable[[], None]], None]:
-    """For messages, which are not on the stream: wait for `inner` in a thread, then call the function."""
+    """Wait for `inner`, a message outside the stream, in a thread, then call the function."""
 
     def later(function: Callable[[], None]) -> None:
         def body() -> None:
-            with suppress(Exception):  # the future's own look at the work finds it
+            with suppress(Exception):  # the future obtains the error from the work
                 inner.wait()
             function()
 
@@ -163,7 +163,7 @@ def _nothing() -> None:
 
 
 def with_options(kind: Any, opts: Any, timeout: timedelta | None, **fields: Any) -> Any:
-    """`opts` where it is torch's options object; else one made of the arguments of torch's short forms."""
+    """`opts` if it is torch's options object, else an options object made from a short form's arguments."""
     if isinstance(opts, kind):
         return opts
     made = kind()

@@ -1,4 +1,4 @@
-"""The ProcessGroup of torch.distributed over a Communicator: its making, its names, its end."""
+"""The ProcessGroup of torch.distributed over a Communicator."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _CPU = torch.device("cpu")
 
 
 def open_group(store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()) -> RankwiseGroup:
-    """Meet the other ranks by `store`; torch calls this for every process group, on all of its ranks.
+    """Meet the other ranks through `store`; torch calls this for every process group, on all of its ranks.
 
-    ranks: those of torch's default group which make this one; empty for the default group itself.
+    ranks: the members' ranks in torch's default group; empty for the default group itself.
     """
     world = torch.distributed.group.WORLD if ranks else None
     parent = world.comm if isinstance(world, RankwiseGroup) else None
@@ -31,7 +31,7 @@ def open_group(store: Store, rank: int, size: int, timeout: timedelta, ranks: Se
 
 
 class RankwiseGroup(TorchCollectives, TorchMessages):
-    """A process group that moves tensors of host memory by `comm`, which it owns."""
+    """A process group for tensors in host memory over `comm`, which it owns."""
 
     supports_splitting = True
     supports_coalescing = False
@@ -50,7 +50,7 @@ class RankwiseGroup(TorchCollectives, TorchMessages):
     def size(self) -> int:
         return self._size
 
-    # torch's C++ asks for these names; DeviceMesh and functional collectives find a group by its own.
+    # torch's C++ calls methods of these names; DeviceMesh and functional collectives find a group by its name.
     def getBackendName(self) -> str:
         return NAME
 
@@ -82,13 +82,13 @@ class RankwiseGroup(TorchCollectives, TorchMessages):
         return [_CPU]
 
     def _get_backend(self, device: torch.device) -> RankwiseGroup:
-        """torch keeps a backend for each device beside a group; here they are one. RuntimeError for other devices."""
+        """This group, which serves as its own backend object for CPU tensors. RuntimeError for other devices."""
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"this process group is for tensors in host memory, not for {device}")
         return self
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long every later operation may wait for the other ranks."""
+        """Set how long every later operation may wait for the other ranks."""
         self.comm.timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -97,7 +97,7 @@ class RankwiseGroup(TorchCollectives, TorchMessages):
         pass
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives this rank has called."""
+        """The number of collectives that this rank has called."""
         return self._sequence
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -116,9 +116,9 @@ class RankwiseGroup(TorchCollectives, TorchMessages):
         group_desc: str | None = None,
         device_types: object = None,
     ) -> RankwiseGroup | None:
-        """Collective: the ranks in `ranks`, of this group, make a new one; None where this rank is not in it.
+        """Collective: a new group of these ranks of this group; None on a rank that is not among them.
 
-        Every rank of this group calls it; ranks may ask for different groups, which do not overlap.
+        Every rank of this group calls it; one call may create several disjoint groups.
         """
         members = sorted(ranks)
         if self._rank not in members:
@@ -148,7 +148,7 @@ class RankwiseGroup(TorchCollectives, TorchMessages):
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Give pending work a second, then release everything."""
+        """Give pending work one second, then release everything."""
         self._pending.before_close()
         self.comm.close()
         for work in list(self._expected):

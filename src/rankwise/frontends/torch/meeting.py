@@ -1,12 +1,12 @@
-"""How the ranks of a torch process group meet: by torch's store they agree on a backend and on a name to meet by.
+"""How the ranks of a torch process group meet: through torch's store they agree on a backend and a name.
 
-Rank 0 calls a meeting under a name of its own, every other rank answers with where it is, and rank 0
-writes the Plan, which the others follow. No tensor ever passes through the store.
+Rank 0 calls a meeting under a unique name, every other rank answers with its locality, and rank 0 writes
+the Plan, which the others follow. No tensor ever passes through the store.
 
-A store may hold what an earlier meeting left, one that was broken off perhaps: the same file, or the
-same names in a process that makes its groups again. So every answer carries a mark that its rank made
-for this meeting, and a plan lists the marks that rank 0 read. A rank that does not find its own takes
-no part in that plan, and answers the next call.
+A store may contain the entries of an earlier, possibly aborted meeting, for example in a file that is
+used again, or if a process creates its groups again. So every answer carries a mark that its rank
+generated for this meeting, and a plan lists the marks that rank 0 has read. A rank that does not find its
+own mark ignores that plan and answers the next call.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SEVERAL_HOSTS = "hierarchical"
 
 @dataclass(frozen=True)
 class Plan:
-    """What rank 0 decides: the backend, the job's name, a secret of its ranks.
+    """Rank 0's decisions: the backend, the job's name, and a secret of its ranks.
 
-    marks: what each rank but rank 0 wrote in this meeting, in the order of the ranks.
-    host, port: where rank 0 serves a store for the backend, where the ranks are on several hosts.
-    inherited: whether these are the ranks of `rankwise run`, which take the segment that it made: it
-    tells them how a rank ended. part: the group's number in the memory of the default group, where
-    that is such that all these ranks share it. out_of_memory: why rank 0 could make no group there.
+    marks: the marks of all ranks but rank 0 in this meeting, in the order of the ranks. host, port: the
+    address at which rank 0 serves a store for the backend, if the ranks are on several hosts. inherited:
+    whether these are the ranks of `rankwise run`, which use the launcher's segment and so learn how a
+    rank ended. part: the group's number in the default group's memory, if all its ranks share that
+    memory. out_of_memory: the reason why rank 0 could not create a group there.
     """
 
     backend: str
@@ -61,11 +61,11 @@ def meet(
     parent: Communicator | None = None,
     ranks: Sequence[int] = (),
 ) -> Communicator:
-    """The communicator of the `size` processes that call this with one store.
+    """The communicator of the `size` processes that call this with the same store.
 
-    parent, ranks: a communicator that all of them are in, and their ranks there. CollectiveTimeout
-    names the ranks that did not come; BackendUnavailable, a host that the ranks cannot reach each
-    other from.
+    parent, ranks: a communicator to which all of them belong, and their ranks in it. Raises
+    CollectiveTimeout, which names the ranks that did not come, and BackendUnavailable if the ranks'
+    hosts cannot reach each other.
     """
     if size == 1:
         return connect(Job(launcher="torch.distributed"), "solo", timeout)
@@ -116,7 +116,7 @@ def meet(
 
 
 def _fits(settings: Settings, rank: int, size: int) -> bool:
-    """Whether a group is that of all ranks of `rankwise run`, and the first such."""
+    """Whether a group consists of all ranks of `rankwise run`, and is the first such group."""
     return not _taken and (settings.rank, settings.world_size) == (rank, size) and settings.segment_fd is not None
 
 
@@ -124,7 +124,7 @@ _taken: list[bool] = []  # one entry once a group has taken the launcher's segme
 
 
 def _own_address() -> str:
-    """The address by which other hosts reach this one: that of the way to MASTER_ADDR, where there is one."""
+    """The address at which other hosts reach this one: the source address of the route to MASTER_ADDR, if set."""
     master = os.environ.get("MASTER_ADDR") or socket.gethostname()
     family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

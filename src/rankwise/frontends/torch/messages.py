@@ -1,4 +1,4 @@
-"""The messages of a process group, from one rank to another."""
+"""The point-to-point messages of a process group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TorchMessages(Core):
         return self._receive(tensors, self._check_root(srcRank), tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        """The Work's `_source_rank` says who sent it."""
+        """Receive from any rank; the Work's `_source_rank` returns the sender."""
         if not self.comm.any_source:
             raise UnsupportedError("recv from any rank", type(self.comm).__name__, "", "name the source")
         return self._receive(tensors, ANY, tag)

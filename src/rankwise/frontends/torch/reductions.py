@@ -33,18 +33,18 @@ _BY_SIZE = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64, 16: DType.C12
 
 
 def moved(dtype: torch.dtype) -> DType:
-    """The type by which elements of `dtype` travel unreduced: any type of a size that the engine has."""
+    """A DType of the same size, by which elements of `dtype` are moved without reduction."""
     known = REDUCED.get(dtype)
     return _BY_SIZE[dtype.itemsize] if known is None else known
 
 
 class Reduction:
-    """A reduction of elements of `given` by torch's `op`. ValueError where that means nothing.
+    """A reduction of elements of `given` by torch's `op`. Raises ValueError if it is meaningless.
 
-    Types that the engine does not reduce go through float32 or complex64, and are rounded at the end.
+    Types that the engine does not reduce are converted to float32 or complex64 and rounded at the end.
 
     ours, dtype  the engine's operation and element type
-    work         the same type as torch has it
+    work         torch's name for that element type
     factor       what PREMUL_SUM multiplies by before it adds
     in_place     whether the caller's own memory can be reduced as it is
     """
@@ -76,7 +76,7 @@ class Reduction:
         return packed, lambda: put_back(out, packed)
 
     def both(self, tensor: Tensor) -> Memory:
-        """For an operation in place."""
+        """Memory for an operation in place."""
         if self.in_place:
             return target(tensor, filled=True)
         out = check(tensor)
@@ -87,7 +87,7 @@ class Reduction:
 
 
 def _worked(given: torch.dtype) -> torch.dtype:
-    """The type that the engine reduces elements of `given` in."""
+    """The type in which the engine reduces elements of `given`."""
     if given in REDUCED:
         return given
     if given.is_complex:
@@ -101,7 +101,7 @@ _known: dict[tuple[int, torch.dtype], Reduction] = {}
 
 
 def reduction(op: Any, given: torch.dtype) -> Reduction:
-    """The Reduction of elements of `given` by torch's `op`; those without a factor are made once."""
+    """The Reduction of elements of `given` by torch's `op`; reductions without a factor are cached."""
     number = op.op.value
     found = _known.get((number, given))
     if found is None:

@@ -11,11 +11,11 @@ from rankwise.contract.errors import UnsupportedError
 
 Finish = Callable[[], None]
 Memory = tuple[Tensor, Finish | None]
-"""A dense tensor, and what is to be done once an operation has written it: None where it is the caller's own."""
+"""A dense tensor, and a function to call when an operation has written it; None if it is the caller's own."""
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the memory of `tensor` is its elements, in order."""
+    """Whether the memory of `tensor` contains exactly its elements, in order."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -42,14 +42,14 @@ def check(tensor: Tensor) -> Tensor:
 
 
 def source(tensor: Tensor) -> Tensor:
-    """Memory to read the elements of `tensor` from."""
+    """Memory from which to read the elements of `tensor`."""
     if is_plain(tensor):
         return tensor
     return check(tensor).resolve_conj().resolve_neg().contiguous()
 
 
 def target(tensor: Tensor, filled: bool = False) -> Memory:
-    """Memory to write the elements of `tensor` to. filled: it holds them already, for an operation in place."""
+    """Memory to which to write the elements of `tensor`. filled: for operations in place, it already contains them."""
     if is_plain(tensor):
         return tensor, None
     out = check(tensor)
@@ -64,7 +64,7 @@ def put_back(out: Tensor, packed: Tensor) -> None:
 
 
 def sources(tensors: Sequence[Tensor]) -> Tensor:
-    """One memory with the elements of all `tensors`, in order; their own where they lie side by side."""
+    """One block of memory with the elements of all `tensors`, in order; their own memory if they are adjacent."""
     if _side_by_side(tensors):
         return _first(tensors)
     packed = _room(tensors)
@@ -74,7 +74,7 @@ def sources(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def targets(tensors: Sequence[Tensor]) -> Memory:
-    """One memory for the elements of all `tensors`, in order."""
+    """One block of memory for the elements of all `tensors`, in order."""
     if _side_by_side(tensors):
         return _first(tensors), None
     outs = [check(tensor) for tensor in tensors]
@@ -119,7 +119,7 @@ def _room(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _parts(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The share of each tensor in the memory of all, in its shape."""
+    """The part of each tensor in the common memory, in its shape."""
     sizes = [tensor.numel() for tensor in tensors]
     return [
         part.view(tensor.shape) for part, tensor in zip(torch.split_with_sizes(packed, sizes), tensors, strict=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rankwise.contract.work import Work as OurWork
 
 Results = list[Tensor]
-NO_TIMEOUT = timedelta(0)  # as torch says it
+NO_TIMEOUT = timedelta(0)  # torch's value for it
 
 
 class Done(Work):
@@ -50,11 +50,11 @@ class Done(Work):
 
 
 class Started(Work):
-    """An operation under way.
+    """A pending operation.
 
-    inner: the work itself, which keeps the memory it uses and puts results back where they belong.
-    notify: calls a function once inner is complete, in a thread of its own choice. expected: keeps
-    the works whose future may be waited for.
+    inner: the work itself, which keeps its memory alive and copies results to their destination.
+    notify: calls a function in any thread once inner is complete. expected: keeps works alive whose
+    future may be awaited.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Started(Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """What went wrong, once the operation is complete."""
+        """The operation's error, once it is complete."""
         if self._error is None and self.inner.done():
             try:
                 self.inner.wait()
