@@ -77,7 +77,7 @@ def locality() -> str:
 
     from rankwise.backends.native import rendezvous
 
-    return json.dumps(rendezvous.place())
+    return json.dumps(rendezvous.locality())
 
 
 def default_group() -> Group:

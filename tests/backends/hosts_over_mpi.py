@@ -23,8 +23,8 @@ from rankwise.testing.suite import check_group
 
 def main(hosts: list[str]) -> int:
     job = find_job(os.environ, Settings.read())
-    here = {**rendezvous.place(), "host of the test": hosts[job.rank]}
-    rendezvous.place = lambda: here
+    here = {**rendezvous.locality(), "host of the test": hosts[job.rank]}
+    rendezvous.locality = lambda: here
     comm = hierarchical.open(job, 90.0)
     assert isinstance(comm, HierarchicalCommunicator)
     assert isinstance(comm._flat, MpiCommunicator)

@@ -33,11 +33,11 @@ LONGEST = 5000  # bytes; above the longest packet of the protocol
 Words = Callable[[bytes], bytes]
 
 
-def forged(card: Any, secret: bytes) -> Words:
+def forged(identity: Any, secret: bytes) -> Words:
     """A greeting that is right in all but the secret."""
 
     def words(nonce: bytes) -> bytes:
-        mine, text = os.urandom(16), json.dumps(card).encode()
+        mine, text = os.urandom(16), json.dumps(identity).encode()
         return mine + rendezvous._sign(Job(1, 2, id="fuzz", secret=secret), b"r", nonce + mine, text) + text
 
     return words
@@ -48,11 +48,13 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
     max_leaves=8,
 )
-cards = json_values | st.fixed_dictionaries({"rank": json_values, "world_size": json_values, "place": json_values})
+identities = json_values | st.fixed_dictionaries(
+    {"rank": json_values, "world_size": json_values, "locality": json_values}
+)
 packets = st.one_of(
     st.binary(max_size=LONGEST).map(lambda data: lambda nonce: data),
     st.binary(max_size=100).map(lambda data: lambda nonce: nonce + data),
-    st.builds(forged, cards, st.binary(max_size=16)),
+    st.builds(forged, identities, st.binary(max_size=16)),
 )
 strangers = st.lists(st.lists(packets, max_size=3), max_size=6)
 

@@ -141,8 +141,8 @@ def test_a_replayed_greeting_gets_nothing() -> None:
     with in_background(lambda: meet_all([ranks[0], ranks[2]])):
         with connection(ranks[0]) as once, connection(ranks[0]) as again:
             theirs, mine = once.recv(16), os.urandom(16)
-            card = b"{}"
-            greeting = mine + rendezvous._sign(ranks[1], b"r", theirs + mine, card) + card
+            identity = b"{}"
+            greeting = mine + rendezvous._sign(ranks[1], b"r", theirs + mine, identity) + identity
             assert again.recv(16) != theirs
             again.send(greeting)
             assert again.recv(4096) == b""
@@ -168,8 +168,8 @@ def test_a_rank_that_ends_while_the_others_wait() -> None:
     def ends() -> None:
         with connection(ranks[0]) as dying:
             theirs, mine = dying.recv(16), os.urandom(16)
-            card = rendezvous.json.dumps(rendezvous._card(ranks[1])).encode()
-            dying.send(mine + rendezvous._sign(ranks[1], b"r", theirs + mine, card) + card)
+            identity = rendezvous.json.dumps(rendezvous._identity(ranks[1])).encode()
+            dying.send(mine + rendezvous._sign(ranks[1], b"r", theirs + mine, identity) + identity)
             time.sleep(0.2)
 
     with in_background(ends):
@@ -193,15 +193,15 @@ def test_ranks_that_disagree() -> None:
 @pytest.mark.parametrize("part", ["host", "container (pid namespace)", "container (network namespace)"])
 def test_ranks_elsewhere_are_no_neighbours(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = jobs(2)
-    real = rendezvous._card
+    real = rendezvous._identity
 
-    def card(job: Job) -> dict[str, Any]:
+    def identity(job: Job) -> dict[str, Any]:
         told = real(job)
         if job.rank == 1:
-            told["place"][part] = "another"
+            told["locality"][part] = "another"
         return told
 
-    monkeypatch.setattr(rendezvous, "_card", card)
+    monkeypatch.setattr(rendezvous, "_identity", identity)
     for error in meet_all(ranks):
         assert isinstance(error, UnsupportedError)
         assert f"rank 1 is on another {part} than rank 0; start all ranks on one host" in str(error)

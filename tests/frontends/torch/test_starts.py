@@ -101,13 +101,13 @@ def test_ranks_on_several_hosts(on_ranks: Callable[..., Any], monkeypatch: pytes
         dist = torch.distributed
         store = dist.distributed_c10d._get_default_store()
         dist.destroy_process_group()
-        ours = rendezvous.place
-        rendezvous.place = lambda: {"host": rank}  # type: ignore[assignment]
+        ours = rendezvous.locality
+        rendezvous.locality = lambda: {"host": rank}  # type: ignore[assignment]
         try:
             dist.init_process_group("rankwise", store=dist.PrefixStore("apart", store), rank=rank, world_size=size)
             part = dist.new_group()
         finally:
-            rendezvous.place = ours
+            rendezvous.locality = ours
         apart = dist.group.WORLD
         dist.barrier(group=part)
         x = torch.arange(4.0) + rank

@@ -70,7 +70,7 @@ def connect(flat: Communicator, timeout: float) -> Communicator:
 
     Where every host holds one rank, this is `flat` itself; where one host holds all, shared memory alone.
     """
-    layout = Layout.of(_all_gather_bytes(flat, hashlib.sha256(repr(rendezvous.place()).encode()).digest()))
+    layout = Layout.of(_all_gather_bytes(flat, hashlib.sha256(repr(rendezvous.locality()).encode()).digest()))
     here = layout.host[flat.rank]
     number, size = layout.local(flat.rank), len(layout.members[here])
     token = _broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a name that nobody knows

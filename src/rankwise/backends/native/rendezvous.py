@@ -1,16 +1,16 @@
-"""The ranks of one host meet where no launcher handed them a segment: rank 0 makes one and passes it round.
+"""How the ranks of one host meet if no launcher gave them a segment: rank 0 creates one and sends it to the others.
 
-Rank 0 listens on an abstract unix socket whose name the others derive from the user and the job.
-Each side checks that the other runs as the same user, and that it knows the job's key, by an HMAC
-over both sides' nonces. When all have come, rank 0 sends each the segment's descriptor; when that
-cannot be any more, each the reason. An abstract name exists within one network namespace only, and
-the ranks also compare the kernel's boot id and their namespaces: ranks of other hosts or containers
-are never taken for neighbours. Who does not speak this protocol is dropped, and the meeting goes on.
+Rank 0 listens on an abstract unix socket whose name the others derive from the user and the job. Each
+side checks that the other runs as the same user and, by an HMAC over both sides' nonces, that it knows
+the job's key. When all ranks have connected, rank 0 sends each the segment's descriptor; if that is no
+longer possible, it sends each the reason. An abstract name exists only within one network namespace, and
+the ranks also compare the kernel's boot id and their namespaces, so that a rank of another host or
+container is never accepted. A connection that violates the protocol is dropped, and the others go on.
 
-The messages, a packet each:
-    rank 0 -> rank r   nonce of rank 0
-    rank r -> rank 0   nonce of rank r, HMAC over both nonces and card, card: who rank r is, as JSON
-    rank 0 -> rank r   HMAC over both nonces and answer, answer: a Failure as JSON, or nothing and the descriptor
+The messages, one packet each:
+    rank 0 -> rank r   rank 0's nonce
+    rank r -> rank 0   rank r's nonce, HMAC over both nonces and the identity, rank r's identity as JSON
+    rank 0 -> rank r   HMAC over both nonces and the answer, answer: a Failure as JSON, or nothing and the descriptor
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _same_user(connection: socket.socket) -> bool:
     return uid == os.geteuid()
 
 
-def place() -> dict[str, str | int]:
-    """Where this process is, which must be equal for shared memory and for watching each other's process."""
+def locality() -> dict[str, str | int]:
+    """The locality of this process. Processes of equal locality can share memory and watch each other."""
     return {
         "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "container (pid namespace)": os.stat("/proc/self/ns/pid").st_ino,
@@ -95,9 +95,9 @@ def place() -> dict[str, str | int]:
     }
 
 
-def _card(job: Job) -> dict[str, Any]:
-    """Who this rank is, and where."""
-    return {"rank": job.rank, "world_size": job.world_size, "place": place()}
+def _identity(job: Job) -> dict[str, Any]:
+    """This rank's identity: its rank, its world size and its locality."""
+    return {"rank": job.rank, "world_size": job.world_size, "locality": locality()}
 
 
 def _host(job: Job, timeout: float) -> _native.Segment:
@@ -131,18 +131,18 @@ def _bind(listener: socket.socket, job: Job, end: float) -> None:
 
 
 class _Meeting:
-    """Rank 0's side: all connections at once, so that none can hold up the others."""
+    """Rank 0's side, which serves all connections at once, so that none can delay the others."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.card = _card(job)
+        self.identity = _identity(job)
         self.segment = _native.Segment.create(job.world_size)
         self.selector = selectors.DefaultSelector()
-        self.strangers: dict[socket.socket, tuple[bytes, float]] = {}  # nonce sent to it, when to give up
-        self.ranks: dict[socket.socket, tuple[int, bytes]] = {}  # who has come: rank, both nonces
+        self.strangers: dict[socket.socket, tuple[bytes, float]] = {}  # the nonce sent, and the deadline
+        self.ranks: dict[socket.socket, tuple[int, bytes]] = {}  # the accepted ranks: rank, both nonces
 
     def gather(self, listener: socket.socket, timeout: float, end: float) -> Failure | None:
-        """Wait until all ranks have come; why they cannot, where they cannot."""
+        """Wait until all ranks have been accepted. Returns a Failure if that is impossible."""
         self.selector.register(listener, selectors.EVENT_READ)
         failure = None
         while failure is None and len(self.ranks) < self.job.world_size - 1:
@@ -159,11 +159,11 @@ class _Meeting:
                 if connection is listener:
                     self.accept(listener)
                 elif connection in self.ranks:
-                    # A rank says nothing more until it is answered: this is its end.
+                    # A rank sends nothing more before the answer, so its process has ended.
                     rank = self.ranks[connection][0]
                     failure = Failure("lost", f"init: rank {rank} ended before all ranks had come", (rank,))
                 else:
-                    failure = self.hear(connection)
+                    failure = self.receive(connection)
                 if failure is not None:
                     break
         return failure
@@ -171,7 +171,7 @@ class _Meeting:
     def accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it has gone already
+        except OSError:  # the connection is already closed
             return
         connection.setblocking(False)
         nonce = secrets.token_bytes(_NONCE)
@@ -181,8 +181,8 @@ class _Meeting:
         else:
             connection.close()
 
-    def hear(self, connection: socket.socket) -> Failure | None:
-        """A stranger speaks. It becomes a rank, is dropped, or shows that the ranks cannot meet."""
+    def receive(self, connection: socket.socket) -> Failure | None:
+        """Read a new connection's identity: accept it, drop it, or return why the ranks cannot meet."""
         nonces = self.strangers[connection][0]
         try:
             packet = connection.recv(_PACKET)
@@ -194,8 +194,8 @@ class _Meeting:
             self.drop(connection)
             return None
         del self.strangers[connection]
-        card = json.loads(text)
-        rank, world_size = card["rank"], card["world_size"]
+        identity = json.loads(text)
+        rank, world_size = identity["rank"], identity["world_size"]
         came = any(rank == other for other, _ in self.ranks.values())
         self.ranks[connection] = (rank, nonces)
         if world_size != self.job.world_size:
@@ -203,13 +203,13 @@ class _Meeting:
             return Failure("mismatch", why, (rank,))
         if came or rank == 0:
             return Failure("mismatch", f"init: two processes are rank {rank} of this job", (rank,))
-        for part, here in self.card["place"].items():
-            if card["place"][part] != here:
+        for part, here in self.identity["locality"].items():
+            if identity["locality"][part] != here:
                 return Failure("elsewhere", f"rank {rank} is on another {part} than rank 0", (rank,))
         return None
 
     def answer(self, failure: Failure | None) -> None:
-        """Tell all who have come: the segment, or why not."""
+        """Send every accepted rank the segment or the failure."""
         text = b"" if failure is None else json.dumps(asdict(failure)).encode()
         for connection, (_, nonces) in self.ranks.items():
             _send(connection, _sign(self.job, b"0", nonces, text) + text, [] if failure else [self.segment.fd])
@@ -226,7 +226,7 @@ class _Meeting:
 
 
 def _send(connection: socket.socket, packet: bytes, fds: list[int] | None = None) -> bool:
-    """False where the other side has gone; whoever misses it will notice by itself."""
+    """Send a packet. Returns False if the other side is gone, which is detected elsewhere."""
     try:
         socket.send_fds(connection, [packet], fds or [])
     except OSError:
@@ -239,13 +239,13 @@ def _join(job: Job, timeout: float) -> _native.Segment:
     why = "nobody listens under this job's name"
     while time.monotonic() < end:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            # A little longer than rank 0 waits, whose answer says more than our own timeout.
+            # Slightly longer than rank 0 waits, since its answer is more informative than our own timeout.
             connection.settimeout(end - time.monotonic() + 1.0)
             try:
                 connection.connect(_address(job))
                 answer = _introduce(job, connection)
             except ConnectionRefusedError:
-                answer = None  # rank 0 is not there yet
+                answer = None  # rank 0 is not listening yet
             except (ConnectionError, TimeoutError, BlockingIOError) as error:
                 answer, why = None, str(error)
         if isinstance(answer, Failure):
@@ -262,11 +262,11 @@ def _join(job: Job, timeout: float) -> _native.Segment:
 
 
 def _introduce(job: Job, connection: socket.socket) -> _native.Segment | Failure:
-    """Say who we are and take the answer. ConnectionError where the other side is not our rank 0."""
+    """Send this rank's identity and receive the answer. Raises ConnectionError if the other side is not our rank 0."""
     if not _same_user(connection):
         raise ConnectionError("a process of another user listens under this job's name")
     theirs, mine = connection.recv(_NONCE), secrets.token_bytes(_NONCE)
-    text = json.dumps(_card(job)).encode()
+    text = json.dumps(_identity(job)).encode()
     connection.send(mine + _sign(job, b"r", theirs + mine, text) + text)
     packet, fds, _, _ = socket.recv_fds(connection, _PACKET, 1)
     try:
