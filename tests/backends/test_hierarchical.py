@@ -135,6 +135,23 @@ def test_a_receive_from_anybody_ends_with_the_group() -> None:
     assert "rankwise receives" not in own_threads()
 
 
+def test_a_failed_message_names_the_rank_of_the_group() -> None:
+    def body(group: Group) -> tuple[int, str]:
+        if group.rank < 2:
+            return -1, ""
+        part = group.comm._local  # type: ignore[attr-defined]
+        if group.rank == 3:
+            part.abort("had enough")
+            return -1, ""
+        with pytest.raises(PeerLostError) as caught:
+            group.recv((1,), 3)
+        return caught.value.rank, str(caught.value)
+
+    rank, text = run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)[2]
+    assert rank == 3
+    assert text.startswith("rank 3 was lost; recv from rank 3 failed within this host: ")
+
+
 def own_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
 

@@ -33,12 +33,13 @@ from rankwise.backends.composed import calls
 from rankwise.backends.composed.calls import ITEMSIZE, Call
 from rankwise.backends.composed.communicator import ComposedCommunicator, address
 from rankwise.backends.composed.work_queue import Task, WorkQueue
+from rankwise.backends.hierarchical.errors import GROUP, of_the_group, renumbered
 from rankwise.backends.hierarchical.hosts import Layout, cut
 from rankwise.backends.hierarchical.p2p import Channel
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.communicator import ANY, Communicator, Message
-from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
+from rankwise.contract.errors import RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
@@ -47,7 +48,6 @@ from rankwise.contract.work import Work
 T = TypeVar("T")
 
 _BYTE = DType.U8
-_GROUP = -2  # an error that fails a part names rank r of the group as -2 - r
 Carried = tuple[int, list[int], Task | None]  # where a share is, all members' shares, what is under way
 
 _NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
@@ -431,7 +431,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
                 part.sync()
         except RankwiseError as error:
             where = f"{self._turn.call[0]} failed {where}, in {operation} of ranks {list(ranks)}"
-            raise _of_the_group(error, ranks, where) from error
+            raise of_the_group(error, ranks, where) from error
 
     # ---- what ComposedCommunicator needs ----
 
@@ -482,10 +482,10 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._channel.fail(error)
         if known_to_all:
             return
-        renumbered = _numbered(error, lambda rank: _GROUP - rank, str(error))
+        translated = renumbered(error, lambda rank: GROUP - rank, str(error))
         for part in self._parts():
             if isinstance(part, ComposedCommunicator):
-                part._fail(renumbered)
+                part._fail(translated)
             elif isinstance(part, EngineCommunicator):
                 part.abort(str(error))
             else:  # its connections end here
@@ -511,39 +511,6 @@ def _moves(sizes: Sequence[int], order: Sequence[int]) -> Iterator[tuple[int, in
     for rank in order:
         yield starts[rank], to, sizes[rank]
         to += sizes[rank]
-
-
-def _of_the_group(error: RankwiseError, ranks: Sequence[int], where: str) -> RankwiseError:
-    """The failure of a part, whose ranks are `ranks` of the group."""
-
-    def number(rank: int) -> int:
-        if rank <= _GROUP:  # another rank of the group failed the part; it numbered the ranks so
-            return _GROUP - rank
-        return ranks[rank] if 0 <= rank < len(ranks) else -1
-
-    lost = number(error.rank) if isinstance(error, PeerLostError) else -1
-    return _numbered(error, number, f"rank {lost} was lost; {where}: {error}" if lost >= 0 else f"{where}: {error}")
-
-
-def _numbered(error: RankwiseError, number: Callable[[int], int], why: str) -> RankwiseError:
-    """The same error with other words, and other numbers of the ranks."""
-    if isinstance(error, PeerLostError):
-        return PeerLostError(
-            why, rank=number(error.rank), how=error.how, operation=error.operation, sequence=error.sequence
-        )
-    if isinstance(error, MismatchError):
-        calls_by_rank = {number(rank): call for rank, call in error.calls.items()}
-        return MismatchError(why, calls=calls_by_rank, sequence=error.sequence)
-    if isinstance(error, CollectiveTimeout):
-        return CollectiveTimeout(
-            why,
-            limit=error.limit,
-            missing=tuple(number(rank) for rank in error.missing),
-            states={number(rank): state for rank, state in error.states.items()},
-            operation=error.operation,
-            sequence=error.sequence,
-        )
-    return error
 
 
 def _all_gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import ref
 
 from rankwise.backends.composed.matching import matches
+from rankwise.backends.hierarchical.errors import of_the_group
 from rankwise.backends.hierarchical.hosts import Layout
 from rankwise.contract.communicator import ANY, Communicator, Message
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
@@ -49,14 +51,14 @@ class Channel:
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Work[None]:
         part, number = self._way(dest)
-        return part.send(ptr, count, dtype, number, tag)
+        return self._begin(part, f"send to rank {dest}", part.send, ptr, count, dtype, number, tag)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Work[None]:
         with self._lock:
             # A receive waits behind a deferred one that could take the same message.
             if src != ANY and not any(_overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
-                return part.recv(ptr, count, dtype, number, tag)
+                return self._begin(part, f"recv from rank {src}", part.recv, ptr, count, dtype, number, tag)
             receive = DeferredReceive(self, ptr, count, dtype, src, tag)
             self._deferred.append(receive)
         self.progress()
@@ -87,7 +89,8 @@ class Channel:
                     if found is not None and taker is not None:
                         self._deferred.remove(taker)
                         part, number = self._way(found.source)
-                        inner = part.recv(taker.ptr, taker.count, taker.dtype, number, found.tag)
+                        args = taker.ptr, taker.count, taker.dtype, number, found.tag
+                        inner = self._begin(part, f"recv from rank {found.source}", part.recv, *args)
                         taker.begin(found.source, found.tag, inner)
                 except RankwiseError as error:
                     self._deferred.remove(receive)
@@ -142,6 +145,16 @@ class Channel:
     def _taker(self, found: Message) -> DeferredReceive | None:
         return next((one for one in self._deferred if matches(found, one.source, one.tag)), None)
 
+    def _begin(self, part: Communicator, operation: str, begin: Callable[..., Work[None]], *args: Any) -> PartWork:
+        """A send or recv of a part, whose errors number the ranks as the group does."""
+        within = part is self._local
+        ranks: Sequence[int] = self._members if within else range(self._flat.world_size)
+        where = f"{operation} failed {'within this host' if within else 'between hosts'}"
+        try:
+            return PartWork(begin(*args), ranks, where)
+        except RankwiseError as error:
+            raise of_the_group(error, ranks, where) from error
+
     def _way(self, peer: int) -> tuple[Communicator, int]:
         """What carries a message between this rank and another, and the other's number there."""
         if self._layout.host[peer] == self._host:
@@ -153,6 +166,27 @@ class Channel:
         if found is None or part is self._flat:
             return found
         return Message(self._members[found.source], found.tag, found.count, found.dtype)
+
+
+class PartWork(Work[None]):
+    """A Work of a part of the group. ranks: the part's, as the group numbers them. where: for messages."""
+
+    def __init__(self, inner: Work[None], ranks: Sequence[int], where: str) -> None:
+        self._inner, self._ranks, self._where = inner, ranks, where
+
+    @property
+    def tag(self) -> int:
+        """Of a receive: the message's, once it is complete."""
+        return self._inner.tag  # type: ignore[attr-defined,no-any-return]  # see Communicator.recv
+
+    def wait(self, timeout: float | None = None) -> None:
+        try:
+            self._inner.wait(timeout)
+        except RankwiseError as error:
+            raise of_the_group(error, self._ranks, self._where) from error
+
+    def done(self) -> bool:
+        return self._inner.done()
 
 
 class DeferredReceive(Work[None]):
