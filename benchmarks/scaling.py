@@ -46,7 +46,7 @@ def flat_ring(machine: Machine, m: float) -> float:
 
 
 def flat_ring_by_turns(machine: Machine, m: float) -> float:
-    """Ranks dealt to the hosts in turns: every hop leaves its host, and the ranks of a host share its card."""
+    """Ranks assigned to the hosts round-robin: every hop leaves its host, and the ranks of a host share its card."""
     piece = m / machine.n * machine.B
     return 2 * (machine.n - 1) * max(machine.A + piece, machine.ranks * piece)
 

@@ -1,4 +1,4 @@
-"""Two hosts of two ranks over a link of 1 Gbit/s: flat gloo and hierarchical in turns, as a table.
+"""Two hosts of two ranks over a link of 1 Gbit/s: flat gloo and hierarchical interleaved, as a table.
 
     sudo python benchmarks/two_hosts.py [--rate 1000] [--hosts 2] [--per-host 2] [--sizes 1048576 16777216]
 

@@ -214,7 +214,7 @@ def balance(model: Sleeping, communication: Step, group: rw.Group) -> None:
 
 
 def measure(name: str, steps: dict[str, Step], count: int, group: rw.Group) -> None:
-    """Time the three ways in turns, and print a line."""
+    """Time the three ways, interleaved, and print a line."""
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for way in WAYS:
         steps[way]()  # warms up; buckets are packed as they come

@@ -81,7 +81,11 @@ def test_interrupted_it_leaves_nothing_behind(folder: Path, signum: int, status:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(process.pid, signum)
-    _, error = process.communicate(timeout=30)
+    try:
+        _, error = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:  # it ends its ranks
+            process.terminate()
     assert process.returncode == status, error
     assert "Traceback" not in error
     assert list(folder.iterdir()) == []

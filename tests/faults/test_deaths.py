@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from faults.trials import Trial, fault
-from faults.workers import Crew
+from faults.workers import Workers
 
 PLACES = ["all_reduce", "barrier", "send_and_recv", "asleep", "in_python", "works", "anything", "init"]
 
@@ -17,23 +17,23 @@ PLACES = ["all_reduce", "barrier", "send_and_recv", "asleep", "in_python", "work
 @fault(1, "killed", few=1, full=26)
 def test_killed(trial: Trial, place: str) -> None:
     n = trial.rng.randint(2, 4)
-    with Crew(trial, n, place) as crew:
-        crew.all("started" if place == "init" else "ready")
+    with Workers(trial, n, place) as workers:
+        workers.all("started" if place == "init" else "ready")
         trial.moment(0.04 if place == "init" else 0.3)
         victim = trial.rng.randrange(n)
-        at = crew.signal(victim, signal.SIGKILL)
-        assert crew.end() == 128 + signal.SIGKILL
-        errors = crew.errors(but=victim)
+        at = workers.signal(victim, signal.SIGKILL)
+        assert workers.end() == 128 + signal.SIGKILL
+        errors = workers.errors(but=victim)
         trial.took(max(error["at"] for error in errors.values()) - at)
         for rank, error in errors.items():
             assert error["type"] == "PeerLostError", error
             assert error["lost"] == victim, error
             assert error["how"] == "was killed by SIGKILL", error
             # Without a host where it never joined.
-            who = rf"rank {victim} \(pid {crew.pids[victim]}( on \S+)?\) was killed by SIGKILL"
+            who = rf"rank {victim} \(pid {workers.pids[victim]}( on \S+)?\) was killed by SIGKILL"
             assert re.match(who, error["text"]), error
             assert error["operation"], error
-            if rank in crew.of("ready"):
-                assert crew.of("again")[rank]["type"] == "PeerLostError"
-        last = crew.stderr.splitlines()[-1]
-        assert last.startswith(f"rankwise: rank {victim} (pid {crew.pids[victim]}) was killed by SIGKILL"), last
+            if rank in workers.of("ready"):
+                assert workers.of("again")[rank]["type"] == "PeerLostError"
+        last = workers.stderr.splitlines()[-1]
+        assert last.startswith(f"rankwise: rank {victim} (pid {workers.pids[victim]}) was killed by SIGKILL"), last

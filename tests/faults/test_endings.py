@@ -11,7 +11,7 @@ import time
 import pytest
 
 from faults.trials import Trial, fault
-from faults.workers import HANG, Crew, lives
+from faults.workers import HANG, Workers, lives
 from leftovers import started_processes
 from rankwise import Group, PeerLostError
 from rankwise.observe.jobs import parent_of
@@ -21,17 +21,17 @@ from rankwise.testing import RanksFailed
 @fault(2, "the launcher is killed", few=1, full=40)
 def test_launcher_killed(trial: Trial) -> None:
     n = trial.rng.randint(1, 4)
-    with Crew(trial, n, trial.rng.choice(["barrier", "in_python", "anything", "asleep"])) as crew:
+    with Workers(trial, n, trial.rng.choice(["barrier", "in_python", "anything", "asleep"])) as workers:
         if trial.rng.random() < 0.7:
-            crew.all("ready")
+            workers.all("ready")
             trial.moment(0.1)
         else:
             trial.moment(0.5)
         at = time.monotonic()
-        crew.launcher.kill()
-        crew.launcher.wait()
-        crew.drain()
-        while any(lives(pid) for pid in crew.pids.values()):
+        workers.launcher.kill()
+        workers.launcher.wait()
+        workers.drain()
+        while any(lives(pid) for pid in workers.pids.values()):
             assert time.monotonic() < at + 10, "ranks outlive their launcher"
             time.sleep(0.001)
         trial.took(time.monotonic() - at)
@@ -39,12 +39,12 @@ def test_launcher_killed(trial: Trial) -> None:
 
 @fault(2, "the launcher is killed, starting", few=1, full=60)
 def test_launcher_killed_while_it_starts_ranks(trial: Trial) -> None:
-    """The ranks know nothing of rankwise: nobody but the launcher's keeper would end them."""
+    """The ranks know nothing of rankwise: nobody but the launcher's watchdog would end them."""
     n = trial.rng.randint(1, 6)
     command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), "sleep", "1000"]
     before = started_processes()
     launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    awaited = trial.rng.randint(1, n + 1)  # the first is the keeper
+    awaited = trial.rng.randint(1, n + 1)  # the first is the watchdog
     end = time.monotonic() + HANG
     while sum(parent_of(int(entry)) == launcher.pid for entry in os.listdir("/proc") if entry.isdecimal()) < awaited:
         assert time.monotonic() < end, "the ranks do not start"
@@ -63,17 +63,17 @@ def test_a_rank_ends_early(trial: Trial, way: str) -> None:
     n = trial.rng.randint(2, 4)
     victim = trial.rng.randrange(n)
     status = {"raises": 1, "returns": 0}.get(way, trial.rng.randint(2, 120))
-    with Crew(trial, n, "leave_early", victim, way, status) as crew:
-        code = crew.end()
-        left = crew.of("leaves")[victim]["at"]
-        errors = crew.errors(but=victim)
+    with Workers(trial, n, "leave_early", victim, way, status) as workers:
+        code = workers.end()
+        left = workers.of("leaves")[victim]["at"]
+        errors = workers.errors(but=victim)
         trial.took(max(error["at"] for error in errors.values()) - left)
         for error in errors.values():
             assert (error["type"], error["lost"]) == ("PeerLostError", victim), error
             assert error["how"] == f"exited with status {status}", error
         assert code == status
         if status:
-            assert f"rankwise: rank {victim} (pid {crew.pids[victim]}) exited with status {status}" in crew.stderr
+            assert f"rankwise: rank {victim} (pid {workers.pids[victim]}) exited with status {status}" in workers.stderr
 
 
 @fault(3, "raises, as a thread", few=1, full=60)
@@ -106,18 +106,18 @@ def test_a_thread_raises(trial: Trial) -> None:
 def test_stopped_and_continued(trial: Trial) -> None:
     n = trial.rng.randint(2, 4)
     enough = trial.folder / "enough"
-    with Crew(trial, n, "sums", str(enough)) as crew:
-        crew.all("ready")
+    with Workers(trial, n, "sums", str(enough)) as workers:
+        workers.all("ready")
         trial.moment(0.2)
         stopped = [rank for rank in range(n) if trial.rng.random() < 0.4] or [trial.rng.randrange(n)]
         for rank in stopped:
-            os.kill(crew.pids[rank], signal.SIGSTOP)
+            os.kill(workers.pids[rank], signal.SIGSTOP)
         time.sleep(3)
-        crew.forget("sums")
+        workers.forget("sums")
         for rank in stopped:
-            os.kill(crew.pids[rank], signal.SIGCONT)
-        crew.all("sums")
+            os.kill(workers.pids[rank], signal.SIGCONT)
+        workers.all("sums")
         enough.touch()
-        assert crew.end() == 0, crew.stderr
-        assert crew.stderr == ""
-        assert not crew.of("error")
+        assert workers.end() == 0, workers.stderr
+        assert workers.stderr == ""
+        assert not workers.of("error")

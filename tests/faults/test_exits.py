@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from faults.trials import Trial, fault
-from faults.workers import Crew
+from faults.workers import Workers
 from rankwise import ClosedError, Group, MismatchError, RankwiseError
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -24,13 +24,13 @@ PENDING = ["nothing", "irecv", "isend", "operation", "function", "thread", "busy
 @fault(8, "the interpreter ends, pending", few=1, full=15)
 def test_exit(trial: Trial, state: str) -> None:
     n = trial.rng.randint(2, 4)
-    with Crew(trial, n, "leave_pending", state) as crew:
-        assert crew.end() == 0
+    with Workers(trial, n, "leave_pending", state) as workers:
+        assert workers.end() == 0
         ended = time.monotonic()
-        trial.took(ended - max(report["at"] for report in crew.all("leaves").values()))
-        assert ended - min(report["at"] for report in crew.all("leaves").values()) < 10
-        lines = crew.stderr.splitlines()
-        assert all(line.startswith("closing rank ") for line in lines), crew.stderr
+        trial.took(ended - max(report["at"] for report in workers.all("leaves").values()))
+        assert ended - min(report["at"] for report in workers.all("leaves").values()) < 10
+        lines = workers.stderr.splitlines()
+        assert all(line.startswith("closing rank ") for line in lines), workers.stderr
         assert len(lines) <= n
         if state in ("nothing", "cycle"):
             assert lines == []

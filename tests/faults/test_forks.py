@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from faults.trials import Trial, fault
-from faults.workers import Crew
+from faults.workers import Workers
 
 
 @pytest.mark.parametrize("state", ["idle", "operation", "busy thread"])
@@ -13,7 +13,7 @@ from faults.workers import Crew
 def test_fork(trial: Trial, state: str) -> None:
     n = trial.rng.randint(2, 3)
     way = trial.rng.choice(["sys.exit", "close", "del", "os._exit", "kill"])
-    with Crew(trial, n, "fork", state, way) as crew:
-        assert crew.end() == 0, crew.stderr
-        assert set(crew.of("goes on")) == set(range(n))
-        assert crew.stderr == ""
+    with Workers(trial, n, "fork", state, way) as workers:
+        assert workers.end() == 0, workers.stderr
+        assert set(workers.of("goes on")) == set(range(n))
+        assert workers.stderr == ""

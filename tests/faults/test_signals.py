@@ -10,7 +10,7 @@ import time
 import pytest
 
 from faults.trials import Trial, fault
-from faults.workers import Crew
+from faults.workers import Workers
 
 BLOCKED = ["barrier", "all_reduce", "recv", "wait", "split", "object"]
 
@@ -22,38 +22,38 @@ def test_one_rank(trial: Trial, name: str) -> None:
     kept = trial.rng.randrange(n)
     victim = trial.rng.choice([rank for rank in range(n) if rank != kept])
     call = trial.rng.choice(BLOCKED)
-    with Crew(trial, n, "blocked", kept, call) as crew:
-        crew.all("blocked")
+    with Workers(trial, n, "blocked", kept, call) as workers:
+        workers.all("blocked")
         trial.moment(0.3)
-        at = crew.signal(victim, signum)
+        at = workers.signal(victim, signum)
         if signum == signal.SIGINT:
-            interrupted = crew.one("error", victim)
+            interrupted = workers.one("error", victim)
             assert interrupted["type"] == "KeyboardInterrupt", interrupted
             trial.took(interrupted["at"] - at)
         # Who waits for a message of another rank goes on waiting: that rank may still send it.
         for rank in set(range(n)) - {victim, kept} if call != "recv" or signum == signal.SIGTERM else ():
-            error = crew.one("error", rank)
+            error = workers.one("error", rank)
             assert (error["type"], error["lost"]) == ("PeerLostError", victim), error
             assert re.search(
                 "interrupted|left|exited|closed" if signum == signal.SIGINT else "SIGTERM", error["how"]
             ), error
             if signum == signal.SIGTERM:
                 trial.took(error["at"] - at)
-        os.kill(crew.pids[kept], signal.SIGKILL)
-        crew.end()
+        os.kill(workers.pids[kept], signal.SIGKILL)
+        workers.end()
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 @fault(7, "the launcher gets", few=1, full=30)
 def test_launcher(trial: Trial, name: str) -> None:
     n, signum = trial.rng.randint(2, 4), signal.Signals[name]
-    with Crew(trial, n, "blocked", trial.rng.randrange(n), trial.rng.choice(BLOCKED)) as crew:
-        crew.all("started" if trial.rng.random() < 0.3 else "blocked")
+    with Workers(trial, n, "blocked", trial.rng.randrange(n), trial.rng.choice(BLOCKED)) as workers:
+        workers.all("started" if trial.rng.random() < 0.3 else "blocked")
         trial.moment(0.2)
         at = time.monotonic()
-        crew.launcher.send_signal(signum)
-        assert crew.end() == 128 + signum
+        workers.launcher.send_signal(signum)
+        assert workers.end() == 128 + signum
         trial.took(time.monotonic() - at)
         assert re.fullmatch(
-            rf"rankwise: stopped by {signum.name}; {n} ranks were ended", crew.stderr.splitlines()[-1]
-        ), crew.stderr
+            rf"rankwise: stopped by {signum.name}; {n} ranks were ended", workers.stderr.splitlines()[-1]
+        ), workers.stderr

@@ -30,11 +30,11 @@ def lives(pid: int) -> bool:
         return False
 
 
-class Crew:
+class Workers:
     """`n` ranks that run `place` of rank.py until something happens to them.
 
-    `with Crew(...) as crew:` starts them; at its end none is left. A rank reports what it does, a line
-    of JSON each, through a named pipe: `crew.pids` are known once `started` was reported by all.
+    `with Workers(...) as workers:` starts them; at its end none is left. A rank reports what it does, a line
+    of JSON each, through a named pipe: `workers.pids` are known once `started` was reported by all.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Crew:
             *rank,
         ]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         self._reader = os.open(self._fifo, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""
         with open(self._stdout, "wb") as out, open(self._stderr, "wb") as err:

@@ -2,8 +2,8 @@
 
     python tests/torch_suite/run.py [--ranks 2 3 4] [--tests SUBSTRING] [--report FILE]
 
-The suite is torch.testing._internal.distributed.distributed_test, which torch ships. A crew of
-processes runs its tests one after the other, each with a process group of its own; a crew in which a
+The suite is torch.testing._internal.distributed.distributed_test, which torch ships. A set of worker
+processes runs its tests one after the other, each with a process group of its own; a set in which a
 test failed or did not end is replaced. Prints passed, failed and skipped for both backends, and every
 test that gloo passes and rankwise does not; ends with status 1 where one of these is not explained in
 differences.toml.
@@ -42,7 +42,7 @@ class Outcome:
     seconds: float
 
 
-class Crew:
+class Workers:
     """The ranks that run the tests of one backend and world size."""
 
     def __init__(self, backend: str, ranks: int) -> None:
@@ -181,11 +181,11 @@ def main() -> int:
     for n in args.ranks:
         outcomes[n] = {}
         for backend in args.backends:
-            crew = Crew(backend, n)
+            workers = Workers(backend, n)
             found = outcomes[n][backend] = {}
             try:
                 for number, name in enumerate(names, 1):
-                    found[name] = crew.run(name)
+                    found[name] = workers.run(name)
                     result = found[name]
                     print(
                         f"{backend} {n} [{number}/{len(names)}] {name}: {result.result} {result.seconds:.1f}s",
@@ -194,7 +194,7 @@ def main() -> int:
                     if result.result == "failed":
                         print(result.why, flush=True)
             finally:
-                crew.close()
+                workers.close()
             if args.report:
                 plain = {
                     str(n): {b: {t: vars(o) for t, o in tests.items()} for b, tests in by.items()}

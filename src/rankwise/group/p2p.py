@@ -138,10 +138,10 @@ class PointToPoint(GroupBase):
         """
         wanted, label = self._source(src), ANY if tag is None else _tag(tag)
         end = time.monotonic() + timeout
-        nap = 20e-6
+        pause = 20e-6
         while (found := self.comm.probe(wanted, label)) is None and time.monotonic() < end:
-            time.sleep(nap)
-            nap = min(2 * nap, 1e-3)
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
         return found
 
     def batch(

@@ -228,7 +228,7 @@ def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
     if not works:
         raise ValueError("works: expected at least one Work, got none")
     end = None if timeout is None else time.monotonic() + timeout
-    nap = _SHORTEST_NAP
+    pause = _SHORTEST_PAUSE
     while True:
         for place, work in enumerate(works):
             if work.done():
@@ -236,8 +236,8 @@ def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
         if end is not None and time.monotonic() >= end:
             text = f"wait_any: none of {len(works)} operations was complete within {timeout:g} s"
             raise CollectiveTimeout(text, limit=timeout or 0.0)
-        time.sleep(nap)
-        nap = min(2 * nap, _LONGEST_NAP)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-_SHORTEST_NAP, _LONGEST_NAP = 20e-6, 1e-3
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
