@@ -134,6 +134,22 @@ std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int t
     return std::make_tuple(there->source, there->tag, there->count, int(there->dtype));
 }
 
+std::vector<std::string> names_of(const std::vector<rankwise::Algorithm>& algorithms) {
+    std::vector<std::string> names;
+    for (rankwise::Algorithm a : algorithms) names.emplace_back(rankwise::tuning::name(a));
+    return names;
+}
+
+std::vector<std::string> algorithms_of(const Comm& c, const std::string& operation, uint64_t bytes) {
+    return names_of(c.algorithms(rankwise::tuning::op_named(operation), bytes));
+}
+
+nb::dict all_algorithms() {
+    nb::dict all;
+    for (const auto& [op, list] : rankwise::tuning::algorithms()) all[rankwise::name(op)] = names_of(list);
+    return all;
+}
+
 std::shared_ptr<Comm> split_comm(Comm& c, int64_t color, int64_t key) {
     ReleaseGil released;
     return c.split(color, key);
@@ -159,6 +175,7 @@ void bind_comm(nb::module_& m) {
         .def_prop_ro("source", &Request::source)
         .def_prop_ro("tag", &Request::tag);
 
+    m.def("algorithms", &all_algorithms, "The algorithms of each operation that has several, by name.");
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def("allocate", &Comm::allocate, nb::arg("bytes"))
         .def("holds", [](const Comm& c, Address ptr, size_t bytes) { return c.holds(pointer(ptr), bytes); }, nb::arg("ptr"), nb::arg("bytes"))
@@ -177,6 +194,7 @@ void bind_comm(nb::module_& m) {
         .def("record_event", &Comm::record_event, nb::arg("event"))
         .def("wait_event", &Comm::wait_event, nb::arg("event"))
         .def("sync_stream", &Comm::sync_stream, Release())
+        .def("algorithms", &algorithms_of, nb::arg("operation"), nb::arg("bytes"))
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
         .def("make_part", &Comm::make_part, nb::arg("ranks"))
         .def("take_part", &Comm::take_part, nb::arg("part"))

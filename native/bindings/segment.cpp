@@ -9,6 +9,8 @@ using rankwise::Segment;
 
 namespace {
 
+using NamePairs = std::vector<std::pair<std::string, std::string>>;
+
 void check_rank(const Segment& s, int rank) {
     if (rank < 0 || rank >= s.world_size())
         throw rankwise::BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(s.world_size() - 1));
@@ -25,11 +27,14 @@ void bind_segment(nb::module_& m) {
         .def_prop_ro("allocated_blocks", &Segment::allocated_blocks)
         .def(
             "join",
-            [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process) {
+            [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const NamePairs& algorithms, std::optional<bool> oversubscribed,
+               bool single_copy) {
+                const rankwise::Settings settings{rankwise::tuning::parse_forced(algorithms), oversubscribed, single_copy};
                 ReleaseGil released;
-                return Comm::join(std::move(segment), rank, timeout, process);
+                return Comm::join(std::move(segment), rank, timeout, process, settings);
             },
-            nb::arg("rank"), nb::arg("timeout"), nb::arg("process"))
+            nb::arg("rank"), nb::arg("timeout"), nb::arg("process"), nb::arg("algorithms") = NamePairs(), nb::arg("oversubscribed").none() = nb::none(),
+            nb::arg("single_copy") = true)
         .def(
             "mark_exited",
             [](Segment& s, int rank, int status, int pid) {

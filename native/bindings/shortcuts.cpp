@@ -76,44 +76,44 @@ struct Plain {
 // A communicator in Python, over another library, whose collectives are complete when they return.
 class Foreign {
 public:
+    // methods: the communicator's, in the order of Method; send and recv are complete when they return.
     // dtypes, ops: the contract's, by their numbers.
-    Foreign(nb::handle comm, std::vector<nb::object> dtypes, std::vector<nb::object> ops)
-        : rank_(nb::cast<int>(comm.attr("rank"))), world_size_(nb::cast<int>(comm.attr("world_size"))), dtypes_(std::move(dtypes)), ops_(std::move(ops)),
-          all_reduce_(comm.attr("all_reduce")), reduce_(comm.attr("reduce")), broadcast_(comm.attr("broadcast")), all_gather_(comm.attr("all_gather")),
-          gather_(comm.attr("gather")), scatter_(comm.attr("scatter")), reduce_scatter_(comm.attr("reduce_scatter")), all_to_all_(comm.attr("all_to_all")),
-          send_(comm.attr("send")), recv_(comm.attr("recv")), describe_(comm.attr("describe")) {}
+    Foreign(int rank, int world_size, std::vector<nb::object> methods, std::vector<nb::object> dtypes, std::vector<nb::object> ops)
+        : rank_(rank), world_size_(world_size), methods_(std::move(methods)), dtypes_(std::move(dtypes)), ops_(std::move(ops)) {
+        if (methods_.size() != kMethods) throw BadArgument("methods: " + std::to_string(methods_.size()) + " given, expected " + std::to_string(kMethods));
+    }
 
     int rank() const { return rank_; }
     int world_size() const { return world_size_; }
-    void all_reduce(void* x, uint64_t count, DType d, ReduceOp op) { call(all_reduce_, at(x), count, of(d), of(op)); }
-    void reduce(void* x, uint64_t count, DType d, ReduceOp op, int root) { call(reduce_, at(x), count, of(d), of(op), root); }
-    void broadcast(void* x, uint64_t count, DType d, int root) { call(broadcast_, at(x), count, of(d), root); }
-    void all_gather(const void* x, void* out, uint64_t count, DType d) { call(all_gather_, at(x), at(out), count, of(d)); }
-    void gather(const void* x, void* out, uint64_t count, DType d, int root) { call(gather_, at(x), at(out), count, of(d), root); }
-    void scatter(const void* x, void* out, uint64_t count, DType d, int root) { call(scatter_, at(x), at(out), count, of(d), root); }
-    void reduce_scatter(const void* x, void* out, uint64_t count, DType d, ReduceOp op) { call(reduce_scatter_, at(x), at(out), count, of(d), of(op)); }
-    void all_to_all(const void* x, void* out, uint64_t count, DType d) { call(all_to_all_, at(x), at(out), count, of(d)); }
-    void send_now(const void* x, uint64_t count, DType d, int to, int tag) { call(nb::object(call(send_, at(x), count, of(d), to, tag).attr("wait"))); }
-    void recv_now(void* x, uint64_t count, DType d, int from, int tag) { call(nb::object(call(recv_, at(x), count, of(d), from, tag).attr("wait"))); }
+    void all_reduce(void* x, uint64_t count, DType d, ReduceOp op) { call(AllReduce, at(x), count, of(d), of(op)); }
+    void reduce(void* x, uint64_t count, DType d, ReduceOp op, int root) { call(Reduce, at(x), count, of(d), of(op), root); }
+    void broadcast(void* x, uint64_t count, DType d, int root) { call(Broadcast, at(x), count, of(d), root); }
+    void all_gather(const void* x, void* out, uint64_t count, DType d) { call(AllGather, at(x), at(out), count, of(d)); }
+    void gather(const void* x, void* out, uint64_t count, DType d, int root) { call(Gather, at(x), at(out), count, of(d), root); }
+    void scatter(const void* x, void* out, uint64_t count, DType d, int root) { call(Scatter, at(x), at(out), count, of(d), root); }
+    void reduce_scatter(const void* x, void* out, uint64_t count, DType d, ReduceOp op) { call(ReduceScatter, at(x), at(out), count, of(d), of(op)); }
+    void all_to_all(const void* x, void* out, uint64_t count, DType d) { call(AllToAll, at(x), at(out), count, of(d)); }
+    void send_now(const void* x, uint64_t count, DType d, int to, int tag) { call(Send, at(x), count, of(d), to, tag); }
+    void recv_now(void* x, uint64_t count, DType d, int from, int tag) { call(Recv, at(x), count, of(d), from, tag); }
     // The shape of the arrays of the next call.
     void describe(const Plain& x) {
         nb::list shape;
         for (int i = 0; i < x.dims(); ++i) shape.append(x.dim(i));
-        describe_(nb::tuple(shape));
+        call(Describe, nb::tuple(shape));
     }
     void release() {}  // nor does `call` of such a communicator hold it
 
 private:
-    template <class... A> static nb::object call(nb::handle method, const A&... args) {
-        return ask_for_gil([&] { return method(args...); });
+    enum Method { AllReduce, Reduce, Broadcast, AllGather, Gather, Scatter, ReduceScatter, AllToAll, Send, Recv, Describe, kMethods };
+    template <class... A> void call(Method method, const A&... args) {
+        ask_for_gil([&] { return methods_[method](args...); });
     }
     static Address at(const void* p) { return Address(p); }
     const nb::object& of(DType d) const { return dtypes_[size_t(d)]; }
     const nb::object& of(ReduceOp op) const { return ops_[size_t(op)]; }
 
     int rank_, world_size_;
-    std::vector<nb::object> dtypes_, ops_;
-    nb::object all_reduce_, reduce_, broadcast_, all_gather_, gather_, scatter_, reduce_scatter_, all_to_all_, send_, recv_, describe_;
+    std::vector<nb::object> methods_, dtypes_, ops_;
 };
 
 // What is done with the GIL in a call of C: Python's own methods need it.
@@ -227,14 +227,14 @@ template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
 
 // What scatter's src tells the others before the parts: dtype, ndim, shape. As rankwise/api/collectives.py
 // writes and reads it, since some ranks may come through there.
-using collectives::ArrayWords;
-constexpr uint64_t kWords = sizeof(ArrayWords) / 8;
+using collectives::ArrayHeader;
+constexpr uint64_t kWords = sizeof(ArrayHeader) / 8;
 
 // On src: whether the parts have come along with the words. Over another library they come by themselves.
-bool tell(Comm& c, ArrayWords& words, const Plain& x, const Plain& part, int src) {
-    return c.scatter_told(words, x.data, part.data, nullptr, src);
+bool tell(Comm& c, ArrayHeader& words, const Plain& x, const Plain& part, int src) {
+    return c.scatter_described(words, x.data, part.data, nullptr, src);
 }
-bool tell(Foreign& c, ArrayWords& words, const Plain&, const Plain&, int src) {
+bool tell(Foreign& c, ArrayHeader& words, const Plain&, const Plain&, int src) {
     c.broadcast(&words, kWords, DType::I64, src);
     return false;
 }
@@ -243,12 +243,12 @@ bool tell(Foreign& c, ArrayWords& words, const Plain&, const Plain&, int src) {
 struct Received {
     const Plain& part;  // the memory that waits for it, if it fits
     const int n;
-    ArrayWords words;
+    ArrayHeader words;
     std::vector<uint8_t> other;  // what came along and does not fit
 
     bool fits() const {
         bool same = words.dtype == part.dtype && words.dims == part.dims() && words.dim[0] % n == 0 && words.dim[0] / n == part.dim(0);
-        for (int i = 1; same && i < part.dims(); ++i) same = i < ArrayWords::kDims && words.dim[i] == part.dim(i);
+        for (int i = 1; same && i < part.dims(); ++i) same = i < ArrayHeader::kDims && words.dim[i] == part.dim(i);
         return same;
     }
     uint8_t* operator()(size_t bytes) {
@@ -258,7 +258,7 @@ struct Received {
     }
 };
 bool hear(Comm& c, Received& received, int src) {
-    return c.scatter_told(received.words, nullptr, nullptr, std::ref(received), src);
+    return c.scatter_described(received.words, nullptr, nullptr, std::ref(received), src);
 }
 bool hear(Foreign& c, Received& received, int src) {
     c.broadcast(&received.words, kWords, DType::I64, src);
@@ -274,8 +274,8 @@ template <class C> struct Held {
 };
 
 template <class C> bool scatter_from_here(C& c, const Plain& x, const Plain& part, int src) {
-    if (x.dims() > ArrayWords::kDims) return false;
-    ArrayWords words{x.dtype, x.dims(), {}};
+    if (x.dims() > ArrayHeader::kDims) return false;
+    ArrayHeader words{x.dtype, x.dims(), {}};
     for (int i = 0; i < x.dims(); ++i) words.dim[i] = x.dim(i);
     const ReleaseToWait<C> released(x.bytes());
     if (tell(c, words, x, part, src)) return true;
@@ -320,8 +320,8 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
 // themselves; else, off src, this rank's.
 nb::object tell_array(Comm& c, nb::handle words_, uintptr_t send, uintptr_t recv, int src) {
     const Plain told(words_, true);
-    if (!told || told.bytes() != sizeof(ArrayWords)) throw BadArgument("words: expected an array of " + std::to_string(kWords) + " int64");
-    ArrayWords words;
+    if (!told || told.bytes() != sizeof(ArrayHeader)) throw BadArgument("words: expected an array of " + std::to_string(kWords) + " int64");
+    ArrayHeader words;
     std::memcpy(&words, told.data, sizeof words);
     std::vector<uint8_t> part;
     const auto place = [&part](size_t bytes) {
@@ -331,7 +331,7 @@ nb::object tell_array(Comm& c, nb::handle words_, uintptr_t send, uintptr_t recv
     bool along = false;
     {
         const ReleaseToWait<Comm> released{};
-        along = c.scatter_told(words, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(place), src);
+        along = c.scatter_described(words, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(place), src);
     }
     const Held<Comm> held{along ? nullptr : &c};
     std::memcpy(told.data, &words, sizeof words);
@@ -378,7 +378,8 @@ void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
     define(comm);
     comm.def("tell_array", &tell_array, nb::arg("words"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
     nb::class_<Foreign> foreign(m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
-    foreign.def(nb::init<nb::handle, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("comm"), nb::arg("dtypes"), nb::arg("ops"))
+    foreign.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("rank"), nb::arg("world_size"),
+                nb::arg("methods"), nb::arg("dtypes"), nb::arg("ops"))
         .def_prop_ro("barrier", [](const Foreign&) { return nb::none(); })
         .def_prop_ro("tell_array", [](const Foreign&) { return nb::none(); });
     define(foreign);

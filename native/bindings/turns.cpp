@@ -17,20 +17,21 @@ namespace {
 
 class Turn {
 public:
-    // other: whose calls and these are one at a time.
-    explicit Turn(const Turn* other) : lock_(other ? other->lock_ : std::make_shared<std::timed_mutex>()) {}
+    // other: whose calls and these are one at a time. refused(comm): the error of a call while `refuses` is set.
+    // failing(comm, error): gets the error of a call, and raises another where it has a better one.
+    Turn(const Turn* other, nb::object refused, nb::object failing)
+        : lock_(other ? other->lock_ : std::make_shared<std::timed_mutex>()), refused_(std::move(refused)), failing_(std::move(failing)) {}
 
     nb::object run(nb::handle comm, nb::handle call, nb::handle move, nb::handle args) {
         const Inside inside(*this);
-        static PyObject* const refusal = PyUnicode_InternFromString("_refusal");
-        if (!nb::getattr(comm, nb::handle(refusal)).is_none()) raise(comm.attr("_refused")());
+        if (refuses_) raise(refused_(comm));
         ++sequence_;
         call_ = nb::borrow(call);
         inside_ = true;
         PyObject* result = ask_for_gil([&] { return PyObject_Call(move.ptr(), args.ptr(), nullptr); });
         if (!result) {
             nb::python_error error;
-            comm.attr("_failing")(nb::borrow(error.value()));  // raises, where it has another word for it
+            failing_(comm, nb::borrow(error.value()));
             error.restore();
             nb::raise_python_error();
         }
@@ -50,6 +51,8 @@ public:
     nb::object call() const { return call_; }
     bool inside() const { return inside_; }
     uint64_t sequence() const { return sequence_; }
+    bool refuses() const { return refuses_; }
+    void set_refuses(bool now) { refuses_ = now; }
 
 private:
     struct Inside {
@@ -64,6 +67,8 @@ private:
     static constexpr std::chrono::duration<double> kLook = 50ms;  // between two looks for a Ctrl-C
 
     std::shared_ptr<std::timed_mutex> lock_;
+    nb::object refused_, failing_;
+    bool refuses_ = false;
     nb::object call_ = nb::make_tuple("barrier");
     bool inside_ = false;
     uint64_t sequence_ = 0;
@@ -73,7 +78,9 @@ private:
 
 void bind_turns(nb::module_& m) {
     nb::class_<Turn>(m, "Turn", "The turns of a communicator in Python.")
-        .def(nb::init<const Turn*>(), nb::arg("other").none() = nb::none())
+        .def(nb::init<const Turn*, nb::object, nb::object>(), nb::arg("other").none() = nb::none(), nb::arg("refused").none() = nb::none(),
+             nb::arg("failing").none() = nb::none())
+        .def_prop_rw("refuses", &Turn::refuses, &Turn::set_refuses)
         .def("run", &Turn::run, nb::arg("comm"), nb::arg("call"), nb::arg("move"), nb::arg("args"))
         .def("__enter__", &Turn::enter)
         .def("__exit__", [](Turn& t, nb::handle, nb::handle, nb::handle) { t.leave(); }, nb::arg("kind").none(), nb::arg("value").none(),

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <numeric>
@@ -127,7 +126,7 @@ struct Meeting {
 };
 }  // namespace
 
-std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process) {
+std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings) {
     if (rank < 0 || rank >= segment->world_size())
         throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(segment->world_size() - 1));
     RankRecord& me = segment->record(rank);
@@ -135,7 +134,7 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     SegmentHeader& header = segment->header();
     me.pid = getpid();
     Meeting meeting(*segment, rank);
-    auto comm = std::make_shared<Comm>(segment, header.world_region, rank, timeout);
+    auto comm = std::make_shared<Comm>(segment, header.world_region, rank, timeout, settings);
     me.joined.store(1);
     header.roster.fetch_add(1);
     futex_wake_all(header.roster);
@@ -160,44 +159,58 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
         }
     }
     if (process) watch_peers(segment, rank);
-    comm->agree_on_direct();
+    comm->agree_on_conditions();
     return comm;
 }
 
-// Every rank tries to read a word of its neighbour's; they go direct if all can, and may. And they take turns on
-// cores if all of them can hand one over, which they cannot to a rank that is scheduled elsewhere.
-void Comm::agree_on_direct() {
+// By three steps: each rank says where a word of it is and where it is scheduled; each tries to read the word of
+// its neighbour, and says what it can do; all have read. Single copy needs that all can, and yielding that
+// all are scheduled together: a rank cannot yield its core to one that is scheduled elsewhere.
+void Comm::agree_on_conditions() {
     Call_ call(*this, make_call(Op::Join));
     static const uint64_t word = 0x72616e6b77697365;
     const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduled_in()};
     const uint64_t there = steps_.post(mine, sizeof mine);
-    constexpr uint32_t kRead = 1, kHandOver = 2;
-    const char* wanted = std::getenv("RANKWISE_DIRECT");
-    uint32_t can = (wanted && std::strcmp(wanted, "0") == 0 ? 0 : kRead) | kHandOver;
+    struct Said {
+        bool single_copy, yields, oversubscribed;
+        Forced forced;
+    };
+    static_assert(sizeof(Said) <= kInline);
+    const bool oversubscribed = settings_.oversubscribed.value_or(region_.oversubscribed);
+    const Said own{settings_.single_copy && steps_.n > 1, true, oversubscribed, settings_.forced};
+    Said said = own;
     if (const int next = (rank() + 1) % steps_.n; next != rank()) {
         uint64_t theirs[2];
         steps_.await(next, there);
         std::memcpy(theirs, steps_.payload(next, there), sizeof theirs);
-        if (!steps_.can_read(next, theirs[0], word)) can &= ~kRead;
-        if (theirs[1] != mine[1]) can &= ~kHandOver;
+        if (!steps_.can_read(next, theirs[0], word)) said.single_copy = false;
+        if (theirs[1] != mine[1]) said.yields = false;
     }
-    const uint64_t said = steps_.post(&can, sizeof can);
+    const uint64_t step = steps_.post(&said, sizeof said);
+    Conditions agreed{steps_.n, oversubscribed, said.yields, said.single_copy, steps_.n > 1 ? own.forced : Forced{}};
+    std::string difference;
     for (int p = 0; p < steps_.n; ++p) {
-        uint32_t theirs = 0;
+        Said theirs;
         if (p == rank()) continue;
-        steps_.await(p, said);
-        std::memcpy(&theirs, steps_.payload(p, said), sizeof theirs);
-        can &= theirs;
+        steps_.await(p, step);
+        std::memcpy(&theirs, steps_.payload(p, step), sizeof theirs);
+        agreed.single_copy &= theirs.single_copy;
+        agreed.yields &= theirs.yields;
+        if (theirs.oversubscribed != oversubscribed) difference = "RANKWISE_OVERSUBSCRIBED is not the same on rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
+        if (theirs.forced != own.forced)
+            difference = "RANKWISE_ALGORITHM forces " + tuning::text_of(own.forced) + " on rank " + std::to_string(rank()) + " and " +
+                         tuning::text_of(theirs.forced) + " on rank " + std::to_string(p);
     }
     steps_.await_all(steps_.post());  // the words were read
-    steps_.set_direct(can & kRead && steps_.n > 1);
-    steps_.set_takes_turns(can & kHandOver);
+    if (!difference.empty()) throw BadArgument(difference + "; expected the same on all ranks");
+    agreed.yields &= oversubscribed;
+    steps_.set_conditions(agreed);
     steps_.count_from_here();
 }
 
-Comm::Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout)
-    : segment_(std::move(segment)), region_(*segment_->at<Region>(region)), region_offset_(region),
-      steps_(*segment_, region_, rank), mail_(Mail::make(segment_, region_, steps_)), forks_(forks_so_far()) {
+Comm::Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout, const Settings& settings)
+    : segment_(std::move(segment)), region_(*segment_->at<Region>(region)), region_offset_(region), settings_(settings),
+      steps_(*segment_, region_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores()))), mail_(Mail::make(segment_, region_, steps_)), forks_(forks_so_far()) {
     set_timeout(timeout);
 }
 
@@ -282,11 +295,11 @@ void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, in
     collectives::scatter(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)), root);
 }
 
-bool Comm::scatter_told(collectives::ArrayWords& words, const void* send, void* recv, const collectives::Place& place, int root) {
+bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv, const collectives::Place& place, int root) {
     check_root(root);
-    Call_ call(*this, make_call(Op::ScatterTold, {}, {}, root), sizeof words);
-    const bool along = collectives::scatter_told(steps_, words, bytes(send), bytes(recv), place, root);
-    if (along) steps_.count_bytes(rank() == root ? words.bytes() : words.bytes() / uint64_t(steps_.n));
+    Call_ call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header);
+    const bool along = collectives::scatter_described(steps_, header, bytes(send), bytes(recv), place, root);
+    if (along) steps_.count_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(steps_.n));
     else call.hold();
     return along;
 }
@@ -461,9 +474,11 @@ std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     const int n = members ? region.nranks : 0;
     const int place = int(std::find(members, members + n, region_.member()[rank()]) - members);
     if (place == n) throw BadArgument("part: " + std::to_string(part) + " given, which is no group that this rank is in");
-    auto comm = std::make_shared<Comm>(segment_, part, place, timeout());
-    comm->steps_.set_direct(steps_.direct() && n > 1);
-    comm->steps_.set_takes_turns(steps_.takes_turns());
+    auto comm = std::make_shared<Comm>(segment_, part, place, timeout(), settings_);
+    Conditions conditions = steps_.conditions();
+    conditions.ranks = n;
+    if (n == 1) conditions.single_copy = false, conditions.forced = {};
+    comm->steps_.set_conditions(conditions);
     return comm;
 }
 

@@ -20,8 +20,9 @@ class Comm {
 public:
     // Takes part in `segment` as `rank`; returns once all its ranks have joined. process: this rank
     // is a process of its own, so its peers are watched. Throws PeerLost, TimedOut, BadArgument.
-    static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process);
-    Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout);
+    // All ranks give the same settings; BadArgument on every rank where they differ.
+    static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings = {});
+    Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout, const Settings& settings);
     ~Comm();
 
     int rank() const { return steps_.rank; }
@@ -47,7 +48,7 @@ public:
     void all_to_all(const void* send, void* recv, uint64_t count, DType dtype);
     // As scatter, where the others do not know what array root has; see collectives.hpp. Where the parts do not
     // come along it ends in a hold(), for the call that moves them. bytes: what this rank expects to send or receive.
-    bool scatter_told(collectives::ArrayWords& words, const void* send, void* recv, const collectives::Place& place, int root);
+    bool scatter_described(collectives::ArrayHeader& header, const void* send, void* recv, const collectives::Place& place, int root);
     void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype);
     void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
     void scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
@@ -81,6 +82,8 @@ public:
     // others its number; each takes its place in it by that. Throw BadArgument, OutOfMemory.
     uint64_t make_part(const std::vector<int>& ranks);
     std::shared_ptr<Comm> take_part(uint64_t part);
+    // The algorithms that a call of `op` on this group tries, in this order, where each rank's array has so many bytes.
+    std::vector<Algorithm> algorithms(Op op, size_t bytes) const { return tuning::choices(steps_.conditions(), op, bytes, region_.stream_from); }
     // Collective. color < 0: no part in any new group, nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
 
@@ -98,7 +101,7 @@ private:
     void wait_turn();
     void leave_turn();
     bool has_turn() const;
-    void agree_on_direct();
+    void agree_on_conditions();
     void hold_for(const std::shared_ptr<Task>& mark);
     void complete(const std::shared_ptr<Request>& request);
     void check_open() const;
@@ -108,6 +111,7 @@ private:
     std::shared_ptr<Segment> segment_;
     Region& region_;
     const uint64_t region_offset_;
+    const Settings settings_;
     Steps steps_;
     std::shared_ptr<Mail> mail_;
     Stream stream_;

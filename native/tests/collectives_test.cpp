@@ -55,20 +55,20 @@ void every_collective(Comm& c, uint64_t count) {
     for (int root = 0; root < n; ++root) {
         const auto sent = filled(root, blocks);
         std::vector<float> part(count, -1);
-        collectives::ArrayWords words;
-        if (me == root) words = {int64_t(DType::F32), 2, {n, int64_t(count)}};
+        collectives::ArrayHeader header;
+        if (me == root) header = {int64_t(DType::F32), 2, {n, int64_t(count)}};
         const auto place = [&](size_t bytes) {
             CHECK_EQ(bytes, count * 4);
             return reinterpret_cast<uint8_t*>(part.data());
         };
-        const bool along = c.scatter_told(words, me == root ? sent.data() : nullptr, part.data(), place, root);
-        CHECK_EQ(words.dim[1], int64_t(count));
+        const bool along = c.scatter_described(header, me == root ? sent.data() : nullptr, part.data(), place, root);
+        CHECK_EQ(header.dim[1], int64_t(count));
         if (!along) {
             c.scatter(me == root ? sent.data() : nullptr, part.data(), count, DType::F32, root);
             c.release();
         }
-        CHECK_EQ(along, n == 1 || count * 4 < kDirectFrom);
-        CHECK(std::equal(part.begin(), part.end(), sent.begin() + long(count) * me), "told scatter of " << count << " from " << root);
+        CHECK_EQ(along, n == 1 || count * 4 < tuning::kSingleCopyBlock);
+        CHECK(std::equal(part.begin(), part.end(), sent.begin() + long(count) * me), "described scatter of " << count << " from " << root);
     }
 
     std::vector<float> all(blocks);
@@ -205,14 +205,18 @@ void in_a_row(Comm& c) {
 }  // namespace
 
 int main() {
-    for (int n : ranks::worlds({1, 2, 3, 4, 7}))
-        ranks::run(n, [n](Comm& c) {
-            for (uint64_t count : {0, 1, 23, 24, 25, 1023, 1024, 4097, 65536, 70001, 300007}) every_collective(c, count);
-            uneven(c);
-            in_a_row(c);
-            short_pieces(c);
-            if (n == 2) blocks_past_the_cache(c);
-            if (n > 1) large_reductions(c);
-        });
+    for (bool single_copy : {true, false})
+        for (int n : ranks::worlds({1, 2, 3, 4, 7}))
+            ranks::run(
+                n,
+                [n](Comm& c) {
+                    for (uint64_t count : {0, 1, 23, 24, 25, 1023, 1024, 4097, 65536, 70001, 300007}) every_collective(c, count);
+                    uneven(c);
+                    in_a_row(c);
+                    short_pieces(c);
+                    if (n == 2) blocks_past_the_cache(c);
+                    if (n > 1) large_reductions(c);
+                },
+                60, Settings{{}, std::nullopt, single_copy});
     return check::result();
 }

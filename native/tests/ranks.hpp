@@ -22,13 +22,13 @@ inline std::vector<int> worlds(std::initializer_list<int> all) {
     return chosen;
 }
 
-// Runs `body(comm)` as each rank of a fresh segment and returns the segment, after all have closed.
-inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& body, double timeout = 60) {
+// Runs `body(comm)` as each rank of a fresh segment, with these settings, and returns the segment, after all have closed.
+inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& body, double timeout = 60, const rankwise::Settings& settings = {}) {
     auto segment = Segment::create(n);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < n; ++rank)
         threads.emplace_back([&, rank] {
-            auto comm = Comm::join(segment, rank, timeout, false);
+            auto comm = Comm::join(segment, rank, timeout, false, settings);
             try {
                 body(*comm);
             } catch (const std::exception& e) {

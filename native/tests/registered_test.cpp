@@ -169,13 +169,16 @@ void life() {
 }  // namespace
 
 int main() {
-    for (int n : ranks::worlds({2, 3, 5}))
-        for (uint64_t count : {1, 2047, 2048, 6144, 40001})
-            for (uint64_t which : {0b11111, 0b10110, 0b00001, 0})
-                ranks::run(n, [&](Comm& c) { every_collective(c, count, which); });
-    ranks::run(3, [](Comm& c) { every_collective(c, 300000, 0b111); });
-    for (int n : ranks::worlds({2, 4})) ranks::run(n, by_counts);
-    ranks::run(2, large);
+    for (bool single_copy : {true, false}) {
+        const Settings settings{{}, std::nullopt, single_copy};
+        for (int n : ranks::worlds({2, 3, 5}))
+            for (uint64_t count : {1, 2047, 2048, 6144, 40001})
+                for (uint64_t which : {0b11111, 0b10110, 0b00001, 0})
+                    ranks::run(n, [&](Comm& c) { every_collective(c, count, which); }, 60, settings);
+        ranks::run(3, [](Comm& c) { every_collective(c, 300000, 0b111); }, 60, settings);
+        for (int n : ranks::worlds({2, 4})) ranks::run(n, by_counts, 60, settings);
+        ranks::run(2, large, 60, settings);
+    }
     for (int n : {2, 3}) one_leaves(n);
     mismatched();
     life();

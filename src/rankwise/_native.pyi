@@ -153,6 +153,13 @@ class Comm:
     def split(self, color: int, key: int) -> Comm | None: ...
     def make_part(self, ranks: Sequence[int]) -> int: ...
     def take_part(self, part: int) -> Comm: ...
+    def algorithms(self, operation: str, bytes: int) -> list[str]:
+        """What a call of this operation tries, in this order, where a rank's array has so many bytes.
+
+        bytes: of the array that a rank gives (scatter: that root gives), as rankwise bench counts them.
+        ValueError for an operation that has no algorithms to choose from.
+        """
+
     def abort(self, why: str) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError naming this rank and `why`."""
 
@@ -180,11 +187,22 @@ class Segment:
     def fd(self) -> int: ...
     @property
     def world_size(self) -> int: ...
-    def join(self, rank: int, timeout: float, process: bool) -> Comm:
+    def join(
+        self,
+        rank: int,
+        timeout: float,
+        process: bool,
+        algorithms: Sequence[tuple[str, str]] = (),
+        oversubscribed: bool | None = None,
+        single_copy: bool = True,
+    ) -> Comm:
         """Take part as `rank` and return, once all ranks have joined, the world's communicator.
 
         process: this rank is a process of its own, so the others watch it through a pidfd;
-        False for a rank that is a thread.
+        False for a rank that is a thread. algorithms: (operation, algorithm), forced in this group and those
+        split off it; oversubscribed: instead of what the cores say; single_copy: False where ranks leave each
+        other's private memory alone. ValueError for names that do not exist, and on every rank where the
+        ranks' algorithms differ.
         """
 
     def announce_statuses(self) -> None: ...
@@ -331,6 +349,9 @@ class SegmentView:
         One that is still under way is kept, however old it is.
         """
 
+def algorithms() -> dict[str, list[str]]:
+    """The algorithms of each operation that has several, by name."""
+
 def memory_handler(comm: Comm) -> object:
     """A NumPy memory handler (NEP 49) whose arrays lie in the communicator's segment."""
 
@@ -361,12 +382,24 @@ def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bo
 class Turn:
     """The turns of a communicator in Python: one call at a time. Its `with` is a turn for what is no call."""
 
-    def __init__(self, other: Turn | None = None) -> None:
-        """other: turns of another communicator, where the two take one at a time."""
+    refuses: bool
+    """Whether `run` raises what refused(comm) returns, in place of the call."""
+
+    def __init__(
+        self,
+        other: Turn | None = None,
+        refused: Callable[[Any], BaseException] | None = None,
+        failing: Callable[[Any, BaseException], None] | None = None,
+    ) -> None:
+        """other: turns of another communicator, where the two take one at a time.
+
+        refused(comm) and failing(comm, error) are functions of the communicator, which this object must not keep
+        alive; `run` needs both.
+        """
 
     def run(self, comm: object, call: tuple[Any, ...], move: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """move(*args), in its turn. Where comm._refusal is not None, raises comm._refused(). Where move raises,
-        comm._failing gets the error, still in this turn, and may raise another.
+        """move(*args), in its turn. Where move raises, failing(comm, error) is called, still in this turn, and may
+        raise another error.
 
         call: what it is, for others to see.
         """
@@ -390,5 +423,14 @@ class Turn:
 class PlainArrays:
     """The methods of rankwise.contract.shortcuts over a communicator in Python that completes what it is told."""
 
-    def __init__(self, comm: object, dtypes: Sequence[object], ops: Sequence[object]) -> None:
-        """dtypes, ops: the contract's, by their numbers."""
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        methods: Sequence[Callable[..., object]],
+        dtypes: Sequence[object],
+        ops: Sequence[object],
+    ) -> None:
+        """methods: the communicator's all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter,
+        all_to_all, send, recv and describe, complete when they return. dtypes, ops: the contract's, by their numbers.
+        """

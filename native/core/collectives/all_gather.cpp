@@ -1,23 +1,20 @@
-// Every rank writes its block, piece by piece, and copies out the others'; or writes it into their memory.
+// Every rank receives the blocks of all.
+//
+// inline: beside the flag. staged: a rank writes its block into its slots, piece by piece, and copies out the
+// others'. single_copy, registered: ranks read the others' blocks in their memory. single_copy_put,
+// registered_put: a rank writes its block into the memory of the others.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
-// Every rank reads the others' blocks, or gives them its own, which it writes into their memory: a piece at a
-// time, which is in the cache when it goes to the next. False where memory of one cannot be reached; then
-// nothing was done.
-static bool all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, bool gives) {
-    constexpr size_t kPiece = 256 << 10;
-    const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
-    const uint8_t* lent = gives ? s.readable(recv, blocks.total()) : s.readable(send, mine);
-    Loan loan(s, lent, gives && lent ? recv : nullptr);
+namespace {
+
+// False where memory of one cannot be read; then nothing was done.
+bool get_blocks(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    Loan loan(s, s.readable(send, blocks.size(s.rank)));
     if (!loan.all_lend()) return false;  // from here on all agree: what others refuse must not change recv
-    for (size_t at = 0; at < mine; at += kPiece) {
-        const size_t length = std::min(kPiece, mine - at);
-        keep_own(s, recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
-        for (int i = 1; gives && i < s.n; ++i) loan.write((s.rank + i) % s.n, send + at, begin + at, length);
-    }
-    for (int i = 1; !gives && i < s.n; ++i) {
+    keep_own(s, recv + blocks.offset(s.rank), send, blocks.size(s.rank), blocks.total() * size_t(s.n));
+    for (int i = 1; i < s.n; ++i) {
         const int from = (s.rank + i) % s.n;
         loan.read(from, recv + blocks.offset(from), 0, blocks.size(from));
     }
@@ -25,28 +22,26 @@ static bool all_gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, cons
     return true;
 }
 
-// Whether ranks write their blocks into the others' memory. Where they take turns on cores the slots are left for
-// that alone, and not where the results go past the cache, as from the slots they can.
-static bool gives_blocks(const Steps& s, size_t largest, size_t written) {
-    return s.takes_turns() ? largest >= kGivenInTurnsFrom && !s.past_cache(written) : largest >= kGivenFrom;
+// A piece at a time, which is in the cache when it goes to the next rank. False where memory of one cannot be
+// written to; then nothing was done.
+bool put_block(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    constexpr size_t kPiece = 256 << 10;
+    const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
+    uint8_t* exposed = s.readable(recv, blocks.total());
+    Loan loan(s, exposed, exposed);
+    if (!loan.all_lend()) return false;
+    for (size_t at = 0; at < mine; at += kPiece) {
+        const size_t length = std::min(kPiece, mine - at);
+        keep_own(s, recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
+        for (int i = 1; i < s.n; ++i) loan.write((s.rank + i) % s.n, send + at, begin + at, length);
+    }
+    loan.finish_all();
+    return true;
 }
 
-void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    const size_t mine = blocks.size(s.rank), largest = blocks.largest();
+void all_gather_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    const size_t mine = blocks.size(s.rank), largest = blocks.largest(), piece = s.slot_bytes();
     uint8_t* own = recv + blocks.offset(s.rank);
-    if (s.n == 1) return keep_own(s, own, send, mine, mine);  // a group of one has no staging
-    if (largest <= kInline) {
-        const uint64_t step = s.post(send, mine);
-        s.await_all(step);
-        for (int p = 0; p < s.n; ++p) {
-            if (p == s.rank) continue;
-            std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
-        }
-        return keep_own(s, own, send, mine, 0);
-    }
-    const bool gives = gives_blocks(s, largest, blocks.total() * size_t(s.n));
-    if ((gives ? goes_direct : spreads_direct)(s, largest, gives ? recv : send, gives ? blocks.total() : mine) && all_gather_direct(s, send, recv, blocks, gives)) return;
-    const size_t piece = s.slot_bytes();
     const Copy copy_out = s.copy_for(blocks.total() * size_t(s.n));
     pipeline(
         s, rounds_of(largest, piece), std::min(largest, piece), true,
@@ -64,6 +59,40 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
                 copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
             }
         });
+}
+
+}  // namespace
+
+void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
+    uint8_t* own = recv + blocks.offset(s.rank);
+    if (s.n == 1) return keep_own(s, own, send, mine, mine);  // a group of one has no staging
+    Choice choice = chosen(s, {largest, total}, [&](const Conditions& c) { return tuning::all_gather(c, largest, s.past_cache(total * size_t(s.n))); });
+    for (;; choice = choice.rest()) {
+        switch (choice.first()) {
+        case Algorithm::Inline: {
+            const uint64_t step = s.post(send, mine);
+            s.await_all(step);
+            for (int p = 0; p < s.n; ++p)
+                if (p != s.rank) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
+            return keep_own(s, own, send, mine, 0);
+        }
+        case Algorithm::Registered:
+            if (!InPlace(s, send, mine)) continue;
+            [[fallthrough]];
+        case Algorithm::SingleCopy:
+            if (get_blocks(s, send, recv, blocks)) return;
+            continue;
+        case Algorithm::RegisteredPut:
+            if (!InPlace(s, recv, total)) continue;
+            [[fallthrough]];
+        case Algorithm::SingleCopyPut:
+            if (put_block(s, send, recv, blocks)) return;
+            continue;
+        case Algorithm::Staged: return all_gather_staged(s, send, recv, blocks);
+        default: none_can_run(s);
+        }
+    }
 }
 
 }  // namespace rankwise::collectives

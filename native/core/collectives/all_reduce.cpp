@@ -1,10 +1,10 @@
-// Four ways, by size and place, all reducing in the order of the ranks, so that every rank has the same bits:
-//  - what fits beside the flag is exchanged there, and every rank reduces all of it;
-//  - a small message likewise through the slots;
-//  - a large one in pieces, each cut into one share a rank: a rank writes the others' shares into its
-//    slot, reduces its own share of all slots, and copies the other ranks' results out (reduce-scatter
-//    and all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004);
-//  - one larger still in the peers' memory, where that can be reached (reduce_direct.cpp).
+// The reduction of what all ranks have, on all ranks. Every algorithm reduces in the order of the ranks, so that
+// every rank has the same bits.
+//
+// inline: exchanged beside the flag, and every rank reduces all of it. flat: likewise, through one slot. staged: in
+// pieces, each cut into one share a rank: a rank writes the others' shares into its slot, reduces its own share of
+// all slots, and copies the other ranks' results out (reduce-scatter and all-gather: Rabenseifner, "Optimization
+// of Collective Reduction Operations", ICCS 2004). single_copy, registered: the same in the ranks' own memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -15,8 +15,7 @@ constexpr size_t kCacheBlock = 16 << 10;  // reduced and passed on while it is i
 
 }  // namespace
 
-// The large way. Rank `root` alone receives where it is >= 0, else all do.
-void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+void reduce_staged(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const size_t piece = s.slot_bytes();
     const uint64_t rounds = rounds_of(bytes, piece);
     const bool receives = root < 0 || s.rank == root;
@@ -69,21 +68,9 @@ void reduce_in_shares(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduce
     }
 }
 
-void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+static void all_reduce_flat(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
     const size_t bytes = count * item;
     const void* sources[kMaxRanks];
-    if (bytes <= kInline) {
-        const uint64_t step = s.post(data, bytes);
-        s.await_all(step);
-        for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.payload(r, step);
-        kernel(data, sources, s.n, count, s.n);
-        return;
-    }
-    const size_t direct = std::min<size_t>((16 << 10) / size_t(s.n), s.slot_bytes());
-    if (bytes >= kInPlaceFrom)
-        if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, -1);
-    if (all_reduces_direct(s, bytes) && all_reduce_direct(s, data, bytes, item, kernel)) return;
-    if (bytes > direct) return reduce_in_shares(s, data, bytes, item, kernel, -1);
     const uint64_t g = s.take(bytes);
     s.claim(g);
     std::memcpy(s.slot(s.rank, g), data, bytes);
@@ -91,6 +78,31 @@ void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel
     for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.slot(r, g);
     kernel(data, sources, s.n, count, s.n);
     s.release(g);
+}
+
+void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+    const size_t bytes = count * item;
+    Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::all_reduce(c, bytes); });
+    for (;; choice = choice.rest()) {
+        switch (choice.first()) {
+        case Algorithm::Inline: {
+            const void* sources[kMaxRanks];
+            const uint64_t step = s.post(data, bytes);
+            s.await_all(step);
+            for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.payload(r, step);
+            return kernel(data, sources, s.n, count, s.n);
+        }
+        case Algorithm::Flat: return all_reduce_flat(s, data, count, item, kernel);
+        case Algorithm::Registered:
+            if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, -1);
+            continue;
+        case Algorithm::SingleCopy:
+            if (all_reduce_single_copy(s, data, bytes, item, kernel)) return;
+            continue;
+        case Algorithm::Staged: return reduce_staged(s, data, bytes, item, kernel, -1);
+        default: none_can_run(s);
+        }
+    }
 }
 
 }  // namespace rankwise::collectives

@@ -1,30 +1,36 @@
-// Each rank's slot holds a piece for every other rank, side by side; each copies out the pieces
-// meant for it, or reads its blocks in place.
+// Every rank has a block for every other.
+//
+// inline: beside the flag, all blocks to all ranks. staged: each rank's slot holds a piece for every other rank,
+// side by side, and each copies out the pieces meant for it. single_copy, registered: each reads its blocks in the
+// peers' memory. Blocks of different lengths are staged: only the peer knows where this rank's begins.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
-void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
-    if (out.equal() && out.total() <= kInline) {  // beside the flag: all of it to all
-        const uint64_t step = s.post(send, out.total());
-        s.await_all(step);
-        for (int from = 0; from < s.n; ++from) {
-            const uint8_t* there = from == s.rank ? send : s.payload(from, step);
-            if (largest) std::memcpy(recv + in.offset(from), there + out.offset(s.rank), largest);
-        }
-        return;
+static void all_to_all_inline(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    const uint64_t step = s.post(send, blocks.total());
+    s.await_all(step);
+    for (int from = 0; from < s.n; ++from) {
+        const uint8_t* there = from == s.rank ? send : s.payload(from, step);
+        if (blocks.size(0)) std::memcpy(recv + blocks.offset(from), there + blocks.offset(s.rank), blocks.size(0));
     }
-    if (out.equal() && goes_direct(s, largest, send, out.total())) {  // else only the peer knows where my block begins
-        Loan loan(s, s.readable(send, out.total()));
-        if (loan.all_lend()) {  // from here on all agree: what others refuse must not change recv
-            keep_own(s, recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank), in.total() * size_t(s.n));
-            for (int i = 1; i < s.n; ++i) {
-                const int from = (s.rank + i) % s.n;
-                loan.read(from, recv + in.offset(from), out.offset(s.rank), in.size(from));
-            }
-            return loan.finish_all();
-        }
+}
+
+// False where memory of one cannot be read; then nothing was done.
+static bool all_to_all_get(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    Loan loan(s, s.readable(send, blocks.total()));
+    if (!loan.all_lend()) return false;  // from here on all agree: what others refuse must not change recv
+    const size_t block = blocks.size(0), mine = blocks.offset(s.rank);
+    keep_own(s, recv + mine, send + mine, block, blocks.total() * size_t(s.n));
+    for (int i = 1; i < s.n; ++i) {
+        const int from = (s.rank + i) % s.n;
+        loan.read(from, recv + blocks.offset(from), mine, block);
     }
+    loan.finish_all();
+    return true;
+}
+
+static void all_to_all_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
     const Copy copy_out = s.copy_for(in.total() * size_t(s.n));
     const SideBySide cut(s, largest);
     pipeline(
@@ -45,6 +51,25 @@ void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out,
             }
         });
     copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
+}
+
+void all_to_all(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
+    if (!out.equal()) return all_to_all_staged(s, send, recv, out, in, largest);
+    const Extent extent(largest, out.total());
+    Choice choice = chosen(s, extent, [&](const Conditions& c) { return tuning::all_to_all(c, extent); });
+    for (;; choice = choice.rest()) {
+        switch (choice.first()) {
+        case Algorithm::Inline: return all_to_all_inline(s, send, recv, out);
+        case Algorithm::Registered:
+            if (!InPlace(s, send, out.total())) continue;
+            [[fallthrough]];
+        case Algorithm::SingleCopy:
+            if (all_to_all_get(s, send, recv, out)) return;
+            continue;
+        case Algorithm::Staged: return all_to_all_staged(s, send, recv, out, in, largest);
+        default: none_can_run(s);
+        }
+    }
 }
 
 }  // namespace rankwise::collectives

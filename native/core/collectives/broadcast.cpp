@@ -1,12 +1,14 @@
-// Root writes each piece into its slot, the others copy it out. What fits beside the flag travels
-// there; what is worth it is read in place.
+// Root's data, on all ranks.
+//
+// inline: beside the flag. staged: root writes each piece into its slot, and the others copy it out. single_copy,
+// registered: the others read root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
 // The others read root's memory; of two ranks root writes half of it, so that both copy. False where memory cannot be
 // reached; then nothing was done.
-static bool broadcast_direct(Steps& s, uint8_t* data, size_t bytes, int root) {
+static bool broadcast_single_copy(Steps& s, uint8_t* data, size_t bytes, int root) {
     const size_t read = s.n == 2 ? bytes / 2 : bytes;
     const bool from_me = s.rank == root, written = s.n == 2 && !from_me;
     uint8_t* lent = from_me || written ? s.readable(data, bytes) : nullptr;
@@ -24,17 +26,8 @@ static bool broadcast_direct(Steps& s, uint8_t* data, size_t bytes, int root) {
     return true;
 }
 
-void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
-    if (s.n == 1) return;  // a group of one has no staging
+static void broadcast_staged(Steps& s, uint8_t* data, size_t bytes, int root) {
     const bool from_me = s.rank == root;
-    if (bytes <= kInline) {
-        const uint64_t step = s.post(data, from_me ? bytes : 0);
-        if (from_me) return;
-        s.await_giver(root, step);
-        std::memcpy(data, s.payload(root, step), bytes);
-        return;
-    }
-    if (spreads_direct(s, bytes, s.n == 2 || from_me ? data : nullptr, bytes) && broadcast_direct(s, data, bytes, root)) return;
     const size_t piece = s.slot_bytes();
     const Copy copy_out = s.copy_for(bytes * size_t(s.n));
     const uint64_t rounds = rounds_of(bytes, piece);
@@ -51,6 +44,31 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
             else s.await(root, step);
             copy_out(data + p.offset, s.slot(root, g), p.bytes);
         });
+}
+
+void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
+    if (s.n == 1) return;  // a group of one has no staging
+    const bool from_me = s.rank == root;
+    Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::broadcast(c, bytes); });
+    for (;; choice = choice.rest()) {
+        switch (choice.first()) {
+        case Algorithm::Inline: {
+            const uint64_t step = s.post(data, from_me ? bytes : 0);
+            if (from_me) return;
+            s.await_giver(root, step);
+            std::memcpy(data, s.payload(root, step), bytes);
+            return;
+        }
+        case Algorithm::Registered:
+            if (!InPlace(s, s.n == 2 || from_me ? data : nullptr, bytes)) continue;
+            [[fallthrough]];
+        case Algorithm::SingleCopy:
+            if (broadcast_single_copy(s, data, bytes, root)) return;
+            continue;
+        case Algorithm::Staged: return broadcast_staged(s, data, bytes, root);
+        default: none_can_run(s);
+        }
+    }
 }
 
 }  // namespace rankwise::collectives

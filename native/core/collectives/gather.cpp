@@ -1,13 +1,16 @@
-// Every rank but root writes its block, piece by piece; root copies them out; or it writes it in place.
+// The blocks of all ranks, on root.
+//
+// inline: beside the flag. staged: every rank but root writes its block into its slots, piece by piece, and root
+// copies them out. single_copy, registered: every rank writes its block into root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
 // Every rank writes its block into root's memory; of two ranks root reads half of a small one and some of one that is
 // too large for the caches, so that both copy as long. False where root's memory cannot be reached; then nothing was done.
-static bool gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static bool gather_single_copy(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
-    const size_t some = to_take_over(s, blocks, root);
+    const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.past_cache(blocks.total()));
     const bool read = s.n == 2 && !to_me;
     Loan loan(s, read ? s.readable(send, blocks.size(s.rank)) : nullptr, to_me ? s.readable(recv, blocks.total()) : nullptr);
     loan.await_all();  // from here on all agree: what others refuse must not change recv
@@ -15,7 +18,7 @@ static bool gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Bl
     const size_t taken = some && loan.lends(1 - root, false) && !loan.registered(root, true) ? some : 0;
     const auto given = [&](int from) {
         const size_t block = blocks.size(from);
-        return s.n > 2 || block >= kGivenFrom || !loan.lends(1 - root, false) ? block - taken : block / 2;
+        return s.n > 2 || block >= tuning::kPutBlock || !loan.lends(1 - root, false) ? block - taken : block / 2;
     };
     if (!to_me) {
         loan.write(root, send, blocks.offset(s.rank), given(s.rank));
@@ -30,22 +33,10 @@ static bool gather_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Bl
     return true;
 }
 
-void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static void gather_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
-    const size_t mine = blocks.size(s.rank);
+    const size_t mine = blocks.size(s.rank), largest = blocks.largest();
     const Copy copy_out = s.copy_for(blocks.total());
-    const size_t largest = blocks.largest();
-    const uint8_t* lent = to_me ? recv : s.n == 2 ? send : nullptr;
-    if (goes_direct(s, largest, lent, to_me ? blocks.total() : mine) && gather_direct(s, send, recv, blocks, root)) return;
-    if (largest <= kInline) {
-        const uint64_t step = s.post(send, to_me ? 0 : mine);
-        if (!to_me) return;
-        s.await_givers(step);
-        keep_own(s, recv + blocks.offset(root), send, mine, 0);
-        for (int p = 0; p < s.n; ++p)
-            if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
-        return;
-    }
     const size_t piece = s.slot_bytes();
     pipeline(
         s, rounds_of(largest, piece), std::min(largest, piece), !to_me,
@@ -63,6 +54,33 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
                 copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
             }
         });
+}
+
+void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    const bool to_me = s.rank == root;
+    const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
+    Choice choice = chosen(s, {largest, total}, [&](const Conditions& c) { return tuning::gather(c, largest); });
+    for (;; choice = choice.rest()) {
+        switch (choice.first()) {
+        case Algorithm::Inline: {
+            const uint64_t step = s.post(send, to_me ? 0 : mine);
+            if (!to_me) return;
+            s.await_givers(step);
+            keep_own(s, recv + blocks.offset(root), send, mine, 0);
+            for (int p = 0; p < s.n; ++p)
+                if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
+            return;
+        }
+        case Algorithm::Registered:
+            if (!InPlace(s, to_me ? recv : s.n == 2 ? send : nullptr, to_me ? total : mine)) continue;
+            [[fallthrough]];
+        case Algorithm::SingleCopy:
+            if (gather_single_copy(s, send, recv, blocks, root)) return;
+            continue;
+        case Algorithm::Staged: return gather_staged(s, send, recv, blocks, root);
+        default: none_can_run(s);
+        }
+    }
 }
 
 }  // namespace rankwise::collectives

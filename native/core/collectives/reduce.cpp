@@ -1,26 +1,15 @@
-// To one rank: of two ranks, or for a small message, root reduces everything, which came beside the
-// flag or through the slots; otherwise every rank reduces a share and root collects the shares, or
-// is given them (reduce_direct.cpp).
+// The reduction of what all ranks have, on root.
+//
+// inline: beside the flag; root reduces everything. flat: likewise, through the slots. staged: every rank reduces a
+// share of each piece, and root copies the shares out (all_reduce.cpp). single_copy, registered: every rank reduces
+// a share, and writes it into root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
-void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root) {
-    const size_t bytes = count * item;
-    const size_t piece = s.slot_bytes();
-    if (bytes >= kInPlaceFrom)
-        if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, root);
-    if (reduces_direct(s, bytes) && reduce_direct(s, data, bytes, item, kernel, root)) return;
-    if (s.n > 2 && bytes > (16 << 10)) return reduce_in_shares(s, data, bytes, item, kernel, root);
+static void reduce_flat(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const bool to_me = s.rank == root;
-    if (bytes <= kInline) {
-        const uint64_t step = s.post(data, to_me ? 0 : bytes);
-        if (!to_me) return;
-        s.await_givers(step);
-        const void* sources[kMaxRanks];
-        for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data : s.payload(r, step);
-        return kernel(data, sources, s.n, count, s.n);
-    }
+    const size_t piece = s.slot_bytes();
     pipeline(
         s, rounds_of(bytes, piece), std::min(bytes, piece), !to_me,
         [&](uint64_t g, uint64_t k) {
@@ -35,6 +24,33 @@ void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel ker
             s.await_all(step);
             kernel(data + p.offset, sources, s.n, p.bytes / item, s.n);
         });
+}
+
+void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root) {
+    const size_t bytes = count * item;
+    const bool to_me = s.rank == root;
+    Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::reduce(c, bytes); });
+    for (;; choice = choice.rest()) {
+        switch (choice.first()) {
+        case Algorithm::Inline: {
+            const uint64_t step = s.post(data, to_me ? 0 : bytes);
+            if (!to_me) return;
+            s.await_givers(step);
+            const void* sources[kMaxRanks];
+            for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data : s.payload(r, step);
+            return kernel(data, sources, s.n, count, s.n);
+        }
+        case Algorithm::Registered:
+            if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, root);
+            continue;
+        case Algorithm::SingleCopy:
+            if (reduce_single_copy(s, data, bytes, item, kernel, root)) return;
+            continue;
+        case Algorithm::Staged: return reduce_staged(s, data, bytes, item, kernel, root);
+        case Algorithm::Flat: return reduce_flat(s, data, bytes, item, kernel, root);
+        default: none_can_run(s);
+        }
+    }
 }
 
 }  // namespace rankwise::collectives

@@ -1,23 +1,15 @@
-// Each rank's slot holds a piece of every other rank's block, side by side; each rank reduces the
-// pieces of its own block, in the order of the ranks.
+// Each rank receives the reduction of its block. Every algorithm reduces in the order of the ranks.
+//
+// inline: beside the flag, all blocks to all ranks. staged: each rank's slot holds a piece of every other rank's
+// block, side by side, and each rank reduces the pieces of its own block. single_copy, registered: each rank reduces
+// its block from the peers' memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
-void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+static void reduce_scatter_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
     const uint8_t* own = send + blocks.offset(s.rank);
     const size_t mine = blocks.size(s.rank);
-    if (blocks.total() <= kInline) {  // beside the flag: all of it to all
-        const uint64_t step = s.post(send, blocks.total());
-        const void* sources[kMaxRanks];
-        for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? own : s.payload(r, step) + blocks.offset(s.rank);
-        s.await_all(step);
-        if (mine) kernel(recv, sources, s.n, mine / item, s.n);
-        return;
-    }
-    if (blocks.total() >= kInPlaceFrom)
-        if (const InPlace all(s, send, blocks.total()); all) return reduce_block_in_place(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
-    if (reduce_scatters_direct(s, blocks.total()) && reduce_scatter_direct(s, send, recv, blocks, item, kernel)) return;
     const SideBySide cut(s, blocks.largest());
     pipeline(
         s, cut.rounds, cut.bytes, true,
@@ -36,6 +28,31 @@ void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& 
             s.await_all(step);
             if (p.bytes) kernel(recv + p.offset, sources, s.n, p.bytes / item, s.n);
         });
+}
+
+void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+    const size_t mine = blocks.size(s.rank), total = blocks.total();
+    Choice choice = chosen(s, total, [&](const Conditions& c) { return tuning::reduce_scatter(c, total); });
+    for (;; choice = choice.rest()) {
+        switch (choice.first()) {
+        case Algorithm::Inline: {
+            const uint64_t step = s.post(send, total);
+            const void* sources[kMaxRanks];
+            for (int r = 0; r < s.n; ++r) sources[r] = (r == s.rank ? send : s.payload(r, step)) + blocks.offset(s.rank);
+            s.await_all(step);
+            if (mine) kernel(recv, sources, s.n, mine / item, s.n);
+            return;
+        }
+        case Algorithm::Registered:
+            if (const InPlace all(s, send, total); all) return reduce_block_in_place(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
+            continue;
+        case Algorithm::SingleCopy:
+            if (reduce_scatter_single_copy(s, send, recv, blocks, item, kernel)) return;
+            continue;
+        case Algorithm::Staged: return reduce_scatter_staged(s, send, recv, blocks, item, kernel);
+        default: none_can_run(s);
+        }
+    }
 }
 
 }  // namespace rankwise::collectives

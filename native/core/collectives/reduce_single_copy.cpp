@@ -31,7 +31,7 @@ void reduce_lent(Steps& s, Loan& loan, const uint8_t* own, size_t offset, uint8_
 
 }  // namespace
 
-bool all_reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel) {
+bool all_reduce_single_copy(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel) {
     uint8_t* lent = s.readable(data, bytes);
     Loan loan(s, lent, lent);
     if (!loan.all_lend()) return false;
@@ -44,7 +44,7 @@ bool all_reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, Reduc
     return true;
 }
 
-bool reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+bool reduce_single_copy(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const bool to_me = s.rank == root;
     uint8_t* lent = s.readable(data, bytes);
     Loan loan(s, lent, to_me ? lent : nullptr);
@@ -58,7 +58,7 @@ bool reduce_direct(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKer
     return true;
 }
 
-bool reduce_scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+bool reduce_scatter_single_copy(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
     Loan loan(s, s.readable(send, blocks.total()));
     if (!loan.all_lend()) return false;
     reduce_lent(s, loan, send, blocks.offset(s.rank), recv, blocks.size(s.rank), item, kernel, [](const uint8_t*, size_t, size_t) {});

@@ -1,16 +1,16 @@
-// Root's slot holds a piece for every other rank, side by side; each copies out its own, or
-// reads it in place.
-#include <optional>
-
+// Root's blocks, one to each rank.
+//
+// inline: beside the flag, all blocks to all ranks. staged: root's slot holds a piece for every other rank, side by
+// side, and each copies out its own. single_copy, registered: each reads its block in root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
 // The others read their blocks in root's memory while it copies its own, and of two ranks some of the other's.
 // False where root's memory cannot be reached; then nothing was done.
-static bool scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static bool scatter_single_copy(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
-    const size_t some = to_take_over(s, blocks, root);
+    const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.past_cache(blocks.total()));
     Loan loan(s, from_me ? s.readable(send, blocks.total()) : nullptr, some && !from_me ? s.readable(recv, blocks.size(s.rank)) : nullptr);
     loan.await_all();  // from here on all agree: what others refuse must not change recv
     if (!loan.lends(root, false)) return loan.finish_all(), false;
@@ -27,16 +27,9 @@ static bool scatter_direct(Steps& s, const uint8_t* send, uint8_t* recv, const B
     return loan.finish_with(root), true;
 }
 
-void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static void scatter_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
-    if (blocks.total() <= kInline) {  // beside the flag: all of it to all
-        const uint64_t step = s.post(send, from_me ? blocks.total() : 0);
-        if (!from_me) s.await_giver(root, step);
-        if (mine) std::memcpy(recv, (from_me ? send : s.payload(root, step)) + blocks.offset(s.rank), mine);
-        return;
-    }
-    if (goes_direct(s, blocks.largest(), from_me ? send : nullptr, blocks.total()) && scatter_direct(s, send, recv, blocks, root)) return;
     const Copy copy_out = s.copy_for(blocks.total());
     const SideBySide cut(s, blocks.largest());
     pipeline(
@@ -58,71 +51,29 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
     if (from_me) keep_own(s, recv, send + blocks.offset(root), mine, blocks.total());
 }
 
-namespace {
-
-// Parts that come along with the words, of so many bytes each: all of them beside the flag, or in root's slot.
-struct Along {
-    size_t part;
-    bool beside;
-};
-
-// The words alone say it, so that all ranks agree.
-std::optional<Along> comes_along(const Steps& s, const ArrayWords& words) {
-    if (words.dims < 1 || words.dims > ArrayWords::kDims || words.dim[0] % s.n) return std::nullopt;
-    const size_t part = words.bytes() / size_t(s.n);
-    const bool beside = words.told() + part * size_t(s.n) <= kInline;
-    const bool fits_slot = s.n == 1 || (part < kDirectFrom && part <= share_of_slot(s));
-    return beside || fits_slot ? std::optional(Along{part, beside}) : std::nullopt;
-}
-
-// The way through root's slot; not inlined, as in pipeline().
-[[gnu::noinline]] void give_parts(Steps& s, const ArrayWords& words, const uint8_t* send, size_t part) {
-    const SideBySide cut(s, part);
-    const uint64_t taken = s.take(cut.bytes);
-    s.claim(taken);
-    for (int to = 0; to < s.n; ++to)
-        if (to != s.rank) std::memcpy(s.slot(s.rank, taken) + cut.place(s.rank, to), send + size_t(to) * part, part);
-    s.post(&words, words.told());
-    s.release(taken);
-}
-
-[[gnu::noinline]] void take_part(Steps& s, const Place& place, size_t part, int root) {
-    const SideBySide cut(s, part);
-    const uint64_t taken = s.take(cut.bytes);  // before `place`, which may throw
-    std::memcpy(place(part), s.slot(root, taken) + cut.place(root, s.rank), part);
-    s.release(taken);
-}
-
-}  // namespace
-
-bool scatter_told(Steps& s, ArrayWords& words, const uint8_t* send, uint8_t* recv, const Place& place, int root) {
-    if (s.rank == root) {
-        const std::optional<Along> along = comes_along(s, words);
-        const size_t told = words.told();
-        if (along && along->beside) {
-            const size_t total = along->part * size_t(s.n);
-            if (total) std::memcpy(reinterpret_cast<uint8_t*>(&words) + told, send, total);
-            s.post(&words, told + total);
-        } else if (along && s.n > 1) {
-            give_parts(s, words, send, along->part);
-        } else {
-            s.post(&words, told);
+void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    const bool from_me = s.rank == root;
+    const size_t mine = blocks.size(s.rank);
+    const Extent extent(blocks.largest(), blocks.total());
+    Choice choice = chosen(s, extent, [&](const Conditions& c) { return tuning::scatter(c, extent); });
+    for (;; choice = choice.rest()) {
+        switch (choice.first()) {
+        case Algorithm::Inline: {
+            const uint64_t step = s.post(send, from_me ? extent.total : 0);
+            if (!from_me) s.await_giver(root, step);
+            if (mine) std::memcpy(recv, (from_me ? send : s.payload(root, step)) + blocks.offset(s.rank), mine);
+            return;
         }
-        if (along && along->part) keep_own(s, recv, send + size_t(root) * along->part, along->part, along->part);
-        return along.has_value();
+        case Algorithm::Registered:
+            if (!InPlace(s, from_me ? send : nullptr, extent.total)) continue;
+            [[fallthrough]];
+        case Algorithm::SingleCopy:
+            if (scatter_single_copy(s, send, recv, blocks, root)) return;
+            continue;
+        case Algorithm::Staged: return scatter_staged(s, send, recv, blocks, root);
+        default: none_can_run(s);
+        }
     }
-    const uint64_t step = s.post();
-    s.await_giver(root, step);
-    std::memcpy(&words, s.payload(root, step), sizeof words);
-    const std::optional<Along> along = comes_along(s, words);
-    if (!along) return false;
-    if (along->beside) {
-        uint8_t* to = place(along->part);
-        if (along->part) std::memcpy(to, s.payload(root, step) + words.told() + size_t(s.rank) * along->part, along->part);
-        return true;
-    }
-    take_part(s, place, along->part, root);
-    return true;
 }
 
 }  // namespace rankwise::collectives

@@ -63,7 +63,7 @@ bool Call::reduces() const {
 
 bool Call::has_root() const {
     return op() == Op::Broadcast || op() == Op::Reduce || op() == Op::Gather || op() == Op::Scatter || op() == Op::GatherV ||
-           op() == Op::ScatterV || op() == Op::ScatterTold;
+           op() == Op::ScatterV || op() == Op::ScatterDescribed;
 }
 
 std::string Call::words() const {
@@ -88,7 +88,7 @@ uint64_t create_region(Segment& segment, const std::vector<int>& members) {
     region.number = segment.header().groups.fetch_add(1);
     region.seated = uint32_t(n);
     region.slot_bytes = layout.slot;
-    region.crowded = segment.world_size() > usable_cores();
+    region.oversubscribed = segment.world_size() > usable_cores();
     region.stream_from = stream_from();
     region.staging = layout.staging;
     region.channels = layout.channels;

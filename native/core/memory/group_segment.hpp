@@ -17,7 +17,7 @@ namespace rankwise {
 
 enum class Op : uint8_t {
     None, Barrier, AllReduce, Broadcast, Reduce, AllGather, Gather, Scatter, ReduceScatter, AllToAll,
-    AllGatherV, GatherV, ScatterV, ReduceScatterV, AllToAllV, Split, Send, Recv, Sync, Close, Join, ScatterTold,
+    AllGatherV, GatherV, ScatterV, ReduceScatterV, AllToAllV, Split, Send, Recv, Sync, Close, Join, ScatterDescribed,
     Scan, Exscan,  // made of others; only Descriptions name them
 };
 const char* name(Op op);
@@ -119,7 +119,7 @@ struct Region {
     uint32_t number;                                      // among the segment's groups: 0 is that of all ranks
     std::atomic<uint32_t> seated;                         // seats whose rank has not let go of the memory
     uint64_t slot_bytes;
-    bool crowded;                                         // the ranks of the host share cores
+    bool oversubscribed;                                  // the host runs more ranks than this process may use cores
     uint64_t stream_from;                                 // bytes, as in kernels/copy.hpp: ranks go by it, so it is one for all
     uint64_t staging;                                     // offset from the region's start
     uint64_t channels;                                    // likewise: a table [src][dst] of segment offsets

@@ -29,9 +29,6 @@ private:
     const int owner_;  // pid: a forked child sees the buffer too, and is not to free it
 };
 
-// Bytes from which a reduction goes in place where it can.
-inline constexpr size_t kInPlaceFrom = 8 << 10;
-
 // The agreement of the ranks that all gave registered memory to one operation. Posts a step. Only a
 // rank that gave such memory waits for the others': for the rest it is one store more.
 class InPlace {

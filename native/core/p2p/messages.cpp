@@ -22,7 +22,7 @@ std::string describe(uint64_t count, DType dtype, int tag) {
 
 Mail::Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps)
     : segment_(std::move(segment)), region_(region), steps_(steps), tracer_(*segment_, region.member()[steps.rank]), rank_(steps.rank), n_(steps.n),
-      policy_(WaitPolicy::for_ranks(segment_->world_size())), sends_(n_), arrived_(n_), incoming_(n_), shown_(n_) {}
+      policy_(steps.policy()), sends_(n_), arrived_(n_), incoming_(n_), shown_(n_) {}
 
 Mail::~Mail() { close(0); }
 

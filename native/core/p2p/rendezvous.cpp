@@ -22,7 +22,7 @@ uint64_t piece_of(uint64_t bytes) {
 void Mail::show(const std::shared_ptr<Request>& r) {
     const int from = r->peer_;
     if (r->complete_ || r->matched_ || from == kAny || from == rank_ || shown_[from] || incoming_[from].message) return;
-    if (!steps_.direct() || r->count_ * itemsize(r->dtype_) < kShownFrom) return;
+    if (!steps_.conditions().single_copy || r->count_ * itemsize(r->dtype_) < kShownFrom) return;
     for (auto& other : receives_)
         if (other != r && !other->matched_ && (other->peer_ == from || other->peer_ == kAny)) return;
     if (!steps_.readable(r->data_, r->count_ * itemsize(r->dtype_), reached_)) return;
@@ -105,10 +105,10 @@ uint64_t Mail::shown_for(Channel& c, const Request& r) const {
 
 // Wait a little for the receive of a large message: what it saves is more.
 void Mail::look_for_receive(int to, const Request& r) {
-    if (!steps_.direct() || r.count_ * itemsize(r.dtype_) < kLookedFrom) return;
+    if (!steps_.conditions().single_copy || r.count_ * itemsize(r.dtype_) < kLookedFrom) return;
     Channel& c = *channel(rank_, to, true);
     for (int i = policy_.first_looks; i > 0 && !shown_for(c, r); --i) cpu_relax();
-    for (int i = steps_.takes_turns() ? kTurns : 0; i > 0 && !shown_for(c, r); --i) sched_yield();
+    for (int i = steps_.conditions().yields ? kTurns : 0; i > 0 && !shown_for(c, r); --i) sched_yield();
 }
 
 bool Mail::may_copy_at_once(const Request& r) { return r.count_ * itemsize(r.dtype_) <= kAtOnce; }

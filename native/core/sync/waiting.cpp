@@ -60,10 +60,10 @@ uint64_t scheduled_in() {
     return grouped ? uint64_t(getsid(0)) : 0;
 }
 
-WaitPolicy WaitPolicy::for_ranks(int ranks_on_host) {
+WaitPolicy WaitPolicy::when(bool oversubscribed) {
     using namespace std::chrono_literals;
-    if (ranks_on_host <= usable_cores()) return {50, 50us, 300, 20ms};
-    return {0, 0us, 50, 20ms};
+    if (oversubscribed) return {0, 0us, 50, 20ms};
+    return {50, 50us, 300, 20ms};
 }
 
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit) {

@@ -40,7 +40,7 @@ struct WaitPolicy {
     int yields;                           // then so often, giving the core away between looks: counted
                                           // rather than timed, since others may keep it for long
     std::chrono::milliseconds yielding;   // but not for so long that it matters to who waits for an error
-    static WaitPolicy for_ranks(int ranks_on_host);
+    static WaitPolicy when(bool oversubscribed);
     // How often the calling thread may yield. Not on a stream's: its turns are longer than others'
     // (stream.cpp), and so is what it would give away with each.
     int may_yield() const;

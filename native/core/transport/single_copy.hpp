@@ -66,34 +66,4 @@ private:
     bool lends_ = false, finished_ = false;
 };
 
-// Block size from which the peers' memory wins over slots.
-inline constexpr size_t kDirectFrom = 24 << 10;
-// And from which a rank writes its block into the memory of those who get it, rather than that they read it.
-// It reads the block once for all of them, and the results are not yet in their caches; large ones do not fit there.
-inline constexpr size_t kGivenFrom = 1 << 20;
-inline constexpr size_t kGivenInTurnsFrom = 256 << 10;  // where ranks take turns on cores
-
-// Bytes from which reductions go direct. Measured with arrays that the ranks had just written: others gain earlier.
-inline bool all_reduces_direct(const Steps& s, size_t bytes) {
-    return s.direct() && bytes >= (s.region().crowded ? 1 << 20 : 256 << 10);
-}
-inline bool reduces_direct(const Steps& s, size_t bytes) { return s.direct() && s.region().crowded && bytes >= 1 << 20; }
-inline bool reduce_scatters_direct(const Steps& s, size_t bytes) {
-    const bool stuck = s.region().crowded && !s.takes_turns();  // a turn costs more than the copies
-    return s.direct() && bytes >= (stuck ? 1 << 20 : 4 << 20);
-}
-
-// Whether an operation on blocks of `bytes` goes direct; `lent` is what this rank will lend in it, if
-// anything. Where ranks cannot reach each other's memory, that it does where all of that is registered.
-inline bool goes_direct(Steps& s, size_t bytes, const void* lent, size_t lent_bytes) {
-    return bytes >= kDirectFrom && (s.direct() || InPlace(s, lent, lent_bytes));
-}
-
-// The same for what all ranks get and read (broadcast, all_gather). Where they take turns on cores it goes through
-// the slots: the second of a core finds a piece there in the cache, since the first has just read it.
-inline bool spreads_direct(Steps& s, size_t bytes, const void* lent, size_t lent_bytes) {
-    if (!s.takes_turns()) return goes_direct(s, bytes, lent, lent_bytes);
-    return bytes >= kDirectFrom && InPlace(s, lent, lent_bytes);
-}
-
 }  // namespace rankwise

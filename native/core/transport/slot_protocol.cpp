@@ -17,10 +17,10 @@ constexpr uint32_t kSharingWaits = 16;  // one in so many, of a rank that shares
 
 }  // namespace
 
-Steps::Steps(Segment& segment, Region& region, int rank)
+Steps::Steps(Segment& segment, Region& region, int rank, WaitPolicy policy)
     : rank(rank), n(region.nranks), segment_(segment), region_(region),
       record_(segment.record(region.member()[rank])), tracer_(segment, region.member()[rank]),
-      policy_(WaitPolicy::for_ranks(segment.world_size())), slot_bits_(std::countr_zero(region.slot_bytes)) {}
+      policy_(policy), slot_bits_(std::countr_zero(region.slot_bytes)) {}
 
 void Steps::begin(const Call& call, uint64_t bytes, const Description* description) {
     if (description) note(*description);

@@ -23,6 +23,7 @@
 #include "memory/group_segment.hpp"
 #include "sync/waiting.hpp"
 #include "trace/trace.hpp"
+#include "transport/conditions.hpp"
 
 namespace rankwise {
 
@@ -57,7 +58,7 @@ private:
 
 class alignas(kCacheLine) Steps {  // so that where its members lie is no matter of what stands before it
 public:
-    Steps(Segment& segment, Region& region, int rank);
+    Steps(Segment& segment, Region& region, int rank, WaitPolicy policy);
 
     const int rank, n;
     std::atomic<double> timeout{300};  // seconds that one wait may last
@@ -65,6 +66,10 @@ public:
     Region& region() const { return region_; }
     size_t slot_bytes() const { return region_.slot_bytes; }
     uint64_t calls() const { return calls_; }
+    Op op() const { return call_.op(); }  // of the present call
+    const WaitPolicy& policy() const { return policy_; }
+    const Conditions& conditions() const { return conditions_; }
+    void set_conditions(const Conditions& agreed) { conditions_ = agreed; }
 
     // A new operation of this rank, of so many bytes. description: may be null. Throws where the group has failed.
     void begin(const Call& call, uint64_t bytes, const Description* description);
@@ -147,12 +152,6 @@ public:
     bool past_cache(size_t written) const { return written >= region_.stream_from; }
     Copy copy_for(size_t written) const { return rankwise::copy_for(past_cache(written)); }
 
-    // Whether ranks may read and write each other's memory (direct.hpp); agreed when the ranks meet.
-    bool direct() const { return direct_; }
-    void set_direct(bool possible) { direct_ = possible; }
-    // Whether the ranks share cores, and one that waits can hand its core over; agreed likewise.
-    bool takes_turns() const { return takes_turns_; }
-    void set_takes_turns(bool possible) { takes_turns_ = possible && region_.crowded; }
     // Copy from or to the memory of a peer that is in the same operation.
     void read_memory(int peer, void* dst, uint64_t address, size_t bytes);
     void write_memory(int peer, const void* src, uint64_t address, size_t bytes);
@@ -238,7 +237,7 @@ private:
     uint64_t waited_ = 0;          // ticks in this operation
     uint64_t bytes_ = 0;           // of this operation
     uint64_t untold_bytes_ = 0;    // not yet in the rank's record
-    WaitPolicy policy_;
+    const WaitPolicy policy_;
     uint32_t waits_ = 0;           // that were not over at once
     Call call_{};
     uint64_t history_ = 0;         // digest of all calls so far
@@ -249,7 +248,7 @@ private:
     uint64_t next_ = 0;            // the step that the next post announces
     uint64_t seen_ = 0;            // every peer has posted at least this many steps
     uint64_t place_ = 0;           // of the next piece
-    bool direct_ = false, takes_turns_ = false;
+    Conditions conditions_;
     std::unique_ptr<uint8_t[], FreeAligned> scratch_;
     const int slot_bits_;
     uint64_t free_at_[kSlots] = {};   // steps each peer must have posted before what is in the slot has been read

@@ -26,9 +26,11 @@ class Settings:
                             (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend runs in place of those that it would choose:
                             "all_reduce=staged,all_gather=single_copy"; the same on all ranks. An algorithm that
-                            cannot run is an error
-    RANKWISE_DIRECT         0: ranks of one host do not access each other's private memory, and all data passes through
-                            the segment; the native core reads it
+                            cannot run is an error. docs/tuning.md lists those of shm
+    RANKWISE_DIRECT         0: ranks of one host do not read or write each other's private memory, so that no
+                            single-copy algorithm is chosen for an operation or a message
+    RANKWISE_OVERSUBSCRIBED 1 or 0: whether the ranks of this host share cores, instead of what the number of cores
+                            says; by this ranks choose algorithms and how they wait. For tests
     RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """
@@ -47,6 +49,9 @@ class Settings:
         check = _integer(environ, "RANKWISE_CHECK")
         self.check = None if check is None else bool(check)
         self.algorithms = _algorithms(environ)
+        self.direct = _integer(environ, "RANKWISE_DIRECT") != 0
+        oversubscribed = _integer(environ, "RANKWISE_OVERSUBSCRIBED")
+        self.oversubscribed = None if oversubscribed is None else bool(oversubscribed)
         self.tcl_simulate = bool(_integer(environ, "RANKWISE_TCL_SIMULATE"))
 
     @classmethod

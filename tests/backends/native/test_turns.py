@@ -12,31 +12,32 @@ from rankwise._native import Turn
 class Comm:
     """As much of a communicator as a Turn asks for."""
 
-    def __init__(self):
-        self._refusal = None
-
-    def _refused(self):
+    def refused(self):
         return ValueError("refused")
 
-    def _failing(self, error):
+    def failing(self, error):
         if isinstance(error, KeyError):
             raise LookupError("in other words") from error
 
 
+def new_turn(other=None):
+    return Turn(other, Comm.refused, Comm.failing)
+
+
 def test_a_call_gives_its_result_and_counts():
-    turn = Turn()
+    turn = new_turn()
     assert turn.run(Comm(), ("sum", 3), sum, ([1, 2],)) == 3
     assert (turn.call, turn.inside, turn.sequence) == (("sum", 3), False, 1)
 
 
 def test_a_call_is_seen_from_outside():
-    turn = Turn()
+    turn = new_turn()
     assert turn.run(Comm(), ("look",), lambda: (turn.call, turn.inside, turn.sequence), ()) == (("look",), True, 1)
 
 
 def test_a_refused_call_is_not_made():
-    comm, turn, made = Comm(), Turn(), []
-    comm._refusal = ValueError()
+    comm, turn, made = Comm(), new_turn(), []
+    turn.refuses = True
     with pytest.raises(ValueError, match="refused"):
         turn.run(comm, ("call",), made.append, (1,))
     assert (made, turn.sequence) == ([], 0)
@@ -44,7 +45,7 @@ def test_a_refused_call_is_not_made():
 
 
 def test_errors_come_out_as_they_are_or_in_other_words():
-    turn = Turn()
+    turn = new_turn()
     with pytest.raises(ZeroDivisionError):
         turn.run(Comm(), ("divide",), lambda: 1 / 0, ())
     with pytest.raises(LookupError, match="in other words") as caught:
@@ -56,8 +57,8 @@ def test_errors_come_out_as_they_are_or_in_other_words():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_one_call_at_a_time(shared):
-    first = Turn()
-    second = Turn(first) if shared else first
+    first = new_turn()
+    second = new_turn(first) if shared else first
     inside, most = SimpleNamespace(now=0), []
     pause = threading.Event()
 
@@ -80,7 +81,7 @@ def test_one_call_at_a_time(shared):
 
 
 def test_acquire_gives_up_in_the_end():
-    turn = Turn()
+    turn = new_turn()
     with turn:
         assert not turn.acquire(0.01)
     assert turn.acquire(0.01)
@@ -88,7 +89,7 @@ def test_acquire_gives_up_in_the_end():
 
 
 def test_a_signal_ends_the_wait_for_a_turn():
-    turn, taken, over = Turn(), threading.Event(), threading.Event()
+    turn, taken, over = new_turn(), threading.Event(), threading.Event()
     waiting = SimpleNamespace(now=False)
 
     def hold():

@@ -71,9 +71,9 @@ class ComposedCommunicator(OpenCommunicator):
         self.checks = checks and world_size > 1
         self._inline = tuning.inline(self.backend)
         self._forced: dict[str, str] = {}
-        self._turn = Turn(turn)
+        self._turn = Turn(turn, ComposedCommunicator._refused, ComposedCommunicator._failing)
         self._queue: WorkQueue | None = None
-        self._refusal: RankwiseError | None = None
+        self._refusal = None
         self._envelopes: Envelopes | None = None
         self._room = np.empty(0, np.uint8)
         self._said = threading.local()  # in each thread, the description of its next call
@@ -81,7 +81,19 @@ class ComposedCommunicator(OpenCommunicator):
 
     @property
     def shortcuts(self) -> Shortcuts:
-        return PlainArrays(self, list(DType), list(ReduceOp))  # type: ignore[return-value]  # has the same methods
+        def send(*args: Any) -> None:
+            self.send(*args).wait()
+
+        def recv(*args: Any) -> None:
+            self.recv(*args).wait()
+
+        collectives = (
+            *(self.all_reduce, self.reduce, self.broadcast, self.all_gather, self.gather, self.scatter),
+            *(self.reduce_scatter, self.all_to_all),
+        )
+        return PlainArrays(  # type: ignore[return-value]  # has the same methods
+            self._rank, self._world_size, (*collectives, send, recv, self.describe), list(DType), list(ReduceOp)
+        )
 
     @property
     def timeout(self) -> float:
@@ -98,6 +110,16 @@ class ComposedCommunicator(OpenCommunicator):
         They hold for the groups that are split off later, too. ValueError for a name that this backend does not have.
         """
         self._forced = tuning.check(self.backend, algorithms)
+
+    @property
+    def _refusal(self) -> RankwiseError | None:
+        """What every call raises from now on."""
+        return self._refused_by
+
+    @_refusal.setter
+    def _refusal(self, error: RankwiseError | None) -> None:
+        self._refused_by = error
+        self._turn.refuses = error is not None
 
     # ---- the contract ----
 
@@ -249,7 +271,8 @@ class ComposedCommunicator(OpenCommunicator):
             self._warn(trouble)
 
     def forked(self) -> None:
-        self._turn = Turn()  # its holder, if any, is a thread of the parent
+        # The lock's holder, if any, is a thread of the parent.
+        self._turn = Turn(None, ComposedCommunicator._refused, ComposedCommunicator._failing)
         self._queue = None
         self._closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")

@@ -37,7 +37,7 @@ from rankwise.backends.hierarchical.errors import GROUP, of_the_group, renumbere
 from rankwise.backends.hierarchical.hosts import Layout, cut
 from rankwise.backends.hierarchical.p2p import Channel
 from rankwise.backends.native import rendezvous
-from rankwise.backends.native.communicator import EngineCommunicator
+from rankwise.backends.native.communicator import EngineCommunicator, join
 from rankwise.contract.communicator import ANY, Communicator, Message
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.job import Job
@@ -75,7 +75,7 @@ def connect(flat: Communicator, timeout: float) -> Communicator:
     number, size = layout.local(flat.rank), len(layout.members[here])
     token = _broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a name that nobody knows
     job = Job(number, size, number, size, "hierarchical", f"{token[:32].hex()} {here}", token[32:])
-    local = EngineCommunicator(rendezvous.meet(job, timeout).join(number, timeout, True), "shm")
+    local = join(rendezvous.meet(job, timeout), number, timeout, "shm", process=True, algorithms={})
     return assemble(flat, local, layout)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Message
+from rankwise.contract.settings import Settings
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
@@ -254,9 +255,20 @@ class EngineCommunicator(OpenCommunicator):
         """Nothing to do: the engine sees in which process it is called."""
 
 
-def join(segment: _native.Segment, rank: int, timeout: float, backend: str, process: bool) -> EngineCommunicator:
+def join(
+    segment: _native.Segment,
+    rank: int,
+    timeout: float,
+    backend: str,
+    process: bool,
+    algorithms: Mapping[str, str] | None = None,
+) -> EngineCommunicator:
     """This rank's communicator of all ranks of the segment; returns once all have joined.
 
-    process: the rank is a process of its own, not a thread of one.
+    process: the rank is a process of its own, not a thread of one. algorithms: forced, by operation; None: those of
+    RANKWISE_ALGORITHM.
     """
-    return EngineCommunicator(segment.join(rank, timeout, process), backend)
+    settings = Settings.read()
+    forced = settings.algorithms if algorithms is None else algorithms
+    comm = segment.join(rank, timeout, process, [*forced.items()], settings.oversubscribed, settings.direct)
+    return EngineCommunicator(comm, backend)

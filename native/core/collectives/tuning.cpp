@@ -1,0 +1,121 @@
+#include "collectives/tuning.hpp"
+
+#include <algorithm>
+
+#include "failure/errors.hpp"
+#include "kernels/types.hpp"
+
+namespace rankwise::tuning {
+
+namespace {
+
+const std::string kVariable = "RANKWISE_ALGORITHM: ";
+
+template <class List, class Name> std::string joined(const List& list, Name&& name) {
+    std::string text;
+    for (const auto& item : list) text += (text.empty() ? "" : ", ") + std::string(name(item));
+    return text;
+}
+
+// What keeps the algorithm from running, or nothing.
+std::string obstacle(const Conditions& c, Op op, const Extent& e, Algorithm algorithm) {
+    using enum Algorithm;
+    const bool by_block = op == Op::AllGather || op == Op::AllGatherV || op == Op::Gather || op == Op::GatherV;
+    const size_t bytes = by_block ? e.largest : e.total, limit = algorithm == Inline ? kInline : kFlatLimit;
+    if (algorithm == Inline || (algorithm == Flat && op == Op::AllReduce))
+        if (bytes > limit) return "takes at most " + std::to_string(limit) + " bytes, and this call has " + std::to_string(bytes);
+    if ((algorithm == SingleCopy || algorithm == SingleCopyPut) && !c.single_copy)
+        return "needs ranks that may read and write each other's memory, which the system does not allow these, or RANKWISE_DIRECT=0 forbids";
+    return "";
+}
+
+[[noreturn]] void refuse(Op op, Algorithm algorithm, const std::string& why) {
+    throw BadArgument(kVariable + rankwise::name(op) + "=" + name(algorithm) + " " + why);
+}
+
+}  // namespace
+
+Choice forced(const Conditions& c, Op op, const Extent& e, Algorithm algorithm) {
+    if (const std::string why = obstacle(c, op, e, algorithm); !why.empty()) refuse(op, algorithm, why);
+    return algorithm;
+}
+
+void none_can_run(Op op, Algorithm algorithm) {
+    const bool registered = algorithm == Algorithm::Registered || algorithm == Algorithm::RegisteredPut;
+    refuse(op, algorithm, registered ? "needs registered buffers (group.empty) on all ranks, and this call has others"
+                                     : "needs memory that the other ranks can read and write, and a rank of this call has other memory");
+}
+
+const char* name(Algorithm algorithm) {
+    constexpr const char* names[kAlgorithms] = {"none", "inline", "flat", "staged", "single_copy", "single_copy_put", "registered", "registered_put", "separate"};
+    return names[size_t(algorithm)];
+}
+
+const std::vector<std::pair<Op, std::vector<Algorithm>>>& algorithms() {
+    using enum Algorithm;
+    static const std::vector<std::pair<Op, std::vector<Algorithm>>> all = {
+        {Op::AllReduce, {Inline, Flat, Staged, SingleCopy, Registered}},
+        {Op::Broadcast, {Inline, Staged, SingleCopy, Registered}},
+        {Op::Reduce, {Inline, Flat, Staged, SingleCopy, Registered}},
+        {Op::AllGather, {Inline, Staged, SingleCopy, SingleCopyPut, Registered, RegisteredPut}},
+        {Op::Gather, {Inline, Staged, SingleCopy, Registered}},
+        {Op::Scatter, {Inline, Staged, SingleCopy, Registered}},
+        {Op::ReduceScatter, {Inline, Staged, SingleCopy, Registered}},
+        {Op::AllToAll, {Inline, Staged, SingleCopy, Registered}},
+    };
+    return all;
+}
+
+Op op_named(const std::string& name) {
+    for (const auto& [op, list] : algorithms())
+        if (rankwise::name(op) == name) return op;
+    throw BadArgument(kVariable + "the operation '" + name + "' given, expected one of " +
+                      joined(algorithms(), [](const auto& entry) { return rankwise::name(entry.first); }));
+}
+
+Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names) {
+    Forced forced{};
+    for (const auto& [operation, algorithm] : names) {
+        const Op op = op_named(operation);
+        const auto& list = std::find_if(algorithms().begin(), algorithms().end(), [&](const auto& entry) { return entry.first == op; })->second;
+        const auto found = std::find_if(list.begin(), list.end(), [&](Algorithm a) { return name(a) == algorithm; });
+        if (found == list.end())
+            throw BadArgument(kVariable + "the algorithm '" + algorithm + "' given for " + operation + ", expected one of " + joined(list, [](Algorithm a) { return name(a); }));
+        forced[size_t(op)] = *found;
+        constexpr std::pair<Op, Op> variants[] = {{Op::AllGather, Op::AllGatherV}, {Op::Gather, Op::GatherV}, {Op::Scatter, Op::ScatterV}, {Op::ReduceScatter, Op::ReduceScatterV}};
+        for (const auto& [plain, variant] : variants)
+            if (plain == op) forced[size_t(variant)] = *found;
+    }
+    return forced;
+}
+
+std::string text_of(const Forced& forced) {
+    std::string text;
+    for (const auto& [op, list] : algorithms())
+        if (const Algorithm algorithm = forced[size_t(op)]; algorithm != Algorithm::None)
+            text += (text.empty() ? "" : ",") + std::string(rankwise::name(op)) + "=" + name(algorithm);
+    return text.empty() ? "nothing" : text;
+}
+
+std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t streaming_from) {
+    const size_t n = size_t(c.ranks);
+    const auto table = [&]() -> Choice {
+        switch (op) {
+        case Op::AllReduce: return all_reduce(c, bytes);
+        case Op::Broadcast: return broadcast(c, bytes);
+        case Op::Reduce: return reduce(c, bytes);
+        case Op::AllGather: return all_gather(c, bytes, bytes * n * n >= streaming_from);
+        case Op::Gather: return gather(c, bytes);
+        case Op::Scatter: return scatter(c, {bytes / n, bytes});
+        case Op::ReduceScatter: return reduce_scatter(c, bytes);
+        case Op::AllToAll: return all_to_all(c, {bytes / n, bytes});
+        default: return Algorithm::None;
+        }
+    };
+    const Algorithm only = c.forced[size_t(op)];
+    std::vector<Algorithm> all;
+    for (Choice choice = only == Algorithm::None ? table() : Choice(only); choice.first() != Algorithm::None; choice = choice.rest()) all.push_back(choice.first());
+    return all;
+}
+
+}  // namespace rankwise::tuning

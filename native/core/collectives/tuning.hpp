@@ -1,0 +1,161 @@
+// Which algorithm a collective runs: the one place where that is decided. It follows from the operation,
+// the group's conditions and the sizes alone, which are the same on every rank.
+//
+// Where a number comes from stands beside it: the commit that measured it, on two cores of a virtual
+// machine (benchmarks/RESULTS.md), unless it says otherwise.
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/conditions.hpp"
+
+namespace rankwise::tuning {
+
+inline constexpr size_t KiB = 1 << 10, MiB = 1 << 20;
+
+// Every rank reduces everything up to here, divided by the ranks: one step in place of two (7196b1c).
+inline constexpr size_t kFlatAllReduce = 16 * KiB;
+inline constexpr size_t kFlatLimit = 64 * KiB;  // which fits any slot: more cannot be forced on it
+// Root alone reduces everything up to here; above, each of more than two ranks reduces a share (dfdcd02).
+inline constexpr size_t kFlatReduce = 16 * KiB;
+// Reductions work in registered buffers from here: the agreement on them is one step more (5be98cc).
+inline constexpr size_t kRegisteredReduction = 8 * KiB;
+// Reductions work in the peers' private memory from here. Measured with arrays that the ranks had just
+// written; others gain earlier (ec68fc1, e3f0ba2).
+inline constexpr size_t kSingleCopyReduction = 256 * KiB;
+inline constexpr size_t kSingleCopyReductionOversubscribed = 1 * MiB;
+inline constexpr size_t kSingleCopyReduceScatter = 4 * MiB;               // ec68fc1
+inline constexpr size_t kSingleCopyReduceScatterOversubscribed = 1 * MiB;  // where waiting costs more than copying (04e7b78)
+// A block is copied from the peer's memory from here (2bc7955).
+inline constexpr size_t kSingleCopyBlock = 24 * KiB;
+// all_gather: from here a rank writes its block into the memory of those who get it. It reads the block once
+// for all of them, and large results are not in their caches yet (b3536a0; with yielding ranks e3f0ba2).
+inline constexpr size_t kPutBlock = 1 * MiB;
+inline constexpr size_t kPutBlockYielding = 256 * KiB;
+
+// The bytes of a call: of its largest block (one rank's part), and of all blocks together. An operation
+// without blocks has one.
+struct Extent {
+    size_t largest, total;
+    Extent(size_t bytes) : largest(bytes), total(bytes) {}
+    Extent(size_t largest, size_t total) : largest(largest), total(total) {}
+};
+
+// The algorithms of a call, in the order in which they are tried. One that works in the ranks' own memory may
+// find in its first step, and all ranks find the same, that it cannot reach that; then the next has its turn.
+class Choice {
+public:
+    constexpr Choice(Algorithm first, Algorithm second = Algorithm::None, Algorithm third = Algorithm::None)
+        : packed_(uint32_t(first) | uint32_t(second) << 8 | uint32_t(third) << 16) {}
+    constexpr Algorithm first() const { return Algorithm(packed_ & 0xff); }
+    constexpr Choice rest() const { return Choice(packed_ >> 8); }
+
+private:
+    explicit constexpr Choice(uint32_t packed) : packed_(packed) {}
+    uint32_t packed_;
+};
+
+// A forced algorithm, where it can run. Throws BadArgument, which says what it needs.
+Choice forced(const Conditions& c, Op op, const Extent& e, Algorithm algorithm);
+
+// The call was to run this algorithm, and all ranks have found that it cannot. Throws BadArgument.
+[[noreturn]] void none_can_run(Op op, Algorithm algorithm);
+
+// Of memory that is copied by whole blocks.
+inline Choice blocks_of(const Conditions& c, size_t largest) {
+    using enum Algorithm;
+    if (largest < kSingleCopyBlock) return Staged;
+    return {c.single_copy ? SingleCopy : Registered, Staged};
+}
+
+inline Choice all_reduce(const Conditions& c, size_t bytes) {
+    using enum Algorithm;
+    if (bytes <= kInline) return Inline;
+    const Algorithm slots = bytes > kFlatAllReduce / size_t(c.ranks) ? Staged : Flat;
+    if (bytes < kRegisteredReduction) return slots;
+    const size_t from = c.oversubscribed ? kSingleCopyReductionOversubscribed : kSingleCopyReduction;
+    return c.single_copy && bytes >= from ? Choice(Registered, SingleCopy, slots) : Choice(Registered, slots);
+}
+
+inline Choice reduce(const Conditions& c, size_t bytes) {
+    using enum Algorithm;
+    if (bytes <= kInline) return Inline;
+    const Algorithm slots = c.ranks > 2 && bytes > kFlatReduce ? Staged : Flat;
+    if (bytes < kRegisteredReduction) return slots;
+    const bool single_copy = c.single_copy && c.oversubscribed && bytes >= kSingleCopyReductionOversubscribed;
+    return single_copy ? Choice(Registered, SingleCopy, slots) : Choice(Registered, slots);
+}
+
+inline Choice reduce_scatter(const Conditions& c, size_t total) {
+    using enum Algorithm;
+    if (total <= kInline) return Inline;
+    if (total < kRegisteredReduction) return Staged;
+    const size_t from = c.oversubscribed && !c.yields ? kSingleCopyReduceScatterOversubscribed : kSingleCopyReduceScatter;
+    return c.single_copy && total >= from ? Choice(Registered, SingleCopy, Staged) : Choice(Registered, Staged);
+}
+
+// Where ranks yield their cores to each other, what all of them read goes through the slots: the second rank
+// of a core finds it in the cache, since the first has just read it (04e7b78).
+inline Choice broadcast(const Conditions& c, size_t bytes) {
+    using enum Algorithm;
+    if (bytes <= kInline) return Inline;
+    if (c.yields && bytes >= kSingleCopyBlock) return {Registered, Staged};
+    return blocks_of(c, bytes);
+}
+
+// streams: the results of all ranks are written with non-temporal stores, which only the slots allow.
+inline Choice all_gather(const Conditions& c, size_t largest, bool streams) {
+    using enum Algorithm;
+    if (largest <= kInline) return Inline;
+    const bool puts = c.yields ? largest >= kPutBlockYielding && !streams : largest >= kPutBlock;
+    if (puts) return {c.single_copy ? SingleCopyPut : RegisteredPut, Staged};
+    if (c.yields && largest >= kSingleCopyBlock) return {Registered, Staged};
+    return blocks_of(c, largest);
+}
+
+inline Choice gather(const Conditions& c, size_t largest) {
+    return largest <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, largest);
+}
+
+inline Choice scatter(const Conditions& c, const Extent& e) {
+    return e.total <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, e.largest);
+}
+
+inline Choice all_to_all(const Conditions& c, const Extent& e) {
+    return e.total <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, e.largest);
+}
+
+// A part of an array that its header cannot describe, or whose first axis the ranks cannot divide.
+inline constexpr size_t kNoPart = ~size_t(0);
+
+// Of an array of which only root knows more than that there is one, each rank gets `part` bytes. Parts that go
+// with the header of `header` bytes save an operation: 8 B 0.68 to 0.44 us, 16 KiB 1.57 to 1.27 (388573d).
+inline Algorithm scatter_described(const Conditions& c, size_t header, size_t part, size_t share_of_slot) {
+    using enum Algorithm;
+    if (part == kNoPart || c.forced[size_t(Op::Scatter)] != None) return Separate;
+    if (header + part * size_t(c.ranks) <= kInline) return Inline;
+    return c.ranks == 1 || (part < kSingleCopyBlock && part <= share_of_slot) ? Staged : Separate;
+}
+
+// Of two ranks that copy a block each, root its own and the other its own to root's memory or from it: so
+// much of the other's block root copies too, since it is done sooner where it uses non-temporal stores,
+// which the system's copies between processes never do (fa6c712).
+inline size_t copied_by_root(const Conditions& c, size_t block, bool streams) {
+    return c.ranks == 2 && streams ? block / 4 / 64 * 64 : 0;
+}
+
+// ---- for who asks by name ----
+
+const char* name(Algorithm algorithm);
+// The operations that have more than one algorithm, and these.
+const std::vector<std::pair<Op, std::vector<Algorithm>>>& algorithms();
+// Throws BadArgument for an operation that has none to choose from.
+Op op_named(const std::string& name);
+// "all_reduce=staged,gather=inline". Throws BadArgument, which lists the names.
+Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names);
+std::string text_of(const Forced& forced);
+// What a call that moves `bytes` per rank, counted as rankwise bench counts them, tries.
+std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t streaming_from);
+
+}  // namespace rankwise::tuning

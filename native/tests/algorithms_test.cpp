@@ -1,0 +1,222 @@
+// Every algorithm of every operation, forced, and those that the tuning table chooses on either side of each of its
+// thresholds; oversubscribed and not, with single copy and without, whatever this machine is. What cannot run is
+// an error on every rank, and the group goes on.
+#include <cstring>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+// Element i of what rank r holds: small integers, so that float sums are exact.
+float value(int r, uint64_t i) { return float((i * 7 + uint64_t(r) * 3) % 101) - 50; }
+
+// Floats in registered memory or in the rank's own.
+struct Floats {
+    std::shared_ptr<Registered> registered;
+    std::vector<float> plain;
+    float* data;
+    uint64_t count;
+    Floats(Comm& c, bool in_segment, uint64_t count, int r = -1) : count(count) {
+        if (in_segment) registered = c.allocate(count * sizeof(float));
+        else plain.resize(count);
+        data = in_segment ? reinterpret_cast<float*>(registered->data()) : plain.data();
+        for (uint64_t i = 0; r >= 0 && i < count; ++i) data[i] = value(r, i);
+    }
+    template <class Right> void check(const std::string& what, Right&& right) const {
+        uint64_t wrong = 0;
+        for (uint64_t i = 0; i < count; ++i) wrong += data[i] != right(i);
+        CHECK(!wrong, what << ": " << wrong << " elements of " << count);
+    }
+};
+
+// One call in which each rank's array has `count` elements, a multiple of the ranks, as rankwise bench counts them.
+void call(Comm& c, Op op, uint64_t count, bool registered, const std::string& what) {
+    const int n = c.world_size(), me = c.rank(), root = n - 1;
+    const uint64_t part = count / uint64_t(n);
+    constexpr DType f32 = DType::F32;
+    constexpr ReduceOp sum = ReduceOp::SUM;
+    const auto total = [n](uint64_t i) {
+        float all = 0;
+        for (int r = 0; r < n; ++r) all += value(r, i);
+        return all;
+    };
+    const auto block = [count](uint64_t i) { return value(int(i / count), i % count); };
+    Floats x(c, registered, count, me);
+    switch (op) {
+    case Op::AllReduce: c.all_reduce(x.data, count, f32, sum); return x.check(what, total);
+    case Op::Broadcast: c.broadcast(x.data, count, f32, root); return x.check(what, [&](uint64_t i) { return value(root, i); });
+    case Op::Reduce:
+        c.reduce(x.data, count, f32, sum, root);
+        return x.check(what, [&](uint64_t i) { return me == root ? total(i) : value(me, i); });
+    case Op::AllGather: {
+        Floats all(c, registered, count * uint64_t(n));
+        c.all_gather(x.data, all.data, count, f32);
+        return all.check(what, block);
+    }
+    case Op::Gather: {
+        Floats all(c, registered, me == root ? count * uint64_t(n) : 0);
+        c.gather(x.data, me == root ? all.data : nullptr, count, f32, root);
+        return all.check(what, block);
+    }
+    case Op::Scatter: {
+        Floats mine(c, registered, part);
+        c.scatter(me == root ? x.data : nullptr, mine.data, part, f32, root);
+        return mine.check(what, [&](uint64_t i) { return value(root, part * uint64_t(me) + i); });
+    }
+    case Op::ReduceScatter: {
+        Floats mine(c, registered, part);
+        c.reduce_scatter(x.data, mine.data, part, f32, sum);
+        return mine.check(what, [&](uint64_t i) { return total(part * uint64_t(me) + i); });
+    }
+    case Op::AllToAll: {
+        Floats all(c, registered, count);
+        c.all_to_all(x.data, all.data, part, f32);
+        return all.check(what, [&](uint64_t i) { return value(int(i / part), part * uint64_t(me) + i % part); });
+    }
+    default: CHECK(false, "no such operation");
+    }
+}
+
+std::string names(const std::vector<Algorithm>& algorithms) {
+    std::string text;
+    for (Algorithm a : algorithms) text += std::string(text.empty() ? "" : ", then ") + tuning::name(a);
+    return text;
+}
+
+// The counts, multiples of the ranks, from which on the table chooses otherwise than below.
+std::vector<uint64_t> thresholds(const Comm& c, Op op) {
+    const uint64_t n = uint64_t(c.world_size()), most = (8 << 20) / sizeof(float) / n;
+    const auto chosen = [&](uint64_t units) { return c.algorithms(op, units * n * sizeof(float)); };
+    std::vector<uint64_t> found;
+    for (uint64_t low = 1; low < most;) {
+        uint64_t high = low;
+        while (high < most && chosen(high) == chosen(low)) high *= 2;
+        if (high >= most) break;
+        while (high - low > 1) {
+            const uint64_t middle = (low + high) / 2;
+            (chosen(middle) == chosen(low) ? low : high) = middle;
+        }
+        found.push_back(high * n);
+        low = high;
+    }
+    return found;
+}
+
+Settings settings(bool oversubscribed, bool single_copy, const char* operation = nullptr, const char* algorithm = nullptr) {
+    Settings s{{}, oversubscribed, single_copy};
+    if (operation) s.forced = tuning::parse_forced({{operation, algorithm}});
+    return s;
+}
+
+std::string words_of(const Settings& s) {
+    return std::string(*s.oversubscribed ? " oversubscribed" : "") + (s.single_copy ? "" : " without single copy");
+}
+
+void either_side_of_each_threshold(int n, const Settings& s) {
+    ranks::run(
+        n,
+        [&](Comm& c) {
+            for (const auto& [op, list] : tuning::algorithms()) {
+                const auto found = thresholds(c, op);
+                CHECK(found.size() >= 2, name(op) << " has " << found.size() << " thresholds");
+                for (uint64_t from : found)
+                    for (uint64_t count : {from - uint64_t(n), from})
+                        for (bool registered : {false, true})
+                            call(c, op, count, registered, name(op) + words_of(s) + " of " + std::to_string(count) + " by " + names(c.algorithms(op, count * sizeof(float))));
+            }
+            c.barrier();
+        },
+        60, s);
+}
+
+bool works_in_registered(Algorithm a) { return a == Algorithm::Registered || a == Algorithm::RegisteredPut; }
+
+// Sizes around all of the table's thresholds, and around those of the slots.
+void each_forced(int n, bool oversubscribed, Op op, Algorithm algorithm) {
+    const Settings s = settings(oversubscribed, true, name(op), tuning::name(algorithm));
+    const bool small = algorithm == Algorithm::Inline, flat = algorithm == Algorithm::Flat && op == Op::AllReduce;
+    const std::string what = std::string(name(op)) + "=" + tuning::name(algorithm) + words_of(s) + " on " + std::to_string(n);
+    ranks::run(
+        n,
+        [&](Comm& c) {
+            const uint64_t unit = uint64_t(n);
+            CHECK(c.algorithms(op, 1 << 20) == std::vector<Algorithm>{algorithm}, what);
+            for (uint64_t count : {uint64_t(0), unit, 24 / unit * unit, 40 / unit * unit, 4097 * unit, 70001 * unit, 300007 * unit}) {
+                const uint64_t bytes = count * sizeof(float);
+                if ((small && bytes > kInline) || (flat && bytes > tuning::kFlatLimit)) {
+                    CHECK_EQ(ranks::thrown([&] { call(c, op, count, false, what); }), "BadArgument");
+                    continue;
+                }
+                call(c, op, count, works_in_registered(algorithm), what + " of " + std::to_string(count));
+            }
+            if (works_in_registered(algorithm)) CHECK_EQ(ranks::thrown([&] { call(c, op, 1000 * unit, false, what); }), "BadArgument");
+            float one = 1;  // the group goes on, and a part of it with the same algorithm
+            if (op != Op::AllReduce) c.all_reduce(&one, 1, DType::F32, ReduceOp::SUM), CHECK_EQ(one, float(n));
+            const auto half = c.split(c.rank() % 2, 0);
+            CHECK(half->world_size() == 1 || half->algorithms(op, 1 << 20) == std::vector<Algorithm>{algorithm}, what);
+            half->close(5);
+        },
+        60, s);
+}
+
+void single_copy_that_is_not_allowed() {
+    ranks::run(
+        2,
+        [](Comm& c) {
+            std::vector<float> x(100000, 1);
+            try {
+                c.all_reduce(x.data(), x.size(), DType::F32, ReduceOp::SUM);
+                CHECK(false, "it ran");
+            } catch (const BadArgument& e) {
+                CHECK(std::strstr(e.what(), "all_reduce=single_copy needs ranks that may read and write each other's memory"), e.what());
+            }
+            c.barrier();
+        },
+        60, settings(false, false, "all_reduce", "single_copy"));
+}
+
+std::string refusal(const char* operation, const char* algorithm) {
+    try {
+        tuning::parse_forced({{operation, algorithm}});
+    } catch (const BadArgument& e) {
+        return e.what();
+    }
+    return "";
+}
+
+void names_that_do_not_exist() {
+    CHECK_EQ(refusal("allreduce", "staged"),
+             "RANKWISE_ALGORITHM: the operation 'allreduce' given, expected one of all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all");
+    CHECK_EQ(refusal("broadcast", "ring"), "RANKWISE_ALGORITHM: the algorithm 'ring' given for broadcast, expected one of inline, staged, single_copy, registered");
+}
+
+// Two ranks that would not choose alike never begin.
+void settings_that_differ() {
+    for (const Settings& other : {settings(false, true, "gather", "staged"), settings(true, true)}) {
+        auto segment = Segment::create(3);
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < 3; ++rank)
+            threads.emplace_back([&, rank] {
+                const Settings mine = rank == 1 ? other : settings(false, true);
+                CHECK_EQ(ranks::thrown([&] { Comm::join(segment, rank, 30, false, mine); }), "BadArgument");
+            });
+        for (auto& t : threads) t.join();
+    }
+}
+
+}  // namespace
+
+int main() {
+    for (int n : ranks::worlds({2, 3, 4}))
+        for (bool oversubscribed : {false, true}) {
+            for (bool single_copy : {true, false}) either_side_of_each_threshold(n, settings(oversubscribed, single_copy));
+            for (const auto& [op, list] : tuning::algorithms())
+                for (Algorithm algorithm : list) each_forced(n, oversubscribed, op, algorithm);
+        }
+    single_copy_that_is_not_allowed();
+    names_that_do_not_exist();
+    settings_that_differ();
+    return check::result();
+}
