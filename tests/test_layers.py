@@ -43,6 +43,7 @@ NATIVE_HELPERS = {
     "group": {"HostEvents", "Stream"},
     "launch": {"Segment", "adopt_orphans", "end_with", "usable_cores"},
     "observe": {"RankState", "SegmentView"},
+    "tools": {"algorithms"},
 }
 # A tool may list the backends; it opens none.
 BACKEND_NAMES = "rankwise.backends.registry.names"

@@ -156,7 +156,8 @@ class Comm:
     def algorithms(self, operation: str, bytes: int) -> list[str]:
         """What a call of this operation tries, in this order, where a rank's array has so many bytes.
 
-        bytes: of the array that a rank gives (scatter: that root gives), as rankwise bench counts them.
+        bytes: of the array that a rank gives (scatter: that root gives), as rankwise bench counts them. Empty where the
+        forced algorithm cannot run at this size.
         ValueError for an operation that has no algorithms to choose from.
         """
 

@@ -80,6 +80,29 @@ def test_fresh_arrays(tmp_path: Path) -> None:
     assert {(one["iterations"], one["wrong_bytes"]) for one in results} == {(1, 0)}
 
 
+def test_each_algorithm_is_measured_and_the_chosen_one_marked(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = bench(
+        *("--algorithms", "all_reduce", "scatter", "--sizes", "64,40K", "--check", *QUICK),
+        *("--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.png")),
+        RANKWISE_OVERSUBSCRIBED="0",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[tuple[str, int], dict[str, bool]] = {}
+    for one in report_of(tmp_path / "r.json")["results"]:
+        assert one["wrong_bytes"] == 0
+        found.setdefault((one["operation"], one["size"]), {})[one["contender"]] = one["chosen"]
+    everywhere = {"rankwise": False, "staged": False, "single_copy": False, "registered": False}
+    assert found == {
+        ("all_reduce", 64): {**everywhere, "inline": True, "flat": False},
+        ("all_reduce", 40 << 10): {**everywhere, "flat": False, "staged": True},
+        ("scatter", 64): {**everywhere, "inline": True},
+        ("scatter", 40 << 10): {**everywhere, "staged": True},
+    }
+    assert done.stdout.count("*") >= 4
+    assert (tmp_path / "r.png").stat().st_size > 0
+
+
 def test_gloo_runs_beside_it() -> None:
     pytest.importorskip("torch")
     done = bench("all_reduce", "scatter", "--sizes", "64", "--vs", "gloo", "--check", *QUICK)

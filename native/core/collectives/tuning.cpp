@@ -112,8 +112,9 @@ std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t 
         default: return Algorithm::None;
         }
     };
-    const Algorithm only = c.forced[size_t(op)];
+    const Algorithm only = bytes ? c.forced[size_t(op)] : Algorithm::None;
     std::vector<Algorithm> all;
+    if (only != Algorithm::None && !obstacle(c, op, bytes, only).empty()) return all;
     for (Choice choice = only == Algorithm::None ? table() : Choice(only); choice.first() != Algorithm::None; choice = choice.rest()) all.push_back(choice.first());
     return all;
 }

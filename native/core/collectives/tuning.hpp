@@ -155,7 +155,8 @@ Op op_named(const std::string& name);
 // "all_reduce=staged,gather=inline". Throws BadArgument, which lists the names.
 Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names);
 std::string text_of(const Forced& forced);
-// What a call that moves `bytes` per rank, counted as rankwise bench counts them, tries.
+// What a call tries where each rank's array has `bytes`, counted as rankwise bench counts them; nothing where the
+// forced algorithm cannot run.
 std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t streaming_from);
 
 }  // namespace rankwise::tuning

@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 from rankwise.launch.local import usable_cores
 from rankwise.tools.bench import peers, probes
+from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, level
+from rankwise.tools.bench.algorithms import launches as launches_of
 from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, parse_sizes
 from rankwise.tools.bench.probes import PROBES
 from rankwise.tools.bench.report import (
@@ -59,6 +61,7 @@ examples:
   rankwise bench all_reduce --native --pointer              the cost of the upper layers
   rankwise bench all_reduce --sizes 64K:64M --bound         next to the machine's own limit
   rankwise bench all_reduce --sizes 64K:64M --fresh         with arrays written before each call
+  rankwise bench all_reduce --algorithms --plot out.png     each algorithm's time by size
   rankwise bench startup --vs openmpi,gloo                  rankwise run, mpiexec and torchrun
 """
 
@@ -113,6 +116,9 @@ def _parser() -> Parser:
     add("--pointer", action="store_true", help="also measure below the array level, with addresses")
     add("--bound", action="store_true", help="also measure the bare loads and stores that every library must do")
     add("--fresh", action="store_true", help="write the arrays before each call and read the result after it")
+    add(
+        "--algorithms", action="store_true", help="measure each algorithm of the native engine, and mark the chosen one"
+    )
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
     add("--time", type=float, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -171,6 +177,11 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("argument --plot: it is for operations")
     if options.fresh and (options.native or options.bound):
         parser.error("argument --fresh: not with --native or --bound, which make many calls in a row")
+    if options.algorithms:
+        if without := [name for name in options.operations if name not in ALGORITHMS]:
+            parser.error(f"argument --algorithms: {without[0]} has no algorithms to choose from")
+        if options.vs or options.native or options.registered or options.pointer or options.bound:
+            parser.error("argument --algorithms: not with --vs or another level")
     if "int" in options.dtype and options.op == "mean":
         parser.error(f"argument --op: mean is for floats, not for {options.dtype}")
 
@@ -205,12 +216,14 @@ class Run:
                 launches[name] = peers.find(name, options.peer_env)
             except peers.Missing as missing:
                 self._leave_out(name, str(missing))
-        names = options.operations or list(OPERATIONS)
+        names = options.operations or list(ALGORITHMS if options.algorithms else OPERATIONS)
         if options.operations and options.operations[0] in PROBES:
             for name in options.operations:
                 self._measure(name, launches)
             self._finish()
             return 1 if OURS in self.left_out else 0
+        if options.algorithms:
+            launches.update(launches_of(launches[OURS], names))
         per_size = sum(OPERATIONS[name].has_bytes for name in names)
         ranks = options.ranks or [2]
         self.progress.points = len(ranks) * (per_size * len(options.sizes) + len(names) - per_size)
@@ -256,7 +269,7 @@ class Run:
                 self._leave_out(name, str(error))
                 continue
             self.about[name] = workers.about
-            contenders.append(Contender(name, workers))
+            contenders.append(Contender(name, workers, level(name)))
             if name == OURS:
                 levels = [
                     level for level in ("registered", "pointer", "native", "bound") if getattr(self.options, level)
@@ -281,6 +294,7 @@ class Run:
             seconds=options.time,
             check=options.check,
             fresh=options.fresh,
+            algorithms=options.algorithms,
             failed=self._leave_out,
             progress=lambda what: self.progress.show(f"{where}{what}"),
         )
@@ -288,7 +302,7 @@ class Run:
         others = [contender.name for contender in contenders if contender.name != OURS]
         for name in names:
             operation = OPERATIONS[name]
-            table = Table(others, options.check)
+            table = AlgorithmTable(name) if options.algorithms else Table(others, options.check)
             title = (
                 f"{name}, {n} ranks" + f", {options.dtype}" * operation.has_bytes + f" {options.op}" * operation.reduces
             ) + ", fresh arrays" * options.fresh

@@ -22,7 +22,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
     """Draw the results in a benchmark's JSON.
 
     Each row shows an operation on one number of ranks: time by size on the left, bus bandwidth by size
-    on the right. Barrier's row shows time by the number of ranks. All axes but bandwidth are logarithmic.
+    on the right. A star marks an algorithm where rankwise chooses it. Barrier's row shows time by the number
+    of ranks. All axes but bandwidth are logarithmic.
     """
     import matplotlib
 
@@ -74,7 +75,10 @@ def _lines(axes: Any, results: list[dict[str, Any]], over: str, key: str) -> Non
         own = [result for result in results if result["contender"] == name]
         x, y = [result[over] for result in own], [result[key] for result in own]
         width = 2.4 if name == "rankwise" else 1.4
-        axes.plot(x, y, marker="o", markersize=4, linewidth=width, color=COLOURS.get(name), label=name)
+        (line,) = axes.plot(x, y, marker="o", markersize=4, linewidth=width, color=COLOURS.get(name), label=name)
+        chosen = [(result[over], result[key]) for result in own if result.get("chosen")]
+        if chosen:
+            axes.plot(*zip(*chosen, strict=True), "*", markersize=11, color=line.get_color())
 
 
 def _bytes(value: float) -> str:

@@ -502,13 +502,15 @@ class RankServer:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request. By `do`: time -> the seconds of each batch; check -> wrong bytes; drop -> {}, the
         arrays are freed; memory -> bytes; late -> CPU seconds that this rank burnt while rank 0 was late;
-        machine -> on rank 0 only, the seconds that two cores took."""
+        machine -> on rank 0 only, the seconds that two cores took; algorithms -> what a call tries, in this order."""
         do = request["do"]
         if do == "drop":
             self.points.clear()
             return {}
         if do == "memory":
             return memory()
+        if do == "algorithms":
+            return {"algorithms": algorithms(self.contenders["array"], request["operation"], request["bytes"])}
         contender = self.contenders[request["level"]]
         if do == "machine":
             return machine(contender, request["what"], request["bytes"])
@@ -519,6 +521,12 @@ class RankServer:
             return {"wrong": point.check(contender)}
         how = (request[word] for word in ("iterations", "batches", "warm", "fresh"))
         return {"seconds": point.seconds(contender, *how)}
+
+
+def algorithms(ours: Any, operation: str, size: int) -> Any:
+    if (choose := getattr(ours.group.comm.shortcuts, "algorithms", None)) is None:
+        raise RuntimeError("--algorithms: this backend has no native engine that chooses algorithms")
+    return choose(operation, size)
 
 
 def memory() -> dict[str, int]:

@@ -180,6 +180,7 @@ def result_as_json(result: Measurement, dtype: str, op: str) -> dict[str, Any]:
         "p99_us": times.p99 * 1e6,
         **bandwidths,
         "wrong_bytes": result.wrong,
+        "chosen": result.chosen,
     }
 
 

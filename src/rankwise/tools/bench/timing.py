@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from rankwise.tools.bench.cases import DTYPES, MeasuredOperation, Times, slowest, summary
@@ -38,6 +38,8 @@ class Measurement:
     iterations: int
     times: Times
     wrong: int | None
+    chosen: bool = False
+    """Of a forced algorithm: rankwise would have chosen it at this point."""
 
 
 @dataclass
@@ -60,6 +62,8 @@ class Bench:
     fresh: bool
     failed: Callable[[str, str], None]
     progress: Callable[[str], None]
+    algorithms: bool = False
+    """All contenders are rankwise: the first as it is, the others with the algorithm of their name forced."""
     skipped: list[str] = field(default_factory=list)
     """Points that were left out, and why."""
 
@@ -82,6 +86,7 @@ class Bench:
             self.skipped.append(f"{operation.name} of {size} bytes: needs {need:.2g} bytes of memory")
             return []
         keep = need * len({id(contender.workers) for contender in self.contenders}) < self.memory / 2
+        choice, unable = self._choices(operation, size) if self.algorithms else ("", set())
         plans: dict[str, tuple[int, int, int]] = {}
         fastest: dict[
             str, float
@@ -111,7 +116,7 @@ class Bench:
                 wrong[contender.name] += self._check(contender, operation, count)
 
         for step, what in ((begin, "begins"), *((measure, "") for _ in range(ROUNDS)), (end, "ends")):
-            for contender in self._living(operation.has_bytes):
+            for contender in self._living(operation.has_bytes, unable):
                 self.progress(f"{contender.name} {what}".rstrip())
                 try:
                     step(contender)
@@ -129,12 +134,27 @@ class Bench:
                 plans[contender.name][0],
                 summary(times[contender.name]),
                 wrong.get(contender.name),
+                chosen=contender.name == choice,
             )
-            for contender in self._living(operation.has_bytes)
+            for contender in self._living(operation.has_bytes, unable)
         ]
 
-    def _living(self, moves_data: bool) -> list[Contender]:
-        return [one for one in self.contenders if one.workers.alive and (moves_data or one.level != "bound")]
+    def _living(self, moves_data: bool, unable: Set[str] = frozenset()) -> list[Contender]:
+        return [
+            one
+            for one in self.contenders
+            if one.workers.alive and (moves_data or one.level != "bound") and one.name not in unable
+        ]
+
+    def _choices(self, operation: MeasuredOperation, size: int) -> tuple[str, set[str]]:
+        """What rankwise chooses on private arrays, and which contenders cannot run their algorithm at this size."""
+        tried: dict[str, list[str]] = {}
+        for contender in self._living(moves_data=True):
+            answers = contender.workers.ask(do="algorithms", operation=operation.name, bytes=size)
+            tried[contender.name] = answers[0]["algorithms"]
+        (_, first), *forced = tried.items()
+        choice = next((name for name in first if not name.startswith("registered")), "")
+        return choice, {name for name, algorithms in forced if algorithms != [name]}
 
     def _lost(self, contender: Contender, error: WorkersError) -> None:
         for other in self.contenders:
