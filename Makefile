@@ -38,10 +38,10 @@ demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
 
 # ---- tests ----
 
-test: build-tests ## every backend, algorithm and front-end: within 10 minutes on 2 cores, once all is built
+test: build-tests ## every backend, algorithm and front-end: within 10 minutes on 2 cores, after the build
 	@$(ENV)/bin/python tests/parts.py test
 
-test-all: build-tests ## make test, and all that takes longer: an hour and a half; MINUTES=40 leaves out what would not fit
+test-all: build-tests ## make test and everything that takes longer: an hour and a half; MINUTES=40 leaves out what would not fit
 	@$(ENV)/bin/python tests/parts.py all $(if $(MINUTES),--minutes $(MINUTES))
 
 build-tests: test-tools $(ENV)/.test $(ENV)/.native $(MPIS)
@@ -67,7 +67,7 @@ test-sanitizers: test-tools $(ENV)/.native ## the tests of the C++ core with the
 	$(call native_tests,build/tsan,thread)
 	$(call native_tests,build/asan,address)
 
-test-model: test-tools ## the model of the waiting protocol, all its states, by spin
+test-model: test-tools ## every state of the model of the waiting protocol, with spin
 	@if command -v spin >/dev/null; then $(PYTHON) native/model/check.py; \
 	else echo "not tested: the model of the waiting protocol: there is no spin; apt install spin"; fi
 
@@ -87,13 +87,13 @@ define native_tests
 	$(3) $(ENV)/bin/ctest --test-dir $(1) --output-on-failure --timeout 300 --no-tests=error
 endef
 
-test-faults: $(ENV)/.test ## every fault many times at random moments, and a table of how it ended: 15 minutes
+test-faults: $(ENV)/.test ## every fault, many times at random moments, with a table of results: 15 minutes
 	RANKWISE_FAULTS=full $(ENV)/bin/python -m pytest -q tests/faults $(TEST_ARGS)
 
-test-multihost: test-tools $(ENV)/.test ## 2 and 4 hosts of 2 ranks, which are network namespaces (root, iproute2): 5 minutes
+test-multihost: test-tools $(ENV)/.test ## 2 and 4 network namespaces as hosts of 2 ranks (root, iproute2): 5 minutes
 	RANKWISE_MULTIHOST=full $(ENV)/bin/python -m pytest -q tests/multihost $(TEST_ARGS)
 
-test-engines: $(ENV)/.test $(MPIS) ## the whole conformance suite over gloo, Open MPI and MPICH, on 2 and 4 ranks: 5 minutes
+test-engines: $(ENV)/.test $(MPIS) ## the whole conformance suite on gloo, Open MPI and MPICH, on 2 and 4 ranks: 5 minutes
 	RANKWISE_ENGINES=full $(ENV)/bin/python -m pytest tests/backends/test_gloo.py tests/backends/test_mpi.py $(TEST_ARGS)
 
 test-gpu: $(ENV)/.test ## what needs an NVIDIA GPU: the nccl backend, on one GPU
@@ -107,12 +107,12 @@ lint: $(ENV)/.test ## ruff and mypy --strict, as CI runs them
 
 # ---- development ----
 
-dev: ## rankwise installed in place in .venv; run it again after a change in native/
+dev: ## install rankwise in place in .venv; run it again after a change in native/
 	$(call new_environment,$(DEV))
 	$(DEV)/bin/python $(PIP) "scikit-build-core>=0.10" "nanobind>=2.4" "numpy>=2" cmake ninja $(TORCH)
 	$(DEV)/bin/python $(PIP) --no-build-isolation --editable ".[examples,test]"
 
-format: $(ENV)/.test ## let ruff lay out and mend the Python files
+format: $(ENV)/.test ## format and fix the Python files with ruff
 	$(ENV)/bin/ruff check --fix .
 	$(ENV)/bin/ruff format .
 

@@ -80,7 +80,7 @@ def _hop(machine: Machine) -> float:
 
 MODELS: dict[str, Callable[[Machine, float], float]] = {
     "flat ring": flat_ring,
-    "flat ring, ranks by turns": flat_ring_by_turns,
+    "flat ring, ranks round-robin": flat_ring_by_turns,
     "gloo (flat all_to_all + ring)": flat_all_to_all,
     "hierarchical": hierarchical,
     "hierarchical, tree between": hierarchical_tree,
@@ -182,7 +182,7 @@ def simulated_hierarchical(machine: Machine, m: float) -> float:
 
 SIMULATIONS: dict[str, Callable[[Machine, float], float]] = {
     "flat ring": lambda machine, m: simulated_flat_ring(machine, m, False),
-    "flat ring, ranks by turns": lambda machine, m: simulated_flat_ring(machine, m, True),
+    "flat ring, ranks round-robin": lambda machine, m: simulated_flat_ring(machine, m, True),
     "gloo (flat all_to_all + ring)": simulated_all_to_all,
     "hierarchical": simulated_hierarchical,
 }

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/ddp.py --backend gloo
 
 The model learns to sort: it reads letters and writes them in order. Each rank has its own letters;
-DistributedDataParallel averages the gradients behind the backward pass, --fsdp2 shards the parameters
+DistributedDataParallel averages the gradients during the backward pass; --fsdp2 shards the parameters
 as well. The backend is the only difference; the losses are the same.
 """
 
@@ -24,7 +24,7 @@ LETTERS, LENGTH = 32, 16
 
 
 class Sorter(nn.Module):
-    """(rows, LENGTH) letters -> (rows * LENGTH, LETTERS) scores of the letter at each place of the sorted row."""
+    """(rows, LENGTH) letters -> (rows * LENGTH, LETTERS) scores of the letter at each position of the sorted row."""
 
     def __init__(self, width: int = 128, layers: int = 3) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Sorter(nn.Module):
 
 
 def distributed(model: Sorter, group: dist.ProcessGroup | None = None, *, shards: bool = False) -> nn.Module:
-    """`model`, trained by all ranks of `group`: with DDP, or with FSDP2 where it `shards`."""
+    """`model`, for training by all ranks of `group`: with DDP, or with FSDP2 if it `shards`."""
     if not shards:
         return DistributedDataParallel(model, process_group=group)
     mesh = dist.DeviceMesh.from_group(group or dist.group.WORLD, "cpu")  # type: ignore[arg-type]

@@ -5,10 +5,10 @@
 
 Every rank holds the whole network, started from rank 0's numbers (broadcast). Each step takes one
 global batch, the same whatever the number of ranks, and splits its rows over the ranks. A rank
-works out the loss and the gradient of its own rows, summed, not averaged; `all_reduce` adds these
-sums up over the ranks, and everyone divides by the size of the global batch. So every rank takes
-the same step, and it is the step that one rank alone would take, also where the rows do not split
-evenly or a rank has none. Rank 0 checks that at the end, by training alone on the same batches.
+computes the loss and the gradient of its own rows, summed, not averaged; `all_reduce` adds up these
+sums over the ranks, and every rank divides by the size of the global batch. So every rank takes
+the same step, the one that a single rank would take, even if the rows do not split evenly or a
+rank has none. At the end rank 0 checks this by training alone on the same batches.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MOMENTUM = 0.9
 class Network:
     """pixels -> tanh hidden layer -> softmax over the ten digits.
 
-    All parameters live in one flat vector, `flat`, and the layers are views of it: so one broadcast
-    sends them all, and one all_reduce adds up all gradients.
+    All parameters are in one flat vector, `flat`, and the layers are views of it, so one broadcast
+    sends them all and one all_reduce adds up all gradients.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -58,7 +58,7 @@ class Network:
         return hidden, hidden @ self.w2 + self.b2
 
     def loss_and_gradient(self, images: Floats, labels: Integers, gradient: Floats) -> float:
-        """The cross-entropy summed over the images; its gradient by `flat` goes into `gradient`."""
+        """The cross-entropy summed over the images; writes its gradient with respect to `flat` into `gradient`."""
         hidden, scores = self.scores(images)
         scores -= scores.max(axis=1, keepdims=True)
         chances = np.exp(scores)
@@ -132,7 +132,7 @@ def train(
 def check_against_one_rank(
     losses: Floats, predicted: Integers, reference_losses: Floats, reference_predicted: Integers
 ) -> str:
-    """AssertionError unless both runs did the same but for rounding; what was found, in words."""
+    """Raise AssertionError unless both runs did the same except for rounding; return the result in words."""
     np.testing.assert_allclose(losses, reference_losses, rtol=1e-6, atol=1e-12)
     np.testing.assert_array_equal(predicted, reference_predicted)
     difference = np.abs(losses - reference_losses).max()
@@ -140,7 +140,7 @@ def check_against_one_rank(
 
 
 def draw(losses: Floats, confusion: Integers, folder: Path) -> tuple[Path, Path]:
-    """Save the loss curve and the confusion matrix as PNG files; their paths."""
+    """Save the loss curve and the confusion matrix as PNG files; return their paths."""
     import matplotlib
 
     matplotlib.use("Agg")  # pictures to files, no screen needed

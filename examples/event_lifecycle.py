@@ -1,11 +1,11 @@
-"""The life of an event in seven steps: communication that overlaps with computation and blocks no thread.
+"""The life of an event in seven steps: communication that overlaps computation and blocks no thread.
 
     python examples/event_lifecycle.py
 
-makes two ranks. Each has a gradient to compute, on a stream of its own; the gradients are summed over
-the ranks, and the sum is used on the stream. The steps are the operations that every backend with
-streams has, on integer handles; `group.stream` and `rw.Event` say the same in fewer words
-(docs/overlap.md). The program prints when each thing happened on each rank, and what that proves.
+starts two ranks. Each computes a gradient on its own stream; the gradients are summed over the ranks,
+and the stream uses the sum. The steps are the operations that every backend with streams has, on
+integer handles; `group.stream` and `rw.Event` do the same in fewer words (docs/overlap.md). The
+program prints when each thing happened on each rank, and what that proves.
 """
 
 from __future__ import annotations

@@ -1,32 +1,31 @@
-"""How much of the time that gradients travel is hidden behind the backward pass.
+"""How much of the gradients' communication time the backward pass hides.
 
     rankwise run -n 2 examples/overlap.py
 
 A model of some layers trains for a few steps in three ways:
 
     alone       communication removed: what the computation takes
-    after       no overlap: the gradients are reduced when the backward pass is through
+    after       no overlap: the gradients are reduced after the backward pass
     behind      overlap: each bucket is reduced while the layers before it are still computing
 
-What "after" and "behind" take longer than "alone" is the exposed communication. It is measured for
+The extra time of "after" and "behind" over "alone" is the exposed communication. It is measured for
 two kinds of computation:
 
-    sleeping    a layer's computation is a sleep, as where a device computes: the cores are free for
+    sleeping    a layer's computation is a sleep, as if a device computed: the cores are free for
                 communication. All sleeps together are 1.2 times as long as the communication.
-    computing   each rank computes on one core, layers of matrix products on one sample, which is the
-                least that there is to compute for so many gradients: communication takes a share of
-                the cores. What it can save is to fetch the gradients into the caches anew, so the layers
-                are small ones, whose gradients fit in a core's L2 cache, and each rank's one thread
-                reduces them as it comes by them: async_op=False
+    computing   each rank computes matrix products of one sample on one core, the least computation
+                for so many gradients, and communication takes a share of the cores. It can only save
+                fetching the gradients into the caches again, so the layers are small, their
+                gradients fit in a core's L2 cache, and each rank's only thread reduces them as soon
+                as it has computed them: async_op=False
 
-and, where torch is installed, in the same turns for torch modules whose gradients are reduced by
-`rw.data_parallel`, and by torch's DistributedDataParallel over gloo. The ways take turns step by step,
-so that a noisy machine favours none; the fastest step of each counts, and the median is told too.
+If torch is installed, torch modules are measured as well, with gradients reduced by
+`rw.data_parallel` and by torch's DistributedDataParallel over gloo. The steps of all ways are
+interleaved, so that a noisy machine favours none; the fastest step counts, and the median is shown.
 
-The timeline of one step of each kind, "after" and "behind", with a lane for what each rank computes
-and one for what it communicates, goes into a picture (with matplotlib) and into a file for
-https://ui.perfetto.dev or chrome://tracing. `rankwise run --trace FILE` keeps the same for
-`rankwise trace FILE`.
+The timeline of one step of each kind, "after" and "behind", with lanes for each rank's computation
+and communication, is drawn (with matplotlib) and written to a file for https://ui.perfetto.dev or
+chrome://tracing. `rankwise run --trace FILE` records the same for `rankwise trace FILE`.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Recorder:
         if self.on:
             end = time.time_ns()
             self.spans.append(Span(self.rank, lane, name, begin / 1e9, end / 1e9))
-            if lane == "compute":  # the operations are in the job's trace by themselves
+            if lane == "compute":  # the job's trace has the operations already
                 rw.trace.add(name, begin, end, lane)
 
     def reduce(self, bucket: rw.Bucket, group: rw.Group) -> None:
@@ -130,11 +129,11 @@ class Layers:
         return rw.GradientReducer(self.weights, self.group, self.bucket_bytes, hook=hook, async_op=self.async_op)
 
     def gradients(self, into: list[Any]) -> Iterator[int]:
-        """Compute each layer's gradient into its place, and say which one is there."""
+        """Compute each layer's gradient into its place, and yield the layer."""
         raise NotImplementedError
 
     def trace(self) -> None:
-        """From here on the reducer is one that records when it reduces."""
+        """Replace the reducer by one that records when it reduces."""
         del self.reducer  # two would take twice the memory
         self.reducer = self.make_reducer(self.recorder.reduce)
 
@@ -153,7 +152,7 @@ class Layers:
             reducer.wait_and_unpack()
 
     def communication(self) -> None:
-        """A step's communication by itself."""
+        """A step's communication alone."""
         views = self.reducer.views
         for layer in reversed(range(len(views))):  # as in every step: the reducer learns the order from the first
             self.reducer.mark_ready(layer, views[layer])
@@ -196,7 +195,7 @@ class Computing(Layers):
 
 
 def seconds_of(step: Step, group: rw.Group) -> float:
-    """What a step takes, from the moment all ranks begin it to the moment the last is through."""
+    """A step's time, from the moment all ranks begin it until the last one has finished."""
     group.barrier()
     begin = time.perf_counter()
     step()
@@ -210,7 +209,7 @@ def best_of(count: int, step: Step, group: rw.Group) -> float:
 def balance(model: Sleeping, communication: Step, group: rw.Group) -> None:
     """Make the sleeps together 1.2 times as long as the communication."""
     target = 1.2 * best_of(10, communication, group)
-    model.seconds = max(target / len(model.weights) - 60e-6, 100e-6)  # a sleep takes a little longer than told
+    model.seconds = max(target / len(model.weights) - 60e-6, 100e-6)  # a sleep takes a little longer than asked
 
 
 def measure(name: str, steps: dict[str, Step], count: int, group: rw.Group) -> None:
@@ -312,7 +311,7 @@ def torch_steps(model: Layers, group: rw.Group, ddp: bool) -> dict[str, Step]:
 
 @contextmanager
 def gloo(group: rw.Group) -> Iterator[bool]:
-    """torch.distributed over gloo for these ranks, where torch is there."""
+    """torch.distributed over gloo for these ranks, if torch is installed."""
     try:
         import torch
         import torch.distributed as dist
@@ -349,7 +348,7 @@ def timeline(model: Layers, group: rw.Group) -> dict[str, list[Span]]:
 
 
 def write_timeline(timelines: dict[str, dict[str, list[Span]]], folder: Path) -> list[Path]:
-    """Chrome's trace format; and a picture, where matplotlib is there."""
+    """Chrome's trace format; and a picture, if matplotlib is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     events: list[dict[str, object]] = []
     for kind, ways in timelines.items():

@@ -40,7 +40,7 @@ proc load_distributed_data {file} {
     set start [expr {10 * $::rank / $::ranks}]
     set end [expr {10 * ($::rank + 1) / $::ranks}]
     set mine [torch::tensor_slice $all 0 $start $end]
-    # The mean over all rows from the sums of the parts, checked against that of the file.
+    # The mean over all rows from the sums of the parts, checked against the file's mean.
     set sum [torch::distributed_all_reduce [torch::tensor_sum $mine] sum]
     set mean [torch::tensor_div $sum [torch::tensor_numel $all]]
     set difference [expr {[torch::tensor_item $mean] - [torch::tensor_item [torch::tensor_mean $all]]}]
@@ -83,7 +83,7 @@ proc profile_training_step {} {
     }
 }
 
-# A folder that only this job uses: rank 0's process id names it, and every rank is told.
+# A folder that only this job uses: rank 0 names it by its process id, and broadcasts that.
 set job [torch::tensor_item [torch::distributed_broadcast [torch::full {1} [pid] int64] 0]]
 set folder [file join [expr {[info exists env(TMPDIR)] ? $env(TMPDIR) : "/tmp"}] patterns-$job]
 file mkdir $folder

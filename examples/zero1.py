@@ -2,19 +2,19 @@
 
     rankwise run -n 2 examples/zero1.py
 
-An optimizer keeps numbers of its own for every parameter; Adam keeps two. When every rank holds the
-whole network they are the same on all ranks, n times. So let each rank keep those of its shard of the
-parameters alone (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+An optimizer keeps state for every parameter; Adam keeps two numbers. When every rank holds the whole
+network, all n ranks keep the same state. So let each rank keep only the state of its shard of the
+parameters (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", SC 2020):
 
     reduce_scatter    each rank receives the sum of all ranks' gradients, for its shard
     Adam              each rank updates its shard
     all_gather        every rank receives the updated shards of all
 
-An all_reduce is these two collectives one after the other, so sharding costs no more communication
-than all_reduce and an update of everything on every rank; and as each sum is made of the same terms
-in the same order, the parameters are the same, to the last bit. The example trains both ways and says
-so. The gradient lies in registered memory (`group.empty`), where the ranks add it up in place.
+An all_reduce is these two collectives in succession, so sharding needs no more communication than an
+all_reduce followed by a full update on every rank. Each sum adds the same terms in the same order, so
+the parameters are the same, to the last bit. The example trains both ways and compares them. The
+gradient is in registered memory (`group.empty`), where the ranks add it up in place.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ examples:
 
 The environment of each rank holds RANKWISE_RANK and RANKWISE_WORLD_SIZE, the variables that
 torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS: unless it is set
-already, the number of usable cores divided by the number of ranks. RankProcess 0 inherits standard input
+already, the number of usable cores divided by the number of ranks. Rank 0 inherits standard input
 unless that is a terminal. Ctrl-C reaches every rank; a second Ctrl-C kills them at once.
 """
 

@@ -30,7 +30,7 @@ are shown. The column moved counts each rank's own arrays; "of group 2" is the s
 examples:
   rankwise status                  all jobs
   rankwise status 4711             one job
-  rankwise status --watch          live, until the jobs end or Ctrl-C
+  rankwise status --watch          update until the jobs end or Ctrl-C
   rankwise status --json | jq '.[].ranks[] | select(.behind)'
 """
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         epilog=EPILOG,
     )
     parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the launcher or of a rank")
-    parser.add_argument("--watch", action="store_true", help="keep it live in the terminal (needs rich)")
+    parser.add_argument("--watch", action="store_true", help="update it continuously (needs rich)")
     parser.add_argument("--json", action="store_true", help="print it as JSON, times in seconds")
     options = parser.parse_args(argv)
     if options.watch and options.json:

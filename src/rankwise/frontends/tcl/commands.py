@@ -16,7 +16,9 @@ _FLOAT32 = np.dtype(np.float32)
 TENSOR = Parameter("tensor", value_types.TENSOR, "the tensor")
 NAMED_TENSOR = replace(TENSOR, complaint="Invalid tensor name")
 TENSOR_HANDLE = replace(TENSOR, complaint="Invalid tensor handle")
-GROUP = Parameter("group", value_types.STRING, 'a group that distributed_new_group made; "" is that of all ranks', "")
+GROUP = Parameter(
+    "group", value_types.STRING, 'a group that distributed_new_group made; "" is the group of all ranks', ""
+)
 TAG = Parameter("tag", value_types.TAG, "messages match by sender and tag, in the order sent", 0)
 SHAPE = Parameter("shape", value_types.SHAPE, "the size of each dimension")
 DTYPE = Parameter("dtype", value_types.DTYPE, "the type of the elements", _FLOAT32)
@@ -35,22 +37,25 @@ _DISTRIBUTED = (
     Command(
         "distributed_init",
         collectives.init,
-        "Begin distributed work with the launcher's ranks, with those that meet at an address, or with simulated ones.",
+        "Begin distributed work with the launcher's ranks, ranks that meet at an address, or simulated ranks.",
         (
-            Parameter("rank", value_types.INTEGER, "this process's rank; under a launcher 0 does on every rank"),
+            Parameter("rank", value_types.INTEGER, "this process's rank; under a launcher, 0 is right on every rank"),
             Parameter("world_size", value_types.INTEGER, "how many ranks there are"),
             Parameter("master_addr", value_types.STRING, "the host at which ranks without a launcher meet", ""),
-            Parameter("master_port", value_types.INTEGER, "its port; ranks of one job give the same", 29500),
+            Parameter("master_port", value_types.INTEGER, "its port; the same on all ranks of a job", 29500),
             Parameter(
-                "backend", value_types.BACKEND, f"one of {', '.join(value_types.BACKENDS)}; by default what suits", ""
+                "backend",
+                value_types.BACKEND,
+                f"one of {', '.join(value_types.BACKENDS)}; by default a suitable one",
+                "",
             ),
         ),
-        "a sentence with mode, rank, world size and the backend really used",
+        "a sentence with mode, rank, world size and the backend in use",
         'torch::distributed_init 0 1 "gloo"\n'
         "puts [torch::distributed_barrier]\n"
         "# Output: Barrier synchronized (single GPU)",
-        modes="It chooses the mode: one rank for a world size of 1; else real under a launcher or with an address; "
-        "else simulated.",
+        modes="It chooses the mode: one rank for a world size of 1; otherwise real under a launcher or with an "
+        "address, and simulated without.",
         forms=(
             ("rank", "world_size", "backend"),
             ("rank", "world_size", "master_addr", "master_port", "backend"),
@@ -59,7 +64,7 @@ _DISTRIBUTED = (
     Command(
         "distributed_finalize",
         collectives.finalize,
-        "End distributed work: this session's groups are closed, and it is as before distributed_init.",
+        "End distributed work: close this session's groups and return to the state before distributed_init.",
         (),
         '"Distributed training finalized", or "Distributed not initialized"',
         'torch::distributed_init 0 1 "gloo"\n'
@@ -112,17 +117,17 @@ _DISTRIBUTED = (
             Parameter(
                 "dst",
                 value_types.INTEGER,
-                "the rank that gets them; -1: every rank",
+                "the rank that receives them; -1: every rank",
                 0,
                 "Invalid -dst parameter. Must be an integer.",
             ),
             GROUP,
         ),
-        "on dst a tensor with one more dimension at its front, of the group's size; on other ranks one of size 0 there",
+        "on dst a tensor with a new first dimension, of the group's size; on other ranks of size 0",
         "set input [torch::ones {2 3} float32]\n"
         "puts [torch::tensor_shape [torch::distributed_gather -tensor $input]]\n"
         "# Output: 1 2 3",
-        modes="Not initialised, with one rank or simulated: a dimension of 1 is added, and any dst is taken.",
+        modes="Not initialised, with one rank or simulated: a dimension of 1 is added, and any dst is accepted.",
     ),
     Command(
         "distributed_scatter",
@@ -133,7 +138,7 @@ _DISTRIBUTED = (
         "set tensor [torch::tensor_create -data {1.0 2.0 3.0 4.0} -shape {2 2} -dtype float32]\n"
         "puts [torch::tensor_to_list [torch::distributed_scatter $tensor 0]]\n"
         "# Output: 1.0 2.0 3.0 4.0",
-        modes=COPY + " Any src of at least 0 is taken then.",
+        modes=COPY + " Any src of at least 0 is accepted.",
         errors=(collectives.NEGATIVE_SRC,),
     ),
     Command(
@@ -150,9 +155,9 @@ _DISTRIBUTED = (
     Command(
         "distributed_all_reduce",
         collectives.all_reduce,
-        "Reduce the ranks' tensors, the result on every rank.",
+        "Reduce the ranks' tensors, with the result on every rank.",
         (TENSOR, replace(OP, name="operation"), GROUP),
-        "the reduced tensor; the tensor given stays as it is",
+        "the reduced tensor; the input is not changed",
         'puts [torch::tensor_to_list [torch::distributed_all_reduce [torch::ones {2}] "sum"]]\n# Output: 1.0 1.0',
         modes=COPY,
         forms=(("tensor", "operation"),),
@@ -160,7 +165,7 @@ _DISTRIBUTED = (
     Command(
         "distributed_reduce",
         collectives.reduce,
-        "Reduce the ranks' tensors, the result on rank dst.",
+        "Reduce the ranks' tensors, with the result on rank dst.",
         (TENSOR, Parameter("dst", value_types.INTEGER, "the rank that gets the result", 0), OP, GROUP),
         "on dst the reduced tensor, on other ranks a copy of their own",
         "puts [torch::tensor_to_list [torch::distributed_reduce [torch::ones {2}] 0 sum]]\n# Output: 1.0 1.0",
@@ -169,9 +174,9 @@ _DISTRIBUTED = (
     Command(
         "distributed_broadcast",
         collectives.broadcast,
-        "Give every rank the tensor of rank root; all pass one of the same shape and dtype.",
+        "Give every rank root's tensor; all ranks pass the same shape and dtype.",
         (TENSOR, Parameter("root", value_types.INTEGER, "the rank whose tensor it is", 0), GROUP),
-        "root's tensor; the tensor given stays as it is",
+        "root's tensor; the input is not changed",
         "puts [torch::tensor_to_list [torch::distributed_broadcast [torch::ones {2}] 0]]\n# Output: 1.0 1.0",
         modes=COPY,
         forms=(("tensor", "root"),),
@@ -181,7 +186,7 @@ _DISTRIBUTED = (
         collectives.all_gather,
         "Collect every rank's tensor on every rank.",
         (TENSOR, GROUP),
-        "a tensor with one more dimension at its front, of the group's size",
+        "a tensor with a new first dimension, of the group's size",
         "puts [torch::tensor_shape [torch::distributed_all_gather [torch::ones {2}]]]\n# Output: 1 2",
         modes="Not initialised, with one rank or simulated: a dimension of 1 is added.",
     ),
@@ -190,7 +195,7 @@ _DISTRIBUTED = (
         collectives.all_to_all,
         "Split every rank's tensor along its first dimension and exchange: part j goes to rank j.",
         (TENSOR, GROUP),
-        "the parts received, by rank, joined along the first dimension",
+        "the parts received, in the order of the ranks, concatenated along the first dimension",
         "puts [torch::tensor_to_list [torch::distributed_all_to_all [torch::arange 4]]]\n# Output: 0.0 1.0 2.0 3.0",
         modes=COPY,
     ),
@@ -203,7 +208,7 @@ _DISTRIBUTED = (
         "torch::distributed_send [torch::ones {2}] 0\n"
         "puts [torch::tensor_to_list [torch::distributed_recv {2} 0]]\n"
         "# Output: 1.0 1.0",
-        modes="Not initialised, with one rank or simulated: this process receives it, as from rank dst.",
+        modes="Not initialised, with one rank or simulated: this process receives it, as if from rank dst.",
     ),
     Command(
         "distributed_isend",
@@ -223,7 +228,7 @@ _DISTRIBUTED = (
         collectives.recv,
         "Receive a tensor from rank src.",
         (SHAPE, Parameter("src", value_types.INTEGER, "the rank that sends it"), TAG, DTYPE),
-        "the tensor, of the shape and dtype given, which must be those of the message",
+        "the tensor, with the given shape and dtype, which must match the message",
         "torch::distributed_send [torch::full {3} 5 int32] 0\n"
         "puts [torch::tensor_to_list [torch::distributed_recv -shape {3} -src 0 -dtype int32]]\n"
         "# Output: 5 5 5",
@@ -248,7 +253,7 @@ _DISTRIBUTED = (
     Command(
         "distributed_wait",
         collectives.wait,
-        "Wait until a distributed_isend or distributed_irecv is complete. Its handle is used up then.",
+        "Wait until a distributed_isend or distributed_irecv is complete, and free its handle.",
         (Parameter("handle", value_types.WORK_HANDLE, "what distributed_isend or distributed_irecv gave"),),
         "the tensor received; the empty string for distributed_isend",
         "set sending [torch::distributed_isend [torch::ones {2}] 0]\n"
@@ -268,7 +273,7 @@ _DISTRIBUTED = (
     Command(
         "distributed_new_group",
         collectives.new_group,
-        "Make a group of some ranks, known by a name. Every rank of the world calls it, in the same order.",
+        "Make a group of some ranks, with a name. Every rank of the world must call it, in the same order.",
         (
             Parameter("name", value_types.TEXT, "the group's name from now on"),
             Parameter(
@@ -288,7 +293,7 @@ _TENSORS = (
         "Make a tensor of given numbers.",
         (
             Parameter("data", value_types.DATA, "the numbers, row by row, as one list or as lists of lists"),
-            replace(SHAPE, default=None, help="the size of each dimension; by default that of the lists"),
+            replace(SHAPE, default=None, help="the size of each dimension; by default as in the lists"),
             DTYPE,
         ),
         "a tensor",
@@ -317,7 +322,7 @@ _TENSORS = (
     Command(
         "full",
         tensors.full,
-        "Make a tensor of one number.",
+        "Make a tensor with one number in all elements.",
         (SHAPE, Parameter("value", value_types.NUMBER, "the number"), DTYPE),
         "a tensor",
         "puts [torch::tensor_to_list [torch::full {3} 2.5]]\n# Output: 2.5 2.5 2.5",
@@ -325,7 +330,7 @@ _TENSORS = (
     Command(
         "empty",
         tensors.empty,
-        "Make a tensor whose elements may be anything.",
+        "Make a tensor with undefined elements.",
         (SHAPE, DTYPE),
         "a tensor",
         "puts [torch::tensor_shape [torch::empty {2 3}]]\n# Output: 2 3",
@@ -333,7 +338,7 @@ _TENSORS = (
     Command(
         "arange",
         tensors.arange,
-        "Make a tensor of the numbers from start up to, but without, end.",
+        "Make a tensor of the numbers from start up to, but excluding, end.",
         (
             Parameter("end", value_types.NUMBER, "where to end"),
             Parameter("start", value_types.NUMBER, "the first number", 0),
@@ -350,7 +355,7 @@ _TENSORS = (
     Command(
         "rand",
         tensors.rand,
-        "Make a tensor of random numbers, even in 0 to 1; each rank has its own.",
+        "Make a tensor of random numbers, uniform in 0 to 1; each rank draws its own.",
         (SHAPE, DTYPE),
         "a tensor of a floating-point type",
         "puts [torch::tensor_shape [torch::rand {2 3}]]\n# Output: 2 3",
@@ -358,7 +363,7 @@ _TENSORS = (
     Command(
         "randn",
         tensors.randn,
-        "Make a tensor of random numbers, normal with mean 0 and variance 1; each rank has its own.",
+        "Make a tensor of random numbers, normal with mean 0 and variance 1; each rank draws its own.",
         (SHAPE, DTYPE),
         "a tensor of a floating-point type",
         "puts [torch::tensor_dtype [torch::randn {2 3} float64]]\n# Output: Float64",
@@ -406,7 +411,7 @@ _TENSORS = (
     Command(
         "tensor_print",
         tensors.print_text,
-        "A tensor for reading; long ones are shortened. It prints nothing itself.",
+        "A tensor as readable text, shortened if long. Nothing is printed.",
         (TENSOR,),
         "text: the elements in brackets, dtype and shape",
         "puts [torch::tensor_print [torch::ones {2 2}]]\n"
@@ -425,7 +430,7 @@ _TENSORS = (
     Command(
         "tensor_slice",
         tensors.cut,
-        "The part of a tensor from start up to, but without, end, along one dimension.",
+        "The part of a tensor from start up to, but excluding, end, along one dimension.",
         (
             TENSOR,
             Parameter("dim", value_types.INTEGER, "the dimension"),
@@ -502,7 +507,7 @@ _TENSORS = (
             ("sum", np.sum, "The sum", "3.0 7.0"),
             ("mean", np.mean, "The mean", "1.5 3.5"),
             ("max", np.max, "The largest element", "2.0 4.0"),
-            ("argmax", np.argmax, "The place of the largest element", "1 1"),
+            ("argmax", np.argmax, "The index of the largest element", "1 1"),
         )
     ),
     Command(
