@@ -190,10 +190,14 @@ template <class C> bool all_gather(C& c, nb::handle array, nb::handle out) {
     return true;
 }
 
+// The general way refuses an array whose gathered result would have more dimensions than NumPy's arrays can
+// have, which is for dst and the other ranks to do alike: 32 before NumPy 2, and 64 since.
+constexpr int kMostDims = 32;
+
 template <class C> bool gather(C& c, nb::handle array, nb::handle at, nb::handle out) {
     const int dst = number(at, c.world_size());
     const Plain x(array, false);
-    if (!x || dst < 0) return false;
+    if (!x || x.dims() >= kMostDims || dst < 0) return false;
     uint8_t* to = nullptr;
     if (dst == c.rank()) {
         const Plain result(out, true);

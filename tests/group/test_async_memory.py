@@ -89,6 +89,22 @@ def test_a_wait_does_not_disturb_autograd() -> None:
     run_ranks(2, ranks)
 
 
+def test_tensors_of_inference_mode() -> None:
+    """They can be written in that mode alone, in which the group's stream is not."""
+
+    def ranks(group: Group) -> None:
+        with torch.inference_mode():
+            for made in (torch.ones(4), torch.ones(8)[::2]):
+                group.all_reduce(made, async_op=True).wait()
+                group.all_reduce(made)
+                assert made.tolist() == [4] * 4
+            ordinary = torch.ones(8)[::2].clone()
+        assert group.all_gather(made, async_op=True).wait().tolist() == [[4] * 4] * 2
+        assert group.all_reduce(ordinary[::2].contiguous()).tolist() == [2] * 2
+
+    run_ranks(2, ranks)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_way_to_give_an_array(backend: str) -> None:
     """Inputs and `out` that are packed, of the operations that have both."""

@@ -12,6 +12,7 @@ import rankwise as rw
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
+MOST_DIMS = r"^x: expected an array of at most \d+ dimensions, as the result has one more, got \d+$"
 CASES: dict[str, tuple[Callable[[Group], Any], str]] = {
     "empty": (lambda group: group.empty((2**40, 2**40)), r"^shape=\(1099511627776, 1099511627776\): .* float64$"),
     "empty of nothing": (lambda group: group.empty((0, 2**70)), r"^shape=\(0, 11.*\): expected a shape of fewer than"),
@@ -40,12 +41,19 @@ CASES: dict[str, tuple[Callable[[Group], Any], str]] = {
         lambda group: group.all_reduce(np.ones(2), rw.premul_sum(10**400)),
         r"^op=premul_sum\(2\*\*1328\.\.\.\) on float64: expected a factor that a float can hold$",
     ),
-    "all_gather": (lambda group: group.all_gather(np.zeros((1,) * most_dims())), r"dimension"),
+    "all_gather": (lambda group: group.all_gather(most_dims()), MOST_DIMS),
+    "all_gather strided": (lambda group: group.all_gather(most_dims(strided=True)), MOST_DIMS),
+    "all_gather async": (lambda group: group.all_gather(most_dims(), async_op=True), MOST_DIMS),
+    "gather": (lambda group: group.gather(most_dims()), MOST_DIMS),
+    "gather strided": (lambda group: group.gather(most_dims(strided=True), 1), MOST_DIMS),
+    "gather async": (lambda group: group.gather(most_dims(), 1, async_op=True), MOST_DIMS),
 }
 
 
-def most_dims() -> int:
-    return int(getattr(np, "MAXDIMS", 64))
+def most_dims(strided: bool = False) -> Any:
+    """An array of as many dimensions as NumPy has."""
+    dims = int(getattr(np, "MAXDIMS", 64))
+    return np.zeros((4, *(1,) * (dims - 1)))[:: 2 if strided else 1]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -62,7 +70,7 @@ def test_every_rank_finds_it_before_anything_is_sent(case: str) -> None:
 
 def test_functions_reduce_arrays_of_all_the_dimensions_there_are() -> None:
     def ranks(group: Group) -> None:
-        x = np.full((1,) * most_dims(), group.rank + 1.0)
+        x = np.full((1,) * most_dims().ndim, group.rank + 1.0)
         assert group.scan(x, np.multiply).item() == [1, 2, 6][group.rank]
         assert group.all_reduce(x.copy(), np.multiply).item() == 6
         assert group.all_reduce(x.copy(), np.multiply).shape == x.shape

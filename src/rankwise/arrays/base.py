@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ class Device:
 
 class Kind(ABC):
     """What new arrays are made as: NumPy's, torch's, ..."""
+
+    max_dims = sys.maxsize
+    """How many dimensions an array of this kind can have."""
 
     @abstractmethod
     def empty(self, shape: Shape, dtype: DType) -> Buffer:

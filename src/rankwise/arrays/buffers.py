@@ -74,6 +74,17 @@ def check_result(out: Any, shape: Shape, like: Buffer) -> Buffer:
     return buffer
 
 
+def gathered_shape(ranks: int, like: Buffer) -> Shape:
+    """(ranks, *like.shape). ValueError where `like`, an argument x, has as many dimensions as an array can have."""
+    dims = len(like.shape)
+    if dims >= like.kind.max_dims:
+        raise ValueError(
+            f"x: expected an array of at most {like.kind.max_dims - 1} dimensions, as the result has one more, "
+            f"got {dims}"
+        )
+    return (ranks, *like.shape)
+
+
 def check_rows(out: Any, like: Buffer) -> None:
     """Check `out` as far as possible before the length of the result's axis 0 is known."""
     buffer = writable(out)

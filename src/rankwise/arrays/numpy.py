@@ -17,6 +17,8 @@ from rankwise.contract.types import DType
 class NumpyKind(Kind):
     """Makes NumPy arrays."""
 
+    max_dims = int(getattr(np, "MAXDIMS", 64))
+
     def empty(self, shape: Shape, dtype: DType) -> Buffer:
         array = np.empty(shape, dtypes.to_numpy(dtype))
         return wrap(array, array)

@@ -168,10 +168,13 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
         made = _Written if write else Buffer
         return made(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, kind, tensor, device=device)
     data = tensor.detach()
-    packed = data.new_empty(shape)
+    # A stream's thread is never in inference mode, where alone tensors that were made in it can be written.
+    with torch.inference_mode(False):
+        packed = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
     def put_back(packed: Any) -> torch.Tensor:
-        data.copy_(packed)  # which marks the tensor as written
+        with torch.inference_mode():
+            data.copy_(packed)  # which marks the tensor as written
         return tensor
 
     return Buffer(packed.data_ptr(), packed.numel(), dtype, shape, packed, kind, tensor, put_back, data, device)

@@ -160,7 +160,8 @@ class Collectives(GroupBase):
             return out if dst == self.rank else None
         dst = self._rank(dst, "dst")
         given = source(x)
-        result = buffers.result(out, (self.world_size, *given.shape), given) if dst == self.rank else None
+        shape = buffers.gathered_shape(self.world_size, given)
+        result = buffers.result(out, shape, given) if dst == self.rank else None
         args = (given.ptr, 0 if result is None else result.ptr, given.count, given.dtype, dst)
         return self._call("gather", args, given, result, async_op)
 
@@ -184,12 +185,12 @@ class Collectives(GroupBase):
         """
         if not async_op:
             into = out
-            if out is None and type(x) is np.ndarray:
+            if out is None and type(x) is np.ndarray and x.ndim < NUMPY.max_dims:
                 into = np.empty((self.world_size, *x.shape), x.dtype)
             if self._all_gather_array(x, into):
                 return into
         given = source(x)
-        result = buffers.result(out, (self.world_size, *given.shape), given)
+        result = buffers.result(out, buffers.gathered_shape(self.world_size, given), given)
         args = (given.ptr, result.ptr, given.count, given.dtype)
         return self._call("all_gather", args, given, result, async_op)
 

@@ -25,9 +25,11 @@ from rankwise.frontends.torch import sparse
 from rankwise.frontends.torch.core import Core, a_list, with_options
 from rankwise.frontends.torch.reductions import moved, reduction
 from rankwise.frontends.torch.tensors import (
-    Finish,
+    Memory,
     check_same_type,
+    copied,
     is_plain,
+    nbytes,
     overlap,
     source,
     sources,
@@ -70,28 +72,26 @@ class TorchCollectives(Core):
         return self._reduce_each(tensors, opts or AllreduceCoalescedOptions())
 
     def _reduce_each(self, tensors: list[Tensor], opts: Any) -> Work | None:
-        calls, finishes, keep = [], [], []
+        calls, memories = [], []
         for tensor in tensors:
             how = reduction(opts.reduceOp, tensor.dtype)
-            memory, finish = how.both(tensor)
-            calls.append(("all_reduce", (memory.data_ptr(), memory.numel(), how.dtype, how.ours)))
-            keep.append(memory)
-            finishes.append(finish)
-        return self._run_all(calls, opts, tensors, _each(finishes), keep)
+            memory = how.both(tensor)
+            calls.append(("all_reduce", (memory.ptr, memory.count, how.dtype, how.ours)))
+            memories.append(memory)
+        return self._run_all(calls, opts, tensors, memories)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work | None:
         """Copy root's tensors to every rank, in place."""
         tensors = a_list(tensors)
         opts = self._rooted(BroadcastOptions, opts, timeout, root)
-        calls, finishes, keep = [], [], []
+        calls, memories = [], []
         for tensor in tensors:
-            memory, finish = target(tensor, filled=True)
-            calls.append(("broadcast", (memory.data_ptr(), memory.numel(), moved(memory.dtype), opts.rootRank)))
-            keep.append(memory)
-            finishes.append(finish)
+            memory = source(tensor) if opts.rootRank == self._rank else target(tensor)
+            calls.append(("broadcast", (memory.ptr, memory.count, moved(memory.dtype), opts.rootRank)))
+            memories.append(memory)
         if len(calls) == 1:
-            return self._run(*calls[0], opts, tensors, finishes[0], keep)
-        return self._run_all(calls, opts, tensors, _each(finishes), keep)
+            return self._run(*calls[0], opts, tensors, *memories)
+        return self._run_all(calls, opts, tensors, memories)
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, root: int = 0
@@ -101,9 +101,9 @@ class TorchCollectives(Core):
         opts = self._rooted(ReduceOptions, opts, timeout, root, reduceOp=op)
         (tensor,) = tensors
         how = reduction(opts.reduceOp, tensor.dtype)
-        memory, finish = how.both(tensor)
-        args = (memory.data_ptr(), memory.numel(), how.dtype, how.ours, opts.rootRank)
-        return self._run("reduce", args, opts, tensors, finish if self._rank == opts.rootRank else None, memory)
+        memory = how.both(tensor) if opts.rootRank == self._rank else how.source(tensor)
+        args = (memory.ptr, memory.count, how.dtype, how.ours, opts.rootRank)
+        return self._run("reduce", args, opts, tensors, memory)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
@@ -119,13 +119,12 @@ class TorchCollectives(Core):
                 f"got {outputs[self._rank].numel()}"
             )
         sent = source(given)
-        memory, finish = targets(outputs)
-        args = (sent.data_ptr(), memory.data_ptr())
-        keep = (sent, memory)
+        memory = targets(outputs)
+        args = (sent.ptr, memory.ptr)
         counts = [output.numel() for output in outputs]
         if len(set(counts)) == 1:
-            return self._run("all_gather", (*args, sent.numel(), moved(sent.dtype)), opts, outputs, finish, keep)
-        return self._run("all_gather_v", (*args, counts, moved(sent.dtype)), opts, outputs, finish, keep)
+            return self._run("all_gather", (*args, sent.count, moved(sent.dtype)), opts, outputs, sent, memory)
+        return self._run("all_gather_v", (*args, counts, moved(sent.dtype)), opts, outputs, sent, memory)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         """Collect every rank's input, by rank, in one output. The input may be this rank's part of the output."""
@@ -137,11 +136,11 @@ class TorchCollectives(Core):
                 f"output: expected {self._size} times the input's {input.numel()} elements, got {output.numel()}"
             )
         sent = source(input)
-        memory, finish = target(output)
+        memory = target(output)
         if self._misplaced(sent, memory):
-            sent = sent.clone()
-        args = (sent.data_ptr(), memory.data_ptr(), sent.numel(), moved(sent.dtype))
-        return self._run("all_gather", args, opts, [output], finish, (sent, memory))
+            sent = copied([input])
+        args = (sent.ptr, memory.ptr, sent.count, moved(sent.dtype))
+        return self._run("all_gather", args, opts, [output], sent, memory)
 
     _allgather_base = all_gather_single
 
@@ -176,15 +175,15 @@ class TorchCollectives(Core):
         (given,) = input_tensors
         sent = source(given)
         outputs: list[Tensor] = []
-        memory, finish, where = sent, None, 0
+        memories, where = [sent], 0
         if opts.rootRank == self._rank:
             (outputs,) = output_tensors
             self._check_outputs(outputs, given)
             _check_sizes(outputs, given)
-            memory, finish = targets(outputs)
-            where = memory.data_ptr()
-        args = (sent.data_ptr(), where, sent.numel(), moved(sent.dtype), opts.rootRank)
-        return self._run("gather", args, opts, outputs, finish, (sent, memory))
+            memories.append(targets(outputs))
+            where = memories[1].ptr
+        args = (sent.ptr, where, sent.count, moved(sent.dtype), opts.rootRank)
+        return self._run("gather", args, opts, outputs, *memories)
 
     def scatter(
         self,
@@ -198,19 +197,19 @@ class TorchCollectives(Core):
         output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
         opts = self._rooted(ScatterOptions, opts, timeout, root)
         (output,) = output_tensors
-        memory, finish = target(output)
-        sent, where = memory, 0
+        memory = target(output)
+        memories, where = [memory], 0
         if opts.rootRank == self._rank:
             (inputs,) = input_tensors
             self._check_outputs(inputs, output)
             _check_sizes(inputs, output)
             sent = sources(inputs)
-            where = sent.data_ptr()
             if overlap(sent, memory):
-                sent = sent.clone() if len(inputs) == 1 else sources([tensor.clone() for tensor in inputs])
-                where = sent.data_ptr()
-        args = (where, memory.data_ptr(), memory.numel(), moved(memory.dtype), opts.rootRank)
-        return self._run("scatter", args, opts, [output], finish, (sent, input_tensors, memory))
+                sent = copied(inputs)
+            memories.append(sent)
+            where = sent.ptr
+        args = (where, memory.ptr, memory.count, moved(memory.dtype), opts.rootRank)
+        return self._run("scatter", args, opts, [output], *memories)
 
     def reduce_scatter(
         self,
@@ -231,16 +230,15 @@ class TorchCollectives(Core):
                 f"got {output.numel()}"
             )
         how = reduction(opts.reduceOp, output.dtype)
-        sent = how.source(sources(inputs)) if not how.in_place else sources(inputs)
-        memory, finish = how.target(output)
+        sent = how.source(*inputs)
+        memory = how.target(output)
         counts = [tensor.numel() for tensor in inputs]
-        args = (sent.data_ptr(), memory.data_ptr())
-        keep = (sent, inputs, memory)
+        args = (sent.ptr, memory.ptr)
         if len(set(counts)) == 1:
             name, count = "reduce_scatter", (counts[0],)
         else:
             name, count = "reduce_scatter_v", (counts,)
-        return self._run(name, (*args, *count, how.dtype, how.ours), opts, [output], finish, keep)
+        return self._run(name, (*args, *count, how.dtype, how.ours), opts, [output], sent, memory)
 
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work | None:
         """Reduce one input over the ranks; rank r's output receives part r, and may be that part of the input."""
@@ -253,11 +251,11 @@ class TorchCollectives(Core):
             )
         how = reduction(opts.reduceOp, output.dtype)
         sent = how.source(given)
-        memory, finish = how.target(output)
+        memory = how.target(output)
         if self._misplaced(memory, sent):
-            sent = sent.clone()
-        args = (sent.data_ptr(), memory.data_ptr(), memory.numel(), how.dtype, how.ours)
-        return self._run("reduce_scatter", args, opts, [output], finish, (sent, memory))
+            sent = copied([given])
+        args = (sent.ptr, memory.ptr, memory.count, how.dtype, how.ours)
+        return self._run("reduce_scatter", args, opts, [output], sent, memory)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -286,15 +284,14 @@ class TorchCollectives(Core):
         rows_out = self._rows(output, output_split_sizes, "output")
         rows_in = self._rows(input, input_split_sizes, "input")
         sent = source(input)
-        memory, finish = target(output)
+        memory = target(output)
         if overlap(sent, memory):
-            sent = sent.clone()
-        args = (sent.data_ptr(), memory.data_ptr())
-        keep = (sent, memory)
+            sent = copied([input])
+        args = (sent.ptr, memory.ptr)
         if not output_split_sizes and not input_split_sizes and output.numel() == input.numel():
-            args_equal = (*args, sent.numel() // self._size, moved(sent.dtype))
-            return self._run("all_to_all", args_equal, opts, [output], finish, keep)
-        return self._run("all_to_all_v", (*args, rows_in, rows_out, moved(sent.dtype)), opts, [output], finish, keep)
+            args_equal = (*args, sent.count // self._size, moved(sent.dtype))
+            return self._run("all_to_all", args_equal, opts, [output], sent, memory)
+        return self._run("all_to_all_v", (*args, rows_in, rows_out, moved(sent.dtype)), opts, [output], sent, memory)
 
     alltoall_base = all_to_all_single
 
@@ -308,10 +305,10 @@ class TorchCollectives(Core):
                 raise ValueError(f"{name}: expected a tensor for each of {self._size} ranks, got {len(given)}")
         dtype = moved(check_same_type([*output_tensors, *input_tensors]))
         sent = sources(input_tensors)
-        memory, finish = targets(output_tensors)
+        memory = targets(output_tensors)
         counts = [[tensor.numel() for tensor in given] for given in (input_tensors, output_tensors)]
-        args = (sent.data_ptr(), memory.data_ptr(), *counts, dtype)
-        return self._run("all_to_all_v", args, opts, output_tensors, finish, (sent, input_tensors, memory))
+        args = (sent.ptr, memory.ptr, *counts, dtype)
+        return self._run("all_to_all_v", args, opts, output_tensors, sent, memory)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work | None:
         return self._run("barrier", (), with_options(BarrierOptions, opts, timeout or _time(opts)), [])
@@ -336,9 +333,9 @@ class TorchCollectives(Core):
         self._check_root(opts.rootRank)
         return opts
 
-    def _misplaced(self, part: Tensor, whole: Tensor) -> bool:
-        """Whether a part shares memory with the whole, which is n times as large, but not at this rank's position."""
-        size, offset = part.nbytes, part.data_ptr() - whole.data_ptr()
+    def _misplaced(self, part: Memory, whole: Memory) -> bool:
+        """Whether a part shares memory with the whole, which is n times as large, other than in its place there."""
+        size, offset = nbytes(part), part.ptr - whole.ptr
         return -size < offset < self._size * size and offset != self._rank * size
 
     def _check_outputs(self, tensors: list[Tensor], like: Tensor) -> None:
@@ -372,18 +369,6 @@ def _as_lists(output: Any, given: Any) -> tuple[Any, Any]:
 def _time(opts: Any) -> timedelta | None:
     """The timeout, if a short form passes it in place of the options."""
     return opts if isinstance(opts, timedelta) else None
-
-
-def _each(finishes: Sequence[Finish | None]) -> Finish | None:
-    given = [finish for finish in finishes if finish is not None]
-    if not given:
-        return None
-
-    def finish() -> None:
-        for one in given:
-            one()
-
-    return finish
 
 
 def _check_sizes(tensors: list[Tensor], like: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from threading import Thread, get_ident
 from typing import Any
 from weakref import WeakSet
@@ -16,7 +17,7 @@ from torch.distributed import ProcessGroup, Store, Work
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.gradients import warn_in_backward
-from rankwise.frontends.torch.tensors import Finish
+from rankwise.frontends.torch.tensors import Memory
 from rankwise.frontends.torch.work import Done, Results, Started
 from rankwise.group.work import ArrayWork, Pending, Several
 
@@ -29,9 +30,10 @@ Call = tuple[str, tuple[Any, ...]]
 class Core(ProcessGroup):
     """torch passes an options object with root, op, timeout and asyncOp to every call.
 
-    A blocking call runs in the calling thread and is complete when it returns. An asynchronous call
-    runs on the communicator's stream, in the order of the calls. A call from a future's callback runs
-    at once, because it is already on the stream, at the same position on every rank.
+    A blocking call runs in the calling thread and is complete when it returns. An asynchronous one
+    runs on the communicator's stream, in the order of the calls, and all of it does: packing what is not
+    plain memory, and putting it back, whether or not anybody waits for the Work. A call from a
+    future's callback runs at once, because it is already on the stream, at the same position on every rank.
     """
 
     def __init__(self, comm: Communicator, store: Store) -> None:
@@ -48,47 +50,38 @@ class Core(ProcessGroup):
         self._sequence = 0
 
     def _run(
-        self,
-        operation: str,
-        args: tuple[Any, ...],
-        opts: Any,
-        results: Results,
-        finish: Finish | None = None,
-        keep: object = None,
+        self, operation: str, args: tuple[Any, ...], opts: Any, results: Results, *memories: Memory
     ) -> Work | None:
-        """Make one call of the communicator.
+        """Make one call of the communicator. memories: those it uses, besides plain tensors in `results`.
 
-        finish: called when it is complete. keep: memory that it uses, besides `results`. Returns None
-        after a blocking call, which torch.distributed takes as complete.
+        None after a blocking call, which torch.distributed takes for complete.
         """
+        if opts.timeout != UNSET or any(memory.packed for memory in memories):
+            return self._run_all([(operation, args)], opts, results, memories)
         self._sequence += 1
-        if opts.timeout != UNSET:
-            return self._run_all([(operation, args)], opts, results, finish, keep)
         warn_in_backward(results, operation)
         if opts.asyncOp and get_ident() != self._stream:
-            return self._begun(self.comm.start(operation, *args), results, finish, keep)
+            return self._begun(self.comm.start(operation, *args), results, None, memories)
         getattr(self.comm, operation)(*args)
         if self._syncs:
             self.comm.sync()
-        if finish is not None:
-            finish()
         return Done(results) if opts.asyncOp else None
 
     def _run_all(
-        self, calls: Sequence[Call], opts: Any, results: Results, finish: Finish | None = None, keep: object = None
+        self, calls: Sequence[Call], opts: Any, results: Results, memories: Sequence[Memory] = ()
     ) -> Work | None:
-        """Make several calls as one operation."""
+        """Make several calls as one operation, which packs its memories first and puts back what it wrote."""
+        self._sequence += 1
         warn_in_backward(results, calls[0][0] if calls else "")
         limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
+        body = partial(self._call_all, calls, memories, limit)
         if opts.asyncOp and get_ident() != self._stream:
-            if limit is None:
+            if limit is None and not any(memory.packed for memory in memories):
                 inner: OurWork[None] = Several([self.comm.start(operation, *args) for operation, args in calls])
             else:
-                inner = self.comm.start_call(lambda: self._call_all(calls, limit))
-            return self._begun(inner, results, finish, keep)
-        self._call_all(calls, limit)
-        if finish is not None:
-            finish()
+                inner = self.comm.start_call(body)
+            return self._begun(inner, results, None, memories)
+        body()
         return Done(results) if opts.asyncOp else None
 
     def run_body(self, body: Callable[[], None], opts: Any, results: Results) -> Work | None:
@@ -97,7 +90,7 @@ class Core(ProcessGroup):
         warn_in_backward(results, "all_reduce")
         if opts.asyncOp and get_ident() != self._stream:
             return self._begun(self.comm.start_call(body), results, None, None)
-        body()
+        self.comm.call(body)
         return Done(results) if opts.asyncOp else None
 
     def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
@@ -107,17 +100,29 @@ class Core(ProcessGroup):
             return Done(results)
         return self._begun(inner, results, None, works)
 
-    def _call_all(self, calls: Sequence[Call], limit: float | None) -> None:
+    def _call_all(self, calls: Sequence[Call], memories: Sequence[Memory], limit: float | None) -> None:
+        body = partial(self._steps, calls, memories)
+        if limit is None:
+            self.comm.call(body)
+            return
         usual = self.comm.timeout
-        if limit is not None:
-            self.comm.timeout = limit
+        self.comm.timeout = limit
         try:
-            for operation, args in calls:
-                getattr(self.comm, operation)(*args)
-            if self._syncs:
-                self.comm.sync()
+            self.comm.call(body)
         finally:
             self.comm.timeout = usual
+
+    def _steps(self, calls: Sequence[Call], memories: Sequence[Memory]) -> None:
+        for memory in memories:
+            if memory.pack is not None:
+                memory.pack()
+        for operation, args in calls:
+            getattr(self.comm, operation)(*args)
+        if self._syncs:
+            self.comm.sync()
+        for memory in memories:
+            if memory.finish is not None:
+                memory.finish()
 
     def _begun(
         self, inner: OurWork[None], results: Results, finish: Callable[[], Any] | None, keep: object, late: Any = None

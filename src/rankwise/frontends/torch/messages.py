@@ -20,9 +20,9 @@ class TorchMessages(Core):
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
         (tensor,) = tensors
         memory = source(tensor)
-        work = self.comm.send(
-            memory.data_ptr(), memory.numel(), moved(memory.dtype), self._check_root(dstRank), _check_tag(tag)
-        )
+        if memory.pack is not None:
+            memory.pack()  # a message begins when it is called, not when the stream comes to it
+        work = self.comm.send(memory.ptr, memory.count, moved(memory.dtype), self._check_root(dstRank), _check_tag(tag))
         return self._begun(work, tensors, None, memory, in_a_thread(work))
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
@@ -36,12 +36,12 @@ class TorchMessages(Core):
 
     def _receive(self, tensors: list[Tensor], src: int, tag: int) -> Work:
         (tensor,) = tensors
-        memory, put_back = target(tensor)
-        work: Any = self.comm.recv(memory.data_ptr(), memory.numel(), moved(memory.dtype), src, _check_tag(tag))
+        memory = target(tensor)
+        work: Any = self.comm.recv(memory.ptr, memory.count, moved(memory.dtype), src, _check_tag(tag))
 
         def finish() -> int:
-            if put_back is not None:
-                put_back()
+            if memory.finish is not None:
+                memory.finish()
             return work.source if src == ANY else src
 
         return self._begun(work, tensors, finish, memory, in_a_thread(work))

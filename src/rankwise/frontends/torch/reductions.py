@@ -11,7 +11,7 @@ from torch.distributed import ReduceOp as TorchOp
 from rankwise.arrays.torch import dtypes
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType, ReduceOp
-from rankwise.frontends.torch.tensors import Memory, check, put_back, source, target
+from rankwise.frontends.torch.tensors import Memory, is_plain, room, sources, target
 
 REDUCED: dict[torch.dtype, DType] = dtypes()
 """The types that the engine reduces."""
@@ -57,33 +57,30 @@ class Reduction:
         self.given, self.work = given, _worked(given)
         self.dtype = REDUCED[self.work]
         self.factor: float | Tensor | None = op.__getstate__()[1] if premul else None
+        if isinstance(self.factor, Tensor):
+            self.factor = self.factor.reshape(())  # of one element, which then leaves the shape as it is
         self.in_place = self.factor is None and self.work is given
         why = self.ours.refused_for(self.dtype)
         if why is not None:
             raise ValueError(f"op={op.op}: {why}")
 
-    def source(self, tensor: Tensor) -> Tensor:
+    def source(self, *tensors: Tensor) -> Memory:
+        """Memory to read the elements of all `tensors` from."""
         if self.in_place:
-            return source(tensor)
-        ready = source(tensor).to(self.work)
-        return ready if self.factor is None else ready.mul(self.factor).to(self.work)
+            return sources(tensors)
+        return room(tensors, self.work, self._fill)
 
     def target(self, tensor: Tensor) -> Memory:
-        if self.work is self.given:
-            return target(tensor)
-        out = check(tensor)
-        packed = torch.empty(out.shape, dtype=self.work)
-        return packed, lambda: put_back(out, packed)
+        return target(tensor) if self.work is self.given else room((tensor,), self.work, put_back=True)
 
     def both(self, tensor: Tensor) -> Memory:
-        """Memory for an operation in place."""
-        if self.in_place:
-            return target(tensor, filled=True)
-        out = check(tensor)
-        packed = self.source(tensor)
-        if packed.data_ptr() == out.data_ptr():
-            packed = packed.clone()
-        return packed, lambda: put_back(out, packed)
+        """For an operation in place."""
+        if self.in_place and is_plain(tensor):
+            return target(tensor)
+        return room((tensor,), self.work, self._fill, put_back=True)
+
+    def _fill(self, part: Tensor, tensor: Tensor) -> None:
+        part.copy_(tensor if self.factor is None else tensor.to(self.work).mul(self.factor))
 
 
 def _worked(given: torch.dtype) -> torch.dtype:

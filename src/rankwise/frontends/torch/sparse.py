@@ -20,11 +20,10 @@ def all_reduce(group: Core, tensor: Tensor, opts: Any) -> Work | None:
     """Sum `tensor` over the ranks, in place: every rank receives the same coalesced tensor, added in rank order."""
     if opts.reduceOp.op != ReduceOp.SUM:
         raise UnsupportedError(f"all_reduce of sparse tensors with {opts.reduceOp.op}", "rankwise", "", "use SUM")
-    given = tensor.detach().coalesce()
 
     def body() -> None:
         with torch.no_grad():
-            tensor.copy_(_sum(group, given))
+            tensor.copy_(_sum(group, tensor.detach().coalesce()))
 
     return group.run_body(body, opts, [tensor])
 

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankwise.contract.errors import UnsupportedError
 
-Finish = Callable[[], None]
-Memory = tuple[Tensor, Finish | None]
-"""A dense tensor, and a function to call when an operation has written it; None if it is the caller's own."""
+Step = Callable[[], None]
+Fill = Callable[[Tensor, Tensor], object]
+"""Writes the elements of its second argument into its first, of the same shape."""
+
+
+class Memory(NamedTuple):
+    """What a communicator reads or writes: the elements of one tensor, or of several in order.
+
+    It is the caller's own memory, or room for a copy. Such room is empty at first: `pack` fills it
+    when the operation runs, before it reads, and `finish` puts back what the operation has written.
+    Each is None where there is nothing to do.
+    """
+
+    ptr: int
+    count: int
+    dtype: torch.dtype
+    keep: object
+    """Owns the memory."""
+    pack: Step | None = None
+    finish: Step | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether something is to be done before or after the operation."""
+        return self.pack is not None or self.finish is not None
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -41,56 +64,70 @@ def check(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def source(tensor: Tensor) -> Tensor:
-    """Memory from which to read the elements of `tensor`."""
-    if is_plain(tensor):
-        return tensor
-    return check(tensor).resolve_conj().resolve_neg().contiguous()
+def source(tensor: Tensor) -> Memory:
+    """Memory to read the elements of `tensor` from."""
+    return plain((tensor,)) if is_plain(tensor) else copied((tensor,))
 
 
-def target(tensor: Tensor, filled: bool = False) -> Memory:
-    """Memory to which to write the elements of `tensor`. filled: for operations in place, it already contains them."""
-    if is_plain(tensor):
-        return tensor, None
-    out = check(tensor)
-    packed = torch.empty(out.shape, dtype=out.dtype)
-    if filled:
-        packed.copy_(out)
-    return packed, lambda: put_back(out, packed)
+def target(tensor: Tensor) -> Memory:
+    """Memory to write the elements of `tensor` to."""
+    return plain((tensor,)) if is_plain(tensor) else room((tensor,), tensor.dtype, put_back=True)
 
 
-def put_back(out: Tensor, packed: Tensor) -> None:
-    out.copy_(packed)
-
-
-def sources(tensors: Sequence[Tensor]) -> Tensor:
-    """One block of memory with the elements of all `tensors`, in order; their own memory if they are adjacent."""
-    if _side_by_side(tensors):
-        return _first(tensors)
-    packed = _room(tensors)
-    for part, tensor in zip(_parts(packed, tensors), tensors, strict=True):
-        part.copy_(check(tensor))
-    return packed
+def sources(tensors: Sequence[Tensor]) -> Memory:
+    """One memory with the elements of all `tensors`, of one dtype; their own where they lie side by side."""
+    return plain(tensors) if _side_by_side(tensors) else copied(tensors)
 
 
 def targets(tensors: Sequence[Tensor]) -> Memory:
-    """One block of memory for the elements of all `tensors`, in order."""
-    if _side_by_side(tensors):
-        return _first(tensors), None
-    outs = [check(tensor) for tensor in tensors]
-    packed = _room(outs)
+    """One memory for the elements of all `tensors`, of one dtype."""
+    return plain(tensors) if _side_by_side(tensors) else room(tensors, tensors[0].dtype, put_back=True)
+
+
+def plain(tensors: Sequence[Tensor]) -> Memory:
+    """The memory of plain tensors that lie side by side."""
+    first = next((tensor for tensor in tensors if tensor.numel()), tensors[0])
+    return Memory(first.data_ptr(), sum(tensor.numel() for tensor in tensors), first.dtype, tensors)
+
+
+def copied(tensors: Sequence[Tensor]) -> Memory:
+    """A copy of `tensors`, to be read."""
+    return room(tensors, tensors[0].dtype, Tensor.copy_)
+
+
+def room(tensors: Sequence[Tensor], dtype: torch.dtype, fill: Fill | None = None, put_back: bool = False) -> Memory:
+    """Room for a copy of `tensors` as `dtype`.
+
+    fill: what packs a tensor, where the operation reads them. put_back: whether it writes them.
+    """
+    given = [check(tensor) for tensor in tensors]
+    sizes = [tensor.numel() for tensor in given]
+    whole = torch.empty(sum(sizes), dtype=dtype)
+    parts = [part.view(tensor.shape) for part, tensor in zip(torch.split_with_sizes(whole, sizes), given, strict=True)]
+
+    # The stream's thread is never in inference mode, where alone tensors that were made in it can be
+    # written. Other tensors can be written there as well, and are marked as written as ever.
+    def pack() -> None:
+        assert fill is not None
+        with torch.inference_mode():
+            for part, tensor in zip(parts, given, strict=True):
+                fill(part, tensor)
 
     def finish() -> None:
-        for part, out in zip(_parts(packed, outs), outs, strict=True):
-            out.copy_(part)
+        with torch.inference_mode():
+            for part, tensor in zip(parts, given, strict=True):
+                tensor.copy_(part)
 
-    return packed, finish
+    return Memory(whole.data_ptr(), len(whole), dtype, whole, fill and pack, finish if put_back else None)
 
 
-def overlap(read: Tensor, written: Tensor) -> bool:
-    """Whether two plain tensors share memory."""
-    begin, end = read.data_ptr(), read.data_ptr() + read.nbytes
-    return begin < written.data_ptr() + written.nbytes and written.data_ptr() < end
+def overlap(read: Memory, written: Memory) -> bool:
+    """Whether they have memory in common."""
+    return read.ptr < written.ptr + nbytes(written) and written.ptr < read.ptr + nbytes(read)
+
+
+def nbytes(memory: Memory) -> int:
+    return memory.count * memory.dtype.itemsize
 
 
 def check_same_type(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -108,19 +145,3 @@ def _side_by_side(tensors: Sequence[Tensor]) -> bool:
             return False
         end = tensor.data_ptr() + tensor.nbytes if tensor.numel() or end is None else end
     return True
-
-
-def _first(tensors: Sequence[Tensor]) -> Tensor:
-    return next((tensor for tensor in tensors if tensor.numel()), tensors[0])
-
-
-def _room(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=check_same_type(tensors))
-
-
-def _parts(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The part of each tensor in the common memory, in its shape."""
-    sizes = [tensor.numel() for tensor in tensors]
-    return [
-        part.view(tensor.shape) for part, tensor in zip(torch.split_with_sizes(packed, sizes), tensors, strict=True)
-    ]
