@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseE
 from rankwise.contract.work import Work
 from rankwise.group.base import nothing
 from rankwise.group.work import ArrayWork, Pending
+
+
+def pending_works() -> Pending:
+    return Pending("of a test", SimpleNamespace(closed=False))  # all that it asks of a communicator
 
 
 class Told(Work[None]):
@@ -31,7 +36,7 @@ class Told(Work[None]):
 
 
 def test_a_receive_gives_its_array_once_it_is_complete() -> None:
-    inner, pending = Told(), Pending("of a test")
+    inner, pending = Told(), pending_works()
     x = np.zeros((2, 2)).T[::-1]
     buffer = target(x)
     work = ArrayWork(inner, buffer.finish, pending)
@@ -53,12 +58,12 @@ def test_a_receive_gives_its_array_once_it_is_complete() -> None:
 def test_a_send_has_no_result() -> None:
     inner = Told()
     inner.complete = True
-    assert ArrayWork(inner, nothing, Pending("of a test"), target(np.ones(2))).wait() is None
+    assert ArrayWork(inner, nothing, pending_works(), target(np.ones(2))).wait() is None
 
 
 @pytest.mark.parametrize("ask_done_first", [True, False])
 def test_an_error_is_raised_each_time(ask_done_first: bool) -> None:
-    inner, pending = Told(), Pending("of a test")
+    inner, pending = Told(), pending_works()
     work = ArrayWork(inner, target(np.ones(2)).finish, pending)
     inner.error = PeerLostError("rank 1 was killed by SIGKILL", rank=1)
     if ask_done_first:
@@ -71,7 +76,7 @@ def test_an_error_is_raised_each_time(ask_done_first: bool) -> None:
 
 
 def test_memory_lives_as_long_as_the_engine_may_use_it() -> None:
-    inner, pending = Told(), Pending("of a test")
+    inner, pending = Told(), pending_works()
     x = np.ones(3)
     alive = weakref.ref(x)
     ArrayWork(inner, nothing, pending, target(x))
@@ -85,7 +90,7 @@ def test_memory_lives_as_long_as_the_engine_may_use_it() -> None:
 
 
 def test_dropped_works_do_not_pile_up() -> None:
-    pending = Pending("of a test")
+    pending = pending_works()
     done = Told()
     done.complete = True
     for _ in range(1000):

@@ -39,6 +39,10 @@ class OpenCommunicator(Communicator):
     def world_size(self) -> int:
         return self._world_size
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     @abstractmethod
     def forked(self) -> None:
         """This process is a child of the one that opened it."""

@@ -94,6 +94,11 @@ class Communicator(ABC):
         """How many ranks the group has."""
 
     @property
+    def closed(self) -> bool:
+        """Whether `close` was called. False from a communicator that does not keep track."""
+        return False
+
+    @property
     @abstractmethod
     def timeout(self) -> float:
         """Seconds that an operation may wait for the other ranks; may be set."""

@@ -38,7 +38,7 @@ class GroupBase:
         self.comm = comm
         self.rank = comm.rank
         self.world_size = comm.world_size
-        self._pending = Pending(f"rank {comm.rank} of group {name!r}")
+        self._pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
         self._syncs = not comm.blocking
         shortcuts = comm.shortcuts
         self._barrier = shortcuts.barrier or comm.barrier

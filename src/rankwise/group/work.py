@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from rankwise.contract.closing import Turn, close_at_exit
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.work import Work
 
@@ -24,8 +25,9 @@ class Pending:
     Work. name: the rank in its group, for messages.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, comm: Communicator) -> None:
         self.name = name
+        self._comm = comm
         self.works: dict[int, ArrayWork[Any]] = {}
         self.failed: deque[ArrayWork[Any]] = deque()
         self._look_at = _FEW
@@ -58,7 +60,8 @@ class Pending:
 
     def failure(self, work: ArrayWork[Any]) -> None:
         """A work has failed that nobody has waited for. What fails by closing, the communicator logs."""
-        if len(self.failed) < _MOST_FAILED and not (self._closing and isinstance(work.error, RankwiseError)):
+        by_closing = (self._closing or self._comm.closed) and isinstance(work.error, RankwiseError)
+        if len(self.failed) < _MOST_FAILED and not by_closing:
             self.failed.append(work)
 
     def before_close(self) -> None:
@@ -86,9 +89,9 @@ class Pending:
         import logging  # slow to import, and seldom needed
 
         what = "an operation" if len(failed) == 1 else f"{len(failed)} operations"
-        first = failed[0].error
+        first = failed[0].error  # logged as text: a log that keeps the error would keep the frames that raised it
         text = "closing %s: %s with async_op=True failed, and nobody asked for the result; the first: %s: %s"
-        logging.getLogger("rankwise").error(text, self.name, what, type(first).__name__, first)
+        logging.getLogger("rankwise").error(text, self.name, what, type(first).__name__, str(first))
 
 
 _open: WeakSet[Pending] = WeakSet()
