@@ -9,10 +9,10 @@ default the group of all ranks.
 Gradients refer to the sum of all ranks' losses: the gradient of `x` on a rank is the derivative of that
 sum with respect to this rank's x. They may be differentiated again (create_graph=True).
 
-The backward pass is collective too: it calls an operation for each one of the forward pass, in the
-opposite order. So every rank that called an operation must run a backward pass through its result; one
-whose loss does not depend on it adds `0 * y.sum()`. Where x requires grad on one rank, the result
-requires grad on all of them; all ranks call in the same grad mode, else MismatchError on each.
+The backward pass is collective too: it calls one operation for each one in the forward pass, in reverse
+order. So every rank that called an operation must run a backward pass through its result; one whose
+loss does not depend on it adds `0 * y.sum()`. If x requires grad on one rank, the result requires grad
+on all of them. All ranks must call in the same grad mode, else each raises MismatchError.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def all_reduce(x: torch.Tensor, op: Op = "sum", group: Group | None = None) -> t
 def all_gather(x: torch.Tensor, group: Group | None = None) -> torch.Tensor:
     """Every rank's `x`, by rank, on every rank: shape (world_size, *x.shape). x has the same shape on all ranks.
 
-    Gradient: grad x = the sum over the ranks of grad y[rank], of this rank's row.
+    Gradient: grad x = grad y[rank], this rank's row, summed over the ranks.
 
     >>> import torch
     >>> w = torch.ones(2, requires_grad=True)

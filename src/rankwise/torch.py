@@ -3,9 +3,9 @@
     import torch.distributed as dist
     dist.init_process_group("rankwise")
 
-An installed rankwise is known to torch by its entry point, without this import; `import
-rankwise.torch` does the same by hand. Neither loads the engine: the first process group does.
-docs/torch.md says when to use it.
+torch finds an installed rankwise through its entry point, without this import; `import rankwise.torch`
+registers it explicitly. Neither loads the engine: the first process group does. docs/torch.md says when
+to use it.
 """
 
 from __future__ import annotations

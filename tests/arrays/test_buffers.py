@@ -247,7 +247,7 @@ def test_numbers_come_back_as_numbers(x: Any, dtype: DType, doubled: Any) -> Non
     ],
 )
 def test_types_that_do_not_travel(x: Any) -> None:
-    with pytest.raises(TypeError, match=re.escape(f"x: arrays of dtype {x.dtype} do not travel; expected bool")):
+    with pytest.raises(TypeError, match=re.escape(f"x: arrays of dtype {x.dtype} are not supported; expected bool")):
         source(x)
 
 
@@ -325,5 +325,5 @@ def test_receiver_of_an_array() -> None:
     x = np.empty(3, np.float32)
     assert buffers.receiver(x, None).finish() is x
     assert buffers.receiver(x, "float32").finish() is x
-    with pytest.raises(ValueError, match=r"^dtype='int8': expected that of x, float32, or None$"):
+    with pytest.raises(ValueError, match=r"^dtype='int8': expected x's dtype, float32, or None$"):
         buffers.receiver(x, "int8")

@@ -172,7 +172,7 @@ def test_what_is_only_read(kind: str) -> None:
 def test_structured_arrays_are_refused_with_a_sentence() -> None:
     def ranks(group: Group) -> None:
         x = np.zeros(3, [("a", "f8"), ("b", "i4")])
-        sentence = r"x: structured arrays do not travel; pass each field, such as x\['a'\], by itself"
+        sentence = r"x: structured arrays are not supported; pass each field separately, such as x\['a'\]"
         for call in (group.all_reduce, group.all_gather, group.all_to_all, group.scan):
             with pytest.raises(TypeError, match=f"^{sentence}$"):
                 call(x)

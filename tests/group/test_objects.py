@@ -88,7 +88,7 @@ def test_arrays_that_were_received_are_ones_own() -> None:
 def test_what_is_not_plain_is_refused_before_anything_is_sent() -> None:
     def ranks(group: Group) -> None:
         thing = decimal.Decimal(1)
-        text = r"^obj: decimal.Decimal is no plain data; pass allow_pickle=True if every rank"
+        text = r"^obj: decimal.Decimal is not plain data; pass allow_pickle=True if every rank"
         if group.rank == 1:
             for call in (
                 lambda: group.broadcast_object(thing, 1),

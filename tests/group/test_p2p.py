@@ -60,7 +60,7 @@ def test_a_dtype_other_than_the_arrays() -> None:
     def ranks(group: Group) -> None:
         work = group.isend(np.ones(3), 0)
         for receive in (group.recv, group.irecv):
-            with pytest.raises(ValueError, match=r"^dtype='float32': expected that of x, float64, or None$"):
+            with pytest.raises(ValueError, match=r"^dtype='float32': expected x's dtype, float64, or None$"):
                 receive(np.empty(3), 0, dtype="float32")
         assert group.recv(np.empty(3), 0, dtype="float64").tolist() == [1, 1, 1]
         work.wait()

@@ -124,7 +124,7 @@ def raises_what_cannot_travel() -> None:
 
 
 def test_a_result_that_cannot_travel() -> None:
-    with pytest.raises(TypeError, match=r"the result of fn, lock, cannot travel back"):
+    with pytest.raises(TypeError, match=r"the result of fn, lock, cannot be sent back"):
         rw.spawn(gives_a_lock, 2)
 
 
@@ -155,7 +155,7 @@ def test_bad_timeout() -> None:
 
 
 def test_arguments_that_cannot_travel() -> None:
-    with pytest.raises(TypeError, match=r"must travel"):
+    with pytest.raises(TypeError, match=r"cannot be sent"):
         rw.spawn(my_rank, 2, threading.Lock())
 
 

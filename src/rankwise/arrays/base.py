@@ -1,4 +1,4 @@
-"""What every kind of array becomes: a Buffer, which a communicator can work on, and the Kind that makes results."""
+"""Buffer, which every kind of array is converted to for a communicator, and Kind, which makes results."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ Restore = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Device:
-    """Where memory lies that is not the host's. name: "cuda:0", say. stream: the CUDA stream, as an int, on which the
-    program fills and reads it."""
+    """The device of memory that is not the host's. name: such as "cuda:0". stream: the CUDA stream, as an int, on
+    which the program fills and reads it."""
 
     name: str
     stream: int
 
 
 class Kind(ABC):
-    """What new arrays are made as: NumPy's, torch's, ..."""
+    """The library whose arrays results become: NumPy, torch, ..."""
 
     max_dims = sys.maxsize
     """How many dimensions an array of this kind can have."""
 
     @abstractmethod
     def empty(self, shape: Shape, dtype: DType) -> Buffer:
-        """Memory for a result, not initialised; its `finish()` is the result as an array of this kind."""
+        """Uninitialised memory for a result; its `finish()` returns the result as an array of this kind."""
 
     @abstractmethod
     def over(self, memory: Any, shape: Shape, dtype: DType) -> Any:
-        """An array of this kind in the bytes of `memory`, a NumPy array of host memory, which it keeps alive."""
+        """An array of this kind over `memory`, a NumPy array in host memory, which it keeps alive."""
 
     @abstractmethod
     def scaled(self, array: Any, factor: float | complex) -> Any:
-        """A new array, `array` times a factor that its type can hold, rounded to its type."""
+        """A new array, `array` times a factor that its dtype can represent, rounded to that dtype."""
 
     def staged(self, buffer: Buffer) -> Buffer:
-        """Host memory in the place of a buffer of this kind, which is packed from that and put back there.
+        """Host memory in place of a buffer of this kind: packed from the buffer, and copied back to it.
 
-        Memory of the host is itself.
+        A buffer in host memory is returned as it is.
         """
         return buffer
 
 
 class Buffer:
-    """Memory that a communicator can work on: contiguous, in this machine's byte order, of a known type.
+    """Memory that a communicator can work on: contiguous, in this machine's byte order, of a supported dtype.
 
     ptr, count, dtype, shape  what a communicator needs to know
     array                     owns the memory: the caller's array itself, a view of it, or room for a packed copy
     kind                      makes results of the caller's kind
-    device                    where the memory lies, or None for the host's
+    device                    the memory's device, or None for the host
 
-    given is what an operation that works in place returns, or None where the caller's object cannot
-    hold a result; restore makes that return value of the array, or is None where it is `given`. view is
-    the caller's memory where the array is room for a packed copy of it, else None. Such room is empty at
-    first: the operation calls `pack` when it runs, before it reads, and `finish` when it has written.
+    given: what an in-place operation returns, or None if the caller's object cannot hold a result.
+    restore: makes that return value from the array, or None if it is `given`. view: the caller's memory
+    if the array is room for a packed copy of it, else None. Such room is empty at first: the operation
+    calls `pack` when it runs, before it reads, and `finish` when it has written.
     """
 
     __slots__ = ("_given", "_restore", "_view", "array", "count", "device", "dtype", "kind", "ptr", "shape")
@@ -91,30 +91,30 @@ class Buffer:
 
     @property
     def packed(self) -> bool:
-        """Whether an operation works on a copy, to be packed before it and, if written, put back after it."""
+        """Whether an operation works on a copy, which is packed before it and, if written, copied back after it."""
         return self._view is not None
 
     def pack(self) -> None:
-        """Copy what the caller's memory holds now into the room for it, where this is not that memory itself."""
+        """Copy the caller's memory, as it is now, into the packed copy, if there is one."""
         if self._view is not None:
             self.array[...] = self._view
 
     def finish(self) -> Any:
-        """What an operation that wrote this memory gives back: what the caller passed, now holding the result.
+        """The return value of an operation that wrote this memory: what the caller passed, now holding the result.
 
-        A packed copy is put back into the caller's array first; a number gives a new number, an
-        immutable array a new array.
+        A packed copy is first copied back into the caller's array. For a number it is a new number, for
+        an immutable array a new array.
         """
         return self._given if self._restore is None else self._restore(self.array)
 
     @property
     def in_place(self) -> bool:
-        """Whether the memory is the caller's own, not that of a copy."""
+        """Whether the memory is the caller's own, not a copy's."""
         return self._restore is None
 
     @property
     def place(self) -> str:
-        """Where the memory lies, for messages."""
+        """Where the memory is, for messages."""
         return "the host" if self.device is None else self.device.name
 
     @property
@@ -122,7 +122,7 @@ class Buffer:
         return self.count * self.dtype.itemsize
 
     def overlaps(self, other: Buffer) -> bool:
-        """Whether the two share a byte."""
+        """Whether the two share any bytes."""
         return (
             self.ptr < other.ptr + other.nbytes
             and other.ptr < self.ptr + self.nbytes
@@ -132,10 +132,10 @@ class Buffer:
 
     @property
     def given(self) -> Any:
-        """What an operation that works in place returns, or None where the caller's object cannot hold a result."""
+        """What an in-place operation returns, or None if the caller's object cannot hold a result."""
         return self._given
 
     def restored_by(self, restore: Restore) -> Buffer:
-        """The same memory, of which `finish()` gives restore(array)."""
+        """The same memory, whose `finish()` returns restore(array)."""
         self._restore = restore
         return self

@@ -104,7 +104,7 @@ def receiver(x: Any, dtype: Any) -> Buffer:
     if not isinstance(x, (tuple, list, int, np.integer)):
         buffer = target(x)
         if dtype is not None and dtype_argument(dtype)[0] is not buffer.dtype:
-            raise ValueError(f"dtype={dtype!r}: expected that of x, {dtypes.name(buffer.dtype)}, or None")
+            raise ValueError(f"dtype={dtype!r}: expected x's dtype, {dtypes.name(buffer.dtype)}, or None")
         return buffer
     wanted, kind = (DType.F64, NUMPY) if dtype is None else dtype_argument(dtype)
     shape = shape_argument(x, "x", wanted, "an array, or ")

@@ -25,7 +25,7 @@ class CudaKind(Kind):
     def empty(self, shape: Shape, dtype: DType) -> Buffer:
         make = getattr(_library(self._x), "empty", None)
         if make is None:
-            raise TypeError(f"out: expected an array for the result, as a {type(self._x).__name__} cannot be made here")
+            raise TypeError(f"out: expected an array for the result, but no {type(self._x).__name__} can be made here")
         return convert(make(shape, dtype=dtypes.to_numpy(dtype)), "out", write=True)
 
     def over(self, memory: Any, shape: Shape, dtype: DType) -> Any:
@@ -75,9 +75,9 @@ def convert(x: Any, name: str, write: bool) -> Buffer:
     kind, shape = type(x).__name__, tuple(found["shape"])
     dtype = _dtype(x, found["typestr"])
     if dtype is None:
-        raise TypeError(f"{name}: arrays of type {found['typestr']} do not travel from a device; got a {kind}")
+        raise TypeError(f"{name}: arrays of type {found['typestr']} in device memory are not supported; got a {kind}")
     if found.get("mask") is not None:
-        raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask apart")
+        raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask separately")
     strides = found.get("strides")
     if strides is not None and prod(shape) and tuple(strides) != _contiguous(shape, dtype.itemsize):
         raise TypeError(

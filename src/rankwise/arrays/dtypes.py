@@ -31,7 +31,7 @@ _TO_NUMPY = {dtype: np.dtype(code) for code, dtype in _FROM_NUMPY.items()}
 _TO_ML_DTYPES = {dtype: name for name, dtype in _FROM_ML_DTYPES.items()}
 
 DTYPES = tuple(DType)
-"""DTYPES[number] is the DType of that number."""
+"""DTYPES[number] is the DType with that number."""
 
 
 def from_numpy(dtype: np.dtype[Any]) -> DType | None:

@@ -37,7 +37,7 @@ NUMPY = NumpyKind()
 def from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool, kind: Kind | None = None) -> Buffer:
     """A Buffer for `view`, a NumPy view of the caller's object, which will be packed if it is not plain memory."""
     if isinstance(view, np.ma.MaskedArray):
-        raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask apart")
+        raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask separately")
     check_dtype(view, name)
     flags = view.flags
     if write and not flags.writeable:
@@ -62,7 +62,7 @@ def from_number(x: Any, name: str, write: bool) -> Buffer:
         array = np.array(x, code)
     except OverflowError:
         raise ValueError(
-            f"{name}={shown(x)}: expected an int from -2**63 to 2**63 - 1, as it travels as an int64"
+            f"{name}={shown(x)}: expected an int from -2**63 to 2**63 - 1, because it is sent as an int64"
         ) from None
     return wrap(array, None, np.ndarray.item) if write else wrap(array, x)
 
@@ -96,6 +96,6 @@ def same(array: Any) -> Any:
 def check_dtype(array: np.ndarray[Any, Any], name: str) -> None:
     if array.dtype.names:
         field = f"{name}[{array.dtype.names[0]!r}]"
-        raise TypeError(f"{name}: structured arrays do not travel; pass each field, such as {field}, by itself")
+        raise TypeError(f"{name}: structured arrays are not supported; pass each field separately, such as {field}")
     if dtypes.from_numpy(array.dtype) is None:
-        raise TypeError(f"{name}: arrays of dtype {array.dtype} do not travel; expected {dtypes.EXPECTED}")
+        raise TypeError(f"{name}: arrays of dtype {array.dtype} are not supported; expected {dtypes.EXPECTED}")

@@ -153,7 +153,7 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
         raise TypeError(f"{name}: expected a tensor in host or CUDA memory, got one on {tensor.device}")
     dtype = dtypes().get(tensor.dtype)
     if dtype is None:
-        raise TypeError(f"{name}: tensors of dtype {tensor.dtype} do not travel; expected {EXPECTED}")
+        raise TypeError(f"{name}: tensors of dtype {tensor.dtype} are not supported; expected {EXPECTED}")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
     if not tensor.data_ptr() and tensor.numel():

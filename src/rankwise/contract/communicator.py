@@ -53,8 +53,8 @@ class Communicator(ABC):
     result or reusing an input. send's buffer must not change before `sync()` or its Work is done.
 
     Collectives: every rank of the group calls the same ones, in the same order, with the same
-    count, dtype, op and root; a difference raises MismatchError on the ranks. The result of a
-    reduction is the same bits on every rank, and from run to run for one world size.
+    count, dtype, op and root; a difference raises MismatchError on the ranks. A reduction's result has
+    the same bits on every rank, and in every run with the same world size.
 
     Aliasing: send and recv memory of one call must not overlap.
 
@@ -70,13 +70,13 @@ class Communicator(ABC):
     """Whether a collective is complete when it returns, so that its result can be read without `sync`."""
 
     device_memory: bool = False
-    """True where an address may be one of CUDA device memory; else all are of host memory."""
+    """Whether addresses may be in CUDA device memory; otherwise all must be in host memory."""
 
     any_source: bool = False
-    """True where recv takes ANY, its Work then has `source` and `tag`, and `probe` works."""
+    """Whether recv accepts ANY (its Work then has `source` and `tag`) and `probe` works."""
 
     stream_sync: StreamSyncOps | None = None
-    """Events for overlap, or None where the backend has no streams."""
+    """Events for overlap, or None if the backend has no streams."""
 
     @property
     def shortcuts(self) -> Shortcuts:
@@ -171,17 +171,18 @@ class Communicator(ABC):
     def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which calls several collectives, and return its result.
 
-        What was started before is complete by then, so that the function may read its results. Where
-        threads share the communicator, its calls should follow one another with no other thread's in
-        between; this here just calls it.
+        Operations started earlier are complete by then, so the function may read their results. If
+        threads share the communicator, no other thread's call should run between the function's calls;
+        this default just calls it.
         """
         return function()
 
     def start(self, operation: str, *args: Any) -> Work[None]:
-        """Begin a collective of this name, with its arguments; `start("broadcast", ptr, count, dtype, root)`.
+        """Start the collective of this name with its arguments: `start("broadcast", ptr, count, dtype, root)`.
 
-        What was started runs in that order, before any later blocking call. Memory stays the
-        caller's to keep until the Work is done. A backend without a stream of its own runs it at once.
+        Started operations run in that order, before any later blocking call. The caller keeps the
+        memory alive until the Work is done. A backend without a stream of its own runs the operation at
+        once.
         """
         return self.start_call(lambda: getattr(self, operation)(*args))
 
@@ -200,10 +201,10 @@ class Communicator(ABC):
         return partial(getattr(self, operation), *args)
 
     def describe(self, shape: tuple[int, ...], operation: str = "") -> None:  # noqa: B027 - a backend may ignore it
-        """Say more of the next collective that this thread calls or starts, where the ranks compare their calls.
+        """Add details to the next collective that this thread calls or starts, if the ranks compare their calls.
 
-        shape: of the arrays; of one axis it says no more than their length does. operation: "scan" or "exscan",
-        where that is what the program called. Ranks that describe a call differently raise MismatchError.
+        shape: the arrays'; with one axis it adds nothing to the count. operation: "scan" or "exscan", if the
+        program called that. Ranks that describe a call differently raise MismatchError.
         """
 
     @abstractmethod
@@ -214,8 +215,8 @@ class Communicator(ABC):
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
         """Receive from `src`; returns at once. The message must have `count` elements of `dtype`.
 
-        Where `any_source` is true, src and tag may be ANY: whichever message comes first. The Work,
-        once complete, then has its `source` and `tag`.
+        If `any_source` is true, src and tag may be ANY, which takes whichever message comes first. The
+        Work, once complete, then has the message's `source` and `tag`.
         """
 
     def probe(self, src: int, tag: int) -> Message | None:

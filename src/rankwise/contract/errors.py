@@ -8,16 +8,16 @@ RankwiseError
  +- BackendUnavailable   a library or device is missing (also an ImportError)
  +- ClosedError          the communicator was closed
 
-The first three are failures of the group: every rank raises one, and a group that failed stays
-failed. Bad arguments are TypeError or ValueError: they are found before anything is sent, raise
-on this rank alone, and do the group no harm.
+The first three are failures of the group: every rank raises one, and the group stays failed. A bad
+argument raises TypeError or ValueError, on this rank only, before anything is sent; the group remains
+usable.
 """
 
 from __future__ import annotations
 
 
 class RankwiseError(Exception):
-    """The base of all errors of rankwise.
+    """The base class of rankwise's errors.
 
     >>> with group.dup() as part:
     ...     try:
@@ -31,9 +31,9 @@ class RankwiseError(Exception):
 class PeerLostError(RankwiseError):
     """A rank of the group died, ended early or left.
 
-    rank: the lost rank, numbered within the group; how: in words, with signal or exit status;
-    operation: what this rank was doing; sequence: the number of that operation in its group. host,
-    pid: where its process ran, if that is known.
+    rank: the lost rank's number in the group; how: how it ended, with its signal or exit status;
+    operation: the operation that this rank was in; sequence: the number of that operation in the group.
+    host, pid: the lost process's, if known.
 
     >>> error = rw.PeerLostError("rank 1 was killed by SIGKILL", rank=1, how="SIGKILL", operation="all_reduce")
     >>> error.rank, error.how, error.operation
@@ -61,11 +61,11 @@ class PeerLostError(RankwiseError):
 
 
 class MismatchError(RankwiseError):
-    """The ranks of a group called different operations, or one with different arguments.
+    """The ranks of a group called different operations, or one operation with different arguments.
 
-    calls: what each rank called, and where, as far as this rank could see, {rank: description}; sites:
-    the places alone, {rank: "file:line"}, of the ranks that were in a call of the group; different:
-    the ranks whose call is not the one that most ranks made.
+    calls: {rank: description}, what each rank called and where, as far as this rank knows; sites:
+    {rank: "file:line"}, the call sites of the ranks that were in a call of the group; different: the
+    ranks whose call differs from most ranks' call.
 
     >>> with group.dup() as part:
     ...     try:
@@ -92,12 +92,12 @@ class MismatchError(RankwiseError):
 
 
 class CollectiveTimeout(RankwiseError, TimeoutError):
-    """A rank did not come within the limit.
+    """A rank did not arrive before the timeout.
 
-    limit: seconds; missing: the ranks waited for; states: where each rank is, {rank: description};
-    stacks: the Python stacks of the missing ranks, {rank: text}, where they are processes of this
-    host: or why there is none, where one is stopped or holds its GIL. The message has all of these,
-    and is the same on all ranks that were in the operation.
+    limit: seconds; missing: the ranks that did not arrive; states: {rank: description}, where each rank
+    is; stacks: {rank: text}, the Python stacks of the missing ranks that run on this host, or why there
+    is none (the process is stopped, or holds its GIL). The message contains all of these, and is the
+    same on all ranks that were in the operation.
 
     >>> work = group.irecv((1,), src=group.rank)
     >>> try:
@@ -154,7 +154,7 @@ class UnsupportedError(RankwiseError):
 
 
 class BackendUnavailable(RankwiseError, ImportError):
-    """A backend's library or device is missing; `remedy` is the command that brings it.
+    """A backend's library or device is missing; `remedy` says how to get it.
 
     >>> print(rw.BackendUnavailable("mpi", "no module mpi4py", "pip install mpi4py"))
     backend 'mpi' is not available here: no module mpi4py; pip install mpi4py
@@ -174,7 +174,7 @@ class BackendUnavailable(RankwiseError, ImportError):
 
 
 class ClosedError(RankwiseError):
-    """The communicator (or the group over it) was closed, or belongs to the parent of a fork.
+    """The communicator (or the group over it) was closed, or belongs to this process's parent.
 
     >>> part = group.dup()
     >>> part.close()
@@ -187,7 +187,7 @@ class ClosedError(RankwiseError):
 
 
 def shown(value: object) -> str:
-    """An argument as messages show it: an int of hundreds of digits by its size, which repr may even refuse."""
+    """An argument as shown in messages. A huge int is shown by its size, because repr may refuse to convert it."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"{'-' * (value < 0)}2**{value.bit_length() - 1}..."
     return repr(value)

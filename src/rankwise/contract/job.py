@@ -1,4 +1,4 @@
-"""What a launcher tells a process about its job, and a backend needs to meet the other ranks."""
+"""A process's job, as its launcher describes it: what a backend needs to meet the other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several ranks in words."""
+"""Describes several ranks in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """The ranks in order, runs of three and more as one: "rank 3", "ranks 0-2, 5, 6"."""
+    """The ranks in order, runs of three or more abbreviated: "rank 3", "ranks 0-2, 5, 6"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:

@@ -24,7 +24,7 @@ class Settings:
     RANKWISE_TRACE_FD       descriptor of the memory for a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
                             (default: on gloo yes, on mpi, nccl and outside backends no)
-    RANKWISE_ALGORITHM      algorithms that the backend runs in place of those that it would choose:
+    RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
                             "all_reduce=staged,all_gather=single_copy"; the same on all ranks. An algorithm that
                             cannot run is an error. docs/tuning.md lists those of shm
     RANKWISE_DIRECT         0: ranks of one host do not read or write each other's private memory, so that no
@@ -70,7 +70,7 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _algorithms(environ: Mapping[str, str]) -> dict[str, str]:
-    """Operation -> algorithm; the backend that has them knows which names there are."""
+    """{operation: algorithm}; the backend checks the names."""
     text = environ.get("RANKWISE_ALGORITHM", "")
     pairs = [item.partition("=") for item in text.split(",") if item.strip()]
     for operation, equals, algorithm in pairs:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Shortcuts:
-    """One operation on plain arrays each: contiguous, in host memory, of one dtype, with fitting shapes.
+    """Each method is one operation on plain arrays: contiguous, in host memory, of one dtype, of matching shapes.
 
     A method returns True after it has completed the operation. For any unusual case it does nothing and
     returns False; the caller then takes the general path, which also reports errors. The methods of this
@@ -15,13 +15,13 @@ class Shortcuts:
     """
 
     barrier: Callable[[], None] | None = None
-    """The communicator's barrier by a shorter way, if there is one."""
+    """A faster barrier of the communicator, if there is one."""
 
     tell_array: Callable[[Any, int, int, int], bytes | None] | None = None
-    """scatter's first step, if there is a shorter way than a broadcast: tell_array(words, send, recv, src).
+    """scatter's first step, if something is faster than a broadcast: tell_array(words, send, recv, src).
 
-    words: what src tells of its array, int64, which the others receive. None where the parts come by
-    themselves. Else they are there: src's own in recv, and another rank's is what is returned.
+    words: src's description of its array, int64, which the others receive. Returns None if the parts
+    are sent separately. Otherwise they have arrived: src's own is in recv, another rank's is returned.
     """
 
     def all_reduce_array(self, x: object, op: object) -> bool:
@@ -42,9 +42,9 @@ class Shortcuts:
     def scatter_array(
         self, x: object, src: object, out: object, rest: Callable[[list[int], bytes | None, Any, Any], object]
     ) -> bool:
-        """Off src, `rest(words, part, out, src)` is called where src's words say that `out` does not fit.
+        """Off src, `rest(words, part, out, src)` is called if src's words show that `out` does not fit.
 
-        part: this rank's, where it came along, else None.
+        part: this rank's part if it came with the words, else None.
         """
         return False
 
@@ -52,7 +52,7 @@ class Shortcuts:
         return False
 
     def send_array(self, x: object, dst: object, tag: object) -> bool:
-        """Blocking, as recv_array is."""
+        """Blocks, like recv_array."""
         return False
 
     def recv_array(self, x: object, src: object, tag: object) -> bool:

@@ -12,7 +12,7 @@ from rankwise.contract.ranks import ranks_in_words
 
 
 def in_words(stacks: Mapping[int, str]) -> str:
-    """What follows the other facts in the message: each stack once, with the ranks that have it."""
+    """The last part of the message: each stack once, with the ranks that have it."""
     ranks: dict[str, list[int]] = {}
     for rank, text in stacks.items():
         ranks.setdefault(text.rstrip(), []).append(rank)
@@ -25,9 +25,9 @@ def in_words(stacks: Mapping[int, str]) -> str:
 
 
 def all_threads() -> str:
-    """The stacks of this process's threads, but for the calling one, the main thread's last.
+    """The stacks of all threads of this process except the calling one, the main thread's last.
 
-    Threads are named where there are several.
+    Threads are named if there are several.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()

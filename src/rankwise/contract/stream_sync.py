@@ -72,5 +72,5 @@ class StreamSyncOps(ABC):
     def sync_comm_stream(self) -> None:
         """Block until everything on the communicator's stream has run; raises CollectiveTimeout past its limit.
 
-        Raises the failure of a group that has failed. What else an operation raised, its Work does.
+        If the group has failed, raises its failure. Other errors of an operation are raised by its Work.
         """

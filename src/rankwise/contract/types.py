@@ -48,7 +48,7 @@ _ITEMSIZE = (8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1, 1, 8, 16)
 
 
 class ReduceOp(IntEnum):
-    """How elements of several ranks become one.
+    """How a reduction combines the ranks' elements.
 
     f16, bf16 and fp8 are accumulated in f32 and rounded once. MIN and MAX propagate NaN. Integers
     wrap. MEAN divides the sum by the world size.

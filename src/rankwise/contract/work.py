@@ -15,9 +15,9 @@ T = TypeVar("T", covariant=True)
 class Work(ABC, Generic[T]):
     """One asynchronous operation.
 
-    Its buffers must not be touched until `wait` has returned or `done` has returned True; after that it
-    never writes to them. Work queued behind it on a stream may use them without either. Any thread may
-    use it. In asyncio, `await work` waits while other tasks run.
+    Its buffers must not be touched until `wait` has returned or `done` has returned True; after that
+    the operation never writes to them. Work queued after it on a stream may use them without calling
+    either. Any thread may use it. In asyncio, `await work` waits while other tasks run.
 
     >>> x = np.ones(3)
     >>> work = group.all_reduce(x, async_op=True)
@@ -31,8 +31,8 @@ class Work(ABC, Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Block until the operation is complete and return its result.
 
-        timeout: seconds; None means the communicator's own limit. Raises CollectiveTimeout when it is
-        over (the operation stays pending if nothing was lost), and the operation's own error.
+        timeout: seconds; None means the communicator's timeout. Raises CollectiveTimeout when that has
+        passed (the operation stays pending if nothing was lost), or the operation's own error.
         """
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Work(ABC, Generic[T]):
 
 
 class Completed(Work[None]):
-    """An operation that ran when it was started. `wait` raises its error, if any."""
+    """An operation that ran as soon as it was started. `wait` raises its error, if any."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error

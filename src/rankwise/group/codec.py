@@ -92,7 +92,7 @@ class _Writer:
         else:
             name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
             raise TypeError(
-                f"obj: {name} is no plain data; pass allow_pickle=True if every rank of the group may be trusted"
+                f"obj: {name} is not plain data; pass allow_pickle=True if every rank of the group may be trusted"
             )
 
     def length(self, length: int) -> None:
@@ -173,7 +173,7 @@ class _Reader:
                 return self.array()
             case b"n":
                 return self.array()[()]
-        raise ValueError(f"encoded object: {letter!r} at {self.at - 1} begins no value")
+        raise ValueError(f"encoded object: {letter!r} at {self.at - 1} does not begin a value")
 
     def dictionary(self, depth: int) -> dict[Any, Any]:
         found = {}
@@ -218,8 +218,8 @@ def _name(dtype: np.dtype[Any]) -> str:
         return str(dtype.name)
     if _PLAIN.fullmatch(dtype.str) is None:
         raise TypeError(
-            f"obj: arrays of dtype {dtype} are no plain data; pass allow_pickle=True if every rank of the group may be "
-            "trusted"
+            f"obj: arrays of dtype {dtype} are not plain data; pass allow_pickle=True if every rank of the group may "
+            "be trusted"
         )
     return str(dtype.str)
 

@@ -66,7 +66,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
         try:
             payload.write(dumps((fn, args, kwargs)))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise TypeError(f"fn and its arguments must travel to other processes, which failed: {error}") from error
+            raise TypeError(f"fn and its arguments cannot be sent to other processes: {error}") from error
         payload.flush()
         results = [_memory_file(stack) for _ in range(n)]
         fds = [file.fileno() for file in (payload, *results)]

@@ -32,7 +32,7 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
     try:
         report = pickler(fn)(("result", result))
     except _CANNOT_TRAVEL as error:
-        raise TypeError(f"the result of fn, {type(result).__name__}, cannot travel back: {error}") from error
+        raise TypeError(f"the result of fn, {type(result).__name__}, cannot be sent back: {error}") from error
     _write(results[rank], report)
 
 
@@ -45,7 +45,7 @@ def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
         if getattr(fn, "__module__", None) == "__main__" or "<" in name:
             raise TypeError(
                 f"fn={name or fn!r}: a function of the main script or a notebook, a lambda or a local function "
-                "cannot travel to other processes by itself; pip install cloudpickle, or move it to a module"
+                "cannot be sent to other processes; pip install cloudpickle, or move it to a module"
             ) from None
         return pickle.dumps
     return dumps

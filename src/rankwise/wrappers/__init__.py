@@ -1,1 +1,1 @@
-"""One communicator around another, which adds what a backend does not do itself."""
+"""Communicators that wrap another one and add what its backend does not do itself."""

@@ -16,10 +16,10 @@ _BYTE = DType.U8
 
 
 class CheckedCommunicator(ComposedCommunicator):
-    """One rank's end of the same group, whose collectives raise MismatchError where the ranks call different things.
+    """One rank's end of the same group, whose collectives raise MismatchError if the ranks' calls differ.
 
-    It shares that comparison, its envelopes and its errors with the backends over other engines: here the engine is
-    another communicator. Its collectives are complete when they return. It owns the communicator that it wraps.
+    The comparison, its envelopes and its errors are the same as in the backends over other engines; here the engine
+    is another communicator. Its collectives are complete when they return. It owns the communicator that it wraps.
     """
 
     engine_errors = ()  # the inner communicator raises errors of ours
