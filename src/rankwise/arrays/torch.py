@@ -170,7 +170,7 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
     data = tensor.detach()
     # A stream's thread is never in inference mode, where alone tensors that were made in it can be written.
     with torch.inference_mode(False):
-        packed = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+        packed = data.new_empty(shape)
 
     def put_back(packed: Any) -> torch.Tensor:
         with torch.inference_mode():
