@@ -56,7 +56,7 @@ void bind_segment(nb::module_& m) {
             },
             nb::arg("rank"))
         .def("lost_rank", [](const Segment& s) -> std::optional<int> {
-            const rankwise::Failure f = s.at<rankwise::Region>(s.header().world_region)->failure();
+            const rankwise::Failure f = s.at<rankwise::GroupSegment>(s.header().world_group)->failure();
             if (f.cause != rankwise::Cause::PeerLost) return std::nullopt;
             return f.rank;
         });

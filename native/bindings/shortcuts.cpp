@@ -229,30 +229,30 @@ template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
     return true;
 }
 
-// What scatter's src tells the others before the parts: dtype, ndim, shape. As rankwise/api/collectives.py
-// writes and reads it, since some ranks may come through there.
+// The header that scatter's src sends before the parts: dtype, ndim, shape. In the form of group/collectives.py, by which
+// some of the ranks may call.
 using collectives::ArrayHeader;
-constexpr uint64_t kWords = sizeof(ArrayHeader) / 8;
+constexpr uint64_t kHeaderWords = sizeof(ArrayHeader) / 8;
 
-// On src: whether the parts have come along with the words. Over another library they come by themselves.
-bool tell(Comm& c, ArrayHeader& words, const Plain& x, const Plain& part, int src) {
-    return c.scatter_described(words, x.data, part.data, nullptr, src);
+// On src: whether the parts travel with the header. Over another library they follow in a call of their own.
+bool announce(Comm& c, ArrayHeader& header, const Plain& x, const Plain& part, int src) {
+    return c.scatter_described(header, x.data, part.data, nullptr, src);
 }
-bool tell(Foreign& c, ArrayHeader& words, const Plain&, const Plain&, int src) {
-    c.broadcast(&words, kWords, DType::I64, src);
+bool announce(Foreign& c, ArrayHeader& header, const Plain&, const Plain&, int src) {
+    c.broadcast(&header, kHeaderWords, DType::I64, src);
     return false;
 }
 
-// Off src: what came.
+// On the other ranks: what arrived.
 struct Received {
-    const Plain& part;  // the memory that waits for it, if it fits
+    const Plain& part;  // where it goes, if it fits
     const int n;
-    ArrayHeader words;
-    std::vector<uint8_t> other;  // what came along and does not fit
+    ArrayHeader header;
+    std::vector<uint8_t> other;  // parts that came with the header and do not fit
 
     bool fits() const {
-        bool same = words.dtype == part.dtype && words.dims == part.dims() && words.dim[0] % n == 0 && words.dim[0] / n == part.dim(0);
-        for (int i = 1; same && i < part.dims(); ++i) same = i < ArrayHeader::kDims && words.dim[i] == part.dim(i);
+        bool same = header.dtype == part.dtype && header.dims == part.dims() && header.dim[0] % n == 0 && header.dim[0] / n == part.dim(0);
+        for (int i = 1; same && i < part.dims(); ++i) same = i < ArrayHeader::kDims && header.dim[i] == part.dim(i);
         return same;
     }
     uint8_t* operator()(size_t bytes) {
@@ -261,15 +261,15 @@ struct Received {
         return other.data();
     }
 };
-bool hear(Comm& c, Received& received, int src) {
-    return c.scatter_described(received.words, nullptr, nullptr, std::ref(received), src);
+bool receive(Comm& c, Received& received, int src) {
+    return c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src);
 }
-bool hear(Foreign& c, Received& received, int src) {
-    c.broadcast(&received.words, kWords, DType::I64, src);
+bool receive(Foreign& c, Received& received, int src) {
+    c.broadcast(&received.header, kHeaderWords, DType::I64, src);
     return false;
 }
 
-// Ends the hold in which the words were exchanged.
+// Ends the hold in which the header was exchanged.
 template <class C> struct Held {
     C* c;
     ~Held() {
@@ -279,10 +279,10 @@ template <class C> struct Held {
 
 template <class C> bool scatter_from_here(C& c, const Plain& x, const Plain& part, int src) {
     if (x.dims() > ArrayHeader::kDims) return false;
-    ArrayHeader words{x.dtype, x.dims(), {}};
-    for (int i = 0; i < x.dims(); ++i) words.dim[i] = x.dim(i);
+    ArrayHeader header{x.dtype, x.dims(), {}};
+    for (int i = 0; i < x.dims(); ++i) header.dim[i] = x.dim(i);
     const ReleaseToWait<C> released(x.bytes());
-    if (tell(c, words, x, part, src)) return true;
+    if (announce(c, header, x, part, src)) return true;
     const Held<C> held{&c};
     c.scatter(x.data, part.data, part.count, DType(x.dtype), src);
     return true;
@@ -290,8 +290,8 @@ template <class C> bool scatter_from_here(C& c, const Plain& x, const Plain& par
 
 nb::object bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.data(), data.size()); }
 
-// After the words the others count on this rank: where `out` does not fit, `rest(words, part, out, src)`
-// goes on, part being what came along, or None.
+// After the header the other ranks rely on this one: where `out` does not fit, `rest(header, part, out, src)` goes on. part
+// is what came with the header, or None.
 template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::handle out, nb::handle rest) {
     const int src = number(from, c.world_size());
     const Plain part(out, true);
@@ -304,7 +304,7 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
     bool along = false;
     {
         const ReleaseToWait<C> released(part.bytes());
-        along = hear(c, received, src);
+        along = receive(c, received, src);
         if (along && received.fits()) return true;
     }
     const Held<C> held{along ? nullptr : &c};
@@ -313,20 +313,20 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
         c.scatter(nullptr, part.data, part.count, DType(part.dtype), src);
         return true;
     }
-    nb::list told;
-    const auto* words = reinterpret_cast<const int64_t*>(&received.words);
-    for (uint64_t i = 0; i < kWords; ++i) told.append(words[i]);
-    rest(told, along ? bytes_of(received.other) : nb::none(), out, from);
+    nb::list given;
+    const auto* header = reinterpret_cast<const int64_t*>(&received.header);
+    for (uint64_t i = 0; i < kHeaderWords; ++i) given.append(header[i]);
+    rest(given, along ? bytes_of(received.other) : nb::none(), out, from);
     return true;
 }
 
-// The same for any arrays. words: int64, kWords of them; filled in off src. None where the parts come by
-// themselves; else, off src, this rank's.
-nb::object tell_array(Comm& c, nb::handle words_, uintptr_t send, uintptr_t recv, int src) {
-    const Plain told(words_, true);
-    if (!told || told.bytes() != sizeof(ArrayHeader)) throw BadArgument("words: expected an array of " + std::to_string(kWords) + " int64");
-    ArrayHeader words;
-    std::memcpy(&words, told.data, sizeof words);
+// The same for any arrays. header: kHeaderWords int64, which src gives and the others receive. None where the parts follow
+// in a call of their own; else, except on src, this rank's part.
+nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t recv, int src) {
+    const Plain given(header_, true);
+    if (!given || given.bytes() != sizeof(ArrayHeader)) throw BadArgument("header: expected an array of " + std::to_string(kHeaderWords) + " int64");
+    ArrayHeader header;
+    std::memcpy(&header, given.data, sizeof header);
     std::vector<uint8_t> part;
     const auto place = [&part](size_t bytes) {
         part.resize(bytes);
@@ -335,10 +335,10 @@ nb::object tell_array(Comm& c, nb::handle words_, uintptr_t send, uintptr_t recv
     bool along = false;
     {
         const ReleaseToWait<Comm> released{};
-        along = c.scatter_described(words, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(place), src);
+        along = c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(place), src);
     }
     const Held<Comm> held{along ? nullptr : &c};
-    std::memcpy(told.data, &words, sizeof words);
+    std::memcpy(given.data, &header, sizeof header);
     return along ? bytes_of(part) : nb::none();
 }
 
@@ -380,11 +380,11 @@ template <class C> void define(nb::class_<C>& comm) {
 
 void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
     define(comm);
-    comm.def("tell_array", &tell_array, nb::arg("words"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
+    comm.def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
     nb::class_<Foreign> foreign(m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
     foreign.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("rank"), nb::arg("world_size"),
                 nb::arg("methods"), nb::arg("dtypes"), nb::arg("ops"))
         .def_prop_ro("barrier", [](const Foreign&) { return nb::none(); })
-        .def_prop_ro("tell_array", [](const Foreign&) { return nb::none(); });
+        .def_prop_ro("announce_array", [](const Foreign&) { return nb::none(); });
     define(foreign);
 }

@@ -39,7 +39,7 @@ public:
     }
 
     void enter() {
-        while (!acquire(kLook.count()))
+        while (!acquire(kCheckEvery.count()))
             if (PyErr_CheckSignals()) nb::raise_python_error();
     }
     void leave() { lock_->unlock(); }
@@ -64,7 +64,7 @@ private:
         }
         Inside(const Inside&) = delete;
     };
-    static constexpr std::chrono::duration<double> kLook = 50ms;  // between two looks for a Ctrl-C
+    static constexpr std::chrono::duration<double> kCheckEvery = 50ms;  // between two checks for a Ctrl-C
 
     std::shared_ptr<std::timed_mutex> lock_;
     nb::object refused_, failing_;

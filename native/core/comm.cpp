@@ -35,16 +35,16 @@ uint64_t digest(const Counts& counts) {
 class Comm::Call_ {
 public:
     Call_(Comm& comm, const Call& call, uint64_t bytes = 0)
-        : comm_(comm), description_(std::exchange(described_here, nullptr)), within_hold_(!comm.take_turn()) {
+        : comm_(comm), description_(std::exchange(described_here, nullptr)), within_hold_(!comm.lock_calls()) {
         try {
-            comm.steps_.begin(call, bytes, description_);
+            comm.protocol_.begin(call, bytes, description_);
         } catch (...) {
             leave();
             throw;
         }
     }
     ~Call_() {
-        comm_.steps_.end();
+        comm_.protocol_.end();
         leave();
     }
     // The turn outlasts this call: hold(), with no other thread's call in between.
@@ -56,7 +56,7 @@ public:
 
 private:
     void leave() {
-        if (!within_hold_) comm_.leave_turn();
+        if (!within_hold_) comm_.unlock_calls();
     }
     Comm& comm_;
     const Description* const description_;
@@ -64,47 +64,47 @@ private:
 };
 
 // After what was queued before, one at a time. False where this thread has the turn already.
-bool Comm::take_turn() {
+bool Comm::lock_calls() {
     check_open();
     if (!stream_.idle()) {
-        if (has_turn()) return false;
+        if (holds_calls()) return false;
         before_waiting();
         stream_.sync(timeout());
     }
     uint32_t free = 0;
     if (!busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
-        if (has_turn()) return false;
+        if (holds_calls()) return false;
         before_waiting();
-        wait_turn();
+        wait_for_calls();
     }
     if (closed_.load(std::memory_order_relaxed)) {  // meanwhile
-        leave_turn();
+        unlock_calls();
         check_open();
     }
     return true;
 }
 
-void Comm::wait_turn() {
+void Comm::wait_for_calls() {
     const auto since = Clock::now();
     while (busy_.exchange(2, std::memory_order_acquire) != 0) {
-        futex_sleep(busy_, 2, kLongestNap);
+        futex_sleep(busy_, 2, kLongestSleep);
         check_open();
         if (interrupted()) throw Interrupted();
         if (Clock::now() - since > std::chrono::duration<double>(timeout()))
             throw TimedOut("another thread's call on this communicator did not end within " + seconds(timeout()), timeout(), {},
-                           steps_.states(), "", -1);
+                           protocol_.states(), "", -1);
     }
 }
 
-void Comm::leave_turn() {
+void Comm::unlock_calls() {
     if (busy_.exchange(0, std::memory_order_release) == 2) futex_wake_all(busy_);
 }
 
-bool Comm::has_turn() const { return holder_.load() == std::this_thread::get_id(); }
+bool Comm::holds_calls() const { return holder_.load() == std::this_thread::get_id(); }
 
 void Comm::hold() {
-    if (!has_turn()) {
-        take_turn();
+    if (!holds_calls()) {
+        lock_calls();
         holder_ = std::this_thread::get_id();
     }
     ++holds_;
@@ -113,7 +113,7 @@ void Comm::hold() {
 void Comm::release() {
     if (--holds_ > 0) return;
     holder_ = std::thread::id();
-    leave_turn();
+    unlock_calls();
 }
 
 namespace {
@@ -134,7 +134,7 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     SegmentHeader& header = segment->header();
     me.pid = getpid();
     Meeting meeting(*segment, rank);
-    auto comm = std::make_shared<Comm>(segment, header.world_region, rank, timeout, settings);
+    auto comm = std::make_shared<Comm>(segment, header.world_group, rank, timeout, settings);
     me.joined.store(1);
     header.roster.fetch_add(1);
     futex_wake_all(header.roster);
@@ -144,7 +144,7 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
         while (!segment->record(r).joined.load()) {
             const uint32_t roster = header.roster.load();
             if (segment->record(r).joined.load()) break;
-            if (comm->region_.failed()) comm->steps_.throw_failure(name(Op::Join));
+            if (comm->group_.failed()) comm->protocol_.throw_failure(name(Op::Join));
             const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
             if (left.count() <= 0) {
                 std::vector<int> missing;
@@ -152,9 +152,9 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
                     if (!segment->record(m).joined.load()) missing.push_back(m);
                 throw TimedOut("init: " + std::to_string(missing.size()) + " of " + std::to_string(header.world_size) +
                                    " ranks did not join within " + seconds(timeout) + "; the first is rank " + std::to_string(missing[0]),
-                               timeout, missing, comm->steps_.states(), name(Op::Join), -1);
+                               timeout, missing, comm->protocol_.states(), name(Op::Join), -1);
             }
-            futex_sleep(header.roster, roster, nap_before(left));
+            futex_sleep(header.roster, roster, sleep_limit(left));
             if (interrupted()) throw Interrupted();
         }
     }
@@ -170,30 +170,30 @@ void Comm::agree_on_conditions() {
     Call_ call(*this, make_call(Op::Join));
     static const uint64_t word = 0x72616e6b77697365;
     const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduled_in()};
-    const uint64_t there = steps_.post(mine, sizeof mine);
+    const uint64_t there = protocol_.post(mine, sizeof mine);
     struct Said {
         bool single_copy, yields, oversubscribed;
         Forced forced;
     };
     static_assert(sizeof(Said) <= kInline);
-    const bool oversubscribed = settings_.oversubscribed.value_or(region_.oversubscribed);
-    const Said own{settings_.single_copy && steps_.n > 1, true, oversubscribed, settings_.forced};
+    const bool oversubscribed = settings_.oversubscribed.value_or(group_.oversubscribed);
+    const Said own{settings_.single_copy && protocol_.n > 1, true, oversubscribed, settings_.forced};
     Said said = own;
-    if (const int next = (rank() + 1) % steps_.n; next != rank()) {
+    if (const int next = (rank() + 1) % protocol_.n; next != rank()) {
         uint64_t theirs[2];
-        steps_.await(next, there);
-        std::memcpy(theirs, steps_.payload(next, there), sizeof theirs);
-        if (!steps_.can_read(next, theirs[0], word)) said.single_copy = false;
+        protocol_.await(next, there);
+        std::memcpy(theirs, protocol_.payload(next, there), sizeof theirs);
+        if (!protocol_.can_read(next, theirs[0], word)) said.single_copy = false;
         if (theirs[1] != mine[1]) said.yields = false;
     }
-    const uint64_t step = steps_.post(&said, sizeof said);
-    Conditions agreed{steps_.n, oversubscribed, said.yields, said.single_copy, steps_.n > 1 ? own.forced : Forced{}};
+    const uint64_t step = protocol_.post(&said, sizeof said);
+    Conditions agreed{protocol_.n, oversubscribed, said.yields, said.single_copy, protocol_.n > 1 ? own.forced : Forced{}};
     std::string difference;
-    for (int p = 0; p < steps_.n; ++p) {
+    for (int p = 0; p < protocol_.n; ++p) {
         Said theirs;
         if (p == rank()) continue;
-        steps_.await(p, step);
-        std::memcpy(&theirs, steps_.payload(p, step), sizeof theirs);
+        protocol_.await(p, step);
+        std::memcpy(&theirs, protocol_.payload(p, step), sizeof theirs);
         agreed.single_copy &= theirs.single_copy;
         agreed.yields &= theirs.yields;
         if (theirs.oversubscribed != oversubscribed) difference = "RANKWISE_OVERSUBSCRIBED is not the same on rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
@@ -201,16 +201,16 @@ void Comm::agree_on_conditions() {
             difference = "RANKWISE_ALGORITHM forces " + tuning::text_of(own.forced) + " on rank " + std::to_string(rank()) + " and " +
                          tuning::text_of(theirs.forced) + " on rank " + std::to_string(p);
     }
-    steps_.await_all(steps_.post());  // the words were read
+    protocol_.await_all(protocol_.post());  // the words were read
     if (!difference.empty()) throw BadArgument(difference + "; expected the same on all ranks");
     agreed.yields &= oversubscribed;
-    steps_.set_conditions(agreed);
-    steps_.count_from_here();
+    protocol_.set_conditions(agreed);
+    protocol_.count_from_here();
 }
 
-Comm::Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout, const Settings& settings)
-    : segment_(std::move(segment)), region_(*segment_->at<Region>(region)), region_offset_(region), settings_(settings),
-      steps_(*segment_, region_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores()))), mail_(Mail::make(segment_, region_, steps_)), forks_(forks_so_far()) {
+Comm::Comm(std::shared_ptr<Segment> segment, uint64_t group, int rank, double timeout, const Settings& settings)
+    : segment_(std::move(segment)), group_(*segment_->at<GroupSegment>(group)), group_offset_(group), settings_(settings),
+      protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores()))), messages_(Messages::make(segment_, group_, protocol_)), forks_(forks_so_far()) {
     set_timeout(timeout);
 }
 
@@ -218,7 +218,7 @@ Comm::~Comm() { close(0); }
 
 void Comm::set_timeout(double seconds) {
     if (!(seconds > 0)) throw BadArgument("timeout: " + std::to_string(seconds) + " given, expected seconds above 0");
-    steps_.timeout = std::min(seconds, 1e9);
+    protocol_.timeout = std::min(seconds, 1e9);
 }
 
 void Comm::check_open() const {
@@ -254,52 +254,52 @@ void copy(void* to, const void* from, size_t n) {
 void Comm::barrier() {
     {
         Call_ call(*this, make_call(Op::Barrier));
-        collectives::barrier(steps_);
+        collectives::barrier(protocol_);
     }
-    mail_->sync(timeout());
+    messages_->sync(timeout());
 }
 
 void Comm::broadcast(void* data, uint64_t count, DType dtype, int root) {
     check_root(root);
     Call_ call(*this, make_call(Op::Broadcast, dtype, {}, root, count), count * itemsize(dtype));
-    if (steps_.n > 1) collectives::broadcast(steps_, bytes(data), count * itemsize(dtype), root);
+    if (protocol_.n > 1) collectives::broadcast(protocol_, bytes(data), count * itemsize(dtype), root);
 }
 
 void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op) {
     const ReduceKernel kernel = checked_kernel(dtype, op);
     Call_ call(*this, make_call(Op::AllReduce, dtype, op, 0, count), count * itemsize(dtype));
-    if (steps_.n > 1) collectives::all_reduce(steps_, bytes(data), count, itemsize(dtype), kernel);
+    if (protocol_.n > 1) collectives::all_reduce(protocol_, bytes(data), count, itemsize(dtype), kernel);
 }
 
 void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root) {
     check_root(root);
     const ReduceKernel kernel = checked_kernel(dtype, op);
     Call_ call(*this, make_call(Op::Reduce, dtype, op, root, count), count * itemsize(dtype));
-    if (steps_.n > 1) collectives::reduce(steps_, bytes(data), count, itemsize(dtype), kernel, root);
+    if (protocol_.n > 1) collectives::reduce(protocol_, bytes(data), count, itemsize(dtype), kernel, root);
 }
 
 void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype) {
     Call_ call(*this, make_call(Op::AllGather, dtype, {}, 0, count), count * itemsize(dtype));
-    collectives::all_gather(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)));
+    collectives::all_gather(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)));
 }
 
 void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root) {
     check_root(root);
     Call_ call(*this, make_call(Op::Gather, dtype, {}, root, count), count * itemsize(dtype));
-    collectives::gather(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)), root);
+    collectives::gather(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)), root);
 }
 
 void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root) {
     check_root(root);
     Call_ call(*this, make_call(Op::Scatter, dtype, {}, root, count), count * itemsize(dtype));
-    collectives::scatter(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * itemsize(dtype)), root);
+    collectives::scatter(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)), root);
 }
 
 bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv, const collectives::Place& place, int root) {
     check_root(root);
     Call_ call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header);
-    const bool along = collectives::scatter_described(steps_, header, bytes(send), bytes(recv), place, root);
-    if (along) steps_.count_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(steps_.n));
+    const bool along = collectives::scatter_described(protocol_, header, bytes(send), bytes(recv), place, root);
+    if (along) protocol_.count_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(protocol_.n));
     else call.hold();
     return along;
 }
@@ -308,35 +308,35 @@ void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dt
     const ReduceKernel kernel = checked_kernel(dtype, op);
     Call_ call(*this, make_call(Op::ReduceScatter, dtype, op, 0, count), count * itemsize(dtype));
     const size_t item = itemsize(dtype);
-    if (steps_.n == 1) copy(recv, send, count * item);
-    else collectives::reduce_scatter(steps_, bytes(send), bytes(recv), Blocks(steps_.n, count * item), item, kernel);
+    if (protocol_.n == 1) copy(recv, send, count * item);
+    else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * item), item, kernel);
 }
 
 void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
-    Call_ call(*this, make_call(Op::AllToAll, dtype, {}, 0, count), count * itemsize(dtype) * uint64_t(steps_.n));
-    const Blocks blocks(steps_.n, count * itemsize(dtype));
-    if (steps_.n == 1) copy(recv, send, blocks.size(0));
-    else collectives::all_to_all(steps_, bytes(send), bytes(recv), blocks, blocks, blocks.largest());
+    Call_ call(*this, make_call(Op::AllToAll, dtype, {}, 0, count), count * itemsize(dtype) * uint64_t(protocol_.n));
+    const Blocks blocks(protocol_.n, count * itemsize(dtype));
+    if (protocol_.n == 1) copy(recv, send, blocks.size(0));
+    else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks, blocks, blocks.largest());
 }
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
     check_counts(counts, "counts");
     Call_ call(*this, make_call(Op::AllGatherV, dtype, {}, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
-    collectives::all_gather(steps_, bytes(send), bytes(recv), Blocks(counts.data(), steps_.n, itemsize(dtype)));
+    collectives::all_gather(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)));
 }
 
 void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     check_root(root);
     check_counts(counts, "counts");
     Call_ call(*this, make_call(Op::GatherV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
-    collectives::gather(steps_, bytes(send), bytes(recv), Blocks(counts.data(), steps_.n, itemsize(dtype)), root);
+    collectives::gather(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)), root);
 }
 
 void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     check_root(root);
     check_counts(counts, "counts");
     Call_ call(*this, make_call(Op::ScatterV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
-    collectives::scatter(steps_, bytes(send), bytes(recv), Blocks(counts.data(), steps_.n, itemsize(dtype)), root);
+    collectives::scatter(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)), root);
 }
 
 void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op) {
@@ -344,20 +344,20 @@ void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, 
     check_counts(counts, "counts");
     Call_ call(*this, make_call(Op::ReduceScatterV, dtype, op, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
     const size_t item = itemsize(dtype);
-    const Blocks blocks(counts.data(), steps_.n, item);
-    if (steps_.n == 1) copy(recv, send, blocks.size(0));
-    else collectives::reduce_scatter(steps_, bytes(send), bytes(recv), blocks, item, kernel);
+    const Blocks blocks(counts.data(), protocol_.n, item);
+    if (protocol_.n == 1) copy(recv, send, blocks.size(0));
+    else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), blocks, item, kernel);
 }
 
 void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype) {
     check_counts(out, "send_counts");
     check_counts(in, "recv_counts");
     Call_ call(*this, make_call(Op::AllToAllV, dtype), std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype));
-    const int n = steps_.n;
+    const int n = protocol_.n;
     const size_t item = itemsize(dtype);
     // Everyone learns what everyone sends: to check it, and to agree on the number of rounds.
     Counts all(size_t(n) * n);
-    collectives::all_gather(steps_, bytes(out.data()), bytes(all.data()), Blocks(n, n * sizeof(uint64_t)));
+    collectives::all_gather(protocol_, bytes(out.data()), bytes(all.data()), Blocks(n, n * sizeof(uint64_t)));
     uint64_t largest = 0;
     for (int from = 0; from < n; ++from)
         for (int to = 0; to < n; ++to)
@@ -367,31 +367,31 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
         if (sent == in[from]) continue;
         const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) + " elements to rank " +
                                  std::to_string(rank()) + ", which expects " + std::to_string(in[from]);
-        fail_region(region_, Cause::Mismatch, rank(), steps_.calls(), text);
-        steps_.throw_failure(name(Op::AllToAllV));
+        fail_group(group_, Cause::Mismatch, rank(), protocol_.calls(), text);
+        protocol_.throw_failure(name(Op::AllToAllV));
     }
     const Blocks blocks_out(out.data(), n, item), blocks_in(in.data(), n, item);
     if (n == 1) copy(recv, send, blocks_out.size(0));
-    else collectives::all_to_all(steps_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
+    else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
 }
 
 std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag) {
     check_root(to, "dest");
     check_open();
-    return mail_->send(data, count, dtype, to, tag);
+    return messages_->send(data, count, dtype, to, tag);
 }
 
 std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag) {
     if (from != kAny) check_root(from, "src");
     check_open();
-    return mail_->recv(data, count, dtype, from, tag);
+    return messages_->recv(data, count, dtype, from, tag);
 }
 
 void Comm::complete(const std::shared_ptr<Request>& request) {
     try {
         request->wait(std::nullopt);
     } catch (...) {
-        mail_->abandon(request);
+        messages_->abandon(request);
         throw;
     }
 }
@@ -399,19 +399,19 @@ void Comm::complete(const std::shared_ptr<Request>& request) {
 void Comm::send_now(const void* data, uint64_t count, DType dtype, int to, int tag) {
     check_root(to, "dest");
     check_open();
-    if (!mail_->send_short(data, count, dtype, to, tag)) complete(mail_->send(data, count, dtype, to, tag, true));
+    if (!messages_->send_short(data, count, dtype, to, tag)) complete(messages_->send(data, count, dtype, to, tag, true));
 }
 
 void Comm::recv_now(void* data, uint64_t count, DType dtype, int from, int tag) {
     check_root(from, "src");
     check_open();
-    if (!mail_->recv_short(data, count, dtype, from, tag)) complete(mail_->recv(data, count, dtype, from, tag, true));
+    if (!messages_->recv_short(data, count, dtype, from, tag)) complete(messages_->recv(data, count, dtype, from, tag, true));
 }
 
 std::optional<Arrival> Comm::probe(int from, int tag) {
     if (from != kAny) check_root(from, "src");
     check_open();
-    return mail_->probe(from, tag);
+    return messages_->probe(from, tag);
 }
 
 std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool foreign) {
@@ -423,9 +423,9 @@ void Comm::record_event(uint64_t event) {
     check_open();
     events::mark(event);  // it exists, before anything is queued
     const auto stands = [this] {
-        if (region_.failed()) steps_.throw_failure(name(Op::None));
+        if (group_.failed()) protocol_.throw_failure(name(Op::None));
     };
-    events::record(event, stream_.idle() && !region_.failed() ? Stream::reached_mark() : stream_.submit(stands));
+    events::record(event, stream_.idle() && !group_.failed() ? Stream::reached_mark() : stream_.submit(stands));
 }
 
 void Comm::wait_event(uint64_t event) {
@@ -437,24 +437,24 @@ void Comm::wait_event(uint64_t event) {
 void Comm::hold_for(const std::shared_ptr<Task>& mark) {
     const auto since = Clock::now();
     const auto late = [&] { return Clock::now() - since > std::chrono::duration<double>(timeout()); };
-    switch (stream_.meet(mark, [&] { return region_.failed() || late(); })) {
+    switch (stream_.meet(mark, [&] { return group_.failed() || late(); })) {
     case Stream::Met::Reached: return;
     case Stream::Met::Closing: return;  // nothing follows
     case Stream::Met::Failed: return abort("waited, before its next operation, for an event that cannot be reached any more");
     case Stream::Met::Enough: break;
     }
-    if (late()) fail_region(region_, Cause::TimedOut, rank(), steps_.calls(), std::to_string(rank()));
+    if (late()) fail_group(group_, Cause::TimedOut, rank(), protocol_.calls(), std::to_string(rank()));
 }
 
 void Comm::sync_stream() {
     check_open();
     stream_.sync(timeout());
-    if (region_.failed()) steps_.throw_failure(name(Op::None));
+    if (group_.failed()) protocol_.throw_failure(name(Op::None));
 }
 
 void Comm::sync() {
     sync_stream();
-    mail_->sync(timeout());
+    messages_->sync(timeout());
 }
 
 uint64_t Comm::make_part(const std::vector<int>& ranks) {
@@ -462,23 +462,23 @@ uint64_t Comm::make_part(const std::vector<int>& ranks) {
     std::vector<int> members;
     for (int r : ranks) {
         check_root(r, "ranks");
-        members.push_back(region_.member()[r]);
+        members.push_back(group_.member()[r]);
     }
-    return create_region(*segment_, members);
+    return create_group_segment(*segment_, members);
 }
 
 std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     check_open();
-    Region& region = *segment_->at<Region>(part);
-    const int32_t* members = segment_->holds(&region, sizeof(Region)) ? region.member() : nullptr;
-    const int n = members ? region.nranks : 0;
-    const int place = int(std::find(members, members + n, region_.member()[rank()]) - members);
+    GroupSegment& group = *segment_->at<GroupSegment>(part);
+    const int32_t* members = segment_->holds(&group, sizeof(GroupSegment)) ? group.member() : nullptr;
+    const int n = members ? group.nranks : 0;
+    const int place = int(std::find(members, members + n, group_.member()[rank()]) - members);
     if (place == n) throw BadArgument("part: " + std::to_string(part) + " given, which is no group that this rank is in");
     auto comm = std::make_shared<Comm>(segment_, part, place, timeout(), settings_);
-    Conditions conditions = steps_.conditions();
+    Conditions conditions = protocol_.conditions();
     conditions.ranks = n;
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
-    comm->steps_.set_conditions(conditions);
+    comm->protocol_.set_conditions(conditions);
     return comm;
 }
 
@@ -487,13 +487,13 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
         int64_t color, key;
         bool operator<(const Entry& other) const { return key < other.key; }
     };
-    const int n = steps_.n;
+    const int n = protocol_.n;
     std::vector<Entry> entries(n);
     std::vector<uint64_t> regions(n);
     std::vector<int> ranks;  // of this group, in the order of the new one
     Call_ call(*this, make_call(Op::Split));
     const Entry mine{color, key};
-    collectives::all_gather(steps_, bytes(&mine), bytes(entries.data()), Blocks(n, sizeof(Entry)));
+    collectives::all_gather(protocol_, bytes(&mine), bytes(entries.data()), Blocks(n, sizeof(Entry)));
     for (int r = 0; r < n; ++r)
         if (entries[r].color == color) ranks.push_back(r);
     std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entries[a] < entries[b]; });
@@ -508,17 +508,17 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
             trouble = e.what();
         }
     }
-    collectives::all_gather(steps_, bytes(&made), bytes(regions.data()), Blocks(n, sizeof made));
+    collectives::all_gather(protocol_, bytes(&made), bytes(regions.data()), Blocks(n, sizeof made));
     if (color < 0) return nullptr;
     const uint64_t offset = regions[ranks[0]];
     if (offset == 1) {
-        if (trouble.empty()) trouble = "shared memory: " + mib(region_bytes(ranks.size())) + " needed, which rank " + std::to_string(ranks[0]) + " did not get";
+        if (trouble.empty()) trouble = "shared memory: " + mib(group_segment_bytes(ranks.size())) + " needed, which rank " + std::to_string(ranks[0]) + " did not get";
         throw OutOfMemory("split: " + trouble);
     }
     return take_part(offset);
 }
 
-void Comm::abort(const std::string& why) { fail_region(region_, Cause::PeerLost, rank(), region_.seats[rank()].calls.load(), why); }
+void Comm::abort(const std::string& why) { fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why); }
 
 std::optional<std::string> Comm::close(double timeout) noexcept {
     if (closing_.exchange(true)) return std::nullopt;
@@ -532,34 +532,34 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         const auto until = Clock::now() + std::chrono::duration<double>(timeout);
         const bool pending = busy_.load() || !stream_.idle_but_for_caller();
         while (busy_.load() || !stream_.idle_but_for_caller()) {
-            if (region_.failed() && !busy_.load()) break;
-            if (Clock::now() > until && !region_.failed()) {
+            if (group_.failed() && !busy_.load()) break;
+            if (Clock::now() > until && !group_.failed()) {
                 trouble = "an operation was still under way and was given up";
-                fail_region(region_, Cause::PeerLost, rank(), region_.seats[rank()].calls.load(), "closed the group while a call of its own was under way");
+                fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "closed the group while a call of its own was under way");
             }
             usleep(500);
         }
-        if (pending && trouble.empty() && region_.failed()) trouble = "an operation was still under way when the group failed";
+        if (pending && trouble.empty() && group_.failed()) trouble = "an operation was still under way when the group failed";
         closed_ = true;
         try {
-            if (!pending) steps_.compare_last();
+            if (!pending) protocol_.compare_last();
         } catch (const Error& e) {
             trouble = e.what();
         }
         if (!stream_.close(kPatience)) trouble = "a function of the program on the communication stream did not end and was left alone";
-        if (region_.failed()) mail_->close(0);
-        else if (std::string left = mail_->close(timeout); !left.empty()) trouble = left;
-        Seat& seat = region_.seats[rank()];
-        seat.left.store(1);
-        wake_all(region_);
-        if (region_.seated.fetch_sub(1) == 1 && region_offset_ != segment_->header().world_region) {
-            const int n = region_.nranks;
+        if (group_.failed()) messages_->close(0);
+        else if (std::string left = messages_->close(timeout); !left.empty()) trouble = left;
+        PeerSlot& peer_slot = group_.peers[rank()];
+        peer_slot.left.store(1);
+        wake_all(group_);
+        if (group_.attached.fetch_sub(1) == 1 && group_offset_ != segment_->header().world_group) {
+            const int n = group_.nranks;
             for (int r = 0; r < n; ++r)
-                if (uint64_t report = region_.seats[r].report.load()) segment_->release(report);
+                if (uint64_t report = group_.peers[r].report.load()) segment_->release(report);
             for (int from = 0; from < n; ++from)
                 for (int to = 0; to < n; ++to)
-                    if (uint64_t channel = region_.channel(from, to).load()) segment_->release(channel);
-            segment_->release(region_offset_);
+                    if (uint64_t channel = group_.channel(from, to).load()) segment_->release(channel);
+            segment_->release(group_offset_);
         }
     } catch (const std::exception& e) {
         trouble = e.what();

@@ -22,12 +22,12 @@ public:
     // is a process of its own, so its peers are watched. Throws PeerLost, TimedOut, BadArgument.
     // All ranks give the same settings; BadArgument on every rank where they differ.
     static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings = {});
-    Comm(std::shared_ptr<Segment> segment, uint64_t region, int rank, double timeout, const Settings& settings);
+    Comm(std::shared_ptr<Segment> segment, uint64_t group, int rank, double timeout, const Settings& settings);
     ~Comm();
 
-    int rank() const { return steps_.rank; }
-    int world_size() const { return steps_.n; }
-    double timeout() const { return steps_.timeout; }
+    int rank() const { return protocol_.rank; }
+    int world_size() const { return protocol_.n; }
+    double timeout() const { return protocol_.timeout; }
     void set_timeout(double seconds);
 
     // Zeroed memory on which these operations work in place. Throws OutOfMemory.
@@ -36,7 +36,7 @@ public:
     bool holds(const void* p, size_t bytes) const { return segment_->holds(p, bytes); }
     const std::shared_ptr<Segment>& segment() const { return segment_; }
 
-    // The operations of the contract. Throw BadArgument before anything is sent, else as Steps does.
+    // The operations of the contract. Throw BadArgument before anything is sent, else as SlotProtocol does.
     void barrier();
     void broadcast(void* data, uint64_t count, DType dtype, int root);
     void all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op);
@@ -63,7 +63,7 @@ public:
     // order started, before any later blocking call. What it throws comes out of the Task's wait.
     // foreign: the program's own code, which may never end.
     std::shared_ptr<Task> start(std::function<void()> operation, bool foreign = false);
-    // Events (events.hpp) on the stream: the event stands for all that was started so far, and is
+    // Events (stream/events.hpp) on the stream: the event stands for all that was started so far, and is
     // reached only if the group stands by then; what is started, or called, after this waits for the
     // event. A wait longer than the timeout, or for an event that cannot be reached, fails the group.
     void record_event(uint64_t event);
@@ -78,29 +78,29 @@ public:
     void send_now(const void* data, uint64_t count, DType dtype, int to, int tag);
     void recv_now(void* data, uint64_t count, DType dtype, int from, int tag);
     void sync();
-    // A new group of these ranks of this one, in their order, made by one of them alone, who tells the
-    // others its number; each takes its place in it by that. Throw BadArgument, OutOfMemory.
+    // A new group of these ranks of this group, in their order. One of them makes it and sends its number to the
+    // others; each joins it by that number. Throw BadArgument, OutOfMemory.
     uint64_t make_part(const std::vector<int>& ranks);
     std::shared_ptr<Comm> take_part(uint64_t part);
     // The algorithms that a call of `op` on this group tries, in this order, where each rank's array has so many bytes.
-    std::vector<Algorithm> algorithms(Op op, size_t bytes) const { return tuning::choices(steps_.conditions(), op, bytes, region_.stream_from); }
+    std::vector<Algorithm> algorithms(Op op, size_t bytes) const { return tuning::choices(protocol_.conditions(), op, bytes, group_.stream_from); }
     // Collective. color < 0: no part in any new group, nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
 
     // Fail the group, naming this rank: "rank 2 <why>".
     void abort(const std::string& why);
     // The process is about to end: peers that lose it may wait for its exit status.
-    void announce_end() { segment_->record(region_.member()[rank()]).ending = 1; }
+    void announce_end() { segment_->record(group_.member()[rank()]).ending = 1; }
     // Idempotent, never throws. What went wrong, in words, or nothing.
     std::optional<std::string> close(double timeout) noexcept;
 
 private:
     class Call_;
     friend class Call_;
-    bool take_turn();
-    void wait_turn();
-    void leave_turn();
-    bool has_turn() const;
+    bool lock_calls();
+    void wait_for_calls();
+    void unlock_calls();
+    bool holds_calls() const;
     void agree_on_conditions();
     void hold_for(const std::shared_ptr<Task>& mark);
     void complete(const std::shared_ptr<Request>& request);
@@ -109,11 +109,11 @@ private:
     void check_counts(const Counts& counts, const char* argument) const;
 
     std::shared_ptr<Segment> segment_;
-    Region& region_;
-    const uint64_t region_offset_;
+    GroupSegment& group_;
+    const uint64_t group_offset_;
     const Settings settings_;
-    Steps steps_;
-    std::shared_ptr<Mail> mail_;
+    SlotProtocol protocol_;
+    std::shared_ptr<Messages> messages_;
     Stream stream_;
     std::atomic<uint32_t> busy_{0};  // futex: 0 free, 1 a call is under way, 2 and others wait
     std::atomic<std::thread::id> holder_{};  // the thread between hold and release

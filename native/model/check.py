@@ -26,10 +26,10 @@ SOUND = {
     "messages, any rank may die, deadlines": "MESSAGES=3 DEATHS=2 DEADLINES",
 }
 BROKEN = {
-    "a sleeper does not look again once registered": "STEPS=2 BREAK_RECHECK",
-    "a sleeper reads its bell only after it looked": "STEPS=2 BREAK_BELL",
-    "a receiver does not look again once registered": "MESSAGES=2 BREAK_RECHECK",
-    "a receiver reads its bell only after it looked": "MESSAGES=2 BREAK_BELL",
+    "a sleeper does not poll again once registered": "STEPS=2 BREAK_RECHECK",
+    "a sleeper reads its notifications only after it polled": "STEPS=2 BREAK_NOTIFICATION",
+    "a receiver does not poll again once registered": "MESSAGES=2 BREAK_RECHECK",
+    "a receiver reads its notifications only after it polled": "MESSAGES=2 BREAK_NOTIFICATION",
     "who notices a death wakes nobody": "STEPS=1 DEATHS=1 BREAK_TELLING",
     "a rank that dies while it leaves wakes nobody": "STEPS=2 EARLY DEATHS=1 BREAK_LEAVING",
     "only the first to notice a death tells of it": "N=3 PAIR DEATHS=2 BREAK_MARKING",

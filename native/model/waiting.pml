@@ -40,26 +40,26 @@
 #define LAST STEPS
 #endif
 #define NOBODY 255
-#define DEADLINE 254    /* a verdict: somebody waited too long */
+#define DEADLINE 254    /* a failure_record: somebody waited too long */
 
-/* ---- the segment: the group's region, and what is known of each rank ---- */
+/* ---- the segment: the group segment, and what is known of each rank ---- */
 byte seq[N];            /* steps that the rank has posted */
 byte waits_for[N] = NOBODY;
 byte sleepers;
-bool rung[N];           /* seat.bell was rung since its rank last read it */
+bool notified[N];           /* peer slot's notifications was notified since its rank last read it */
 byte written, taken;    /* of the ring from rank 0 to rank 1 */
-byte mail_sleepers[N];
-bool mailed[N];         /* seat.mail, as rung */
+byte message_sleepers[N];
+bool message_notified[N];         /* peer slot's message_notifications, as notified */
 bool left[N];
-byte verdict = NOBODY;  /* why the group failed: the rank that was lost, or DEADLINE */
+byte failure_record = NOBODY;  /* why the group failed: the rank that was lost, or DEADLINE */
 #ifdef BREAK_VERDICT
-bool unfinished;        /* the verdict is being written */
+bool unfinished;        /* the failure_record is being written */
 #endif
 bool told[N];           /* the groups know that the rank has ended */
 
 /* ---- the kernel ---- */
 bool alive[N] = true;
-bool asleep[N];         /* the rank's main thread, on the futex of its bell or of its mail */
+bool asleep[N];         /* the rank's main thread, on the futex of its notification or of its mail */
 byte dying;             /* threads of a killed process that run no more, and have yet to be cleared away */
 
 #define MAY_DIE(r) (alive[r] && alive[0] + alive[1] + (N > 2 && alive[N - 1]) > N - DEATHS)
@@ -67,14 +67,14 @@ byte dying;             /* threads of a killed process that run no more, and hav
 
 /* ---- the protocol. A process may be killed between any two statements; a d_step is one statement ---- */
 
-/* No nap ends the sleep: what is right only thanks to naps is an error here. */
-inline futex_sleep(bell) {
-    asleep[me] = !bell;
+/* No time limit ends the sleep: what is right only thanks to time limits of sleeps is an error here. */
+inline futex_sleep(notification) {
+    asleep[me] = !notification;
     !asleep[me]
 }
 
-/* A bell and the waking of who sleeps by it, as one: README.md says why nothing is lost by that. */
-#define RING(p) if :: MEMBER(p) -> rung[p] = true; mailed[p] = true; asleep[p] = false :: else fi
+/* A notification and the waking of who sleeps by it, as one: README.md says why nothing is lost by that. */
+#define RING(p) if :: MEMBER(p) -> notified[p] = true; message_notified[p] = true; asleep[p] = false :: else fi
 
 /* Every seat's, one after the other; the process may die in between. */
 inline wake_all() {
@@ -85,20 +85,20 @@ inline wake_all() {
     fi
 }
 
-inline fail_region(why) {
+inline fail_group(why) {
 #ifdef BREAK_VERDICT
     if
-    :: d_step { verdict == NOBODY -> verdict = why; unfinished = true }; unfinished = false; wake_all()
-    :: verdict != NOBODY
+    :: d_step { failure_record == NOBODY -> failure_record = why; unfinished = true }; unfinished = false; wake_all()
+    :: failure_record != NOBODY
     fi
 #else
-    verdict = (verdict == NOBODY -> why : verdict);
+    failure_record = (failure_record == NOBODY -> why : failure_record);
     wake_all()
 #endif
 }
 
 inline ring_sleeper(p) {
-    d_step { if :: MEMBER(p) && waits_for[p] == me -> rung[p] = true; asleep[p] = false :: else fi }
+    d_step { if :: MEMBER(p) && waits_for[p] == me -> notified[p] = true; asleep[p] = false :: else fi }
 }
 
 inline post() {
@@ -109,29 +109,29 @@ inline post() {
     fi
 }
 
-inline look_for_trouble(peer, there) {
-    if :: verdict != NOBODY -> goto raise :: verdict == NOBODY fi;
-    if :: left[peer] && !(there) -> fail_region(peer); goto raise :: !left[peer] || (there) fi;
+inline check_for_failure(peer, there) {
+    if :: failure_record != NOBODY -> goto raise :: failure_record == NOBODY fi;
+    if :: left[peer] && !(there) -> fail_group(peer); goto raise :: !left[peer] || (there) fi;
 #ifdef DEADLINES
-    if :: fail_region(DEADLINE); goto raise :: true fi
+    if :: fail_group(DEADLINE); goto raise :: true fi
 #endif
 }
 
-/* Until `there`, which `peer` brings about; `bell` is the flag that it sets then. */
-inline sleep_for(peer, there, bell) {
+/* Until `there`, which `peer` brings about; `notification` is the flag that it sets then. */
+inline sleep_for(peer, there, notification) {
     do
     ::
-#ifndef BREAK_BELL
-        bell = false;    /* what the bell says is read */
+#ifndef BREAK_NOTIFICATION
+        notification = false;    /* what the notification says is read */
 #endif
 #ifndef BREAK_RECHECK
         if :: there -> break :: !(there) fi;
 #endif
-        look_for_trouble(peer, there);
-#ifdef BREAK_BELL
-        bell = false;
+        check_for_failure(peer, there);
+#ifdef BREAK_NOTIFICATION
+        notification = false;
 #endif
-        futex_sleep(bell);
+        futex_sleep(notification);
         if :: there -> break :: !(there) fi
     od
 }
@@ -142,7 +142,7 @@ inline await(peer, value) {
     :: seq[peer] < value ->
         waits_for[me] = peer;
         d_step { sleepers++; registered = true };
-        sleep_for(peer, seq[peer] >= value, rung[me]);
+        sleep_for(peer, seq[peer] >= value, notified[me]);
         withdraw()
     fi
 }
@@ -151,27 +151,27 @@ inline withdraw() {
     d_step { if :: registered -> registered = false; sleepers--; waits_for[me] = NOBODY :: else fi }
 }
 
-inline await_mail(peer, there) {
+inline await_message(peer, there) {
     if
     :: there
-    :: !(there) -> mail_sleepers[me]++; sleep_for(peer, there, mailed[me]); mail_sleepers[me]--
+    :: !(there) -> message_sleepers[me]++; sleep_for(peer, there, message_notified[me]); message_sleepers[me]--
     fi
 }
 
-inline ring_mail(p) {
+inline notify_message(p) {
     if
-    :: d_step { mail_sleepers[p] > 0 -> mailed[p] = true; asleep[p] = false }
-    :: mail_sleepers[p] == 0
+    :: d_step { message_sleepers[p] > 0 -> message_notified[p] = true; asleep[p] = false }
+    :: message_sleepers[p] == 0
     fi
 }
 
-inline region_lost_rank(p) {
+inline group_lost_rank(p) {
     if
     :: MEMBER(p) && !left[p] ->
 #ifdef BREAK_TELLING
-        verdict = (verdict == NOBODY -> p : verdict)
+        failure_record = (failure_record == NOBODY -> p : failure_record)
 #else
-        fail_region(p)
+        fail_group(p)
 #endif
     :: MEMBER(p) && left[p] ->    /* it may have died while it left, before it rang */
 #ifdef BREAK_LEAVING
@@ -186,9 +186,9 @@ inline region_lost_rank(p) {
 inline mark_exited(p) {
     if
 #ifdef BREAK_MARKING
-    :: d_step { !told[p] -> told[p] = true }; region_lost_rank(p)    /* only the first to notice tells */
+    :: d_step { !told[p] -> told[p] = true }; group_lost_rank(p)    /* only the first to notice tells */
 #else
-    :: !told[p] -> region_lost_rank(p); told[p] = true
+    :: !told[p] -> group_lost_rank(p); told[p] = true
 #endif
     :: told[p]
     fi
@@ -202,14 +202,14 @@ proctype Rank(byte me) provided (dying == 0 || !alive[me]) {
     {
 #ifdef MESSAGES
         do
-        :: step < MESSAGES && me == 0 -> await_mail(1, written == taken); written++; ring_mail(1); step++
-        :: step < MESSAGES && me == 1 -> await_mail(0, written > taken); taken++; ring_mail(0); step++
+        :: step < MESSAGES && me == 0 -> await_message(1, written == taken); written++; notify_message(1); step++
+        :: step < MESSAGES && me == 1 -> await_message(0, written > taken); taken++; notify_message(0); step++
         :: step == MESSAGES || me > 1 -> break
         od;
 #else
         do
-        :: step < LAST && MEMBER(me) && verdict != NOBODY -> goto raise
-        :: step < LAST && MEMBER(me) && verdict == NOBODY ->
+        :: step < LAST && MEMBER(me) && failure_record != NOBODY -> goto raise
+        :: step < LAST && MEMBER(me) && failure_record == NOBODY ->
             post();
             d_step { step++; peer = 0 };
             do
@@ -225,7 +225,7 @@ raise:
 #ifdef BREAK_VERDICT
         !unfinished;
 #endif
-        assert(verdict == DEADLINE || left[verdict] || !alive[verdict]);
+        assert(failure_record == DEADLINE || left[failure_record] || !alive[failure_record]);
         withdraw();
 close:
         left[me] = true;

@@ -1,5 +1,5 @@
 // Every collective against what it means, over world sizes and sizes around the borders between the
-// ways it can go: beside the flag, one slot, many pieces, a ragged tail.
+// ways it can go: in the slot header, one slot, many pieces, a ragged tail.
 #include <numeric>
 
 #include "ranks.hpp"

@@ -146,9 +146,9 @@ void closing_lets_finish_what_was_started(Comm& c) {
 void a_group_with_a_dead_rank() {
     auto segment = Segment::create(2);
     segment->mark_exited(1, -SIGKILL);
-    const Region& region = *segment->at<Region>(create_region(*segment, {0, 1}));
-    CHECK(region.failed());
-    CHECK_EQ(region.failure().rank, 1);
+    const GroupSegment& group = *segment->at<GroupSegment>(create_group_segment(*segment, {0, 1}));
+    CHECK(group.failed());
+    CHECK_EQ(group.failure().rank, 1);
 }
 
 // A rank dies, and so does the one that noticed, before it could tell any group.
@@ -156,7 +156,7 @@ void the_notice_of_a_dead_rank() {
     auto segment = Segment::create(3);
     segment->record(2).exited = 1;
     segment->mark_exited(2, -SIGKILL);
-    const Region& world = *segment->at<Region>(segment->header().world_region);
+    const GroupSegment& world = *segment->at<GroupSegment>(segment->header().world_group);
     CHECK(world.failed());
     CHECK_EQ(world.failure().rank, 2);
     CHECK(world.failure().cause == Cause::PeerLost);
@@ -172,7 +172,7 @@ void the_heap_of_a_dead_rank() {
     CHECK(segment->allocate(100, BlockKind::Buffer) != 0);
     segment->header().heap_owner = 1;  // alive, as far as anybody knows
     segment->mark_exited(0, 0);
-    CHECK(segment->at<Region>(segment->header().world_region)->failed());
+    CHECK(segment->at<GroupSegment>(segment->header().world_group)->failed());
     CHECK(Clock::now() - since < std::chrono::seconds(1));
     segment->header().heap_owner = 0;
 }

@@ -237,15 +237,15 @@ void check_kernel(const KernelTable& table, DType dtype, ReduceOp op, const std:
                   const Bytes& want, size_t count, size_t shift, int in_place, int divisor) {
     const size_t size = itemsize(dtype), length = count * size, margin = 64;
     const int n = static_cast<int>(sources.size());
-    struct alignas(64) Line {
+    struct alignas(64) SlotHeader {
         char bytes[64];
     };
     const auto margin_byte = [](int s) { return static_cast<char>(17 * (s + 1)); };  // so that no margin is a result
-    std::vector<std::vector<Line>> buffers(n + 1);
+    std::vector<std::vector<SlotHeader>> buffers(n + 1);
     std::vector<char*> data(n + 1);
     for (int s = 0; s <= n; ++s) {
-        buffers[s].resize((length + shift * size + 2 * margin) / sizeof(Line) + 1);
-        std::memset(buffers[s].data(), margin_byte(s), buffers[s].size() * sizeof(Line));
+        buffers[s].resize((length + shift * size + 2 * margin) / sizeof(SlotHeader) + 1);
+        std::memset(buffers[s].data(), margin_byte(s), buffers[s].size() * sizeof(SlotHeader));
         data[s] = buffers[s][0].bytes + margin + shift * size;
         if (s < n && length != 0) std::memcpy(data[s], sources[s].data(), length);
     }
@@ -428,7 +428,7 @@ void test_dispatch() {
     CHECK(reduce_kernel(DType::I32, ReduceOp::MEAN) == nullptr);
 }
 
-// ---- Copies past the cache ----
+// ---- Copies with non-temporal stores ----
 
 // Lengths around lines, units and four pages; any place of source and destination within a line.
 void test_stream_copy() {

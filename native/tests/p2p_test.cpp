@@ -104,7 +104,7 @@ void meet(Comm& c) {
     c.all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
 }
 
-// Receives that wait when a large message is sent: it goes there past the ring, also where the sender
+// Receives that wait when a large message is sent: it goes there without the ring, also where the sender
 // does not wait, and two at a time.
 void awaited(Comm& c) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;

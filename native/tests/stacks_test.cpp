@@ -22,8 +22,8 @@ struct Watcher {
         segment->record(rank).pid = getpid();
         thread = std::thread([this, segment, rank] {
             while (!over) {
-                pollfd bell{doorbell, POLLIN, 0};
-                if (poll(&bell, 1, 10) == 1) answer_doorbell(segment, rank, doorbell);
+                pollfd notifications{doorbell, POLLIN, 0};
+                if (poll(&notifications, 1, 10) == 1) answer_doorbell(segment, rank, doorbell);
             }
         });
     }

@@ -1,6 +1,6 @@
 // Every rank receives the blocks of all.
 //
-// inline: beside the flag. staged: a rank writes its block into its slots, piece by piece, and copies out the
+// inline: in the slot header. staged: a rank writes its block into its slots, piece by piece, and copies out the
 // others'. single_copy, registered: ranks read the others' blocks in their memory. single_copy_put,
 // registered_put: a rank writes its block into the memory of the others.
 #include "collectives/collectives.hpp"
@@ -10,36 +10,36 @@ namespace rankwise::collectives {
 namespace {
 
 // False where memory of one cannot be read; then nothing was done.
-bool get_blocks(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    Loan loan(s, s.readable(send, blocks.size(s.rank)));
-    if (!loan.all_lend()) return false;  // from here on all agree: what others refuse must not change recv
+bool get_blocks(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    ExposedBuffers exposed(s, s.readable(send, blocks.size(s.rank)));
+    if (!exposed.all_exposed()) return false;  // from here on all agree: what others refuse must not change recv
     keep_own(s, recv + blocks.offset(s.rank), send, blocks.size(s.rank), blocks.total() * size_t(s.n));
     for (int i = 1; i < s.n; ++i) {
         const int from = (s.rank + i) % s.n;
-        loan.read(from, recv + blocks.offset(from), 0, blocks.size(from));
+        exposed.get(from, recv + blocks.offset(from), 0, blocks.size(from));
     }
-    loan.finish_all();
+    exposed.finish_all();
     return true;
 }
 
 // A piece at a time, which is in the cache when it goes to the next rank. False where memory of one cannot be
 // written to; then nothing was done.
-bool put_block(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+bool put_block(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     constexpr size_t kPiece = 256 << 10;
     const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
-    uint8_t* exposed = s.readable(recv, blocks.total());
-    Loan loan(s, exposed, exposed);
-    if (!loan.all_lend()) return false;
+    uint8_t* reached = s.readable(recv, blocks.total());
+    ExposedBuffers exposed(s, reached, reached);
+    if (!exposed.all_exposed()) return false;
     for (size_t at = 0; at < mine; at += kPiece) {
         const size_t length = std::min(kPiece, mine - at);
         keep_own(s, recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
-        for (int i = 1; i < s.n; ++i) loan.write((s.rank + i) % s.n, send + at, begin + at, length);
+        for (int i = 1; i < s.n; ++i) exposed.put((s.rank + i) % s.n, send + at, begin + at, length);
     }
-    loan.finish_all();
+    exposed.finish_all();
     return true;
 }
 
-void all_gather_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+void all_gather_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), piece = s.slot_bytes();
     uint8_t* own = recv + blocks.offset(s.rank);
     const Copy copy_out = s.copy_for(blocks.total() * size_t(s.n));
@@ -63,7 +63,7 @@ void all_gather_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Block
 
 }  // namespace
 
-void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+void all_gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
     uint8_t* own = recv + blocks.offset(s.rank);
     if (s.n == 1) return keep_own(s, own, send, mine, mine);  // a group of one has no staging
@@ -78,13 +78,13 @@ void all_gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& bloc
             return keep_own(s, own, send, mine, 0);
         }
         case Algorithm::Registered:
-            if (!InPlace(s, send, mine)) continue;
+            if (!AllRegistered(s, send, mine)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
             if (get_blocks(s, send, recv, blocks)) return;
             continue;
         case Algorithm::RegisteredPut:
-            if (!InPlace(s, recv, total)) continue;
+            if (!AllRegistered(s, recv, total)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopyPut:
             if (put_block(s, send, recv, blocks)) return;

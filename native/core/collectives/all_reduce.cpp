@@ -1,7 +1,7 @@
 // The reduction of what all ranks have, on all ranks. Every algorithm reduces in the order of the ranks, so that
 // every rank has the same bits.
 //
-// inline: exchanged beside the flag, and every rank reduces all of it. flat: likewise, through one slot. staged: in
+// inline: exchanged in the slot header, and every rank reduces all of it. flat: likewise, through one slot. staged: in
 // pieces, each cut into one share a rank: a rank writes the others' shares into its slot, reduces its own share of
 // all slots, and copies the other ranks' results out (reduce-scatter and all-gather: Rabenseifner, "Optimization
 // of Collective Reduction Operations", ICCS 2004). single_copy, registered: the same in the ranks' own memory.
@@ -15,7 +15,7 @@ constexpr size_t kCacheBlock = 16 << 10;  // reduced and passed on while it is i
 
 }  // namespace
 
-void reduce_staged(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const size_t piece = s.slot_bytes();
     const uint64_t rounds = rounds_of(bytes, piece);
     const bool receives = root < 0 || s.rank == root;
@@ -68,7 +68,7 @@ void reduce_staged(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKer
     }
 }
 
-static void all_reduce_flat(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+static void all_reduce_flat(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
     const size_t bytes = count * item;
     const void* sources[kMaxRanks];
     const uint64_t g = s.take(bytes);
@@ -80,7 +80,7 @@ static void all_reduce_flat(Steps& s, uint8_t* data, size_t count, size_t item, 
     s.release(g);
 }
 
-void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+void all_reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
     const size_t bytes = count * item;
     Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::all_reduce(c, bytes); });
     for (;; choice = choice.rest()) {
@@ -94,7 +94,7 @@ void all_reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel
         }
         case Algorithm::Flat: return all_reduce_flat(s, data, count, item, kernel);
         case Algorithm::Registered:
-            if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, -1);
+            if (const AllRegistered all(s, data, bytes); all) return reduce_registered(s, all, bytes, item, kernel, -1);
             continue;
         case Algorithm::SingleCopy:
             if (all_reduce_single_copy(s, data, bytes, item, kernel)) return;

@@ -1,6 +1,6 @@
 // Root's data, on all ranks.
 //
-// inline: beside the flag. staged: root writes each piece into its slot, and the others copy it out. single_copy,
+// inline: in the slot header. staged: root writes each piece into its slot, and the others copy it out. single_copy,
 // registered: the others read root's memory.
 #include "collectives/collectives.hpp"
 
@@ -8,25 +8,25 @@ namespace rankwise::collectives {
 
 // The others read root's memory; of two ranks root writes half of it, so that both copy. False where memory cannot be
 // reached; then nothing was done.
-static bool broadcast_single_copy(Steps& s, uint8_t* data, size_t bytes, int root) {
+static bool broadcast_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
     const size_t read = s.n == 2 ? bytes / 2 : bytes;
     const bool from_me = s.rank == root, written = s.n == 2 && !from_me;
     uint8_t* lent = from_me || written ? s.readable(data, bytes) : nullptr;
-    Loan loan(s, from_me ? lent : nullptr, written ? lent : nullptr);
-    if (s.n == 2) loan.await(1 - s.rank);
-    else if (!from_me) loan.await_all();  // from here on all agree: what others refuse must not change data
-    if (!(from_me ? lent != nullptr : loan.lends(root, false)) || (s.n == 2 && !loan.lends(1 - root, true))) return loan.finish_all(), false;
+    ExposedBuffers exposed(s, from_me ? lent : nullptr, written ? lent : nullptr);
+    if (s.n == 2) exposed.await(1 - s.rank);
+    else if (!from_me) exposed.await_all();  // from here on all agree: what others refuse must not change data
+    if (!(from_me ? lent != nullptr : exposed.exposes(root, false)) || (s.n == 2 && !exposed.exposes(1 - root, true))) return exposed.finish_all(), false;
     if (from_me) {
-        if (s.n == 2) loan.write(1 - root, data + read, read, bytes - read);
-        loan.finish_all();
+        if (s.n == 2) exposed.put(1 - root, data + read, read, bytes - read);
+        exposed.finish_all();
     } else {
-        loan.read(root, data, 0, read);
-        loan.finish_with(root);
+        exposed.get(root, data, 0, read);
+        exposed.finish_with(root);
     }
     return true;
 }
 
-static void broadcast_staged(Steps& s, uint8_t* data, size_t bytes, int root) {
+static void broadcast_staged(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
     const bool from_me = s.rank == root;
     const size_t piece = s.slot_bytes();
     const Copy copy_out = s.copy_for(bytes * size_t(s.n));
@@ -46,7 +46,7 @@ static void broadcast_staged(Steps& s, uint8_t* data, size_t bytes, int root) {
         });
 }
 
-void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
+void broadcast(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
     if (s.n == 1) return;  // a group of one has no staging
     const bool from_me = s.rank == root;
     Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::broadcast(c, bytes); });
@@ -55,12 +55,12 @@ void broadcast(Steps& s, uint8_t* data, size_t bytes, int root) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, from_me ? bytes : 0);
             if (from_me) return;
-            s.await_giver(root, step);
+            s.await_sender(root, step);
             std::memcpy(data, s.payload(root, step), bytes);
             return;
         }
         case Algorithm::Registered:
-            if (!InPlace(s, s.n == 2 || from_me ? data : nullptr, bytes)) continue;
+            if (!AllRegistered(s, s.n == 2 || from_me ? data : nullptr, bytes)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
             if (broadcast_single_copy(s, data, bytes, root)) return;

@@ -1,6 +1,6 @@
 // The blocks of all ranks, on root.
 //
-// inline: beside the flag. staged: every rank but root writes its block into its slots, piece by piece, and root
+// inline: in the slot header. staged: every rank but root writes its block into its slots, piece by piece, and root
 // copies them out. single_copy, registered: every rank writes its block into root's memory.
 #include "collectives/collectives.hpp"
 
@@ -8,32 +8,32 @@ namespace rankwise::collectives {
 
 // Every rank writes its block into root's memory; of two ranks root reads half of a small one and some of one that is
 // too large for the caches, so that both copy as long. False where root's memory cannot be reached; then nothing was done.
-static bool gather_single_copy(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static bool gather_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
     const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.past_cache(blocks.total()));
     const bool read = s.n == 2 && !to_me;
-    Loan loan(s, read ? s.readable(send, blocks.size(s.rank)) : nullptr, to_me ? s.readable(recv, blocks.total()) : nullptr);
-    loan.await_all();  // from here on all agree: what others refuse must not change recv
-    if (!loan.lends(root, true)) return loan.finish_all(), false;
-    const size_t taken = some && loan.lends(1 - root, false) && !loan.registered(root, true) ? some : 0;
+    ExposedBuffers exposed(s, read ? s.readable(send, blocks.size(s.rank)) : nullptr, to_me ? s.readable(recv, blocks.total()) : nullptr);
+    exposed.await_all();  // from here on all agree: what others refuse must not change recv
+    if (!exposed.exposes(root, true)) return exposed.finish_all(), false;
+    const size_t taken = some && exposed.exposes(1 - root, false) && !exposed.registered(root, true) ? some : 0;
     const auto given = [&](int from) {
         const size_t block = blocks.size(from);
-        return s.n > 2 || block >= tuning::kPutBlock || !loan.lends(1 - root, false) ? block - taken : block / 2;
+        return s.n > 2 || block >= tuning::kPutBlock || !exposed.exposes(1 - root, false) ? block - taken : block / 2;
     };
     if (!to_me) {
-        loan.write(root, send, blocks.offset(s.rank), given(s.rank));
-        return loan.finish_with(root), true;
+        exposed.put(root, send, blocks.offset(s.rank), given(s.rank));
+        return exposed.finish_with(root), true;
     }
     keep_own(s, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
     for (int from = 0; from < s.n; ++from) {
         const size_t already = given(from);
-        if (from != root) loan.read(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
+        if (from != root) exposed.get(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
     }
-    loan.finish_all();
+    exposed.finish_all();
     return true;
 }
 
-static void gather_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static void gather_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest();
     const Copy copy_out = s.copy_for(blocks.total());
@@ -56,7 +56,7 @@ static void gather_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Bl
         });
 }
 
-void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+void gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
     Choice choice = chosen(s, {largest, total}, [&](const Conditions& c) { return tuning::gather(c, largest); });
@@ -65,14 +65,14 @@ void gather(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, 
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, to_me ? 0 : mine);
             if (!to_me) return;
-            s.await_givers(step);
+            s.await_senders(step);
             keep_own(s, recv + blocks.offset(root), send, mine, 0);
             for (int p = 0; p < s.n; ++p)
                 if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
             return;
         }
         case Algorithm::Registered:
-            if (!InPlace(s, to_me ? recv : s.n == 2 ? send : nullptr, to_me ? total : mine)) continue;
+            if (!AllRegistered(s, to_me ? recv : s.n == 2 ? send : nullptr, to_me ? total : mine)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
             if (gather_single_copy(s, send, recv, blocks, root)) return;

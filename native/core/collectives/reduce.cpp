@@ -1,13 +1,13 @@
 // The reduction of what all ranks have, on root.
 //
-// inline: beside the flag; root reduces everything. flat: likewise, through the slots. staged: every rank reduces a
+// inline: in the slot header; root reduces everything. flat: likewise, through the slots. staged: every rank reduces a
 // share of each piece, and root copies the shares out (all_reduce.cpp). single_copy, registered: every rank reduces
 // a share, and writes it into root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
-static void reduce_flat(Steps& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+static void reduce_flat(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const bool to_me = s.rank == root;
     const size_t piece = s.slot_bytes();
     pipeline(
@@ -26,7 +26,7 @@ static void reduce_flat(Steps& s, uint8_t* data, size_t bytes, size_t item, Redu
         });
 }
 
-void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root) {
+void reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root) {
     const size_t bytes = count * item;
     const bool to_me = s.rank == root;
     Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::reduce(c, bytes); });
@@ -35,13 +35,13 @@ void reduce(Steps& s, uint8_t* data, size_t count, size_t item, ReduceKernel ker
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, to_me ? 0 : bytes);
             if (!to_me) return;
-            s.await_givers(step);
+            s.await_senders(step);
             const void* sources[kMaxRanks];
             for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data : s.payload(r, step);
             return kernel(data, sources, s.n, count, s.n);
         }
         case Algorithm::Registered:
-            if (const InPlace all(s, data, bytes); all) return reduce_in_place(s, all, bytes, item, kernel, root);
+            if (const AllRegistered all(s, data, bytes); all) return reduce_registered(s, all, bytes, item, kernel, root);
             continue;
         case Algorithm::SingleCopy:
             if (reduce_single_copy(s, data, bytes, item, kernel, root)) return;

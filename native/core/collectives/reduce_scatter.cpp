@@ -1,13 +1,13 @@
 // Each rank receives the reduction of its block. Every algorithm reduces in the order of the ranks.
 //
-// inline: beside the flag, all blocks to all ranks. staged: each rank's slot holds a piece of every other rank's
+// inline: in the slot header, all blocks to all ranks. staged: each rank's slot holds a piece of every other rank's
 // block, side by side, and each rank reduces the pieces of its own block. single_copy, registered: each rank reduces
 // its block from the peers' memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
-static void reduce_scatter_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+static void reduce_scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
     const uint8_t* own = send + blocks.offset(s.rank);
     const size_t mine = blocks.size(s.rank);
     const SideBySide cut(s, blocks.largest());
@@ -30,7 +30,7 @@ static void reduce_scatter_staged(Steps& s, const uint8_t* send, uint8_t* recv, 
         });
 }
 
-void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+void reduce_scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
     const size_t mine = blocks.size(s.rank), total = blocks.total();
     Choice choice = chosen(s, total, [&](const Conditions& c) { return tuning::reduce_scatter(c, total); });
     for (;; choice = choice.rest()) {
@@ -44,7 +44,7 @@ void reduce_scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& 
             return;
         }
         case Algorithm::Registered:
-            if (const InPlace all(s, send, total); all) return reduce_block_in_place(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
+            if (const AllRegistered all(s, send, total); all) return reduce_block_registered(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
             continue;
         case Algorithm::SingleCopy:
             if (reduce_scatter_single_copy(s, send, recv, blocks, item, kernel)) return;

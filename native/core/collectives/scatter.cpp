@@ -1,6 +1,6 @@
 // Root's blocks, one to each rank.
 //
-// inline: beside the flag, all blocks to all ranks. staged: root's slot holds a piece for every other rank, side by
+// inline: in the slot header, all blocks to all ranks. staged: root's slot holds a piece for every other rank, side by
 // side, and each copies out its own. single_copy, registered: each reads its block in root's memory.
 #include "collectives/collectives.hpp"
 
@@ -8,26 +8,26 @@ namespace rankwise::collectives {
 
 // The others read their blocks in root's memory while it copies its own, and of two ranks some of the other's.
 // False where root's memory cannot be reached; then nothing was done.
-static bool scatter_single_copy(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static bool scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
     const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.past_cache(blocks.total()));
-    Loan loan(s, from_me ? s.readable(send, blocks.total()) : nullptr, some && !from_me ? s.readable(recv, blocks.size(s.rank)) : nullptr);
-    loan.await_all();  // from here on all agree: what others refuse must not change recv
-    if (!loan.lends(root, false)) return loan.finish_all(), false;
-    const size_t taken = some && loan.lends(1 - root, true) && !loan.registered(root, false) ? some : 0;
+    ExposedBuffers exposed(s, from_me ? s.readable(send, blocks.total()) : nullptr, some && !from_me ? s.readable(recv, blocks.size(s.rank)) : nullptr);
+    exposed.await_all();  // from here on all agree: what others refuse must not change recv
+    if (!exposed.exposes(root, false)) return exposed.finish_all(), false;
+    const size_t taken = some && exposed.exposes(1 - root, true) && !exposed.registered(root, false) ? some : 0;
     if (from_me) {
         keep_own(s, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
         if (const int other = 1 - root; taken) {
             const size_t read = blocks.size(other) - taken;
-            loan.write(other, send + blocks.offset(other) + read, read, taken);
+            exposed.put(other, send + blocks.offset(other) + read, read, taken);
         }
-        return loan.finish_all(), true;
+        return exposed.finish_all(), true;
     }
-    loan.read(root, recv, blocks.offset(s.rank), blocks.size(s.rank) - taken);
-    return loan.finish_with(root), true;
+    exposed.get(root, recv, blocks.offset(s.rank), blocks.size(s.rank) - taken);
+    return exposed.finish_with(root), true;
 }
 
-static void scatter_staged(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static void scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Copy copy_out = s.copy_for(blocks.total());
@@ -51,7 +51,7 @@ static void scatter_staged(Steps& s, const uint8_t* send, uint8_t* recv, const B
     if (from_me) keep_own(s, recv, send + blocks.offset(root), mine, blocks.total());
 }
 
-void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+void scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Extent extent(blocks.largest(), blocks.total());
@@ -60,12 +60,12 @@ void scatter(Steps& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, from_me ? extent.total : 0);
-            if (!from_me) s.await_giver(root, step);
+            if (!from_me) s.await_sender(root, step);
             if (mine) std::memcpy(recv, (from_me ? send : s.payload(root, step)) + blocks.offset(s.rank), mine);
             return;
         }
         case Algorithm::Registered:
-            if (!InPlace(s, from_me ? send : nullptr, extent.total)) continue;
+            if (!AllRegistered(s, from_me ? send : nullptr, extent.total)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
             if (scatter_single_copy(s, send, recv, blocks, root)) return;

@@ -1,6 +1,6 @@
 // Scatter of an array of which only root knows the dtype and shape: its header goes first, and short parts go with it.
 //
-// inline: beside the flag, header and all parts to all ranks. staged: the header beside the flag, the parts in root's
+// inline: in the slot header, header and all parts to all ranks. staged: the header in the slot header, the parts in root's
 // slot. separate: the header alone; the parts follow in a scatter of their own.
 #include "collectives/collectives.hpp"
 
@@ -10,17 +10,17 @@ namespace {
 
 // Bytes of each part, where the first axis of an array that a header can describe divides evenly; else none. The
 // header alone says it, so that all ranks agree.
-size_t part_of(const Steps& s, const ArrayHeader& header) {
+size_t part_of(const SlotProtocol& s, const ArrayHeader& header) {
     if (header.dims < 1 || header.dims > ArrayHeader::kDims || header.dim[0] % s.n) return tuning::kNoPart;
     return header.bytes() / size_t(s.n);
 }
 
-Algorithm algorithm_of(const Steps& s, const ArrayHeader& header, size_t part) {
+Algorithm algorithm_of(const SlotProtocol& s, const ArrayHeader& header, size_t part) {
     return tuning::scatter_described(s.conditions(), header.used(), part, share_of_slot(s));
 }
 
 // Not inlined, as in pipeline().
-[[gnu::noinline]] void write_parts(Steps& s, const ArrayHeader& header, const uint8_t* send, size_t part) {
+[[gnu::noinline]] void write_parts(SlotProtocol& s, const ArrayHeader& header, const uint8_t* send, size_t part) {
     const SideBySide cut(s, part);
     const uint64_t taken = s.take(cut.bytes);
     s.claim(taken);
@@ -30,14 +30,14 @@ Algorithm algorithm_of(const Steps& s, const ArrayHeader& header, size_t part) {
     s.release(taken);
 }
 
-[[gnu::noinline]] void read_part(Steps& s, const Place& place, size_t part, int root) {
+[[gnu::noinline]] void read_part(SlotProtocol& s, const Place& place, size_t part, int root) {
     const SideBySide cut(s, part);
     const uint64_t taken = s.take(cut.bytes);  // before `place`, which may throw
     std::memcpy(place(part), s.slot(root, taken) + cut.place(root, s.rank), part);
     s.release(taken);
 }
 
-bool describe(Steps& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, int root) {
+bool describe(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, int root) {
     const size_t part = part_of(s, header), used = header.used();
     const Algorithm algorithm = algorithm_of(s, header, part);
     if (algorithm == Algorithm::Inline) {
@@ -56,10 +56,10 @@ bool describe(Steps& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
 
 }  // namespace
 
-bool scatter_described(Steps& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, const Place& place, int root) {
+bool scatter_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, const Place& place, int root) {
     if (s.rank == root) return describe(s, header, send, recv, root);
     const uint64_t step = s.post();
-    s.await_giver(root, step);
+    s.await_sender(root, step);
     std::memcpy(&header, s.payload(root, step), sizeof header);
     const size_t part = part_of(s, header);
     switch (algorithm_of(s, header, part)) {

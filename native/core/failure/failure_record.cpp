@@ -103,32 +103,32 @@ uint64_t first_different(const std::vector<Numbered>& calls) {
 
 }  // namespace
 
-void Steps::lost(int peer, const std::string& operation, int64_t sequence) {
-    fail_region(region_, Cause::PeerLost, peer, region_.seats[peer].calls.load(), "");
+void SlotProtocol::lost(int peer, const std::string& operation, int64_t sequence) {
+    fail_group(group_, Cause::PeerLost, peer, group_.peers[peer].calls.load(), "");
     throw_failure(operation, sequence);
 }
 
-void Steps::refuse(const Call& call) {
+void SlotProtocol::refuse(const Call& call) {
     refused_ = call;
     throw_failure(name(call.op()), int64_t(calls_) + 1);
 }
 
-void Steps::mismatch() {
-    fail_region(region_, Cause::Mismatch, rank, calls_, "");
+void SlotProtocol::mismatch() {
+    fail_group(group_, Cause::Mismatch, rank, calls_, "");
     throw_failure();
 }
 
 // Some operations end on a rank that has waited for nobody, such as a small broadcast on its root. If they were the
 // last ones, nothing else compares the calls: here each peer's at the latest step that both have come to.
-void Steps::compare_last() {
+void SlotProtocol::compare_last() {
     makes_calls_ = false;
-    if (region_.failed() && region_.failure().cause == Cause::Mismatch && !mismatch_thrown_) throw_mismatch();  // a peer has found it
-    if (region_.failed()) return;
-    const Line* mine = region_.seats[rank].lines;
+    if (group_.failed() && group_.failure().cause == Cause::Mismatch && !mismatch_thrown_) throw_mismatch();  // a peer has found it
+    if (group_.failed()) return;
+    const SlotHeader* mine = group_.peers[rank].headers;
     for (int p = 0; p < n; ++p) {
-        for (uint64_t end = next_; end > 0 && end + kLines > next_; --end) {
-            const size_t at = (end - 1) % kLines;
-            const Line& theirs = region_.seats[p].lines[at];
+        for (uint64_t end = next_; end > 0 && end + kHeaders > next_; --end) {
+            const size_t at = (end - 1) % kHeaders;
+            const SlotHeader& theirs = group_.peers[p].headers[at];
             if (theirs.seq.load() != end) continue;
             const uint64_t history = theirs.history.load(std::memory_order_relaxed);
             std::atomic_thread_fence(std::memory_order_acquire);
@@ -139,14 +139,14 @@ void Steps::compare_last() {
     }
 }
 
-void Steps::timed_out(uint64_t value) {
+void SlotProtocol::timed_out(uint64_t value) {
     // Of those waited for, the ones that have not begun the operation are to blame, if there are any: the others
     // may themselves wait for these.
     std::vector<int> behind, absent;
     for (int p = 0; p < n; ++p) {
-        if (p == rank || region_.seats[p].lines[(value - 1) % kLines].seq.load() >= value) continue;
+        if (p == rank || group_.peers[p].headers[(value - 1) % kHeaders].seq.load() >= value) continue;
         behind.push_back(p);
-        if (region_.seats[p].calls.load() < calls_) absent.push_back(p);
+        if (group_.peers[p].calls.load() < calls_) absent.push_back(p);
     }
     TimeoutReport report;
     report.missing = absent.empty() ? behind : absent;
@@ -156,27 +156,27 @@ void Steps::timed_out(uint64_t value) {
     report.stacks = ask_for_stacks(report.missing);
     std::string missing;
     for (int p : report.missing) missing += (missing.empty() ? "" : ",") + std::to_string(p);
-    region_.seats[rank].report.store(write_report(segment_, report));
-    fail_region(region_, Cause::TimedOut, rank, calls_, missing);
+    group_.peers[rank].report.store(write_report(segment_, report));
+    fail_group(group_, Cause::TimedOut, rank, calls_, missing);
     throw_failure();
 }
 
-Calls Steps::states() const {
+Calls SlotProtocol::states() const {
     Calls result;
     for (int p = 0; p < n; ++p) {
-        const RankRecord& r = segment_.record(region_.member()[p]);
+        const RankRecord& r = segment_.record(group_.member()[p]);
         std::string text;
         if (!r.joined.load()) text = "has not joined";
-        else if (r.exited.load()) text = segment_.how_it_ended(region_.member()[p]);
-        else text = words(whereabouts(segment_.header(), region_.member()[p]), region_.number);
+        else if (r.exited.load()) text = segment_.how_it_ended(group_.member()[p]);
+        else text = words(whereabouts(segment_.header(), group_.member()[p]), group_.number);
         result.emplace_back(p, text);
     }
     return result;
 }
 
-Calls Steps::ask_for_stacks(const std::vector<int>& peers) const {
+Calls SlotProtocol::ask_for_stacks(const std::vector<int>& peers) const {
     std::vector<int> world;
-    for (int p : peers) world.push_back(region_.member()[p]);
+    for (int p : peers) world.push_back(group_.member()[p]);
     Calls result = rankwise::ask_for_stacks(segment_, world);
     for (auto& [r, text] : result) r = peers[size_t(std::find(world.begin(), world.end(), r) - world.begin())];
     return result;
@@ -184,8 +184,8 @@ Calls Steps::ask_for_stacks(const std::vector<int>& peers) const {
 
 // Once for each group: the place in the program from where this rank made the call that failed, and
 // the call itself if it was refused.
-void Steps::tell_site() {
-    Site& site = region_.seats[rank].site;
+void SlotProtocol::publish_call_site() {
+    CallSite& site = group_.peers[rank].site;
     uint32_t none = 0;
     if (!site.state.compare_exchange_strong(none, 1)) return;
     std::string text = makes_calls_ ? call_site() : "";
@@ -197,30 +197,30 @@ void Steps::tell_site() {
 
 // Those who are in a call of this group are about to learn that it failed: give them a moment to say
 // where they called it.
-void Steps::await_sites() const {
+void SlotProtocol::await_call_sites() const {
     const auto until = Clock::now() + kSitesWithin;
     for (int p = 0; p < n; ++p) {
-        const int world_rank = region_.member()[p];
+        const int world_rank = group_.member()[p];
         auto inside = [&] {
             const Whereabouts where = whereabouts(segment_.header(), world_rank);
-            return where.inside && where.operation->group == region_.number && !segment_.record(world_rank).exited.load();
+            return where.inside && where.operation->group == group_.number && !segment_.record(world_rank).exited.load();
         };
-        while (region_.seats[p].site.state.load() != 2 && Clock::now() < until && inside()) usleep(500);
+        while (group_.peers[p].site.state.load() != 2 && Clock::now() < until && inside()) usleep(500);
     }
 }
 
-std::string Steps::site_of(int peer) const {
-    const Site& site = region_.seats[peer].site;
+std::string SlotProtocol::call_site_of(int peer) const {
+    const CallSite& site = group_.peers[peer].site;
     return site.state.load() == 2 ? site.text : "";
 }
 
-// The latest calls of a rank, as far as its lines tell.
-std::map<uint64_t, Call> Steps::recent_calls(int peer) const {
-    std::map<uint64_t, const Line*> by_step;
-    for (const Line& line : region_.seats[peer].lines)
+// The latest calls of a rank, as far as its slot headers still hold them.
+std::map<uint64_t, Call> SlotProtocol::recent_calls(int peer) const {
+    std::map<uint64_t, const SlotHeader*> by_step;
+    for (const SlotHeader& line : group_.peers[peer].headers)
         if (const uint64_t seq = line.seq.load()) by_step[seq] = &line;
     std::map<uint64_t, Call> calls;
-    uint64_t number = region_.seats[peer].calls.load();
+    uint64_t number = group_.peers[peer].calls.load();
     for (auto line = by_step.rbegin(); line != by_step.rend() && number > 0; ++line) {
         calls[number] = line->second->said();
         const auto before = std::next(line);
@@ -229,20 +229,20 @@ std::map<uint64_t, Call> Steps::recent_calls(int peer) const {
     return calls;
 }
 
-void Steps::throw_mismatch() {
+void SlotProtocol::throw_mismatch() {
     mismatch_thrown_ = true;
     constexpr uint64_t kShown = 3;  // calls of a rank
-    tell_site();
-    await_sites();
+    publish_call_site();
+    await_call_sites();
     std::vector<Numbered> calls{size_t(n)};
     for (int p = 0; p < n; ++p)
-        for (const auto& [number, call] : recent_calls(p)) calls[size_t(p)].emplace(number, described(call, number, region_.seats[p].described));
+        for (const auto& [number, call] : recent_calls(p)) calls[size_t(p)].emplace(number, described(call, number, group_.peers[p].described));
     const uint64_t first = first_different(calls);
     for (int p = 0; p < n; ++p) {  // who came to it too late
-        const Seat& seat = region_.seats[p];
-        if (seat.site.state.load() == 2 && seat.site.number == first) calls[size_t(p)].emplace(first, described(seat.site.call, first, seat.described));
+        const PeerSlot& peer_slot = group_.peers[p];
+        if (peer_slot.site.state.load() == 2 && peer_slot.site.number == first) calls[size_t(p)].emplace(first, described(peer_slot.site.call, first, peer_slot.described));
     }
-    const Failure f = region_.failure();
+    const Failure f = group_.failure();
     Calls said, sites;
     std::vector<int> different;
     std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by rank " + std::to_string(f.rank) +
@@ -254,15 +254,15 @@ void Steps::throw_mismatch() {
             call += (call.empty() ? "" : ", then ") + one->second.words();
         if (const auto one = mine.find(first); one != mine.end()) differs = differences(one->second, *usual(calls, first));
         if (call.empty()) call = kNotYet;
-        const int world_rank = region_.member()[p];
+        const int world_rank = group_.member()[p];
         const Whereabouts where = whereabouts(segment_.header(), world_rank);
-        if (const std::string site = site_of(p); !site.empty()) {
+        if (const std::string site = call_site_of(p); !site.empty()) {
             call += " at " + site;
             sites.emplace_back(p, site);
         } else if (segment_.record(world_rank).exited.load()) {
             call += " (" + segment_.how_it_ended(world_rank) + ")";
-        } else if (!where.inside || where.operation->group != region_.number) {
-            call += " (now " + words(where, region_.number) + ")";
+        } else if (!where.inside || where.operation->group != group_.number) {
+            call += " (now " + words(where, group_.number) + ")";
         }
         said.emplace_back(p, call);
         if (!differs.empty()) different.push_back(p);
@@ -271,20 +271,20 @@ void Steps::throw_mismatch() {
     throw Mismatch(text, said, sites, different, int64_t(f.sequence));
 }
 
-void Steps::throw_failure(const std::string& operation, int64_t sequence) {
+void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence) {
     before_waiting();
-    const Failure f = region_.failure();
+    const Failure f = group_.failure();
     const std::string who = "rank " + std::to_string(f.rank);
     const std::string here = operation == name(Op::None) ? "" : ", while rank " + std::to_string(rank) + " was in " + operation +
                              (sequence < 0 ? "" : " #" + std::to_string(sequence));
     if (f.cause == Cause::PeerLost) {
-        const int world_rank = region_.member()[f.rank];
+        const int world_rank = group_.member()[f.rank];
         std::string how = f.how;
         std::string where;
         if (how.empty()) {
             how = segment_.how_it_ended(world_rank);
             const Whereabouts last = whereabouts(segment_.header(), world_rank);
-            if (last.begun()) where = (last.inside ? " in " : " after ") + words(*last.operation, region_.number);
+            if (last.begun()) where = (last.inside ? " in " : " after ") + words(*last.operation, group_.number);
         }
         const int32_t pid = segment_.record(world_rank).pid.load();  // 0: it never joined
         const std::string host = host_name();  // all ranks of a segment are on one
@@ -293,7 +293,7 @@ void Steps::throw_failure(const std::string& operation, int64_t sequence) {
     }
     if (f.cause == Cause::TimedOut) {
         TimeoutReport report;
-        if (const uint64_t written = region_.seats[f.rank].report.load()) {
+        if (const uint64_t written = group_.peers[f.rank].report.load()) {
             report = read_report(segment_, written);
         } else {
             for (const char* at = f.how; *at; at += *at == ',') report.missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));

@@ -36,12 +36,12 @@ int open_pipe(const std::string& process, int fd, uint64_t inode, int how) {
     return -1;
 }
 
-bool ring(const RankRecord& r) {
+bool notify(const RankRecord& r) {
     const int pipe = open_pipe(std::to_string(r.pid.load()), r.doorbell.load() - 1, r.doorbell_inode.load(), O_WRONLY);
     if (pipe < 0) return false;
-    const bool rung = write(pipe, "", 1) == 1;
+    const bool seen = write(pipe, "", 1) == 1;
     close(pipe);
-    return rung;
+    return seen;
 }
 
 bool is_stopped(int pid) {
@@ -103,7 +103,7 @@ Calls ask_for_stacks(Segment& segment, const std::vector<int>& ranks) {
         RankRecord& r = segment.record(rank);
         if (!r.doorbell.load() || r.exited.load()) continue;
         asked.emplace_back(rank, r.stacks_asked.fetch_add(1) + 1);
-        ring(r);
+        notify(r);
     }
     Calls said;
     const auto until = Clock::now() + kAnswerWithin;

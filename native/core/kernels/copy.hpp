@@ -4,7 +4,7 @@
 
 namespace rankwise {
 
-// As memcpy, but with stores that go past the cache: for results too large to stay in it, whose
+// As memcpy, but with stores that go with non-temporal stores: for results too large to stay in it, whose
 // lines need then not be read before they are overwritten. Ordered before any later release.
 void stream_copy(void* dst, const void* src, size_t bytes);
 

@@ -19,11 +19,11 @@ constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit 
 constexpr size_t slot_bytes_for(int nranks) { return nranks <= 16 ? 128 << 10 : 64 << 10; }
 static_assert(std::has_single_bit(slot_bytes_for(1)) && std::has_single_bit(slot_bytes_for(kMaxRanks)));  // places are masked
 
-// Where the parts of a region of n ranks lie, from its start.
+// Where the parts of a group segment of n ranks lie, from its start.
 struct Layout {
     size_t channels, members, staging, slot, bytes;
     explicit Layout(size_t n) {
-        channels = round_up(sizeof(Region) + n * sizeof(Seat), kCacheLine);
+        channels = round_up(sizeof(GroupSegment) + n * sizeof(PeerSlot), kCacheLine);
         members = round_up(channels + n * n * sizeof(uint64_t), kCacheLine);
         staging = round_up(members + n * sizeof(int32_t), 4096);
         slot = slot_bytes_for(int(n));
@@ -76,73 +76,73 @@ std::string Call::words() const {
     return text + ")";
 }
 
-size_t region_bytes(size_t n) { return Layout(n).bytes; }
+size_t group_segment_bytes(size_t n) { return Layout(n).bytes; }
 
-uint64_t create_region(Segment& segment, const std::vector<int>& members) {
+uint64_t create_group_segment(Segment& segment, const std::vector<int>& members) {
     const size_t n = members.size();
     const Layout layout(n);
-    const uint64_t offset = segment.allocate(layout.bytes, BlockKind::Region);
-    Region& region = *segment.at<Region>(offset);
-    region.bytes = layout.bytes;
-    region.nranks = int32_t(n);
-    region.number = segment.header().groups.fetch_add(1);
-    region.seated = uint32_t(n);
-    region.slot_bytes = layout.slot;
-    region.oversubscribed = segment.world_size() > usable_cores();
-    region.stream_from = stream_from();
-    region.staging = layout.staging;
-    region.channels = layout.channels;
-    region.members = layout.members;
-    std::copy(members.begin(), members.end(), reinterpret_cast<int32_t*>(region.base() + layout.members));
+    const uint64_t offset = segment.allocate(layout.bytes, BlockKind::GroupSegment);
+    GroupSegment& group = *segment.at<GroupSegment>(offset);
+    group.bytes = layout.bytes;
+    group.nranks = int32_t(n);
+    group.number = segment.header().groups.fetch_add(1);
+    group.attached = uint32_t(n);
+    group.slot_bytes = layout.slot;
+    group.oversubscribed = segment.world_size() > usable_cores();
+    group.stream_from = stream_from();
+    group.staging = layout.staging;
+    group.channels = layout.channels;
+    group.members = layout.members;
+    std::copy(members.begin(), members.end(), reinterpret_cast<int32_t*>(group.base() + layout.members));
     for (int member : members)  // a rank whose end was marked before it could be marked here
-        if (segment.record(member).exited.load()) region_lost_rank(region, member);
+        if (segment.record(member).exited.load()) group_lost_rank(group, member);
     return offset;
 }
 
-// Of the verdict's bits, from the lowest: 4 cause, 1 explained, 19 rank, 40 sequence.
-Failure Region::failure() const {
-    const uint64_t v = verdict.load();
+// Of the failure record's bits, from the lowest: 4 cause, 1 explained, 19 rank, 40 sequence.
+Failure GroupSegment::failure() const {
+    const uint64_t v = failure_record.load();
     const int rank = int(v >> 5 & 0x7ffff);
-    return {Cause(v & 15), rank, v >> 24, v & 16 ? seats[rank].why : ""};
+    return {Cause(v & 15), rank, v >> 24, v & 16 ? peers[rank].why : ""};
 }
 
-void fail_region(Region& region, Cause cause, int rank, uint64_t sequence, const std::string& how) {
-    Seat& seat = region.seats[rank];
+void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, const std::string& how) {
+    PeerSlot& peer_slot = group.peers[rank];
     const bool explained = !how.empty();
     if (explained) {
-        if (seat.explained.exchange(1)) {  // by another thread of this rank, which is a few stores away
-            while (!region.failed()) sched_yield();
+        if (peer_slot.explained.exchange(1)) {  // by another thread of this rank, which is a few stores away
+            while (!group.failed()) sched_yield();
             return;
         }
-        const size_t length = std::min(how.size(), sizeof seat.why - 1);
-        std::memcpy(seat.why, how.data(), length);
-        seat.why[length] = 0;
+        const size_t length = std::min(how.size(), sizeof peer_slot.why - 1);
+        std::memcpy(peer_slot.why, how.data(), length);
+        peer_slot.why[length] = 0;
     }
     uint64_t none = 0;
-    region.verdict.compare_exchange_strong(none, uint64_t(cause) | uint64_t(explained) << 4 | uint64_t(rank) << 5 | sequence << 24);
-    wake_all(region);  // also where another was faster: it may have died before it could
+    group.failure_record.compare_exchange_strong(none, uint64_t(cause) | uint64_t(explained) << 4 | uint64_t(rank) << 5 | sequence << 24);
+    wake_all(group);  // also where another was faster: it may have died before it could
 }
 
-void region_lost_rank(Region& region, int world_rank) {
-    for (int i = 0; i < region.nranks; ++i) {
-        if (region.member()[i] != world_rank) continue;
-        if (!region.seats[i].left.load()) fail_region(region, Cause::PeerLost, i, region.seats[i].calls.load(), "");
-        else if (region.asleep()) wake_all(region);  // it may have died while it left, before it could
+void group_lost_rank(GroupSegment& group, int world_rank) {
+    for (int i = 0; i < group.nranks; ++i) {
+        if (group.member()[i] != world_rank) continue;
+        if (!group.peers[i].left.load()) fail_group(group, Cause::PeerLost, i, group.peers[i].calls.load(), "");
+        else if (group.asleep()) wake_all(group);  // it may have died while it left, before it could
     }
 }
 
-bool Region::asleep() const {
+bool GroupSegment::asleep() const {
     if (sleepers.load()) return true;
-    return std::any_of(seats, seats + nranks, [](const Seat& seat) { return seat.mail_sleepers.load() != 0; });
+    return std::any_of(peers, peers + nranks, [](const PeerSlot& peer_slot) { return peer_slot.message_sleepers.load() != 0; });
 }
 
-void wake_all(Region& region) {
-    for (int i = 0; i < region.nranks; ++i) {
-        Seat& seat = region.seats[i];
-        seat.bell.fetch_add(1);
-        futex_wake_all(seat.bell);
-        seat.mail.fetch_add(1);
-        futex_wake_all(seat.mail);
+void wake_all(GroupSegment& group) {
+    for (int i = 0; i < group.nranks; ++i) {
+        PeerSlot& peer_slot = group.peers[i];
+        peer_slot.notifications.fetch_add(1);
+        futex_wake_all(peer_slot.notifications);
+        peer_slot.message_notifications.fetch_add(1);
+        futex_wake_all(peer_slot.message_notifications);
     }
 }
 

@@ -1,8 +1,8 @@
-// A group's share of the segment: what its ranks write for each other.
+// A group's part of the segment: what its ranks write for each other.
 //
-// Every rank has a seat. In it stands a short ring of lines; a line carries one step of the group:
-// the step's number, the call it belongs to, and a small payload. Behind the seats lies the
-// staging: kSlots slots for each rank, through which larger data passes.
+// Every rank has a peer slot, which holds a ring of slot headers. A header announces one step of the group: the step's
+// number, the call that it belongs to, and a small inline payload. Behind the peer slots lies the staging: kSlots
+// slots for each rank, through which larger data passes.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -22,11 +22,11 @@ enum class Op : uint8_t {
 };
 const char* name(Op op);
 
-inline constexpr int kLines = 64;          // lines of a rank's ring
+inline constexpr int kHeaders = 64;          // lines of a rank's ring
 inline constexpr int kAhead = 3;           // steps that a schedule may post before it has awaited one
 inline constexpr int kSlots = 4;           // staging slots of a rank
 inline constexpr size_t kCell = 8 << 10;   // the least room that a piece has in a slot
-inline constexpr size_t kInline = 96;      // bytes that travel beside the flag
+inline constexpr size_t kInline = 96;      // bytes that travel in the slot header
 
 // What a rank says it is calling.
 struct Call {
@@ -55,7 +55,7 @@ struct Description {
 
 Call make_call(Op op, DType dtype = DType::U8, ReduceOp reduce = ReduceOp::SUM, int root = 0, uint64_t amount = 0);
 
-struct alignas(kCacheLine) Line {
+struct alignas(kCacheLine) SlotHeader {
     std::atomic<uint64_t> seq;  // step + 1 once the rest is there
     std::atomic<uint64_t> history;       // digest of this and all earlier calls: what the ranks compare
     std::atomic<uint64_t> what, amount;  // the call, for the message when they differ
@@ -68,12 +68,12 @@ struct alignas(kCacheLine) Line {
     }
     Call said() const { return {what.load(std::memory_order_relaxed), amount.load(std::memory_order_relaxed)}; }
 };
-static_assert(sizeof(Line) == kCacheLine);
+static_assert(sizeof(SlotHeader) == kCacheLine);
 
-// Where in the program a rank made its call; told when the group has failed.
-struct alignas(kCacheLine) Site {
-    std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 there
-    Call call;                    // what it was, where the group had failed before it: then no line tells it
+// Where in the program a rank made its call. Written once the group has failed.
+struct alignas(kCacheLine) CallSite {
+    std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 complete
+    Call call;                    // what it was, where the group had failed before: then no header says so
     uint64_t number;              // of that call; 0 none
     char text[224];
 };
@@ -87,21 +87,21 @@ struct alignas(kCacheLine) Described {
     std::atomic<int64_t> dim[kDims];
 };
 
-struct alignas(kCacheLine) Seat {
-    Line lines[kLines];
-    alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex: rung for a sleeper waiting in a collective
+struct alignas(kCacheLine) PeerSlot {
+    SlotHeader headers[kHeaders];
+    alignas(kCacheLine) std::atomic<uint32_t> notifications;  // futex: incremented to wake a sleeper in a collective
     std::atomic<uint32_t> waits_for;                 // rank + 1 that the sleeper waits for
     std::atomic<int32_t> core;                       // + 1: where the rank was when it last had to wait
-    alignas(kCacheLine) std::atomic<uint32_t> mail;  // futex: rung when a channel moved
-    std::atomic<uint32_t> mail_sleepers;
+    alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel has moved
+    std::atomic<uint32_t> message_sleepers;
     alignas(kCacheLine) std::atomic<uint32_t> left;  // closed its end of the group
     std::atomic<uint32_t> writing;                   // into a peer's memory
     std::atomic<uint64_t> calls;                     // how many operations it has begun
-    std::atomic<uint32_t> explained;                 // `why` is being written, or there
-    char why[228];                                   // the words of a verdict of this rank's
-    std::atomic<uint64_t> report;                    // offset of what belongs to its verdict of a timeout (timeout_report.hpp)
+    std::atomic<uint32_t> explained;                 // `why` is being written, or complete
+    char why[228];                                   // the text of a failure that this rank recorded
+    std::atomic<uint64_t> report;                    // offset of what belongs to its failure record of a timeout (timeout_report.hpp)
     Described described;
-    Site site;
+    CallSite site;
 };
 
 // Why a group failed.
@@ -113,42 +113,42 @@ struct Failure {
     const char* how;   // in words; empty for a lost rank: its record says how
 };
 
-struct Region {
+struct GroupSegment {
     uint64_t bytes;
     int32_t nranks;
     uint32_t number;                                      // among the segment's groups: 0 is that of all ranks
-    std::atomic<uint32_t> seated;                         // seats whose rank has not let go of the memory
+    std::atomic<uint32_t> attached;                         // ranks that still use this memory
     uint64_t slot_bytes;
     bool oversubscribed;                                  // the host runs more ranks than this process may use cores
     uint64_t stream_from;                                 // bytes, as in kernels/copy.hpp: ranks go by it, so it is one for all
-    uint64_t staging;                                     // offset from the region's start
+    uint64_t staging;                                     // offset from the group segment's start
     uint64_t channels;                                    // likewise: a table [src][dst] of segment offsets
-    uint64_t members;                                     // likewise: int32 world rank of each seat
+    uint64_t members;                                     // likewise: int32 world rank of each peer slot
     alignas(kCacheLine) std::atomic<uint32_t> sleepers;   // ranks asleep in a collective
     // Why the group failed, in one word, so that no death leaves it half written: cause, whether that
     // rank's `why` belongs to it, rank, sequence. 0 while the group stands; written once.
-    alignas(kCacheLine) std::atomic<uint64_t> verdict;
-    alignas(kCacheLine) Seat seats[];
+    alignas(kCacheLine) std::atomic<uint64_t> failure_record;
+    alignas(kCacheLine) PeerSlot peers[];
 
     uint8_t* base() { return reinterpret_cast<uint8_t*>(this); }
     const int32_t* member() { return reinterpret_cast<const int32_t*>(base() + members); }
     std::atomic<uint64_t>& channel(int src, int dst) {
         return reinterpret_cast<std::atomic<uint64_t>*>(base() + channels)[src * nranks + dst];
     }
-    bool failed() const { return verdict.load(std::memory_order_acquire) != 0; }
+    bool failed() const { return failure_record.load(std::memory_order_acquire) != 0; }
     Failure failure() const;
     bool asleep() const;  // whether any rank is, or is about to be
 };
 
-// The room that a region of n ranks takes.
-size_t region_bytes(size_t n);
-// A new region for these world ranks; its offset in the segment.
-uint64_t create_region(Segment& segment, const std::vector<int>& members);
+// The room that a group segment of n ranks takes.
+size_t group_segment_bytes(size_t n);
+// A new group segment for these world ranks; its offset in the segment.
+uint64_t create_group_segment(Segment& segment, const std::vector<int>& members);
 
 // Mark the group failed, unless it already is, and wake everyone in it.
-void fail_region(Region& region, Cause cause, int rank, uint64_t sequence, const std::string& how);
-// `world_rank`'s process ended: fail the region if it still sat there.
-void region_lost_rank(Region& region, int world_rank);
-void wake_all(Region& region);
+void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, const std::string& how);
+// The process of `world_rank` has ended: fail the group unless that rank had left it.
+void group_lost_rank(GroupSegment& group, int world_rank);
+void wake_all(GroupSegment& group);
 
 }  // namespace rankwise

@@ -11,7 +11,7 @@ namespace {
 constexpr uint64_t kNotRegistered = 0;      // offset 0 is the segment's header
 constexpr uint64_t kNotNeeded = ~uint64_t(0);
 constexpr size_t kCacheBlock = 16 << 10;    // reduced and passed on while it is in the L1 cache
-constexpr size_t kLookEvery = 512 << 10;    // bytes between two looks at whether the group has failed
+constexpr size_t kCheckEvery = 512 << 10;    // bytes between two checks for a failure of the group
 
 }  // namespace
 
@@ -22,7 +22,7 @@ Registered::~Registered() {
     if (getpid() == owner_) segment_->release(offset_);
 }
 
-InPlace::InPlace(Steps& s, const void* memory, size_t bytes) : s_(s), own_(static_cast<uint8_t*>(const_cast<void*>(memory))) {
+AllRegistered::AllRegistered(SlotProtocol& s, const void* memory, size_t bytes) : s_(s), own_(static_cast<uint8_t*>(const_cast<void*>(memory))) {
     const uint64_t mine = !memory || !bytes ? kNotNeeded : s.segment().holds(memory, bytes) ? s.segment().offset_of(memory) : kNotRegistered;
     step_ = s.post(&mine, sizeof mine);
     if (mine == kNotRegistered) return;
@@ -34,15 +34,15 @@ InPlace::InPlace(Steps& s, const void* memory, size_t bytes) : s_(s), own_(stati
 
 namespace collectives {
 
-void reduce_in_place(Steps& s, const InPlace& data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
-    Visit visit(s);
+void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+    PeerWrites visit(s);
     const bool receives = root < 0 || s.rank == root;
     const Shares shares(bytes, s.n);
     const size_t end = shares.end(s.rank);
     for (size_t at = shares.begin(s.rank), look = 0; at < end; at += kCacheBlock) {
         if (at >= look) {
             visit.go_on();
-            look = at + kLookEvery;
+            look = at + kCheckEvery;
         }
         const size_t length = std::min(kCacheBlock, end - at);
         const void* sources[kMaxRanks];
@@ -51,17 +51,17 @@ void reduce_in_place(Steps& s, const InPlace& data, size_t bytes, size_t item, R
         kernel(result, sources, s.n, length / item, s.n);
         for (int i = 1; i < s.n; ++i) {
             const int to = (s.rank + i) % s.n;
-            // Its lines were read a moment ago: stores that go past the cache would be slower, at any size.
+            // Its lines were read a moment ago: stores that go with non-temporal stores would be slower, at any size.
             if (root < 0 || to == root) std::memcpy(data.of(to) + at, result, length);
         }
     }
     visit.end();
 }
 
-void reduce_block_in_place(Steps& s, const InPlace& send, uint8_t* recv, size_t offset, size_t mine, size_t item, ReduceKernel kernel) {
-    for (size_t at = 0; at < mine; at += kLookEvery) {
+void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine, size_t item, ReduceKernel kernel) {
+    for (size_t at = 0; at < mine; at += kCheckEvery) {
         s.check();
-        const size_t length = std::min(kLookEvery, mine - at);
+        const size_t length = std::min(kCheckEvery, mine - at);
         const void* sources[kMaxRanks];
         for (int r = 0; r < s.n; ++r) sources[r] = send.of(r) + offset + at;
         kernel(recv + at, sources, s.n, length / item, s.n);

@@ -1,9 +1,9 @@
-// Memory in the segment, on which peers work in place: nothing passes through staging.
+// Registered buffers: memory in the segment, which peers read and write in place.
 //
-// The segment's heap is one sparse file, as large as the machine's memory allows and mapped by every
-// rank from the start, so a buffer needs no mapping of its own and never moves. It is told to the
-// peers by its offset. Any rank makes buffers when it likes, and of any size: a collective goes in
-// place where all ranks gave such memory, and its usual way, with the same bits, where one did not.
+// The segment's heap is one sparse file, as large as the machine's memory allows and mapped by every rank from the
+// start. So a buffer needs no mapping of its own and never moves, and peers know it by its offset. Any rank makes
+// buffers of any size whenever it likes. A collective works in place where all ranks give registered buffers, and by
+// another algorithm, with the same bits as result, where one does not.
 #pragma once
 #include <memory>
 
@@ -29,13 +29,13 @@ private:
     const int owner_;  // pid: a forked child sees the buffer too, and is not to free it
 };
 
-// The agreement of the ranks that all gave registered memory to one operation. Posts a step. Only a
-// rank that gave such memory waits for the others': for the rest it is one store more.
-class InPlace {
+// Whether all ranks gave registered buffers to one operation. Posts a step. Only a rank that gave one waits for the
+// others; for the rest it costs one more store.
+class AllRegistered {
 public:
-    // memory: what peers would work on; null or empty, where they need nothing of this rank.
-    InPlace(Steps& s, const void* memory, size_t bytes);
-    // Whether it is so on all ranks; then `of` tells where a rank's memory is.
+    // memory: the buffer that peers would access; null or empty where they need none of this rank.
+    AllRegistered(SlotProtocol& s, const void* memory, size_t bytes);
+    // True where all are registered; then of(rank) is that rank's buffer.
     explicit operator bool() const { return agreed_; }
     uint8_t* of(int rank) const { return rank == s_.rank ? own_ : s_.segment().at(told(rank)); }
 
@@ -45,25 +45,25 @@ private:
         std::memcpy(&word, s_.payload(rank, step_), sizeof word);
         return word;
     }
-    Steps& s_;
+    SlotProtocol& s_;
     uint8_t* own_;
     uint64_t step_;
     bool agreed_ = false;
 };
 
-// The time in which this rank works on its peers' memory, and they on its own. One whose operation
-// ends in an exception does not leave before nobody writes there any more.
-class Visit {
+// The time in which ranks write into each other's memory. A rank whose operation ends in an exception stays until no
+// peer writes into its memory any more.
+class PeerWrites {
 public:
-    explicit Visit(Steps& s) : s_(s) { s.set_writing(true); }
-    ~Visit() {
+    explicit PeerWrites(SlotProtocol& s) : s_(s) { s.set_writing(true); }
+    ~PeerWrites() {
         s_.set_writing(false);
         if (!ended_) s_.await_no_writers();
     }
-    Visit(const Visit&) = delete;
-    // Throws where the group has failed: then no more may be written.
+    PeerWrites(const PeerWrites&) = delete;
+    // Throws once the group has failed: then nothing more may be written.
     void go_on() { s_.check(); }
-    // This rank has done its part; returns when all have.
+    // This rank has finished; returns when all have.
     void end() {
         s_.set_writing(false);
         s_.await_all(s_.post());
@@ -71,7 +71,7 @@ public:
     }
 
 private:
-    Steps& s_;
+    SlotProtocol& s_;
     bool ended_ = false;
 };
 
@@ -79,9 +79,9 @@ namespace collectives {
 
 // Every rank reduces its share of all ranks' data, and writes it into the data of all; of rank `root`
 // alone, where that is not negative.
-void reduce_in_place(Steps& s, const InPlace& data, size_t bytes, size_t item, ReduceKernel kernel, int root);
+void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel, int root);
 // `mine` bytes of all ranks' memory, from `offset` on, reduced into `recv`.
-void reduce_block_in_place(Steps& s, const InPlace& send, uint8_t* recv, size_t offset, size_t mine, size_t item, ReduceKernel kernel);
+void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine, size_t item, ReduceKernel kernel);
 
 }  // namespace collectives
 }  // namespace rankwise

@@ -95,7 +95,7 @@ std::shared_ptr<Segment> Segment::create(int world_size) {
     size_t pages = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
     size_t bytes = std::max<size_t>(2 * pages, size_t(4) << 30);
     bytes = std::min({bytes, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / kPage * kPage;
-    if (const size_t least = head + region_bytes(world_size) + 3 * kPage; bytes < least)
+    if (const size_t least = head + group_segment_bytes(world_size) + 3 * kPage; bytes < least)
         throw OutOfMemory("the shared segment needs " + mib(least) + ", " + mib(bytes) + " are available under this process's limits (ulimit -v, -f)");
 
     int fd = memfd_create("rankwise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -129,7 +129,7 @@ std::shared_ptr<Segment> Segment::create(int world_size) {
     *segment->at<Block>(head) = {bytes - head, BlockKind::Free, 0};
     std::vector<int> everyone(world_size);
     for (int r = 0; r < world_size; ++r) everyone[r] = r;
-    h.world_region = create_region(*segment, everyone);
+    h.world_group = create_group_segment(*segment, everyone);
     h.magic = kSegmentMagic;
     return segment;
 }
@@ -244,7 +244,7 @@ size_t Segment::allocated_blocks() const {
 void Segment::mark_exited(int rank, int32_t status) {
     RankRecord& r = record(rank);
     if (status != kStatusUnknown) r.exit_status.store(status);
-    // Whoever notices tells the groups, until one has told them all: who was first may have died of it.
+    // Every rank that notices fails the groups until one rank has failed them all: the first may have died meanwhile.
     if (r.told.load()) return;
     r.exited.store(1);
     header_->roster.fetch_add(1);
@@ -253,7 +253,7 @@ void Segment::mark_exited(int rank, int32_t status) {
     // that the holder is about to change.
     HeapLock lock(*header_, 0.05);
     for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
-        if (at<Block>(offset)->kind == BlockKind::Region) region_lost_rank(*at<Region>(offset + kPage), rank);
+        if (at<Block>(offset)->kind == BlockKind::GroupSegment) group_lost_rank(*at<GroupSegment>(offset + kPage), rank);
     r.told.store(1);
 }
 

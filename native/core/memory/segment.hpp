@@ -47,7 +47,7 @@ struct SegmentHeader {
     int32_t world_size;
     std::atomic<uint32_t> heap_owner;         // rank + 1 of the holder of the heap's lock
     alignas(kCacheLine) std::atomic<uint32_t> roster;  // bumped at each joining and exit; joiners sleep on it
-    uint64_t world_region;                    // offset of the group of all ranks
+    uint64_t world_group;                    // offset of the group of all ranks
     uint64_t traces;                          // likewise: kTraced entries for each rank (trace.hpp)
     uint64_t first_block;                     // likewise: where the heap begins; what is before it never moves
     std::atomic<uint32_t> groups;             // made so far
@@ -56,7 +56,7 @@ struct SegmentHeader {
     RankRecord ranks[];
 };
 
-enum class BlockKind : uint32_t { Free, Region, Channel, Buffer };
+enum class BlockKind : uint32_t { Free, GroupSegment, Channel, Buffer };
 
 class Segment : public std::enable_shared_from_this<Segment> {
 public:

@@ -1,5 +1,4 @@
-// What two ranks share for the messages that go one way between them: a ring of bytes, and a place to
-// show where a large message shall go.
+// What two ranks share for the messages of one direction: a ring of bytes, and the rendezvous of a large message.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -11,23 +10,22 @@
 
 namespace rankwise {
 
-// A receive of a large message that waits for it shows here where it shall go. A sender that finds the
-// receive here takes it instead of the ring, and both copy the message from where it is to where it
-// shall be, piece by piece from its two ends until they meet.
-struct Handover {
-    enum Stage : uint64_t { Nothing, Shown, Taken };
+// A receive of a large message that waits is posted here with the address of its buffer. A sender that finds it matches
+// it in place of using the ring, and both ranks copy the message directly, piece by piece from its two ends until they
+// meet.
+struct Rendezvous {
+    enum Stage : uint64_t { Nothing, Posted, Matched };
     static Stage stage(uint64_t state) { return Stage(state & 3); }
 
-    // The stage, and above it a count of what was shown, so that no sender takes another receive than
-    // the one it has read.
+    // The stage, and above it a count of the receives posted, so that a sender matches only the receive it has read.
     alignas(kCacheLine) std::atomic<uint64_t> state;
-    std::atomic<uint64_t> to, count;    // by the receiver, before it shows them
+    std::atomic<uint64_t> to, count;    // by the receiver, before it posts
     std::atomic<uint32_t> dtype;
     std::atomic<int32_t> tag;
-    alignas(kCacheLine) std::atomic<uint64_t> from;  // by the sender, before it takes the receive
+    alignas(kCacheLine) std::atomic<uint64_t> from;  // by the sender, before it matches the receive
     std::atomic<uint64_t> begun, done;  // pieces
     std::atomic<int32_t> sent_tag;
-    std::atomic<uint32_t> writing;      // the sender is at a piece, or about to be
+    std::atomic<uint32_t> writing;      // the sender copies a piece, or is about to
 };
 
 // Before each message in the ring.
@@ -42,7 +40,7 @@ struct Header {
 struct Channel {
     uint64_t capacity;
     uint64_t first_stamp;  // random
-    Handover handover;
+    Rendezvous rendezvous;
     alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
     alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
     alignas(kCacheLine) uint8_t ring[];
@@ -54,8 +52,8 @@ struct Channel {
         const auto bytes = int64_t(written.load() - read.load(std::memory_order_relaxed));
         return uint64_t(std::max(bytes, int64_t(0)));  // a short message may be read before it is counted
     }
-    // What says that a message is there, in the line where it begins: whoever looks for that need not
-    // fetch another line first. That other data look the same happens once in 2^64 times.
+    // The mark that a message has arrived, in the cache line where it begins: a receiver that polls it needs no other
+    // line first. Other data has the same value once in 2^64 cases.
     uint64_t stamp(uint64_t at) const { return first_stamp + at; }
     std::atomic_ref<uint64_t> stamp_at(uint64_t at) { return std::atomic_ref(reinterpret_cast<Header*>(ring + at % capacity)->stamp); }
     void put_header(uint64_t at, const Header& h) { std::memcpy(ring + at % capacity, &h, offsetof(Header, stamp)); }

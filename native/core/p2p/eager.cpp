@@ -1,5 +1,5 @@
-// Short messages whose callers wait: into the ring and out of it at once, without a Request, where
-// nothing else is under way that would come first.
+// Short messages whose callers wait: into the ring and out of it at once, without a Request, where no other message
+// comes first.
 #include "p2p/messages.hpp"
 
 namespace rankwise {
@@ -10,9 +10,9 @@ constexpr uint64_t kShort = 1 << 10;
 
 }  // namespace
 
-bool Mail::send_short(const void* data, uint64_t count, DType dtype, int to, int tag) {
+bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag) {
     const uint64_t bytes = count * itemsize(dtype);
-    if (bytes > kShort || to == rank_ || region_.failed()) return false;
+    if (bytes > kShort || to == rank_ || group_.failed()) return false;
     const auto lock = hold();
     if (!sends_[to].empty() || closing_) return false;
     Channel& c = *channel(rank_, to, true);
@@ -23,20 +23,20 @@ bool Mail::send_short(const void* data, uint64_t count, DType dtype, int to, int
     if (bytes) c.put(at + sizeof(Header), data, bytes);
     c.stamp_at(at).store(c.stamp(at), std::memory_order_release);
     c.written.exchange(at + whole);
-    ring(to);
+    notify(to);
     trace_short(Op::Send, dtype, to, tag, bytes);
     return true;
 }
 
-bool Mail::recv_short(void* data, uint64_t count, DType dtype, int from, int tag) {
+bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int tag) {
     const uint64_t bytes = count * itemsize(dtype);
-    if (bytes > kShort || from == rank_ || tag == kAny || region_.failed()) return false;
+    if (bytes > kShort || from == rank_ || tag == kAny || group_.failed()) return false;
     const auto lock = hold();
     Channel* c = channel(from, rank_, false);
     Incoming& in = incoming_[from];
     if (!c || in.message || in.pad || !arrived_[from].empty() || !receives_.empty()) return false;
     const uint64_t at = c->read.load(std::memory_order_relaxed);
-    for (int i = policy_.first_looks; c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at); --i) {
+    for (int i = policy_.first_polls; c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at); --i) {
         if (i <= 0) return false;
         cpu_relax();
     }
@@ -44,14 +44,14 @@ bool Mail::recv_short(void* data, uint64_t count, DType dtype, int from, int tag
     if (h.tag != tag || h.count != count || h.dtype != uint32_t(dtype)) return false;
     if (bytes) c->get(at + sizeof h, data, bytes);
     c->read.exchange(at + Channel::whole_of(at, bytes));
-    ring(from);
+    notify(from);
     trace_short(Op::Recv, dtype, from, tag, bytes);
     return true;
 }
 
-void Mail::trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes) {
+void Messages::trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes) {
     const uint64_t now = ticks();
-    tracer_.end(tracer_.begin(make_call(op, dtype, {}, peer).what, region_.number, tag, 0, bytes, now), now, 0);
+    tracer_.end(tracer_.begin(make_call(op, dtype, {}, peer).what, group_.number, tag, 0, bytes, now), now, 0);
     tracer_.moved(bytes);
 }
 

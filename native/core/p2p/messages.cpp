@@ -20,21 +20,21 @@ std::string describe(uint64_t count, DType dtype, int tag) {
 
 }  // namespace
 
-Mail::Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps)
-    : segment_(std::move(segment)), region_(region), steps_(steps), tracer_(*segment_, region.member()[steps.rank]), rank_(steps.rank), n_(steps.n),
-      policy_(steps.policy()), sends_(n_), arrived_(n_), incoming_(n_), shown_(n_) {}
+Messages::Messages(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps)
+    : segment_(std::move(segment)), group_(group), protocol_(steps), tracer_(*segment_, group.member()[steps.rank]), rank_(steps.rank), n_(steps.n),
+      policy_(steps.policy()), sends_(n_), arrived_(n_), incoming_(n_), posted_(n_) {}
 
-Mail::~Mail() { close(0); }
+Messages::~Messages() { close(0); }
 
-std::shared_ptr<Mail> Mail::make(std::shared_ptr<Segment> segment, Region& region, Steps& steps) {
+std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps) {
     // In a forked child it is left as it is: its thread is not there, and who knows what that held.
-    return {new Mail(std::move(segment), region, steps), [](Mail* mail) {
+    return {new Messages(std::move(segment), group, steps), [](Messages* mail) {
                 if (!mail->forked()) delete mail;
             }};
 }
 
-Channel* Mail::channel(int from, int to, bool make) {
-    std::atomic<uint64_t>& place = region_.channel(from, to);
+Channel* Messages::channel(int from, int to, bool make) {
+    std::atomic<uint64_t>& place = group_.channel(from, to);
     uint64_t offset = place.load(std::memory_order_acquire);
     if (!offset && make) {
         const uint64_t capacity = n_ <= 8 ? 256 << 10 : 64 << 10;
@@ -49,7 +49,7 @@ Channel* Mail::channel(int from, int to, bool make) {
 }
 
 // While a large message is copied, another thread may hold it for milliseconds.
-std::unique_lock<std::mutex> Mail::hold() {
+std::unique_lock<std::mutex> Messages::hold() {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) {
         before_waiting();
@@ -58,17 +58,17 @@ std::unique_lock<std::mutex> Mail::hold() {
     return lock;
 }
 
-void Mail::ring(int whom) {
-    Seat& seat = region_.seats[whom];
-    if (!seat.mail_sleepers.load()) return;
-    seat.mail.fetch_add(1);
-    futex_wake_all(seat.mail);
+void Messages::notify(int whom) {
+    PeerSlot& peer_slot = group_.peers[whom];
+    if (!peer_slot.message_sleepers.load()) return;
+    peer_slot.message_notifications.fetch_add(1);
+    futex_wake_all(peer_slot.message_notifications);
 }
 
-std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits) {
-    if (region_.failed()) steps_.throw_failure(name(Op::Send));
+std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits) {
+    if (group_.failed()) protocol_.throw_failure(name(Op::Send));
     auto r = std::make_shared<Request>();
-    r->mail_ = weak_from_this();
+    r->messages_ = weak_from_this();
     r->sends_ = true;
     r->peer_ = to;
     r->tag_ = tag;
@@ -86,16 +86,16 @@ std::shared_ptr<Request> Mail::send(const void* data, uint64_t count, DType dtyp
         return r;
     }
     sends_[to].push_back(r);
-    if (waits && sends_[to].size() == 1) look_for_receive(to, *r);
+    if (waits && sends_[to].size() == 1) poll_for_receive(to, *r);
     push(to, waits || may_copy_at_once(*r));
     if (!r->complete_ && !waits) ensure_thread();
     return r;
 }
 
-std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits) {
-    if (region_.failed()) steps_.throw_failure(name(Op::Recv));
+std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits) {
+    if (group_.failed()) protocol_.throw_failure(name(Op::Recv));
     auto r = std::make_shared<Request>();
-    r->mail_ = weak_from_this();
+    r->messages_ = weak_from_this();
     r->peer_ = from;
     r->tag_ = tag;
     r->dtype_ = dtype;
@@ -106,7 +106,7 @@ std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int
     if (auto m = first_arrived(from, tag); !m) {
         receives_.push_back(r);
         pull_from(from);
-        show(r);
+        post_receive(r);
     } else if (fits(*r, m->from, m->header)) {
         const uint64_t here = m->header.bytes - m->left;
         if (here) std::memcpy(data, m->kept.data(), here);
@@ -122,12 +122,12 @@ std::shared_ptr<Request> Mail::recv(void* data, uint64_t count, DType dtype, int
     return r;
 }
 
-void Mail::trace(Request& r, bool waits) {
+void Messages::trace(Request& r, bool waits) {
     const uint64_t what = make_call(r.sends_ ? Op::Send : Op::Recv, r.dtype_, {}, r.peer_).what;
-    r.entry_ = tracer_.begin(what | (waits ? 0 : kBackground), region_.number, r.tag_, 0, r.count_ * itemsize(r.dtype_), ticks());
+    r.entry_ = tracer_.begin(what | (waits ? 0 : kBackground), group_.number, r.tag_, 0, r.count_ * itemsize(r.dtype_), ticks());
 }
 
-void Mail::end_trace(Request& r, bool failed) {
+void Messages::end_trace(Request& r, bool failed) {
     if (!r.entry_) return;
     const uint64_t now = ticks();
     if (r.matched_ && !r.sends_) r.entry_->tell_peer(r.peer_, r.tag_);  // the receive may have been for any
@@ -135,18 +135,18 @@ void Mail::end_trace(Request& r, bool failed) {
     r.entry_ = nullptr;
 }
 
-void Mail::complete(Request& r, bool failed) {
+void Messages::complete(Request& r, bool failed) {
     end_trace(r, failed);
     if (!failed) tracer_.moved(r.count_ * itemsize(r.dtype_));
     r.complete_ = true;
 }
 
-void Mail::pull_from(int from) {
+void Messages::pull_from(int from) {
     for (int p = 0; p < n_; ++p)
         if (p != rank_ && (from == kAny || p == from)) pull(p);
 }
 
-void Mail::abandon(const std::shared_ptr<Request>& r) {
+void Messages::abandon(const std::shared_ptr<Request>& r) {
     std::lock_guard lock(mutex_);
     if (r->complete_) return;
     end_trace(*r, true);
@@ -157,12 +157,12 @@ void Mail::abandon(const std::shared_ptr<Request>& r) {
             return;
         }
         if (r->met_)  // the receiver has stopped in the middle of a piece, which it reads from here
-            return fail_region(region_, Cause::PeerLost, rank_, 0, "gave up a send while rank " + std::to_string(r->peer_) + " was receiving it");
+            return fail_group(group_, Cause::PeerLost, rank_, 0, "gave up a send while rank " + std::to_string(r->peer_) + " was receiving it");
         r->copy_.assign(r->data_, r->data_ + r->count_ * itemsize(r->dtype_));
         r->data_ = r->copy_.data();
         return ensure_thread();
     }
-    if (r->peer_ != kAny && r->peer_ != rank_ && shown_[r->peer_] == r) conceal(r->peer_);
+    if (r->peer_ != kAny && r->peer_ != rank_ && posted_[r->peer_] == r) withdraw_receive(r->peer_);
     receives_.remove(r);
     for (Incoming& in : incoming_) {
         if (!in.message || in.message->receive != r) continue;
@@ -176,7 +176,7 @@ void Mail::abandon(const std::shared_ptr<Request>& r) {
     }
 }
 
-std::shared_ptr<Mail::Message> Mail::first_arrived(int from, int tag) {
+std::shared_ptr<Messages::Message> Messages::first_arrived(int from, int tag) {
     std::shared_ptr<Message> first;
     for (int p = 0; p < n_; ++p) {
         if (from != kAny && p != from) continue;
@@ -187,8 +187,8 @@ std::shared_ptr<Mail::Message> Mail::first_arrived(int from, int tag) {
     return first;
 }
 
-std::optional<Arrival> Mail::probe(int from, int tag) {
-    if (region_.failed()) steps_.throw_failure("probe");
+std::optional<Arrival> Messages::probe(int from, int tag) {
+    if (group_.failed()) protocol_.throw_failure("probe");
     std::lock_guard lock(mutex_);
     pull_from(from);
     auto m = first_arrived(from, tag);
@@ -198,7 +198,7 @@ std::optional<Arrival> Mail::probe(int from, int tag) {
 
 // Whether the message is what the receive expects. If not the receive has failed, and the message
 // stays for another.
-bool Mail::fits(Request& r, int from, const Header& h) {
+bool Messages::fits(Request& r, int from, const Header& h) {
     r.peer_ = from;
     r.tag_ = h.tag;
     r.matched_ = true;
@@ -210,7 +210,7 @@ bool Mail::fits(Request& r, int from, const Header& h) {
 }
 
 // A header was read: bind the message to the receive that waits for it, or keep it.
-std::shared_ptr<Mail::Message> Mail::arrive(int from, const Header& h) {
+std::shared_ptr<Messages::Message> Messages::arrive(int from, const Header& h) {
     auto m = std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_++, {}, nullptr});
     auto asked = std::find_if(receives_.begin(), receives_.end(), [&](auto& r) {
         return !r->matched_ && (r->peer_ == from || r->peer_ == kAny) && (r->tag_ == h.tag || r->tag_ == kAny);
@@ -230,25 +230,25 @@ std::shared_ptr<Mail::Message> Mail::arrive(int from, const Header& h) {
 }
 
 // The last byte is here.
-void Mail::finish(Message& m) {
+void Messages::finish(Message& m) {
     if (!m.receive) return;
     receives_.remove(m.receive);
     complete(*m.receive);
 }
 
-bool Mail::push(int to, bool at_once) {
+bool Messages::push(int to, bool at_once) {
     auto& queue = sends_[to];
     if (queue.empty()) return false;
     Channel& c = *channel(rank_, to, true);
     bool moved = false;
     while (!queue.empty()) {
         Request& r = *queue.front();
-        if (const uint64_t shown = r.matched_ ? 0 : shown_for(c, r)) {
+        if (const uint64_t shown = r.matched_ ? 0 : receive_posted_for(c, r)) {
             if (!at_once) break;  // a thread does it
             moved |= take(c, r, to, shown);
         }
         if (r.met_) {
-            if (!copied(c.handover, r.count_ * itemsize(r.dtype_))) break;
+            if (!copied(c.rendezvous, r.count_ * itemsize(r.dtype_))) break;
             complete(r);
             queue.pop_front();
             moved = true;
@@ -275,7 +275,7 @@ bool Mail::push(int to, bool at_once) {
         if (finished) at += Channel::pad_of(at);
         if (at != before) {
             c.written.exchange(at);
-            ring(to);
+            notify(to);
             moved = true;
         }
         if (finished) {
@@ -288,12 +288,12 @@ bool Mail::push(int to, bool at_once) {
     return moved;
 }
 
-bool Mail::pull(int from) {
+bool Messages::pull(int from) {
     Channel* c = channel(from, rank_, false);
     if (!c) return false;
     Incoming& in = incoming_[from];
     bool moved = false;
-    if (!settle(from, moved)) return moved;
+    if (!progress_rendezvous(from, moved)) return moved;
     for (;;) {
         const uint64_t before = c->read.load(std::memory_order_relaxed);
         uint64_t at = before, waiting = c->waiting();
@@ -323,12 +323,12 @@ bool Mail::pull(int from) {
         }
         if (at == before) return moved;
         c->read.exchange(at);
-        ring(from);
+        notify(from);
         moved = true;
     }
 }
 
-bool Mail::progress() {
+bool Messages::progress() {
     bool moved = false;
     for (int p = 0; p < n_; ++p) {
         if (p == rank_) continue;
@@ -339,21 +339,21 @@ bool Mail::progress() {
 }
 
 // Whether nothing more can come from this source: for kAny, from nobody else.
-bool Mail::has_left(int from) const {
+bool Messages::has_left(int from) const {
     for (int p = 0; p < n_; ++p)
-        if (p != rank_ && (p == from || from == kAny) && !region_.seats[p].left.load()) return false;
+        if (p != rank_ && (p == from || from == kAny) && !group_.peers[p].left.load()) return false;
     return n_ > 1;
 }
 
-bool Mail::pending() const {
+bool Messages::pending() const {
     if (!receives_.empty()) return true;
     return std::any_of(sends_.begin(), sends_.end(), [](auto& q) { return !q.empty(); });
 }
 
 // Ends a wait for someone who will not come.
-void Mail::check_peers(const Request* request) {
+void Messages::check_peers(const Request* request) {
     const char* operation = name(!request ? Op::Sync : request->sends_ ? Op::Send : Op::Recv);
-    if (region_.failed()) steps_.throw_failure(operation);
+    if (group_.failed()) protocol_.throw_failure(operation);
     auto gone = [&](const Request& r) {
         std::unique_lock lock(mutex_);
         if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return;
@@ -361,7 +361,7 @@ void Mail::check_peers(const Request* request) {
         if (r.complete_) return;
         const int peer = r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
         lock.unlock();
-        steps_.lost(peer, operation);
+        protocol_.lost(peer, operation);
     };
     if (request) return gone(*request);
     std::vector<std::shared_ptr<Request>> all;
@@ -373,13 +373,13 @@ void Mail::check_peers(const Request* request) {
     for (auto& r : all) gone(*r);
 }
 
-template <class Done> void Mail::wait_until(double timeout, Done&& done, Request* request) {
+template <class Done> void Messages::wait_until(double timeout, Done&& done, Request* request) {
     auto try_once = [&] {
         const auto lock = hold();
         progress();
         return done();
     };
-    for (int i = policy_.first_looks; i >= 0; --i) {
+    for (int i = policy_.first_polls; i >= 0; --i) {
         if (try_once()) return;
         cpu_relax();
     }
@@ -408,14 +408,14 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, Request
         sched_yield();
         if (try_once()) return;
     }
-    Seat& seat = region_.seats[rank_];
+    PeerSlot& peer_slot = group_.peers[rank_];
     struct Registered {
         std::atomic<uint32_t>& sleepers;
         explicit Registered(std::atomic<uint32_t>& s) : sleepers(s) { sleepers.fetch_add(1); }
         ~Registered() { sleepers.fetch_sub(1); }
-    } registered(seat.mail_sleepers);
+    } registered(peer_slot.message_sleepers);
     for (;;) {
-        const uint32_t rung = seat.mail.load();
+        const uint32_t seen = peer_slot.message_notifications.load();
         if (try_once()) return;
         check_peers(request);
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
@@ -427,20 +427,20 @@ template <class Done> void Mail::wait_until(double timeout, Done&& done, Request
                        describe(request->count_, request->dtype_, request->tag_) + ")";
                 if (request->peer_ != kAny) missing.push_back(request->peer_);
             }
-            const Calls where = steps_.states();
+            const Calls where = protocol_.states();
             // A shorter wait than the group's is the program's way to come back later: it disturbs nobody.
-            const Calls stacks = timeout < steps_.timeout ? Calls() : steps_.ask_for_stacks(missing);
+            const Calls stacks = timeout < protocol_.timeout ? Calls() : protocol_.ask_for_stacks(missing);
             const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") + " not complete within " + seconds(timeout);
             throw TimedOut(headline + states_in_words(where), timeout, missing, where,
                            request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
         }
         waiting.tell();
-        futex_sleep(seat.mail, rung, nap_before(left));
+        futex_sleep(peer_slot.message_notifications, seen, sleep_limit(left));
         if (interrupted()) throw Interrupted();
     }
 }
 
-void Mail::sync(double timeout) {
+void Messages::sync(double timeout) {
     {
         std::lock_guard lock(mutex_);
         if (!pending()) return;
@@ -448,35 +448,35 @@ void Mail::sync(double timeout) {
     wait_until(timeout, [&] { return !pending(); }, nullptr);
 }
 
-void Mail::ensure_thread() {
+void Messages::ensure_thread() {
     if (closing_) return;
     if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
     work_.notify_one();
 }
 
-void Mail::run() {
-    Seat& seat = region_.seats[rank_];
+void Messages::run() {
+    PeerSlot& peer_slot = group_.peers[rank_];
     std::unique_lock lock(mutex_);
     for (;;) {
         work_.wait(lock, [&] { return closing_ || pending(); });
         if (closing_) return;
-        seat.mail_sleepers.fetch_add(1);
+        peer_slot.message_sleepers.fetch_add(1);
         while (!closing_ && pending()) {
-            const uint32_t rung = seat.mail.load();
+            const uint32_t seen = peer_slot.message_notifications.load();
             if (progress()) continue;
-            if (region_.failed()) {
+            if (group_.failed()) {
                 work_.wait(lock, [&] { return closing_; });
                 break;
             }
             lock.unlock();
-            futex_sleep(seat.mail, rung, kLongestNap);
+            futex_sleep(peer_slot.message_notifications, seen, kLongestSleep);
             lock.lock();
         }
-        seat.mail_sleepers.fetch_sub(1);
+        peer_slot.message_sleepers.fetch_sub(1);
     }
 }
 
-std::string Mail::close(double timeout) {
+std::string Messages::close(double timeout) {
     std::string trouble;
     auto sends_left = [&] {
         size_t left = 0;
@@ -493,37 +493,37 @@ std::string Mail::close(double timeout) {
         if (size_t left = sends_left(); left && trouble.empty() && !closing_) trouble = std::to_string(left) + " sends not delivered";
         if (!receives_.empty() && trouble.empty() && !closing_) trouble = std::to_string(receives_.size()) + " receives without a message";
         closing_ = true;
-        for (int p = 0; p < n_; ++p) conceal(p);
+        for (int p = 0; p < n_; ++p) withdraw_receive(p);
         for (auto& r : receives_) end_trace(*r, true);
         for (auto& q : sends_)
             for (auto& r : q) end_trace(*r, true);
         work_.notify_all();
     }
-    Seat& seat = region_.seats[rank_];
-    seat.mail.fetch_add(1);
-    futex_wake_all(seat.mail);
+    PeerSlot& peer_slot = group_.peers[rank_];
+    peer_slot.message_notifications.fetch_add(1);
+    futex_wake_all(peer_slot.message_notifications);
     if (thread_.joinable()) thread_.join();
     return trouble;
 }
 
 void Request::wait(std::optional<double> timeout) {
     if (!complete_) {
-        auto mail = mail_.lock();
+        auto mail = messages_.lock();
         if (mail && mail->forked()) throw Closed("this message is under way in the parent of this forked process");
         if (!mail || mail->closing_) throw Closed("the communicator of this request was closed before it was complete");
-        mail->wait_until(timeout.value_or(mail->steps_.timeout), [&] { return complete_.load(); }, this);
+        mail->wait_until(timeout.value_or(mail->protocol_.timeout), [&] { return complete_.load(); }, this);
     }
     if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
 }
 
 bool Request::done() {
     if (complete_) return true;
-    auto mail = mail_.lock();
+    auto mail = messages_.lock();
     if (!mail || mail->forked()) return true;  // wait says why
     std::lock_guard lock(mail->mutex_);
     if (mail->closing_) return true;  // its memory may be gone
     mail->progress();
-    return complete_ || mail->region_.failed();
+    return complete_ || mail->group_.failed();
 }
 
 }  // namespace rankwise

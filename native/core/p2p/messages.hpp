@@ -1,12 +1,12 @@
-// Messages between two ranks: a ring of bytes for each (source, destination) that has talked, and
-// this rank's lists of sends and receives under way.
+// Messages between two ranks: a ring of bytes for each (source, destination) that has communicated, and the sends and
+// receives of this rank that are in progress.
 //
-// A send copies into the ring what fits at once; the rest, and receives that found no message yet,
-// are moved by whoever waits, or by a thread that exists from the first such request on and sleeps
-// while there is nothing to move. A large message whose receive waits goes there past the ring.
-// Messages match by (source, tag) in the order sent; one that arrives before its receive is kept in
-// this rank's own memory, so a message never blocks the one behind it, and two ranks that send large
-// messages to each other both proceed.
+// A send copies into the ring what fits at once (eager). Whoever waits makes progress on the rest and on receives that
+// found no message yet, or else a thread does, which starts with the first such request and sleeps while there is
+// nothing to move. A large message whose receive is already posted goes directly into the receiver's memory
+// (rendezvous.cpp). Messages match by (source, tag) in the order sent. One that arrives before its receive is kept in
+// this rank's private memory, so it never blocks the next one, and two ranks that send large messages to each other
+// both make progress.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace rankwise {
 
-class Mail;
+class Messages;
 
 inline constexpr int kAny = -1;  // as a receive's source or tag: whichever comes first
 
@@ -48,8 +48,8 @@ public:
     int tag() const { return tag_; }
 
 private:
-    friend class Mail;
-    std::weak_ptr<Mail> mail_;
+    friend class Messages;
+    std::weak_ptr<Messages> messages_;
     bool sends_ = false;
     int peer_ = 0;
     int tag_ = 0;
@@ -59,17 +59,17 @@ private:
     std::vector<uint8_t> copy_;   // send: the rest of the data, once its owner has gone
     uint64_t sent_ = 0;           // send: bytes that are in the ring
     bool matched_ = false;        // send: its header is in the ring, or the receive taken; receive: it has its message
-    bool met_ = false;            // send: it goes past the ring
+    bool met_ = false;            // send: it goes without the ring
     std::atomic<bool> complete_{false};
     std::string failure_;         // receive: the message was not what was expected
     TraceEntry* entry_ = nullptr;
     uint64_t waits_since_ = 0;    // ticks; 0 while nobody has waited for long
 };
 
-class Mail : public std::enable_shared_from_this<Mail> {
+class Messages : public std::enable_shared_from_this<Messages> {
 public:
-    static std::shared_ptr<Mail> make(std::shared_ptr<Segment> segment, Region& region, Steps& steps);
-    ~Mail();
+    static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps);
+    ~Messages();
 
     // waits: the caller waits at once, so that no thread need be woken to move the message.
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false);
@@ -104,18 +104,18 @@ private:
     };
 
     Channel* channel(int from, int to, bool make);
-    Mail(std::shared_ptr<Segment> segment, Region& region, Steps& steps);
+    Messages(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps);
     bool forked() const { return forks_ != forks_so_far(); }
-    // Past the ring (mail_direct.cpp).
-    void show(const std::shared_ptr<Request>& receive);
-    bool settle(int from, bool& moved);
-    void conceal(int from);
-    uint64_t shown_for(Channel& c, const Request& send) const;
-    void look_for_receive(int to, const Request& send);
+    // Past the ring (rendezvous.cpp).
+    void post_receive(const std::shared_ptr<Request>& receive);
+    bool progress_rendezvous(int from, bool& moved);
+    void withdraw_receive(int from);
+    uint64_t receive_posted_for(Channel& c, const Request& send) const;
+    void poll_for_receive(int to, const Request& send);
     static bool may_copy_at_once(const Request& send);
     bool take(Channel& c, Request& send, int to, uint64_t state);
-    bool copied(const Handover& m, uint64_t bytes) const;
-    bool copy_pieces(Handover& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
+    bool copied(const Rendezvous& m, uint64_t bytes) const;
+    bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
 
     bool progress();  // with mutex_ held; true when a byte moved
     bool push(int to, bool at_once = true);
@@ -132,15 +132,15 @@ private:
     bool fits(Request& receive, int from, const Header& header);
     bool pending() const;
     std::unique_lock<std::mutex> hold();
-    void ring(int whom);
+    void notify(int whom);
     template <class Done> void wait_until(double timeout, Done&& done, Request* request);
     void check_peers(const Request* request);
     void ensure_thread();
     void run();
 
     std::shared_ptr<Segment> segment_;
-    Region& region_;
-    Steps& steps_;
+    GroupSegment& group_;
+    SlotProtocol& protocol_;
     Tracer tracer_;
     const int rank_, n_;
     const unsigned forks_ = forks_so_far();
@@ -150,7 +150,7 @@ private:
     std::vector<std::list<std::shared_ptr<Message>>> arrived_;    // by source: without a receive yet
     std::list<std::shared_ptr<Request>> receives_;                // posted, in order
     std::vector<Incoming> incoming_;                              // by source
-    std::vector<std::shared_ptr<Request>> shown_;                 // by source: the receive in its Handover
+    std::vector<std::shared_ptr<Request>> posted_;                 // by source: the receive in its Rendezvous
     uint64_t arrivals_ = 0;
     Reached reached_;                                             // by peers, of this rank's memory
     std::condition_variable work_;

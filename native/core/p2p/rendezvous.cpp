@@ -1,4 +1,4 @@
-// Large messages past the ring: see Handover (channel.hpp).
+// Large messages that go directly from the sender's memory into the receiver's: see Rendezvous (channel.hpp).
 #include "p2p/messages.hpp"
 
 namespace rankwise {
@@ -6,9 +6,9 @@ namespace rankwise {
 namespace {
 
 constexpr uint64_t kUnreachable = 0;     // in place of the address of a message, which the sender then copies alone
-constexpr uint64_t kShownFrom = 16 << 10;  // bytes from which it wins
-constexpr uint64_t kLookedFrom = 64 << 10;  // bytes from which it is worth a short wait
-constexpr int kTurns = 4;                   // of others, for which it waits where the ranks share cores
+constexpr uint64_t kRendezvousFrom = 16 << 10;  // bytes from which it wins
+constexpr uint64_t kPollFrom = 64 << 10;  // bytes from which it is worth a short wait
+constexpr int kYields = 4;                   // of others, for which it waits where the ranks share cores
 constexpr uint64_t kAtOnce = 256 << 10;    // bytes that a send which nobody waits for may copy itself
 
 uint64_t piece_of(uint64_t bytes) {
@@ -19,33 +19,33 @@ uint64_t piece_of(uint64_t bytes) {
 }  // namespace
 
 // Nothing that could match a message from there first may be waiting, neither a receive nor a message.
-void Mail::show(const std::shared_ptr<Request>& r) {
+void Messages::post_receive(const std::shared_ptr<Request>& r) {
     const int from = r->peer_;
-    if (r->complete_ || r->matched_ || from == kAny || from == rank_ || shown_[from] || incoming_[from].message) return;
-    if (!steps_.conditions().single_copy || r->count_ * itemsize(r->dtype_) < kShownFrom) return;
+    if (r->complete_ || r->matched_ || from == kAny || from == rank_ || posted_[from] || incoming_[from].message) return;
+    if (!protocol_.conditions().single_copy || r->count_ * itemsize(r->dtype_) < kRendezvousFrom) return;
     for (auto& other : receives_)
         if (other != r && !other->matched_ && (other->peer_ == from || other->peer_ == kAny)) return;
-    if (!steps_.readable(r->data_, r->count_ * itemsize(r->dtype_), reached_)) return;
-    Handover& m = channel(from, rank_, true)->handover;
+    if (!protocol_.readable(r->data_, r->count_ * itemsize(r->dtype_), reached_)) return;
+    Rendezvous& m = channel(from, rank_, true)->rendezvous;
     m.to.store(reinterpret_cast<uint64_t>(r->data_), std::memory_order_relaxed);
     m.count.store(r->count_, std::memory_order_relaxed);
     m.dtype.store(uint32_t(r->dtype_), std::memory_order_relaxed);
     m.tag.store(r->tag_, std::memory_order_relaxed);
-    shown_[from] = r;
-    m.state.store((m.state.load(std::memory_order_relaxed) & ~uint64_t(3)) + 4 + Handover::Shown);
+    posted_[from] = r;
+    m.state.store((m.state.load(std::memory_order_relaxed) & ~uint64_t(3)) + 4 + Rendezvous::Posted);
 }
 
 // What is shown for this source, if anything: whether the ring is to be read next. Not while a
-// receive is shown and nothing has come, nor while a message is on its way past the ring.
-bool Mail::settle(int from, bool& moved) {
-    std::shared_ptr<Request>& r = shown_[from];
+// receive is shown and nothing has come, nor while a message is on its way without the ring.
+bool Messages::progress_rendezvous(int from, bool& moved) {
+    std::shared_ptr<Request>& r = posted_[from];
     if (!r) return true;
     Channel& c = *channel(from, rank_, true);
-    Handover& m = c.handover;
+    Rendezvous& m = c.rendezvous;
     uint64_t state = m.state.load();
-    if (Handover::stage(state) == Handover::Shown) {
+    if (Rendezvous::stage(state) == Rendezvous::Posted) {
         if (!c.waiting()) return false;
-        if (m.state.compare_exchange_strong(state, state - Handover::Shown)) {  // what comes next comes in the ring
+        if (m.state.compare_exchange_strong(state, state - Rendezvous::Posted)) {  // what comes next comes in the ring
             r.reset();
             return true;
         }
@@ -55,37 +55,37 @@ bool Mail::settle(int from, bool& moved) {
     if (!copied(m, bytes)) return false;
     r->matched_ = true;
     r->tag_ = m.sent_tag.load(std::memory_order_relaxed);
-    m.state.store((state & ~uint64_t(3)) | Handover::Nothing);
+    m.state.store((state & ~uint64_t(3)) | Rendezvous::Nothing);
     const std::shared_ptr<Request> received = std::move(r);
     r.reset();
     receives_.remove(received);
     complete(*received);
-    ring(from);
+    notify(from);
     return moved = true;
 }
 
 // The memory of a shown receive may go. A message that a sender is putting there is kept for another.
-void Mail::conceal(int from) {
-    const std::shared_ptr<Request> r = shown_[from];
+void Messages::withdraw_receive(int from) {
+    const std::shared_ptr<Request> r = posted_[from];
     if (!r) return;
-    Handover& m = channel(from, rank_, true)->handover;
+    Rendezvous& m = channel(from, rank_, true)->rendezvous;
     uint64_t state = m.state.load();
-    if (Handover::stage(state) == Handover::Shown && m.state.compare_exchange_strong(state, state - Handover::Shown)) {
-        shown_[from].reset();
+    if (Rendezvous::stage(state) == Rendezvous::Posted && m.state.compare_exchange_strong(state, state - Rendezvous::Posted)) {
+        posted_[from].reset();
         return;
     }
-    const RankRecord& sender = segment_->record(region_.member()[from]);
+    const RankRecord& sender = segment_->record(group_.member()[from]);
     const auto until = Clock::now() + std::chrono::seconds(5);  // a sender stopped in the middle cannot hold us for ever
     bool moved = false;
-    while (!settle(from, moved)) {
-        if (sender.exited.load() || (region_.failed() && !m.writing.load())) break;
+    while (!progress_rendezvous(from, moved)) {
+        if (sender.exited.load() || (group_.failed() && !m.writing.load())) break;
         if (Clock::now() > until) {
-            fail_region(region_, Cause::PeerLost, rank_, 0, "gave up a receive while rank " + std::to_string(from) + " was sending to it");
+            fail_group(group_, Cause::PeerLost, rank_, 0, "gave up a receive while rank " + std::to_string(from) + " was sending to it");
             break;
         }
         sched_yield();
     }
-    shown_[from].reset();
+    posted_[from].reset();
     if (!r->complete_) return;
     const uint64_t bytes = r->count_ * itemsize(r->dtype_);
     auto kept = std::make_shared<Message>(Message{{bytes, r->count_, r->tag_, uint32_t(r->dtype_), 0}, from, 0, nullptr, arrivals_++, {}, nullptr});
@@ -94,60 +94,60 @@ void Mail::conceal(int from) {
 }
 
 // The state in which the receive that waits there is for this message; 0 where none is, or others come first.
-uint64_t Mail::shown_for(Channel& c, const Request& r) const {
-    const Handover& m = c.handover;
+uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
+    const Rendezvous& m = c.rendezvous;
     const uint64_t state = m.state.load();
-    if (Handover::stage(state) != Handover::Shown || c.room() != c.capacity) return 0;
+    if (Rendezvous::stage(state) != Rendezvous::Posted || c.room() != c.capacity) return 0;
     const int tag = m.tag.load(std::memory_order_relaxed);
     const bool fits = (tag == kAny || tag == r.tag_) && m.count.load(std::memory_order_relaxed) == r.count_ && m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
     return fits ? state : 0;
 }
 
 // Wait a little for the receive of a large message: what it saves is more.
-void Mail::look_for_receive(int to, const Request& r) {
-    if (!steps_.conditions().single_copy || r.count_ * itemsize(r.dtype_) < kLookedFrom) return;
+void Messages::poll_for_receive(int to, const Request& r) {
+    if (!protocol_.conditions().single_copy || r.count_ * itemsize(r.dtype_) < kPollFrom) return;
     Channel& c = *channel(rank_, to, true);
-    for (int i = policy_.first_looks; i > 0 && !shown_for(c, r); --i) cpu_relax();
-    for (int i = steps_.conditions().yields ? kTurns : 0; i > 0 && !shown_for(c, r); --i) sched_yield();
+    for (int i = policy_.first_polls; i > 0 && !receive_posted_for(c, r); --i) cpu_relax();
+    for (int i = protocol_.conditions().yields ? kYields : 0; i > 0 && !receive_posted_for(c, r); --i) sched_yield();
 }
 
-bool Mail::may_copy_at_once(const Request& r) { return r.count_ * itemsize(r.dtype_) <= kAtOnce; }
+bool Messages::may_copy_at_once(const Request& r) { return r.count_ * itemsize(r.dtype_) <= kAtOnce; }
 
 // Whether the receive shown in this state was taken for the message.
-bool Mail::take(Channel& c, Request& r, int to, uint64_t state) {
-    Handover& m = c.handover;
+bool Messages::take(Channel& c, Request& r, int to, uint64_t state) {
+    Rendezvous& m = c.rendezvous;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
-    const bool shared = steps_.readable(r.data_, r.count_ * itemsize(r.dtype_), reached_);
+    const bool shared = protocol_.readable(r.data_, r.count_ * itemsize(r.dtype_), reached_);
     m.from.store(shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable, std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
     m.sent_tag.store(r.tag_, std::memory_order_relaxed);
     m.writing.store(1);  // before it is taken, so that its owner never misses it
-    r.matched_ = r.met_ = m.state.compare_exchange_strong(state, state - Handover::Shown + Handover::Taken);
+    r.matched_ = r.met_ = m.state.compare_exchange_strong(state, state - Rendezvous::Posted + Rendezvous::Matched);
     if (r.met_) {
-        ring(to);
+        notify(to);
         copy_pieces(m, to, true, r.data_, there, r.count_ * itemsize(r.dtype_));
-        ring(to);
+        notify(to);
     }
     m.writing.store(0);
     return r.met_;
 }
 
-bool Mail::copied(const Handover& m, uint64_t bytes) const {
+bool Messages::copied(const Rendezvous& m, uint64_t bytes) const {
     const uint64_t piece = piece_of(bytes);
-    return m.done.load() == (bytes + piece - 1) / piece && !region_.failed();
+    return m.done.load() == (bytes + piece - 1) / piece && !group_.failed();
 }
 
 // The pieces that the other has not begun; whether there were any. None where the other's memory cannot be reached.
-bool Mail::copy_pieces(Handover& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes) {
+bool Messages::copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes) {
     const uint64_t piece = piece_of(bytes), pieces = (bytes + piece - 1) / piece;
     if (there == kUnreachable) return false;
     uint64_t mine = 0;
-    while (m.begun.load(std::memory_order_relaxed) < pieces && !region_.failed() && m.begun.fetch_add(1) < pieces) {
+    while (m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() && m.begun.fetch_add(1) < pieces) {
         // From both ends, so that the next time too a core finds the same pieces in its cache.
         const uint64_t at = (sends ? mine : pieces - 1 - mine) * piece;
         ++mine;
-        if (!steps_.reach(peer, sends, here + at, there + at, std::min(piece, bytes - at))) return true;
+        if (!protocol_.reach(peer, sends, here + at, there + at, std::min(piece, bytes - at))) return true;
         m.done.fetch_add(1);
     }
     return mine > 0;

@@ -15,7 +15,7 @@ namespace rankwise {
 namespace {
 
 thread_local const void* running_stream = nullptr;  // whose thread this is
-constexpr std::chrono::hours kForever{1};            // of one nap, where nothing but a wake-up can change things
+constexpr std::chrono::hours kForever{1};            // of one sleep, where nothing but a wake-up can change things
 
 // Asks for longer turns on the core than other threads have (Linux 6.12 and later), with no more of it in
 // all. A thread with shorter ones then takes the core at once when it wakes: the program's own, back from
@@ -78,7 +78,7 @@ void Task::wait(double timeout) {
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
         if (left.count() <= 0)
             throw TimedOut("the operation was not complete within " + seconds(timeout) + "; it stays queued", timeout, {}, {}, "wait", -1);
-        futex_sleep(state_, seen, nap_before(left));
+        futex_sleep(state_, seen, sleep_limit(left));
         if (interrupted()) throw Interrupted();
     }
     if (failure_) std::rethrow_exception(failure_);
@@ -161,7 +161,7 @@ Stream::Met Stream::Core::meet(const std::shared_ptr<Task>& mark, const std::fun
         std::lock_guard lock(mutex);
         awaited = mark;
     }
-    const auto nap = enough ? std::chrono::nanoseconds(kLongestNap) : std::chrono::nanoseconds(kForever);
+    const auto limit = enough ? std::chrono::nanoseconds(kLongestSleep) : std::chrono::nanoseconds(kForever);
     Met met;
     for (;;) {
         const uint32_t seen = mark->state_.load();
@@ -173,7 +173,7 @@ Stream::Met Stream::Core::meet(const std::shared_ptr<Task>& mark, const std::fun
         if (closing) break;
         met = Met::Enough;
         if (enough && enough()) break;
-        futex_sleep(mark->state_, seen, nap);
+        futex_sleep(mark->state_, seen, limit);
     }
     std::lock_guard lock(mutex);
     awaited.reset();

@@ -54,7 +54,7 @@ public:
     void follow(std::shared_ptr<Task> mark);
     enum class Met { Reached, Failed, Closing, Enough };
     // In a piece of this stream: asleep until `mark` is done, this stream is closed, or `enough` says
-    // so, which is asked every kLongestNap.
+    // so, which is asked every kLongestSleep.
     Met meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough);
     // Whether all that was submitted has run.
     bool idle() const { return pending_->load() == 0 || last_is_done(); }

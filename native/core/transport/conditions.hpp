@@ -12,7 +12,7 @@ namespace rankwise {
 
 enum class Algorithm : uint8_t {
     None,
-    Inline,         // the data travels beside the flag that announces the step
+    Inline,         // the data travels in the slot header that announces the step
     Flat,           // through the slots, and whoever needs a result reduces all of it
     Staged,         // through the slots, in pieces; a reduction gives each rank a share of every piece
     SingleCopy,     // ranks read their peers' private memory (get); a reduction also writes its share there

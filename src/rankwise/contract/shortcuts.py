@@ -17,11 +17,11 @@ class Shortcuts:
     barrier: Callable[[], None] | None = None
     """A faster barrier of the communicator, if there is one."""
 
-    tell_array: Callable[[Any, int, int, int], bytes | None] | None = None
-    """scatter's first step, if something is faster than a broadcast: tell_array(words, send, recv, src).
+    announce_array: Callable[[Any, int, int, int], bytes | None] | None = None
+    """scatter's first step, if there is a shorter way than a broadcast: announce_array(header, send, recv, src).
 
-    words: src's description of its array, int64, which the others receive. Returns None if the parts
-    are sent separately. Otherwise they have arrived: src's own is in recv, another rank's is returned.
+    header: int64, src's description of its array, which the other ranks receive. Returns None where the parts follow in
+    a call of their own. Otherwise they came with the header: src's own is in recv, and another rank's is returned.
     """
 
     def all_reduce_array(self, x: object, op: object) -> bool:

@@ -48,7 +48,7 @@ class GroupBase:
         self._all_gather_array = shortcuts.all_gather_array
         self._gather_array = shortcuts.gather_array
         self._scatter_array = shortcuts.scatter_array
-        self._tell_array = shortcuts.tell_array
+        self._announce_array = shortcuts.announce_array
         self._reduce_scatter_array = shortcuts.reduce_scatter_array
         self._send_array = shortcuts.send_array
         self._recv_array = shortcuts.recv_array

@@ -248,9 +248,9 @@ class Collectives(GroupBase):
         return self._run(body, given, async_op)
 
     def _send_header(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
-        """Broadcast scatter's header. Returns None unless the parts came with it: see Shortcuts.tell_array."""
-        if self._tell_array is not None:
-            return self._tell_array(header, send, recv, src)
+        """Broadcast scatter's header. Returns None unless the parts came with it: see Shortcuts.announce_array."""
+        if self._announce_array is not None:
+            return self._announce_array(header, send, recv, src)
         self._broadcast_ints(header, src)
         return None
 
