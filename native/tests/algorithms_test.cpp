@@ -142,7 +142,8 @@ void each_forced(int n, bool oversubscribed, Op op, Algorithm algorithm) {
         n,
         [&](Comm& c) {
             const uint64_t unit = uint64_t(n);
-            CHECK(c.algorithms(op, 1 << 20) == std::vector<Algorithm>{algorithm}, what);
+            CHECK(c.algorithms(op, 48) == std::vector<Algorithm>{algorithm}, what);
+            CHECK_EQ(c.algorithms(op, 1 << 20).empty(), small || flat);
             for (uint64_t count : {uint64_t(0), unit, 24 / unit * unit, 40 / unit * unit, 4097 * unit, 70001 * unit, 300007 * unit}) {
                 const uint64_t bytes = count * sizeof(float);
                 if ((small && bytes > kInline) || (flat && bytes > tuning::kFlatLimit)) {
@@ -155,7 +156,7 @@ void each_forced(int n, bool oversubscribed, Op op, Algorithm algorithm) {
             float one = 1;  // the group goes on, and a part of it with the same algorithm
             if (op != Op::AllReduce) c.all_reduce(&one, 1, DType::F32, ReduceOp::SUM), CHECK_EQ(one, float(n));
             const auto half = c.split(c.rank() % 2, 0);
-            CHECK(half->world_size() == 1 || half->algorithms(op, 1 << 20) == std::vector<Algorithm>{algorithm}, what);
+            CHECK(half->world_size() == 1 || half->algorithms(op, 48) == std::vector<Algorithm>{algorithm}, what);
             half->close(5);
         },
         60, s);
