@@ -24,11 +24,10 @@ class OpenCommunicator(Communicator):
         """Comes last, since from here on it may be closed."""
         self._rank = rank
         self._world_size = world_size
-        self._closed = False
         _open[next(_numbers)] = self
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
+        state = ", closed" if self.closed else ""
         return f"<{self.backend} communicator, rank {self._rank} of {self._world_size}{state}>"
 
     @property
@@ -38,10 +37,6 @@ class OpenCommunicator(Communicator):
     @property
     def world_size(self) -> int:
         return self._world_size
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     @abstractmethod
     def forked(self) -> None:
@@ -58,7 +53,7 @@ class OpenCommunicator(Communicator):
         log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # absent where __init__ raised
+        if hasattr(self, "_world_size"):  # absent where __init__ raised
             self.close()
 
 

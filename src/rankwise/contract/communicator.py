@@ -66,6 +66,9 @@ class Communicator(ABC):
     every operation raises ClosedError.
     """
 
+    closed: bool = False
+    """Whether `close` was called. It stays False on a communicator that does not keep track."""
+
     blocking: bool = False
     """Whether a collective is complete when it returns, so that its result can be read without `sync`."""
 
@@ -92,11 +95,6 @@ class Communicator(ABC):
     @abstractmethod
     def world_size(self) -> int:
         """How many ranks the group has."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called. False from a communicator that does not keep track."""
-        return False
 
     @property
     @abstractmethod

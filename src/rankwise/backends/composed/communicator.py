@@ -245,9 +245,9 @@ class ComposedCommunicator(OpenCommunicator):
         self._fail(RankwiseError(f"rank {self._rank} gave up the group: {why}"))
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         end = time.monotonic() + timeout
         trouble = ""
         try:
@@ -274,7 +274,7 @@ class ComposedCommunicator(OpenCommunicator):
         # The lock's holder, if any, is a thread of the parent.
         self._turn = Turn(None, ComposedCommunicator._refused, ComposedCommunicator._failing)
         self._queue = None
-        self._closed = True
+        self.closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
 
     # ---- what an adapter gives ----

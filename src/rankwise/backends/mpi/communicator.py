@@ -91,10 +91,6 @@ class MpiCommunicator(ComposedCommunicator):
         super().__init__(comm.rank, comm.size, timeout, checks=checks, turn=transport.lock)
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
     def under_way(self) -> tuple[int, Call] | None:
         """The number of the call that this rank is in, and the call; for the watchdog."""
         return (self._turn.sequence, self._turn.call) if self._turn.inside else None

@@ -240,9 +240,9 @@ class EngineCommunicator(OpenCommunicator):
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         # After a fork the group belongs to the parent alone.
-        if self._closed or os.getpid() != self._pid:
+        if self.closed or os.getpid() != self._pid:
             return
-        self._closed = True
+        self.closed = True
         trouble = self._comm.close(timeout)
         if trouble is not None:
             self._warn(trouble)
