@@ -38,7 +38,7 @@ demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
 
 # ---- tests ----
 
-test: build-tests ## every backend, algorithm and front-end: within 10 minutes on 2 cores, after the build
+test: build-tests ## every backend, algorithm and front-end; about 15 minutes on 2 cores, after the build
 	@$(ENV)/bin/python tests/parts.py test
 
 test-all: build-tests ## make test and everything that takes longer: an hour and a half; MINUTES=40 leaves out what would not fit
