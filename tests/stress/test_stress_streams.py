@@ -64,5 +64,6 @@ def test_over_mpi(launcher: str) -> None:
         "--seed",
         str(SEED),
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    environment = {**os.environ, **OPEN_MPI}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
