@@ -13,7 +13,7 @@ const std::string kVariable = "RANKWISE_ALGORITHM: ";
 
 template <class List, class Name> std::string joined(const List& list, Name&& name) {
     std::string text;
-    for (const auto& item : list) text += (text.empty() ? "" : ", ") + std::string(name(item));
+    for (const auto& item : list) add_to_list(text, name(item));
     return text;
 }
 
@@ -93,7 +93,7 @@ std::string text_of(const Forced& forced) {
     std::string text;
     for (const auto& [op, list] : algorithms())
         if (const Algorithm algorithm = forced[size_t(op)]; algorithm != Algorithm::None)
-            text += (text.empty() ? "" : ",") + std::string(rankwise::name(op)) + "=" + name(algorithm);
+            add_to_list(text, std::string(rankwise::name(op)) + "=" + name(algorithm), ",");
     return text.empty() ? "nothing" : text;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,12 @@ struct TimedOut : Error {
 struct Closed : Error { using Error::Error; };
 struct BadArgument : Error { using Error::Error; };
 struct OutOfMemory : Error { using Error::Error; };
+
+// Adds an item to a list in an error's text.
+inline void add_to_list(std::string& list, std::string_view item, std::string_view separator = ", ") {
+    if (!list.empty()) list += separator;
+    list += item;
+}
 
 // The embedding's interrupt check asked the wait to stop (in Python: a pending exception).
 struct Interrupted : Error { Interrupted() : Error("interrupted") {} };

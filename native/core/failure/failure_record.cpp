@@ -41,9 +41,10 @@ struct Called {
 std::string shape_in_words(const Described& d) {
     const uint32_t dims = d.dims.load(std::memory_order_relaxed);
     if (dims == 1) return "";
-    std::string text = "(";
-    for (uint32_t i = 0; i < std::min<uint32_t>(dims, Described::kDims); ++i) text += (i ? ", " : "") + std::to_string(d.dim[i].load(std::memory_order_relaxed));
-    return text + (dims > Described::kDims ? ", ...)" : ")");
+    std::string list;
+    for (uint32_t i = 0; i < std::min<uint32_t>(dims, Described::kDims); ++i) add_to_list(list, std::to_string(d.dim[i].load(std::memory_order_relaxed)));
+    if (dims > Described::kDims) add_to_list(list, "...");
+    return "(" + list + ")";
 }
 
 // Call `number` of a rank, with its Description as far as that is still there.
@@ -63,7 +64,7 @@ std::string differences(const Called& one, const Called& other) {
     if (a.op() != b.op() || (one.described && other.described && one.operation != other.operation)) return "operation";
     std::string text;
     auto add = [&](bool differs, const char* what) {
-        if (differs) text += (text.empty() ? "" : ", ") + std::string(what);
+        if (differs) add_to_list(text, what);
     };
     add(a.amount != b.amount, a.by_rank() ? "counts" : "count");
     add(a.has_dtype() && a.dtype() != b.dtype(), "dtype");
@@ -155,7 +156,7 @@ void SlotProtocol::timed_out(uint64_t value) {
     report.states = states();
     report.stacks = ask_for_stacks(report.missing);
     std::string missing;
-    for (int p : report.missing) missing += (missing.empty() ? "" : ",") + std::to_string(p);
+    for (int p : report.missing) add_to_list(missing, std::to_string(p), ",");
     group_.peers[rank].report.store(write_report(segment_, report));
     fail_group(group_, Cause::TimedOut, rank, calls_, missing);
     throw_failure();
@@ -251,7 +252,7 @@ void SlotProtocol::throw_mismatch() {
         const Numbered& mine = calls[size_t(p)];
         std::string call, differs;
         for (auto one = mine.lower_bound(first); one != mine.end() && one->first < first + kShown; ++one)
-            call += (call.empty() ? "" : ", then ") + one->second.words();
+            add_to_list(call, one->second.words(), ", then ");
         if (const auto one = mine.find(first); one != mine.end()) differs = differences(one->second, *usual(calls, first));
         if (call.empty()) call = kNotYet;
         const int world_rank = group_.member()[p];

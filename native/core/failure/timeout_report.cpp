@@ -98,15 +98,17 @@ TimeoutReport read_report(const Segment& segment, uint64_t offset) {
 }
 
 std::string ranks_in_words(const std::vector<int>& ranks) {
-    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    std::string list;
     for (size_t i = 0; i < ranks.size();) {
         size_t last = i;
         while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
         if (last < i + 2) last = i;
-        text += (i ? ", " : "") + std::to_string(ranks[i]) + (last > i ? "-" + std::to_string(ranks[last]) : "");
+        std::string run = std::to_string(ranks[i]);
+        if (last > i) run.append("-").append(std::to_string(ranks[last]));
+        add_to_list(list, run);
         i = last + 1;
     }
-    return text;
+    return (ranks.size() == 1 ? "rank " : "ranks ") + list;
 }
 
 std::string states_in_words(const Calls& states) {
