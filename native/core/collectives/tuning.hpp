@@ -1,9 +1,10 @@
-// Which algorithm a collective runs: the one place where that is decided. It follows from the operation,
-// the group's conditions and the sizes alone, which are the same on every rank.
+// Which algorithm a collective runs, and how a message travels: the one place where that is decided. For a collective
+// it follows from the operation, the group's conditions and the sizes alone, which are the same on every rank.
 //
 // Where a number comes from stands beside it: the commit that measured it, on two cores of a virtual
 // machine (benchmarks/RESULTS.md), unless it says otherwise.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -143,6 +144,29 @@ inline Algorithm scatter_described(const Conditions& c, size_t header, size_t pa
 // which the system's copies between processes never do (fa6c712).
 inline size_t copied_by_root(const Conditions& c, size_t block, bool streams) {
     return c.ranks == 2 && streams ? block / 4 / 64 * 64 : 0;
+}
+
+// ---- messages (p2p/) ----
+
+// The ring between two ranks. With more ranks it is smaller, since each pair that communicates has two: a bound on
+// memory, not measured.
+inline constexpr uint64_t ring_bytes(int ranks) { return ranks <= 8 ? 256 * KiB : 64 * KiB; }
+// Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us (f48a851).
+inline constexpr uint64_t kShortMessage = 1 * KiB;
+// So much is announced at a time, so that both ranks copy at once from twice as much on (3b3350c).
+inline constexpr uint64_t kRingPiece = 32 * KiB;
+// From here a message goes directly into the memory of a receive that is posted: 256 KiB 18.5 to 12.5 us (f48a851).
+inline constexpr uint64_t kRendezvous = 16 * KiB;
+// From here a blocking send first waits a little for the receive to be posted: 256 KiB 12.5 to 7.8 us (4ebdd04) ...
+inline constexpr uint64_t kPollForReceive = 64 * KiB;
+// ... and where ranks share cores, yields so often meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us (f569150).
+inline constexpr int kYieldsForReceive = 4;
+// Up to here a send for which nobody waits copies into a posted receive itself; a thread copies more (f48a851).
+inline constexpr uint64_t kUnwaitedCopy = 256 * KiB;
+// Both ranks copy pieces of this size, whole pages (f48a851).
+inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
+    constexpr uint64_t page = 4 * KiB;
+    return std::clamp<uint64_t>((bytes / 4 + page - 1) / page * page, 16 * KiB, 256 * KiB);
 }
 
 // ---- for who asks by name ----

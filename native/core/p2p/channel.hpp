@@ -34,6 +34,8 @@ struct Header {
     int32_t tag;
     uint32_t dtype;
     uint64_t stamp;  // Channel::stamp: the header is here, and all of a short message with it
+
+    static Header of(uint64_t count, DType dtype, int32_t tag) { return {count * itemsize(dtype), count, tag, uint32_t(dtype), 0}; }
 };
 
 // Bytes written and read so far; the difference lies in the ring.

@@ -1,25 +1,20 @@
 // Short messages whose callers wait: into the ring and out of it at once, without a Request, where no other message
 // comes first.
+#include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
 namespace rankwise {
 
-namespace {
-
-constexpr uint64_t kShort = 1 << 10;
-
-}  // namespace
-
 bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag) {
     const uint64_t bytes = count * itemsize(dtype);
-    if (bytes > kShort || to == rank_ || group_.failed()) return false;
+    if (bytes > tuning::kShortMessage || to == rank_ || group_.failed()) return false;
     const auto lock = hold();
     if (!sends_[to].empty() || closing_) return false;
     Channel& c = *channel(rank_, to, true);
     uint64_t at = c.written.load(std::memory_order_relaxed);
     const uint64_t whole = Channel::whole_of(at, bytes);
     if (c.room() < whole) return false;
-    c.put_header(at, {bytes, count, tag, uint32_t(dtype), 0});
+    c.put_header(at, Header::of(count, dtype, tag));
     if (bytes) c.put(at + sizeof(Header), data, bytes);
     c.stamp_at(at).store(c.stamp(at), std::memory_order_release);
     c.written.exchange(at + whole);
@@ -30,7 +25,7 @@ bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to,
 
 bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int tag) {
     const uint64_t bytes = count * itemsize(dtype);
-    if (bytes > kShort || from == rank_ || tag == kAny || group_.failed()) return false;
+    if (bytes > tuning::kShortMessage || from == rank_ || tag == kAny || group_.failed()) return false;
     const auto lock = hold();
     Channel* c = channel(from, rank_, false);
     Incoming& in = incoming_[from];

@@ -6,13 +6,12 @@
 #include <cstring>
 #include <random>
 
+#include "collectives/tuning.hpp"
 #include "failure/timeout_report.hpp"
 
 namespace rankwise {
 
 namespace {
-
-constexpr uint64_t kChunk = 32 << 10;     // announced at a time, so that both ends copy at once
 
 std::string describe(uint64_t count, DType dtype, int tag) {
     return std::to_string(count) + " x " + name(dtype) + " with tag " + std::to_string(tag);
@@ -28,8 +27,8 @@ Messages::~Messages() { close(0); }
 
 std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps) {
     // In a forked child it is left as it is: its thread is not there, and who knows what that held.
-    return {new Messages(std::move(segment), group, steps), [](Messages* mail) {
-                if (!mail->forked()) delete mail;
+    return {new Messages(std::move(segment), group, steps), [](Messages* messages) {
+                if (!messages->forked()) delete messages;
             }};
 }
 
@@ -37,7 +36,7 @@ Channel* Messages::channel(int from, int to, bool make) {
     std::atomic<uint64_t>& place = group_.channel(from, to);
     uint64_t offset = place.load(std::memory_order_acquire);
     if (!offset && make) {
-        const uint64_t capacity = n_ <= 8 ? 256 << 10 : 64 << 10;
+        const uint64_t capacity = tuning::ring_bytes(n_);
         const uint64_t made = segment_->allocate(sizeof(Channel) + capacity, BlockKind::Channel);
         Channel& c = *segment_->at<Channel>(made);
         c.capacity = capacity;
@@ -65,20 +64,25 @@ void Messages::notify(int whom) {
     futex_wake_all(peer_slot.message_notifications);
 }
 
-std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits) {
-    if (group_.failed()) protocol_.throw_failure(name(Op::Send));
+std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag) {
+    if (group_.failed()) protocol_.throw_failure(name(op));
     auto r = std::make_shared<Request>();
     r->messages_ = weak_from_this();
-    r->sends_ = true;
-    r->peer_ = to;
+    r->sends_ = op == Op::Send;
+    r->peer_ = peer;
     r->tag_ = tag;
     r->dtype_ = dtype;
     r->count_ = count;
-    r->data_ = static_cast<uint8_t*>(const_cast<void*>(data));
+    r->data_ = static_cast<uint8_t*>(data);
+    return r;
+}
+
+std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits) {
+    const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag);
     const auto lock = hold();
     trace(*r, waits);
     if (to == rank_) {  // arrives at once: nothing has to be read first
-        auto message = arrive(rank_, {count * itemsize(dtype), count, tag, uint32_t(dtype), 0});
+        auto message = arrive(rank_, Header::of(count, dtype, tag));
         if (message->left) std::memcpy(message->at, data, message->left);
         message->left = 0;
         finish(*message);
@@ -93,14 +97,7 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
 }
 
 std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits) {
-    if (group_.failed()) protocol_.throw_failure(name(Op::Recv));
-    auto r = std::make_shared<Request>();
-    r->messages_ = weak_from_this();
-    r->peer_ = from;
-    r->tag_ = tag;
-    r->dtype_ = dtype;
-    r->count_ = count;
-    r->data_ = static_cast<uint8_t*>(data);
+    const auto r = request(Op::Recv, data, count, dtype, from, tag);
     const auto lock = hold();
     trace(*r, waits);
     if (auto m = first_arrived(from, tag); !m) {
@@ -124,7 +121,7 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
 
 void Messages::trace(Request& r, bool waits) {
     const uint64_t what = make_call(r.sends_ ? Op::Send : Op::Recv, r.dtype_, {}, r.peer_).what;
-    r.entry_ = tracer_.begin(what | (waits ? 0 : kBackground), group_.number, r.tag_, 0, r.count_ * itemsize(r.dtype_), ticks());
+    r.entry_ = tracer_.begin(what | (waits ? 0 : kBackground), group_.number, r.tag_, 0, r.bytes(), ticks());
 }
 
 void Messages::end_trace(Request& r, bool failed) {
@@ -137,7 +134,7 @@ void Messages::end_trace(Request& r, bool failed) {
 
 void Messages::complete(Request& r, bool failed) {
     end_trace(r, failed);
-    if (!failed) tracer_.moved(r.count_ * itemsize(r.dtype_));
+    if (!failed) tracer_.moved(r.bytes());
     r.complete_ = true;
 }
 
@@ -158,7 +155,7 @@ void Messages::abandon(const std::shared_ptr<Request>& r) {
         }
         if (r->met_)  // the receiver has stopped in the middle of a piece, which it reads from here
             return fail_group(group_, Cause::PeerLost, rank_, 0, "gave up a send while rank " + std::to_string(r->peer_) + " was receiving it");
-        r->copy_.assign(r->data_, r->data_ + r->count_ * itemsize(r->dtype_));
+        r->copy_.assign(r->data_, r->data_ + r->bytes());
         r->data_ = r->copy_.data();
         return ensure_thread();
     }
@@ -248,23 +245,23 @@ bool Messages::push(int to, bool at_once) {
             moved |= take(c, r, to, shown);
         }
         if (r.met_) {
-            if (!copied(c.rendezvous, r.count_ * itemsize(r.dtype_))) break;
+            if (!copied(c.rendezvous, r.bytes())) break;
             complete(r);
             queue.pop_front();
             moved = true;
             continue;
         }
-        const uint64_t total = r.count_ * itemsize(r.dtype_);
+        const uint64_t total = r.bytes();
         const uint64_t before = c.written.load(std::memory_order_relaxed);
         uint64_t at = before, room = c.room();
         if (!r.matched_ && room >= sizeof(Header)) {
-            c.put_header(at, {total, r.count_, r.tag_, uint32_t(r.dtype_), 0});
+            c.put_header(at, Header::of(r.count_, r.dtype_, r.tag_));
             at += sizeof(Header);
             room -= sizeof(Header);
             r.matched_ = true;
         }
         if (r.matched_) {
-            const uint64_t bytes = std::min({total - r.sent_, room, kChunk});
+            const uint64_t bytes = std::min({total - r.sent_, room, tuning::kRingPiece});
             c.put(at, r.data_ + r.sent_, bytes);
             at += bytes;
             room -= bytes;
@@ -306,7 +303,7 @@ bool Messages::pull(int from) {
         }
         if (in.message) {
             Message& m = *in.message;
-            const uint64_t bytes = std::min({m.left, waiting, kChunk});
+            const uint64_t bytes = std::min({m.left, waiting, tuning::kRingPiece});
             c->get(at, m.at, bytes);
             at += bytes;
             waiting -= bytes;
@@ -508,22 +505,22 @@ std::string Messages::close(double timeout) {
 
 void Request::wait(std::optional<double> timeout) {
     if (!complete_) {
-        auto mail = messages_.lock();
-        if (mail && mail->forked()) throw Closed("this message is under way in the parent of this forked process");
-        if (!mail || mail->closing_) throw Closed("the communicator of this request was closed before it was complete");
-        mail->wait_until(timeout.value_or(mail->protocol_.timeout), [&] { return complete_.load(); }, this);
+        auto messages = messages_.lock();
+        if (messages && messages->forked()) throw Closed("this message is under way in the parent of this forked process");
+        if (!messages || messages->closing_) throw Closed("the communicator of this request was closed before it was complete");
+        messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_.load(); }, this);
     }
     if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
 }
 
 bool Request::done() {
     if (complete_) return true;
-    auto mail = messages_.lock();
-    if (!mail || mail->forked()) return true;  // wait says why
-    std::lock_guard lock(mail->mutex_);
-    if (mail->closing_) return true;  // its memory may be gone
-    mail->progress();
-    return complete_ || mail->group_.failed();
+    auto messages = messages_.lock();
+    if (!messages || messages->forked()) return true;  // wait says why
+    std::lock_guard lock(messages->mutex_);
+    if (messages->closing_) return true;  // its memory may be gone
+    messages->progress();
+    return complete_ || messages->group_.failed();
 }
 
 }  // namespace rankwise

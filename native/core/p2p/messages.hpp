@@ -49,6 +49,8 @@ public:
 
 private:
     friend class Messages;
+    uint64_t bytes() const { return count_ * itemsize(dtype_); }
+
     std::weak_ptr<Messages> messages_;
     bool sends_ = false;
     int peer_ = 0;
@@ -117,6 +119,7 @@ private:
     bool copied(const Rendezvous& m, uint64_t bytes) const;
     bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
 
+    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);
     bool progress();  // with mutex_ held; true when a byte moved
     bool push(int to, bool at_once = true);
     bool pull(int from);

@@ -1,20 +1,12 @@
 // Large messages that go directly from the sender's memory into the receiver's: see Rendezvous (channel.hpp).
+#include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
 namespace rankwise {
 
 namespace {
 
-constexpr uint64_t kUnreachable = 0;     // in place of the address of a message, which the sender then copies alone
-constexpr uint64_t kRendezvousFrom = 16 << 10;  // bytes from which it wins
-constexpr uint64_t kPollFrom = 64 << 10;  // bytes from which it is worth a short wait
-constexpr int kYields = 4;                   // of others, for which it waits where the ranks share cores
-constexpr uint64_t kAtOnce = 256 << 10;    // bytes that a send which nobody waits for may copy itself
-
-uint64_t piece_of(uint64_t bytes) {
-    constexpr uint64_t kPage = 4 << 10;
-    return std::clamp((bytes / 4 + kPage - 1) / kPage * kPage, uint64_t(16 << 10), uint64_t(256 << 10));
-}
+constexpr uint64_t kUnreachable = 0;  // in place of the address of a message, which the sender then copies alone
 
 }  // namespace
 
@@ -22,10 +14,10 @@ uint64_t piece_of(uint64_t bytes) {
 void Messages::post_receive(const std::shared_ptr<Request>& r) {
     const int from = r->peer_;
     if (r->complete_ || r->matched_ || from == kAny || from == rank_ || posted_[from] || incoming_[from].message) return;
-    if (!protocol_.conditions().single_copy || r->count_ * itemsize(r->dtype_) < kRendezvousFrom) return;
+    if (!protocol_.conditions().single_copy || r->bytes() < tuning::kRendezvous) return;
     for (auto& other : receives_)
         if (other != r && !other->matched_ && (other->peer_ == from || other->peer_ == kAny)) return;
-    if (!protocol_.readable(r->data_, r->count_ * itemsize(r->dtype_), reached_)) return;
+    if (!protocol_.readable(r->data_, r->bytes(), reached_)) return;
     Rendezvous& m = channel(from, rank_, true)->rendezvous;
     m.to.store(reinterpret_cast<uint64_t>(r->data_), std::memory_order_relaxed);
     m.count.store(r->count_, std::memory_order_relaxed);
@@ -50,7 +42,7 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
             return true;
         }
     }
-    const uint64_t bytes = r->count_ * itemsize(r->dtype_);
+    const uint64_t bytes = r->bytes();
     moved |= copy_pieces(m, from, false, r->data_, m.from.load(std::memory_order_relaxed), bytes);
     if (!copied(m, bytes)) return false;
     r->matched_ = true;
@@ -87,8 +79,8 @@ void Messages::withdraw_receive(int from) {
     }
     posted_[from].reset();
     if (!r->complete_) return;
-    const uint64_t bytes = r->count_ * itemsize(r->dtype_);
-    auto kept = std::make_shared<Message>(Message{{bytes, r->count_, r->tag_, uint32_t(r->dtype_), 0}, from, 0, nullptr, arrivals_++, {}, nullptr});
+    const uint64_t bytes = r->bytes();
+    auto kept = std::make_shared<Message>(Message{Header::of(r->count_, r->dtype_, r->tag_), from, 0, nullptr, arrivals_++, {}, nullptr});
     kept->kept.assign(r->data_, r->data_ + bytes);
     arrived_[from].push_back(kept);
 }
@@ -105,19 +97,19 @@ uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
 
 // Wait a little for the receive of a large message: what it saves is more.
 void Messages::poll_for_receive(int to, const Request& r) {
-    if (!protocol_.conditions().single_copy || r.count_ * itemsize(r.dtype_) < kPollFrom) return;
+    if (!protocol_.conditions().single_copy || r.bytes() < tuning::kPollForReceive) return;
     Channel& c = *channel(rank_, to, true);
     for (int i = policy_.first_polls; i > 0 && !receive_posted_for(c, r); --i) cpu_relax();
-    for (int i = protocol_.conditions().yields ? kYields : 0; i > 0 && !receive_posted_for(c, r); --i) sched_yield();
+    for (int i = protocol_.conditions().yields ? tuning::kYieldsForReceive : 0; i > 0 && !receive_posted_for(c, r); --i) sched_yield();
 }
 
-bool Messages::may_copy_at_once(const Request& r) { return r.count_ * itemsize(r.dtype_) <= kAtOnce; }
+bool Messages::may_copy_at_once(const Request& r) { return r.bytes() <= tuning::kUnwaitedCopy; }
 
 // Whether the receive shown in this state was taken for the message.
 bool Messages::take(Channel& c, Request& r, int to, uint64_t state) {
     Rendezvous& m = c.rendezvous;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
-    const bool shared = protocol_.readable(r.data_, r.count_ * itemsize(r.dtype_), reached_);
+    const bool shared = protocol_.readable(r.data_, r.bytes(), reached_);
     m.from.store(shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable, std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
@@ -126,7 +118,7 @@ bool Messages::take(Channel& c, Request& r, int to, uint64_t state) {
     r.matched_ = r.met_ = m.state.compare_exchange_strong(state, state - Rendezvous::Posted + Rendezvous::Matched);
     if (r.met_) {
         notify(to);
-        copy_pieces(m, to, true, r.data_, there, r.count_ * itemsize(r.dtype_));
+        copy_pieces(m, to, true, r.data_, there, r.bytes());
         notify(to);
     }
     m.writing.store(0);
@@ -134,13 +126,13 @@ bool Messages::take(Channel& c, Request& r, int to, uint64_t state) {
 }
 
 bool Messages::copied(const Rendezvous& m, uint64_t bytes) const {
-    const uint64_t piece = piece_of(bytes);
+    const uint64_t piece = tuning::rendezvous_piece(bytes);
     return m.done.load() == (bytes + piece - 1) / piece && !group_.failed();
 }
 
 // The pieces that the other has not begun; whether there were any. None where the other's memory cannot be reached.
 bool Messages::copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes) {
-    const uint64_t piece = piece_of(bytes), pieces = (bytes + piece - 1) / piece;
+    const uint64_t piece = tuning::rendezvous_piece(bytes), pieces = (bytes + piece - 1) / piece;
     if (there == kUnreachable) return false;
     uint64_t mine = 0;
     while (m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() && m.begun.fetch_add(1) < pieces) {
