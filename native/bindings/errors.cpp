@@ -44,6 +44,8 @@ void translate_ours(const std::exception_ptr& p) {
                                                 nb::arg("sequence") = e.sequence, nb::arg("stacks") = stacks));
     } catch (const Closed& e) {
         raise(python_error("ClosedError")(e.what()));
+    } catch (const Unsupported& e) {
+        raise(python_error("UnsupportedError")(e.operation, e.backend, e.why));
     } catch (const BadArgument& e) {
         PyErr_SetString(PyExc_ValueError, e.what());
     } catch (const OutOfMemory& e) {

@@ -28,13 +28,13 @@ void bind_segment(nb::module_& m) {
         .def(
             "join",
             [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const NamePairs& algorithms, std::optional<bool> oversubscribed,
-               bool single_copy) {
-                const rankwise::Settings settings{rankwise::tuning::parse_forced(algorithms), oversubscribed, single_copy};
+               bool single_copy, const std::string& backend) {
+                const rankwise::Settings settings{rankwise::tuning::parse_forced(algorithms, backend), oversubscribed, single_copy, backend};
                 ReleaseGil released;
                 return Comm::join(std::move(segment), rank, timeout, process, settings);
             },
             nb::arg("rank"), nb::arg("timeout"), nb::arg("process"), nb::arg("algorithms") = NamePairs(), nb::arg("oversubscribed").none() = nb::none(),
-            nb::arg("single_copy") = true)
+            nb::arg("single_copy") = true, nb::arg("backend") = "shm")
         .def(
             "mark_exited",
             [](Segment& s, int rank, int status, int pid) {

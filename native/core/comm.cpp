@@ -187,7 +187,7 @@ void Comm::agree_on_conditions() {
         if (theirs[1] != mine[1]) said.yields = false;
     }
     const uint64_t step = protocol_.post(&said, sizeof said);
-    Conditions agreed{protocol_.n, oversubscribed, said.yields, said.single_copy, protocol_.n > 1 ? own.forced : Forced{}};
+    Conditions agreed{protocol_.n, oversubscribed, said.yields, said.single_copy, protocol_.n > 1 ? own.forced : Forced{}, settings_.backend};
     std::string difference;
     for (int p = 0; p < protocol_.n; ++p) {
         Said theirs;

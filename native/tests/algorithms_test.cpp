@@ -1,8 +1,6 @@
 // Every algorithm of every operation, forced, and those that the tuning table chooses on either side of each of its
 // thresholds; oversubscribed and not, with single copy and without, whatever this machine is. What cannot run is
 // an error on every rank, and the group goes on.
-#include <cstring>
-
 #include "ranks.hpp"
 
 using namespace rankwise;
@@ -106,7 +104,7 @@ std::vector<uint64_t> thresholds(const Comm& c, Op op) {
 
 Settings settings(bool oversubscribed, bool single_copy, const char* operation = nullptr, const char* algorithm = nullptr) {
     Settings s{{}, oversubscribed, single_copy};
-    if (operation) s.forced = tuning::parse_forced({{operation, algorithm}});
+    if (operation) s.forced = tuning::parse_forced({{operation, algorithm}}, s.backend);
     return s;
 }
 
@@ -147,12 +145,12 @@ void each_forced(int n, bool oversubscribed, Op op, Algorithm algorithm) {
             for (uint64_t count : {uint64_t(0), unit, 24 / unit * unit, 40 / unit * unit, 4097 * unit, 70001 * unit, 300007 * unit}) {
                 const uint64_t bytes = count * sizeof(float);
                 if ((small && bytes > kInline) || (flat && bytes > tuning::kFlatLimit)) {
-                    CHECK_EQ(ranks::thrown([&] { call(c, op, count, false, what); }), "BadArgument");
+                    CHECK_EQ(ranks::thrown([&] { call(c, op, count, false, what); }), "Unsupported");
                     continue;
                 }
                 call(c, op, count, works_in_registered(algorithm), what + " of " + std::to_string(count));
             }
-            if (works_in_registered(algorithm)) CHECK_EQ(ranks::thrown([&] { call(c, op, 1000 * unit, false, what); }), "BadArgument");
+            if (works_in_registered(algorithm)) CHECK_EQ(ranks::thrown([&] { call(c, op, 1000 * unit, false, what); }), "Unsupported");
             float one = 1;  // the group goes on, and a part of it with the same algorithm
             if (op != Op::AllReduce) c.all_reduce(&one, 1, DType::F32, ReduceOp::SUM), CHECK_EQ(one, float(n));
             const auto half = c.split(c.rank() % 2, 0);
@@ -170,8 +168,10 @@ void single_copy_that_is_not_allowed() {
             try {
                 c.all_reduce(x.data(), x.size(), DType::F32, ReduceOp::SUM);
                 CHECK(false, "it ran");
-            } catch (const BadArgument& e) {
-                CHECK(std::strstr(e.what(), "all_reduce=single_copy needs ranks that may read and write each other's memory"), e.what());
+            } catch (const Unsupported& e) {
+                CHECK_EQ(e.operation, "RANKWISE_ALGORITHM=all_reduce=single_copy");
+                CHECK_EQ(e.backend, "shm");
+                CHECK(e.why.starts_with("it needs ranks that may read and write each other's memory"), e.why);
             }
             c.barrier();
         },
@@ -180,7 +180,7 @@ void single_copy_that_is_not_allowed() {
 
 std::string refusal(const char* operation, const char* algorithm) {
     try {
-        tuning::parse_forced({{operation, algorithm}});
+        tuning::parse_forced({{operation, algorithm}}, "shm");
     } catch (const BadArgument& e) {
         return e.what();
     }
@@ -189,8 +189,8 @@ std::string refusal(const char* operation, const char* algorithm) {
 
 void names_that_do_not_exist() {
     CHECK_EQ(refusal("allreduce", "staged"),
-             "RANKWISE_ALGORITHM: the operation 'allreduce' given, expected one of all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all");
-    CHECK_EQ(refusal("broadcast", "ring"), "RANKWISE_ALGORITHM: the algorithm 'ring' given for broadcast, expected one of inline, staged, single_copy, registered");
+             "RANKWISE_ALGORITHM: the operation 'allreduce' given to shm, expected one of all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all");
+    CHECK_EQ(refusal("broadcast", "ring"), "RANKWISE_ALGORITHM: the algorithm 'ring' given for broadcast of shm, expected one of inline, staged, single_copy, registered");
 }
 
 // Two ranks that would not choose alike never begin.

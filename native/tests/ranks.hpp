@@ -53,6 +53,8 @@ template <class Call> std::string thrown(Call&& call) {
         return "TimedOut";
     } catch (const rankwise::Closed&) {
         return "Closed";
+    } catch (const rankwise::Unsupported&) {
+        return "Unsupported";
     } catch (const rankwise::BadArgument&) {
         return "BadArgument";
     } catch (const rankwise::OutOfMemory&) {

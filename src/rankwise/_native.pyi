@@ -196,14 +196,15 @@ class Segment:
         algorithms: Sequence[tuple[str, str]] = (),
         oversubscribed: bool | None = None,
         single_copy: bool = True,
+        backend: str = "shm",
     ) -> Comm:
         """Take part as `rank` and return, once all ranks have joined, the world's communicator.
 
         process: this rank is a process of its own, so the others watch it through a pidfd;
         False for a rank that is a thread. algorithms: (operation, algorithm), forced in this group and those
         split off it; oversubscribed: instead of what the cores say; single_copy: False where ranks leave each
-        other's private memory alone. ValueError for names that do not exist, and on every rank where the
-        ranks' algorithms differ.
+        other's private memory alone; backend: its name in errors. ValueError for names that do not exist, and on
+        every rank where the ranks' algorithms differ.
         """
 
     def announce_statuses(self) -> None: ...

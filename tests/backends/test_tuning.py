@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rankwise.backends import tuning
+from rankwise.contract.errors import UnsupportedError
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
@@ -55,6 +57,37 @@ def test_every_algorithm_of_hierarchical(placement: str) -> None:
     hosts = PLACEMENTS[placement]
     for ran in run_ranks(len(hosts), check_all, backend=opener(hosts), timeout=100):
         assert ran.keys() == expected("hierarchical")
+
+
+def test_a_forced_algorithm_that_cannot_run_says_what_it_needs() -> None:
+    def body(group: Group) -> list[str]:
+        said = []
+        calls = {"ring": np.ones(10, np.float16), "inline": np.ones(10_000)}
+        for algorithm, x in calls.items():
+            group.comm.force({"all_reduce": algorithm})  # type: ignore[attr-defined]
+            with pytest.raises(UnsupportedError) as caught:
+                group.all_reduce(x)
+            said.append(str(caught.value))
+        assert group.all_reduce(np.ones(3)).tolist() == [2.0] * 3  # the group goes on
+        return said
+
+    words = [
+        "RANKWISE_ALGORITHM=all_reduce=ring is not supported by the gloo backend: gloo does not reduce this dtype and "
+        "op as rankwise promises",
+        "RANKWISE_ALGORITHM=all_reduce=inline is not supported by the gloo backend: it takes at most 1016 bytes, and "
+        "this call has 80000",
+    ]
+    assert run_ranks(2, body, backend="gloo") == [words, words]
+
+
+def test_a_group_of_one_rank_forces_nothing() -> None:
+    def body(group: Group) -> None:
+        group.comm.force({"all_reduce": "inline"})  # type: ignore[attr-defined]
+        assert group.all_reduce(np.ones(10_000)).tolist() == [1.0] * 10_000
+        with pytest.raises(ValueError, match="'tree' given for all_reduce of gloo"):
+            group.comm.force({"all_reduce": "tree"})  # type: ignore[attr-defined]
+
+    run_ranks(1, body, backend="gloo")
 
 
 def test_the_groups_that_are_split_off_force_the_same() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankwise import Group, _native
+from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.testing import RanksFailed, close_pools, run_ranks
 from rankwise.testing.cases import Case, select
@@ -25,9 +26,7 @@ def oversubscribed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 def wrong(results: list[Result]) -> list[str]:
-    return [
-        f"{r.case}: {r.detail}" for r in results if r.status is Status.FAIL and "RANKWISE_ALGORITHM" not in r.detail
-    ]
+    return [f"{r.case}: {r.detail}" for r in results if r.status is Status.FAIL]
 
 
 # Between threads a single copy is a memcpy, so it is also forced between processes.
@@ -100,7 +99,8 @@ def test_either_side_of_each_threshold(operation: str, direct: bool, monkeypatch
     assert all(r.status is Status.PASS for r in results[0])
 
 
-def test_a_forced_algorithm_that_cannot_run_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["shm", "threads"])
+def test_a_forced_algorithm_that_cannot_run_says_what_it_needs(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_ALGORITHM", "all_reduce=inline, broadcast = registered")
 
     def body(group: Group) -> list[str]:
@@ -108,25 +108,29 @@ def test_a_forced_algorithm_that_cannot_run_says_what_it_needs(monkeypatch: pyte
 
         said = []
         for call in (lambda: group.all_reduce(np.ones(100)), lambda: group.broadcast(np.ones(10_000))):
-            with pytest.raises(ValueError, match="RANKWISE_ALGORITHM") as caught:
+            with pytest.raises(UnsupportedError) as caught:
                 call()
             said.append(str(caught.value))
         assert group.all_reduce(np.ones(3)).tolist() == [2.0] * 3  # the group goes on
         return said
 
     words = [
-        "RANKWISE_ALGORITHM: all_reduce=inline takes at most 96 bytes, and this call has 800",
-        "RANKWISE_ALGORITHM: broadcast=registered needs registered buffers (group.empty) on all ranks, "
-        "and this call has others",
+        f"RANKWISE_ALGORITHM=all_reduce=inline is not supported by the {backend} backend: it takes at most 96 bytes, "
+        "and this call has 800",
+        f"RANKWISE_ALGORITHM=broadcast=registered is not supported by the {backend} backend: it needs registered "
+        "buffers (group.empty) on all ranks, and this call has others",
     ]
-    assert run_ranks(2, body) == [words, words]
+    assert run_ranks(2, body, backend=backend) == [words, words]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("allreduce=staged", "the operation 'allreduce' given, expected one of all_reduce, broadcast"),
-        ("all_reduce=ring", "the algorithm 'ring' given for all_reduce, expected one of inline, flat, staged"),
+        ("allreduce=staged", "the operation 'allreduce' given to threads, expected one of all_reduce, broadcast"),
+        (
+            "all_reduce=ring",
+            "the algorithm 'ring' given for all_reduce of threads, expected one of inline, flat, staged",
+        ),
         ("all_reduce", "expected operation=algorithm"),
     ],
 )

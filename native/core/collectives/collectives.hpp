@@ -35,7 +35,7 @@ template <class Table> inline Choice chosen(const SlotProtocol& s, const Extent&
     return table(s.conditions());
 }
 // The call was to run a forced algorithm, and all ranks have found that it cannot.
-[[noreturn]] inline void none_can_run(const SlotProtocol& s) { tuning::none_can_run(s.op(), s.conditions().forced[size_t(s.op())]); }
+[[noreturn]] inline void none_can_run(const SlotProtocol& s) { tuning::none_can_run(s.conditions(), s.op()); }
 
 // A slot divided among the other ranks, in whole cache lines.
 inline size_t share_of_slot(const SlotProtocol& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }

@@ -9,8 +9,6 @@ namespace rankwise::tuning {
 
 namespace {
 
-const std::string kVariable = "RANKWISE_ALGORITHM: ";
-
 template <class List, class Name> std::string joined(const List& list, Name&& name) {
     std::string text;
     for (const auto& item : list) add_to_list(text, name(item));
@@ -23,27 +21,41 @@ std::string obstacle(const Conditions& c, Op op, const Extent& e, Algorithm algo
     const bool by_block = op == Op::AllGather || op == Op::AllGatherV || op == Op::Gather || op == Op::GatherV;
     const size_t bytes = by_block ? e.largest : e.total, limit = algorithm == Inline ? kInline : kFlatLimit;
     if (algorithm == Inline || (algorithm == Flat && op == Op::AllReduce))
-        if (bytes > limit) return "takes at most " + std::to_string(limit) + " bytes, and this call has " + std::to_string(bytes);
+        if (bytes > limit) return "it takes at most " + std::to_string(limit) + " bytes, and this call has " + std::to_string(bytes);
     if ((algorithm == SingleCopy || algorithm == SingleCopyPut) && !c.single_copy)
-        return "needs ranks that may read and write each other's memory, which the system does not allow these, or RANKWISE_DIRECT=0 forbids";
+        return "it needs ranks that may read and write each other's memory, which the system does not allow these, or RANKWISE_DIRECT=0 forbids";
     return "";
 }
 
-[[noreturn]] void refuse(Op op, Algorithm algorithm, const std::string& why) {
-    throw BadArgument(kVariable + rankwise::name(op) + "=" + name(algorithm) + " " + why);
+[[noreturn]] void refuse(const Conditions& c, Op op, Algorithm algorithm, const std::string& why) {
+    throw Unsupported(std::string("RANKWISE_ALGORITHM=") + rankwise::name(op) + "=" + name(algorithm), c.backend, why);
+}
+
+using Entry = std::pair<Op, std::vector<Algorithm>>;
+
+// The operation of this name and its algorithms, or null.
+const Entry* find(const std::string& name) {
+    const auto found = std::find_if(algorithms().begin(), algorithms().end(), [&](const Entry& e) { return rankwise::name(e.first) == name; });
+    return found == algorithms().end() ? nullptr : &*found;
+}
+
+// "'allreduce' given to shm, expected one of all_reduce, ..."
+std::string no_operation(const std::string& name, const std::string& where) {
+    return "'" + name + "' given" + where + ", expected one of " + joined(algorithms(), [](const Entry& e) { return rankwise::name(e.first); });
 }
 
 }  // namespace
 
 Choice forced(const Conditions& c, Op op, const Extent& e, Algorithm algorithm) {
-    if (const std::string why = obstacle(c, op, e, algorithm); !why.empty()) refuse(op, algorithm, why);
+    if (const std::string why = obstacle(c, op, e, algorithm); !why.empty()) refuse(c, op, algorithm, why);
     return algorithm;
 }
 
-void none_can_run(Op op, Algorithm algorithm) {
+void none_can_run(const Conditions& c, Op op) {
+    const Algorithm algorithm = c.forced[size_t(op)];
     const bool registered = algorithm == Algorithm::Registered || algorithm == Algorithm::RegisteredPut;
-    refuse(op, algorithm, registered ? "needs registered buffers (group.empty) on all ranks, and this call has others"
-                                     : "needs memory that the other ranks can read and write, and a rank of this call has other memory");
+    refuse(c, op, algorithm, registered ? "it needs registered buffers (group.empty) on all ranks, and this call has others"
+                                        : "it needs memory that the other ranks can read and write, and a rank of this call has other memory");
 }
 
 const char* name(Algorithm algorithm) {
@@ -67,20 +79,20 @@ const std::vector<std::pair<Op, std::vector<Algorithm>>>& algorithms() {
 }
 
 Op op_named(const std::string& name) {
-    for (const auto& [op, list] : algorithms())
-        if (rankwise::name(op) == name) return op;
-    throw BadArgument(kVariable + "the operation '" + name + "' given, expected one of " +
-                      joined(algorithms(), [](const auto& entry) { return rankwise::name(entry.first); }));
+    if (const Entry* found = find(name)) return found->first;
+    throw BadArgument("operation: " + no_operation(name, ""));
 }
 
-Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names) {
+Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names, const std::string& backend) {
     Forced forced{};
     for (const auto& [operation, algorithm] : names) {
-        const Op op = op_named(operation);
-        const auto& list = std::find_if(algorithms().begin(), algorithms().end(), [&](const auto& entry) { return entry.first == op; })->second;
+        const Entry* entry = find(operation);
+        if (!entry) throw BadArgument("RANKWISE_ALGORITHM: the operation " + no_operation(operation, " to " + backend));
+        const auto& [op, list] = *entry;
         const auto found = std::find_if(list.begin(), list.end(), [&](Algorithm a) { return name(a) == algorithm; });
         if (found == list.end())
-            throw BadArgument(kVariable + "the algorithm '" + algorithm + "' given for " + operation + ", expected one of " + joined(list, [](Algorithm a) { return name(a); }));
+            throw BadArgument("RANKWISE_ALGORITHM: the algorithm '" + algorithm + "' given for " + operation + " of " + backend + ", expected one of " +
+                              joined(list, [](Algorithm a) { return name(a); }));
         forced[size_t(op)] = *found;
         constexpr std::pair<Op, Op> variants[] = {{Op::AllGather, Op::AllGatherV}, {Op::Gather, Op::GatherV}, {Op::Scatter, Op::ScatterV}, {Op::ReduceScatter, Op::ReduceScatterV}};
         for (const auto& [plain, variant] : variants)

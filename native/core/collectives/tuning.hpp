@@ -57,11 +57,11 @@ private:
     uint32_t packed_;
 };
 
-// A forced algorithm, where it can run. Throws BadArgument, which says what it needs.
+// A forced algorithm, where it can run. Throws Unsupported, which says what it needs.
 Choice forced(const Conditions& c, Op op, const Extent& e, Algorithm algorithm);
 
-// The call was to run this algorithm, and all ranks have found that it cannot. Throws BadArgument.
-[[noreturn]] void none_can_run(Op op, Algorithm algorithm);
+// All ranks have found that the algorithm that is forced on this call cannot run. Throws Unsupported.
+[[noreturn]] void none_can_run(const Conditions& c, Op op);
 
 // Of memory that is copied by whole blocks.
 inline Choice blocks_of(const Conditions& c, size_t largest) {
@@ -176,8 +176,8 @@ const char* name(Algorithm algorithm);
 const std::vector<std::pair<Op, std::vector<Algorithm>>>& algorithms();
 // Throws BadArgument for an operation that has none to choose from.
 Op op_named(const std::string& name);
-// "all_reduce=staged,gather=inline". Throws BadArgument, which lists the names.
-Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names);
+// {("all_reduce", "staged"), ("gather", "inline")}. Throws BadArgument, which lists the names that `backend` has.
+Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names, const std::string& backend);
 std::string text_of(const Forced& forced);
 // What a call tries where each rank's array has `bytes`, counted as rankwise bench counts them; nothing where the
 // forced algorithm cannot run.

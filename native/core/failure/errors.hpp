@@ -49,6 +49,14 @@ struct TimedOut : Error {
 
 struct Closed : Error { using Error::Error; };
 struct BadArgument : Error { using Error::Error; };
+
+// The backend cannot do this, here or for this call. It does the group no harm.
+struct Unsupported : Error {
+    std::string operation, backend, why;
+    Unsupported(std::string operation, std::string backend, std::string why)
+        : Error(operation + ": " + why), operation(std::move(operation)), backend(std::move(backend)), why(std::move(why)) {}
+};
+
 struct OutOfMemory : Error { using Error::Error; };
 
 // Adds an item to a list in an error's text.

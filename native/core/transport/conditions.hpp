@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "memory/group_segment.hpp"
 
@@ -31,6 +32,7 @@ struct Settings {
     Forced forced{};
     std::optional<bool> oversubscribed;  // instead of what the cores say
     bool single_copy = true;             // false: ranks leave each other's private memory alone
+    std::string backend = "shm";         // the name by which the program opened it, for errors
 };
 
 struct Conditions {
@@ -39,6 +41,7 @@ struct Conditions {
     bool yields = false;          // so it is, and a rank that waits can yield its core to any other
     bool single_copy = false;     // ranks may read and write each other's private memory
     Forced forced{};
+    std::string backend;  // as in Settings
 };
 
 }  // namespace rankwise

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rankwise.contract.errors import UnsupportedError
+
 _LANES = ("inline", "one_lane", "all_lanes")
 
 ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -98,6 +100,11 @@ def check(backend: str, wanted: Mapping[str, str]) -> dict[str, str]:
                 f"expected one of {', '.join(known[operation])}"
             )
     return dict(wanted)
+
+
+def cannot_run(backend: str, operation: str, algorithm: str, why: str, remedy: str = "") -> UnsupportedError:
+    """The error for a forced algorithm that exists and cannot run this call. It does the group no harm."""
+    return UnsupportedError(f"RANKWISE_ALGORITHM={operation}={algorithm}", backend, why, remedy)
 
 
 def inline(backend: str) -> int:

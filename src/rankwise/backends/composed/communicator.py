@@ -107,9 +107,11 @@ class ComposedCommunicator(OpenCommunicator):
     def force(self, algorithms: Mapping[str, str]) -> None:
         """Run these algorithms, by operation, in place of those that would be chosen; the same on all ranks.
 
-        They hold for the groups that are split off later, too. ValueError for a name that this backend does not have.
+        They hold for the groups that are split off later, too, and mean nothing to a group of one rank. ValueError for
+        a name that this backend does not have. A call that the algorithm cannot run raises UnsupportedError.
         """
-        self._forced = tuning.check(self.backend, algorithms)
+        forced = tuning.check(self.backend, algorithms)
+        self._forced = forced if self._world_size > 1 else {}
 
     @property
     def _refusal(self) -> RankwiseError | None:
@@ -444,10 +446,10 @@ class ComposedCommunicator(OpenCommunicator):
         """UnsupportedError, on every rank, where `inline` is forced and cannot run."""
         if self._forced.get(call[0]) != "inline" or (self.checks and payload <= self._inline):
             return
-        what, size = f"RANKWISE_ALGORITHM={call[0]}=inline", self._inline
-        if self.checks:
-            raise UnsupportedError(what, self.backend, f"it takes at most {size} bytes, and this call has {payload}")
-        raise UnsupportedError(what, self.backend, "the ranks do not compare their calls", "set RANKWISE_CHECK=1")
+        why, remedy = f"it takes at most {self._inline} bytes, and this call has {payload}", ""
+        if not self.checks:
+            why, remedy = "the ranks do not compare their calls", "set RANKWISE_CHECK=1"
+        raise tuning.cannot_run(self.backend, call[0], "inline", why, remedy)
 
     def _difference(self, call: Call) -> MismatchError:
         """What each rank calls. All have seen that there is a difference, and exchange their descriptions."""

@@ -30,7 +30,7 @@ from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.communicator import ANY, Message
-from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, RankwiseError, UnsupportedError
+from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
@@ -202,7 +202,7 @@ class GlooCommunicator(ComposedCommunicator):
             return
         if not rings:
             why = "gloo does not reduce this dtype and op as rankwise promises"
-            raise UnsupportedError("RANKWISE_ALGORITHM=all_reduce=ring", "gloo", why)
+            raise tuning.cannot_run("gloo", "all_reduce", "ring", why)
         self._transport.all_reduce(ptr, size, dtype, op)
         if op is ReduceOp.MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rankwise._native import reduce_local
+from rankwise.backends import tuning
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.calls import ITEMSIZE, Call, check_count, check_rank
 from rankwise.backends.composed.communicator import ComposedCommunicator
@@ -230,7 +231,7 @@ class MpiCommunicator(ComposedCommunicator):
             return None
         if found is None:
             why = "MPI does not reduce this dtype and op as rankwise promises"
-            raise UnsupportedError(f"RANKWISE_ALGORITHM={operation}=mpi", "mpi", why)
+            raise tuning.cannot_run("mpi", operation, "mpi", why)
         return found
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:

@@ -270,5 +270,5 @@ def join(
     """
     settings = Settings.read()
     forced = settings.algorithms if algorithms is None else algorithms
-    comm = segment.join(rank, timeout, process, [*forced.items()], settings.oversubscribed, settings.direct)
+    comm = segment.join(rank, timeout, process, [*forced.items()], settings.oversubscribed, settings.direct, backend)
     return EngineCommunicator(comm, backend)
