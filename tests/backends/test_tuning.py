@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rankwise import _native
 from rankwise.backends import tuning
 from rankwise.contract.errors import UnsupportedError
 from rankwise.group.group import Group
@@ -100,29 +102,73 @@ def test_the_groups_that_are_split_off_force_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "line"),
+    ("backend", "algorithm", "line"),
     [
-        ("all_reduce=ring,all_gather=pairwise", "2 {'all_reduce': 'ring', 'all_gather': 'pairwise'}"),
-        ("all_reduce=tree", "ValueError: RANKWISE_ALGORITHM: the algorithm 'tree' given for all_reduce of gloo"),
-        ("all_reduce=ring,", "2 {'all_reduce': 'ring'}"),
+        ("gloo", "all_reduce=ring,all_gather=pairwise", "2 {'all_reduce': 'ring', 'all_gather': 'pairwise'}"),
+        (
+            "gloo",
+            "all_reduce=tree",
+            "ValueError: RANKWISE_ALGORITHM: the algorithm 'tree' given for all_reduce of gloo",
+        ),
+        ("gloo", "all_reduce=ring,", "2 {'all_reduce': 'ring'}"),
+        # Ranks of one host are a group of shm.
+        ("hierarchical", "all_reduce=staged", "2 ['staged']"),
+        (
+            "hierarchical",
+            "all_reduce=one_lane",
+            "ValueError: RANKWISE_ALGORITHM: the algorithm 'one_lane' given for all_reduce of shm",
+        ),
     ],
 )
-def test_the_variable(tmp_path: Path, algorithm: str, line: str) -> None:
+def test_the_variable(tmp_path: Path, backend: str, algorithm: str, line: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         """
-import os, rankwise as rw
+import os, sys, rankwise as rw
 try:
-    group = rw.init("gloo", timeout=60)
-    text = f"{group.all_reduce(1)} {group.comm._forced}"
+    group = rw.init(sys.argv[1], timeout=60)
+    comm = group.comm
+    forced = comm._forced if comm.backend == "gloo" else comm.shortcuts.algorithms("all_reduce", 8)
+    text = f"{group.all_reduce(1)} {forced}"
 except ValueError as error:
     text = f"ValueError: {error}"
 os.write(1, f"{text}\\n".encode())
 """
     )
-    command = [sys.executable, "-m", "rankwise", "run", "-n", "2", str(program)]
+    command = [sys.executable, "-m", "rankwise", "run", "-n", "2", str(program), backend]
     environment = {**os.environ, "RANKWISE_ALGORITHM": algorithm}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
     lines = ran.stdout.splitlines()
     assert len(lines) == 2, ran.stderr
     assert all(one.startswith(line) for one in lines), lines
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
+
+
+def rows(text: str, columns: int) -> list[list[str]]:
+    """The cells of each row of the tables with so many columns, heads left out."""
+    cells = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in row] for row in cells if len(row) == columns]
+
+
+def test_the_page_lists_every_algorithm() -> None:
+    listed: dict[str, dict[str, tuple[str, ...]]] = {}
+    for backends, operations, algorithms in rows(PAGE.read_text(), 3):
+        for backend in re.findall(r"`(\w+)`", backends):
+            for operation in operations.split(", "):
+                listed.setdefault(backend, {})[operation] = tuple(re.findall(r"`(\w+)`", algorithms))
+    native = {operation: tuple(names) for operation, names in _native.algorithms().items()}
+    composed = {backend: table for backend, table in tuning.ALGORITHMS.items() if table}
+    assert listed == {"shm": native, "threads": native, **composed}
+
+
+@pytest.mark.parametrize("title", ["shm and threads", "gloo and mpi", "hierarchical"])
+def test_the_page_says_what_every_algorithm_does(title: str) -> None:
+    backends = title.split(" and ")
+    tables = [tuning.ALGORITHMS.get(backend) or _native.algorithms() for backend in backends]
+    section = PAGE.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    described = [re.findall(r"`(\w+)`", first) for first, _ in rows(section, 2)]
+    assert {name for names in described for name in names} == {
+        name for table in tables for names in table.values() for name in names
+    }

@@ -2,20 +2,7 @@
 
 Sizes are in bytes. "Measured" means on 2 cores over the loopback interface, where the algorithms on both sides of a
 threshold take equally long there; benchmarks/RESULTS.md and docs/scaling.md have the tables.
-
-  inline          the data travels in the envelopes by which the ranks compare their calls
-  all_gather      all_reduce: every rank gathers all arrays and reduces them
-  reduce_scatter  all_reduce: every rank reduces its share, by an all_to_all, and all gather the shares
-  gather          reduce: the root gathers all arrays and reduces them
-  all_to_all      reduce_scatter: every rank receives all blocks of its share and reduces them
-  pairwise        all_gather: every rank sends to each other one
-  padded          all_gather_v: an all_gather of blocks that are padded to one size
-  broadcasts      all_gather_v: a broadcast from each rank
-  ring            gloo's own
-  mpi             MPI's own, of those that it chooses from
-  one_lane        between hosts one member of each host carries everything
-  all_lanes       between hosts as many members of each host as the smallest has carry a share each
-  pipelined       all_reduce: as all_lanes, piece by piece, each between hosts while the next is reduced within
+docs/tuning.md says what each algorithm does.
 """
 
 from __future__ import annotations

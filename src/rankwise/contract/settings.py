@@ -26,7 +26,7 @@ class Settings:
                             (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
                             "all_reduce=staged,all_gather=single_copy"; the same on all ranks. An algorithm that
-                            cannot run is an error. docs/tuning.md lists those of shm
+                            cannot run is an error. docs/tuning.md lists them
     RANKWISE_DIRECT         0: ranks of one host do not read or write each other's private memory, so that no
                             single-copy algorithm is chosen for an operation or a message
     RANKWISE_OVERSUBSCRIBED 1 or 0: whether the ranks of this host share cores, instead of what the number of cores

@@ -68,14 +68,16 @@ def open(job: Job, timeout: float) -> Communicator:
 def connect(flat: Communicator, timeout: float) -> Communicator:
     """The ranks of `flat`, an engine that reaches them all, with shared memory within each host. Takes `flat` over.
 
-    Where every host holds one rank, this is `flat` itself; where one host holds all, shared memory alone.
+    Where every host holds one rank, this is `flat` itself; where one host holds all, shared memory alone, whose
+    algorithms RANKWISE_ALGORITHM then names.
     """
     layout = Layout.of(_all_gather_bytes(flat, hashlib.sha256(repr(rendezvous.locality()).encode()).digest()))
     here = layout.host[flat.rank]
     number, size = layout.local(flat.rank), len(layout.members[here])
     token = _broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a name that nobody knows
     job = Job(number, size, number, size, "hierarchical", f"{token[:32].hex()} {here}", token[32:])
-    local = join(rendezvous.meet(job, timeout), number, timeout, "shm", process=True, algorithms={})
+    segment = rendezvous.meet(job, timeout)
+    local = join(segment, number, timeout, "shm", process=True, algorithms=None if layout.hosts == 1 else {})
     return assemble(flat, local, layout)
 
 
