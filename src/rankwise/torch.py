@@ -19,11 +19,21 @@ NAME = "rankwise"
 
 
 def register() -> None:
-    """Register the backend with torch.distributed. Further calls do nothing. torch calls this when it is imported."""
+    """Register the backend with torch.distributed, also in place of the backend that RANKWISE_TORCH_AS names.
+
+    torch calls this when it is imported. Further calls do nothing.
+    """
     from torch import distributed
 
-    if distributed.is_available() and not hasattr(distributed.Backend, NAME.upper()):
-        distributed.Backend.register_backend(NAME, _open, extended_api=True, devices=["cpu"])
+    from rankwise.contract.settings import torch_as
+
+    if not distributed.is_available() or hasattr(distributed.Backend, NAME.upper()):
+        return
+    distributed.Backend.register_backend(NAME, _open, extended_api=True, devices=["cpu"])
+    if (name := torch_as()) is not None:
+        from rankwise.frontends.torch.substitution import substitute
+
+        substitute(name)
 
 
 def _open(how: Any, options: object = None) -> ProcessGroup:

@@ -10,7 +10,7 @@ SPANS_MEMFD = "rankwise-spans"
 
 
 class Settings:
-    """The environment variables. `Settings.read()` reads them anew; no other code reads them.
+    """The environment variables. `Settings.read()` reads them anew; no code outside this file reads them.
 
     RANKWISE_RANK           this process's rank, set by the launcher
     RANKWISE_WORLD_SIZE     how many ranks the job has, set by the launcher
@@ -31,6 +31,8 @@ class Settings:
                             single-copy algorithm is chosen for an operation or a message
     RANKWISE_OVERSUBSCRIBED 1 or 0: whether the ranks of this host share cores, instead of what the number of cores
                             says; by this ranks choose algorithms and how they wait. For tests
+    RANKWISE_TORCH_AS       gloo: programs that ask torch.distributed for the backend gloo use rankwise for their CPU
+                            tensors; torch.distributed still names their backend gloo (docs/torch.md)
     RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """
@@ -67,6 +69,14 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
         return int(text)
     except ValueError:
         raise ValueError(f"environment variable {name}={text!r}: expected an integer") from None
+
+
+def torch_as() -> str | None:
+    """RANKWISE_TORCH_AS, which is read alone: `import torch` must not fail because of another variable."""
+    text = os.environ.get("RANKWISE_TORCH_AS")
+    if text and text != "gloo":
+        raise ValueError(f"environment variable RANKWISE_TORCH_AS={text!r}: expected gloo, or nothing")
+    return text or None
 
 
 def _algorithms(environ: Mapping[str, str]) -> dict[str, str]:
