@@ -93,7 +93,7 @@ def test_or_it_is_logged_once_at_close(caplog: pytest.LogCaptureFixture) -> None
     assert len(texts) == 2
     for text in texts:
         assert re.match(
-            r"closing rank [01] of group 'part False': 3 operations with async_op=True failed, and nobody", text
+            r"closing rank [01] of group 'part False': 3 operations with async_op=True failed, and no wait", text
         )
 
 
@@ -108,7 +108,7 @@ group.all_reduce(np.ones(2), fail, async_op=True)
     command = [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     said = ended.stdout + ended.stderr
-    assert "nobody asked for the result; the first: ArithmeticError: on purpose" in said
+    assert "no wait() raised the error; the first: ArithmeticError: on purpose" in said
     assert "Traceback" not in said
 
 

@@ -270,7 +270,7 @@ def test_subgroups_that_disagree() -> None:
         if group.rank == 2:
             assert group.subgroup([0, 1]) is None
         else:
-            with pytest.raises(MismatchError, match=r"subgroup\(ranks=.*\): only 1 of these ranks asked for it"):
+            with pytest.raises(MismatchError, match=r"subgroup\(ranks=.*\): only 1 of these ranks called it with them"):
                 group.subgroup([0, 1] if group.rank == 0 else [1, 0])
         assert group.all_reduce(1) == 3
 
@@ -335,7 +335,7 @@ def test_the_messages_of_a_duplicate_do_not_meet_the_groups() -> None:
 def test_a_group_does_not_travel() -> None:
     def ranks(group: Group) -> None:
         refused(
-            lambda: pickle.dumps(group), TypeError, "group 'world' belongs to this rank and cannot be sent; make it"
+            lambda: pickle.dumps(group), TypeError, "group 'world' belongs to this rank and cannot be sent; every rank"
         )
 
     run_ranks(1, ranks)

@@ -92,7 +92,7 @@ def test_or_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         stream.submit(int).wait(SOON)
         assert len(caplog.records) == 2, "the oldest are logged, so that memory stays bounded"
     assert len(caplog.records) == MOST_FAILURES + 2
-    assert caplog.records[0].message == "lazy: a function raised, and nobody asked for its result"
+    assert caplog.records[0].message == "lazy: a function failed, and no wait() raised its error"
     assert "number 0" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""What is open in this process: closed at interpreter exit, and the parent's alone after a fork."""
+"""The open communicators of this process: closed at interpreter exit, and after a fork usable in the parent only."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from abc import abstractmethod
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from rankwise.contract.closing import Turn, close_at_exit
+from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 
 
 class OpenCommunicator(Communicator):
-    """One rank's end of one group: who it is, and that it is closed at interpreter exit, unless it is gone by then.
+    """One rank's communicator in one group, which is closed at interpreter exit if it is still open.
 
-    backend: the name it was opened by.
+    backend: the name with which it was opened.
     """
 
     backend: str
 
     def __init__(self, rank: int, world_size: int) -> None:
-        """Comes last, since from here on it may be closed."""
+        """Called last by a subclass's __init__, since the communicator may be closed from then on."""
         self._rank = rank
         self._world_size = world_size
         _open[next(_numbers)] = self
@@ -40,13 +40,13 @@ class OpenCommunicator(Communicator):
 
     @abstractmethod
     def forked(self) -> None:
-        """This process is a child of the one that opened it."""
+        """Called in a forked child of the process that opened it."""
 
     def process_ends(self) -> None:
-        """The interpreter is about to end; `close` is to follow."""
+        """The interpreter is about to end; `close` will follow."""
 
     def _warn(self, trouble: str) -> None:
-        """Log what went wrong when it was closed."""
+        """Log what went wrong during closing."""
         import logging  # slow to import, and seldom needed
 
         log = logging.getLogger("rankwise")
@@ -62,7 +62,7 @@ _numbers = itertools.count()
 
 
 def _close_all(left: Callable[[], float]) -> None:
-    """Close what is still open, the newest first. left: the seconds that there are."""
+    """Close what is still open, the newest first. left: returns the seconds that remain."""
     for opened in list(_open.values()):
         opened.process_ends()
     for _, opened in sorted(_open.items(), reverse=True):
@@ -75,5 +75,5 @@ def _forked() -> None:
     _open.clear()
 
 
-close_at_exit(Turn.COMMUNICATORS, _close_all)
+close_at_exit(ClosingOrder.COMMUNICATORS, _close_all)
 os.register_at_fork(after_in_child=_forked)

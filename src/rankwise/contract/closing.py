@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 
-class Turn(IntEnum):
+class ClosingOrder(IntEnum):
     """The order of closing: streams first, since functions queued on them may use communicators.
 
     Works are checked before communicators close, because closing makes pending operations fail, and
@@ -24,12 +24,12 @@ class Turn(IntEnum):
 CLOSE_TIMEOUT = 1.0  # seconds that close() gives pending work by default
 EXIT_TIMEOUT = 0.7  # seconds for closing everything, so that the whole exit takes less than one second
 
-_closers: dict[Turn, Callable[[Callable[[], float]], None]] = {}
+_closers: dict[ClosingOrder, Callable[[Callable[[], float]], None]] = {}
 
 
-def close_at_exit(turn: Turn, close: Callable[[Callable[[], float]], None]) -> None:
+def close_at_exit(order: ClosingOrder, close: Callable[[Callable[[], float]], None]) -> None:
     """Call `close(left)` when the interpreter exits. `left()` returns the seconds that remain."""
-    _closers[turn] = close
+    _closers[order] = close
 
 
 @atexit.register

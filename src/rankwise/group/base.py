@@ -24,7 +24,7 @@ IntArray = NDArray[np.int64]
 
 
 class GroupBase:
-    """One rank's end of a group: its communicator, its pending operations, and checks of common arguments.
+    """One rank's view of a group: its communicator, its pending operations, and checks of common arguments.
 
     An operation checks its arguments when it is called. Everything else happens where the communicator's
     calls run: in the calling thread, or with async_op on the communicator's stream. This includes packing

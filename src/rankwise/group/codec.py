@@ -21,15 +21,15 @@ import numpy as np
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-INLINE = 4096  # bytes; arrays smaller than this travel in the stream
+INLINE = 4096  # bytes; smaller arrays are stored in the stream
 MAX_DEPTH = 100  # lists in lists
 
 
 def encode(value: Any) -> list[Bytes]:
     """The parts of a value. They may share memory with its arrays.
 
-    TypeError names the first thing that is not plain; ValueError where the nesting is deeper than
-    MAX_DEPTH, as it is where a list contains itself.
+    Raises TypeError, which names the first value that is not plain, and ValueError if the nesting is
+    deeper than MAX_DEPTH, for example because a list contains itself.
     """
     writer = _Writer()
     writer.value(value, 0)
@@ -104,7 +104,7 @@ class _Writer:
         self.stream += data
 
     def array(self, letter: bytes, array: np.ndarray[Any, Any]) -> None:
-        """Letter, dtype, number of axes, their lengths, then the bytes, or where they are: "p", the part's number."""
+        """Letter, dtype, number of axes, their lengths, then "h" and the bytes, or "p" and the number of their part."""
         self.sized(letter, _name(array.dtype).encode())
         self.length(array.ndim)
         for size in array.shape:

@@ -210,7 +210,7 @@ def _checked(value: Any, given: Buffer, function: Callable[..., Any]) -> Buffer:
 
 
 def _locating(group: GroupBase, x: Any, buffer: Buffer, op: ReduceOp, dst: int | None) -> Callable[[], Any]:
-    """The extreme, and the lowest rank that holds it; of several NaNs, the one of the lowest rank."""
+    """The extreme, and the lowest rank that has it; of several NaNs, the lowest rank's."""
     ops.resolve(op, buffer.dtype)
     values = buffer.kind.empty(buffer.shape, buffer.dtype)
     ranks = buffer.kind.empty(buffer.shape, DType.I64)

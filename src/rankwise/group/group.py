@@ -75,7 +75,9 @@ class Group(
         return f"<Group {self.name!r}, rank {self.rank} of {self.world_size}, {self.backend or 'own'} backend{state}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"group {self.name!r} belongs to this rank and cannot be sent; make it on every rank by split")
+        raise TypeError(
+            f"group {self.name!r} belongs to this rank and cannot be sent; every rank makes its own with split"
+        )
 
     @property
     def timeout(self) -> float:
@@ -179,7 +181,7 @@ class Group(
         if comm.world_size != len(members):
             size = comm.world_size
             comm.close()
-            raise MismatchError(f"subgroup(ranks={members}): only {size} of these ranks asked for it")
+            raise MismatchError(f"subgroup(ranks={members}): only {size} of these ranks called it with them")
         world_ranks = [self.ranks[rank] for rank in members]
         return Group(comm, name or f"{self.name}{members}", self.backend, self, world_ranks)
 
@@ -235,7 +237,7 @@ class Group(
         self.close()
 
     def __del__(self) -> None:
-        # The engine must have let go of the memory of pending works before that is freed.
+        # The engine must release the memory of pending works before that is freed.
         if hasattr(self, "_closed"):
             self.close()
 

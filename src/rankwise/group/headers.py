@@ -19,15 +19,15 @@ MORE_DIMS = 64 - DIMS
 
 def description(given: Buffer) -> Any:
     """The header of an array, followed by the rest of its shape."""
-    words = np.zeros(SIZE + MORE_DIMS, np.int64)
-    words[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
-    return words
+    header = np.zeros(SIZE + MORE_DIMS, np.int64)
+    header[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
+    return header
 
 
-def send_rest(group: GroupBase, words: Any, src: int) -> None:
+def send_rest(group: GroupBase, header: Any, src: int) -> None:
     """On src: broadcast what `described` receives after the header."""
-    if words[1] > DIMS:
-        group._broadcast_ints(words[SIZE:], src)
+    if header[1] > DIMS:
+        group._broadcast_ints(header[SIZE:], src)
 
 
 def described(group: GroupBase, header: list[int], kind: Kind, src: int) -> Buffer:

@@ -218,7 +218,7 @@ def unpack(packed: Packed, allow_pickle: bool, rank: int) -> Any:
 
 
 def _share_out(memory: Bytes, counts: list[int], sizes: list[list[int]], number: int, parts: list[list[Bytes]]) -> None:
-    """Append each rank's piece of `memory` to its parts, where it has a part of this number."""
+    """Append each rank's piece of `memory` to its parts, if it has a part with this number."""
     end = 0
     for rank, count in enumerate(counts):
         start, end = end, end + count
@@ -227,7 +227,7 @@ def _share_out(memory: Bytes, counts: list[int], sizes: list[list[int]], number:
             parts[rank].append(piece if piece.ctypes.data % _ALIGNMENT == 0 else piece.copy())
 
 
-_ALIGNMENT = 16  # of any element
+_ALIGNMENT = 16  # bytes; enough for any element
 
 
 def _unpack_all(kinds: list[int], parts: list[list[Bytes]], allow_pickle: bool) -> list[Any]:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from rankwise._native import HostEvents
 from rankwise._native import Stream as NativeStream
-from rankwise.contract.closing import CLOSE_TIMEOUT, Turn, close_at_exit
+from rankwise.contract.closing import CLOSE_TIMEOUT, ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_FAILURES = 100  # that one stream keeps until `synchronize` raises them; older ones are logged
+MOST_FAILURES = 100  # failures that one stream keeps until `synchronize` raises them; older ones are logged
 
 
 class Event:
@@ -146,7 +146,7 @@ class _Failures:
     def log_one(self) -> None:
         work = self.works.popleft()
         if not work._raised:
-            _log().error("%s: a function raised, and nobody asked for its result", self.name, exc_info=work._error)
+            _log().error("%s: a function failed, and no wait() raised its error", self.name, exc_info=work._error)
 
     def log_all(self) -> None:
         while self.works:
@@ -328,7 +328,7 @@ class BlockingStreamSync(StreamSyncOps):
         HostEvents.wait(stream, event)
 
     def sync_comm_stream(self) -> None:
-        for _ in range(2):  # behind all that was started; and once more, where the group has failed by that
+        for _ in range(2):  # after everything that was started; once more, in case the group failed meanwhile
             self._comm.start_call(nothing).wait(self._comm.timeout)
 
 
@@ -342,7 +342,7 @@ def _close_all(left: Callable[[], float]) -> None:
         stream.close(left())
 
 
-close_at_exit(Turn.STREAMS, _close_all)
+close_at_exit(ClosingOrder.STREAMS, _close_all)
 
 
 def _log() -> Logger:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from rankwise.contract.closing import Turn, close_at_exit
+from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.work import Work
@@ -30,16 +30,16 @@ class Pending:
         self._comm = comm
         self.works: dict[int, ArrayWork[Any]] = {}
         self.failed: deque[ArrayWork[Any]] = deque()
-        self._look_at = _FEW
+        self._sweep_at = _FEW
         self._closing = False
         self._pid = os.getpid()
         _open.add(self)
 
     def add(self, work: ArrayWork[Any]) -> None:
         # Completed works are removed only when the number has doubled, so that the search costs little.
-        if len(self.works) >= self._look_at:
+        if len(self.works) >= self._sweep_at:
             self.release_done()
-            self._look_at = max(_FEW, 2 * len(self.works))
+            self._sweep_at = max(_FEW, 2 * len(self.works))
         self.works[id(work)] = work
 
     def remove(self, work: ArrayWork[Any]) -> None:
@@ -55,11 +55,11 @@ class Pending:
         self.release_done()
         while self.failed:
             work = self.failed.popleft()
-            if not work.asked:
+            if not work.waited:
                 work.wait()
 
     def failure(self, work: ArrayWork[Any]) -> None:
-        """A work has failed that nobody has waited for. What fails by closing, the communicator logs."""
+        """Record a failed work that was not waited for. The communicator itself logs what fails by closing."""
         by_closing = (self._closing or self._comm.closed) and isinstance(work.error, RankwiseError)
         if len(self.failed) < _MOST_FAILED and not by_closing:
             self.failed.append(work)
@@ -78,8 +78,8 @@ class Pending:
         if os.getpid() == self._pid:  # in a forked child, locks may be held by threads that exist only in the parent
             for work in list(self.works.values()):
                 if not work.done():
-                    work.abandon(ClosedError(f"this was not complete when {self.name} was closed"))
-            failed = [work for work in self.failed if not work.asked and not isinstance(work.error, ClosedError)]
+                    work.abandon(ClosedError(f"the operation was not complete when {self.name} was closed"))
+            failed = [work for work in self.failed if not work.waited and not isinstance(work.error, ClosedError)]
             if failed:
                 self._log(failed)
         self.works.clear()
@@ -90,7 +90,7 @@ class Pending:
 
         what = "an operation" if len(failed) == 1 else f"{len(failed)} operations"
         first = failed[0].error  # logged as text: a log that keeps the error would keep the frames that raised it
-        text = "closing %s: %s with async_op=True failed, and nobody asked for the result; the first: %s: %s"
+        text = "closing %s: %s with async_op=True failed, and no wait() raised the error; the first: %s: %s"
         logging.getLogger("rankwise").error(text, self.name, what, type(first).__name__, str(first))
 
 
@@ -107,8 +107,8 @@ def _close_all(left: Callable[[], float]) -> None:
         pending.close()
 
 
-close_at_exit(Turn.WORKS, _before_close_all)
-close_at_exit(Turn.LAST_WORKS, _close_all)
+close_at_exit(ClosingOrder.WORKS, _before_close_all)
+close_at_exit(ClosingOrder.LAST_WORKS, _close_all)
 
 _FEW = 16
 _MOST_FAILED = 100  # works kept for their errors; the first errors are the most informative
@@ -132,7 +132,7 @@ class ArrayWork(Work[T]):
         self._value: T
         self.error: Exception | None = None
         """The operation's error, if it failed; known once `done` has returned True."""
-        self.asked = False
+        self.waited = False
         """Whether `wait` has been called, and so has raised the operation's error."""
         pending.add(self)
 
@@ -142,11 +142,11 @@ class ArrayWork(Work[T]):
                 self._inner.wait(timeout)
             except Exception:
                 if not self._inner.done():
-                    raise  # the time of this wait is over, but the operation is still pending
-            self.asked = True
+                    raise  # this wait has timed out, but the operation is still pending
+            self.waited = True
             self._make_result()
         if self.error is not None:
-            self.asked = True
+            self.waited = True
             raise self.error
         return self._value
 
@@ -162,7 +162,7 @@ class ArrayWork(Work[T]):
         with self._lock:
             if self._finish is not None:
                 self.error = error
-                self._let_go()
+                self._drop()
 
     def _make_result(self) -> None:
         """Make the result, once, after the operation has ended and the engine has released the memory."""
@@ -174,11 +174,11 @@ class ArrayWork(Work[T]):
                 self._value = self._finish()
             except Exception as failure:  # noqa: BLE001 - whatever it is, `wait` raises it
                 self.error = failure
-                if not self.asked:
+                if not self.waited:
                     self._pending.failure(self)
-            self._let_go()
+            self._drop()
 
-    def _let_go(self) -> None:
+    def _drop(self) -> None:
         self._finish = self._keep = None
         self._pending.remove(self)
 

@@ -98,11 +98,11 @@ class DataParallel:
         self._used[number] = 1
         self.reducer.mark_ready(number, parameter.grad, lend=self._async_op)
         if not self._async_op:
-            # What torch made is free again, and may well be where it makes the next one: in the cache.
+            # torch may now reuse the memory of its gradient, which is still in the cache, for the next one.
             parameter.grad = self.reducer.view(number)
 
     def _end_of_backward(self) -> None:
-        """Mark the parameters that this pass did not use; a gradient that no_sync left there still counts."""
+        """Mark the parameters that this pass did not use but that have a gradient, accumulated within no_sync."""
         self._in_backward = False
         for number, parameter in enumerate(self._parameters):
             if not self._used[number] and parameter.grad is not None:
@@ -110,7 +110,7 @@ class DataParallel:
         used = self._used.copy()
         self._used[:] = 0
         gradients = self.reducer.wait_and_unpack()
-        self.group.all_reduce(used, "max")  # after the last bucket on all ranks, even if that was full long ago
+        self.group.all_reduce(used, "max")  # after the last bucket on every rank, whenever that became full
         for parameter, gradient, anywhere in zip(self._parameters, gradients, used, strict=True):
             if anywhere:
                 parameter.grad = gradient

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     import torch
 
 
-class Seen(NamedTuple):
-    """Facts about an array: the address of its memory, and its device (a torch device, None for NumPy)."""
+class ArrayInfo(NamedTuple):
+    """A parameter's or gradient's array: shape and dtype, address, and device (torch's, or None for NumPy)."""
 
     parameter: GradientSpec
     address: int
     device: torch.device | None
 
 
-def look(array: Any, name: str) -> Seen:
-    """Describe an array. Raises TypeError, which names the argument, unless it is an array of a supported dtype."""
+def inspect(array: Any, name: str) -> ArrayInfo:
+    """The properties of an array. Raises TypeError, with its name, if it is not an array of a supported dtype."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         from rankwise.arrays.torch import dtype_of
@@ -34,12 +34,12 @@ def look(array: Any, name: str) -> Seen:
                 f"{name}: expected a dense tensor, got layout {array.layout}; "
                 "torch.nn.Embedding and EmbeddingBag give dense gradients with sparse=False"
             )
-        return Seen(GradientSpec(tuple(array.shape), dtype_of(array.dtype)), array.data_ptr(), array.device)
+        return ArrayInfo(GradientSpec(tuple(array.shape), dtype_of(array.dtype)), array.data_ptr(), array.device)
     buffer = source(array, name)
     if buffer.device is not None:
         kind = type(array).__name__
         raise TypeError(f"{name}: expected a NumPy array, or a torch tensor on any device, got a {kind} on a device")
-    return Seen(GradientSpec(buffer.shape, buffer.dtype), buffer.ptr, None)
+    return ArrayInfo(GradientSpec(buffer.shape, buffer.dtype), buffer.ptr, None)
 
 
 def flat(group: Group, count: int, dtype: DType, device: torch.device | None) -> Any:
@@ -54,7 +54,7 @@ def flat(group: Group, count: int, dtype: DType, device: torch.device | None) ->
 
 
 def compute_stream(device: torch.device | None) -> int:
-    """The handle, as StreamSyncOps takes it, of the stream on which this thread computes on that device."""
+    """The handle (see StreamSyncOps) of the stream on which this thread computes on that device."""
     if device is None or device.type == "cpu":
         return THIS_THREAD
     import torch

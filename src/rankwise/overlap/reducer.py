@@ -47,7 +47,7 @@ class Bucket:
         for number, offset in zip(layout.members, layout.offsets, strict=True):
             parameter = parameters[number]
             self.views[number] = flat[offset : offset + parameter.count].reshape(parameter.shape)
-        self.addresses = {number: memory.look(view, "view").address for number, view in self.views.items()}
+        self.addresses = {number: memory.inspect(view, "view").address for number, view in self.views.items()}
         self.missing = len(self.members)
         self.deferred: list[Callable[[], None]] = []  # copy the gradients whose copy was deferred
         self.work: Work[Any] | None = None
@@ -134,7 +134,7 @@ class GradientReducer:
             raise ValueError(f"bucket_bytes={bucket_bytes!r}: expected a number of bytes of at least 1")
         if stream is not None and not async_op:
             raise ValueError("async_op=False: a stream always reduces asynchronously; pass one of the two")
-        seen = [memory.look(param, f"params[{number}]") for number, param in enumerate(params)]
+        seen = [memory.inspect(param, f"params[{number}]") for number, param in enumerate(params)]
         self.group = group
         self.op = op
         self.parameters = [one.parameter for one in seen]
@@ -161,12 +161,12 @@ class GradientReducer:
 
     def _agree(self) -> None:
         """Raise MismatchError on all ranks unless all have the same parameters and options."""
-        words = [*map(str, self.parameters), f"bucket_bytes={self._bucket_bytes}", f"op={self.op}"]
-        words.append(f"hook={type(self._hook).__name__}" if self._hook else "no hook")
-        digest = np.array(zlib.crc32("\n".join(words).encode()), np.int64)
+        description = [*map(str, self.parameters), f"bucket_bytes={self._bucket_bytes}", f"op={self.op}"]
+        description.append(f"hook={type(self._hook).__name__}" if self._hook else "no hook")
+        digest = np.array(zlib.crc32("\n".join(description).encode()), np.int64)
         if len(set(self.group.all_gather(digest).tolist())) < 2:
             return
-        every = self.group.all_gather_object(words)
+        every = self.group.all_gather_object(description)
         at = next(at for at in range(max(map(len, every))) if len({tuple(one[at : at + 1]) for one in every}) > 1)
         calls = {
             rank: f"{len(one) - 3} parameters; number {at} on: {', '.join(one[at : at + 4])}"
@@ -215,7 +215,7 @@ class GradientReducer:
             raise ValueError(f"i={i}: expected the number of a parameter, 0 to {len(self.parameters) - 1}")
         seen = None
         if grad is not self._bucket_of[i].views[i]:  # the bucket's own view, the usual case, needs no check
-            seen, parameter = memory.look(grad, "grad"), self.parameters[i]
+            seen, parameter = memory.inspect(grad, "grad"), self.parameters[i]
             if seen.parameter != parameter:
                 raise ValueError(f"grad: expected {parameter} for parameter {i}, got {seen.parameter}")
         with self._lock:
@@ -282,7 +282,7 @@ class GradientReducer:
         return gradients
 
     def _do(self, function: Callable[..., object], *args: Any) -> None:
-        """Call the function where gradients are computed: here, or on the stream."""
+        """Call the function in the order of the computation: here, or on the stream."""
         if self._stream is None:
             function(*args)
         else:
