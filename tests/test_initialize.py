@@ -83,11 +83,11 @@ def test_bad_environment() -> None:
         ({"RANKWISE_RANK": "1"}, "RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"),
         (
             {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
-            "put ranks on several hosts and named no meeting point",
+            "started ranks on several hosts without an address to meet at",
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2"},
-            "WORLD_SIZE=2 announces several ranks, and without MASTER_ADDR and MASTER_PORT",
+            "WORLD_SIZE=2 announces several ranks, but without MASTER_ADDR and MASTER_PORT",
         ),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANKWISE_BACKEND": "solo"}, "backend='solo' is for one rank, and this"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANKWISE_BACKEND": "threads"}, "rankwise.testing.run_ranks starts thr"),

@@ -16,7 +16,7 @@ from rankwise.contract.job import Job
 # Which host each rank is on.
 PLACEMENTS = {
     "2x2": (0, 0, 1, 1),
-    "2x2 by turns": (0, 1, 0, 1),
+    "2x2 round-robin": (0, 1, 0, 1),
     "uneven": (0, 0, 0, 1, 2, 2, 1),
     "one has one": (0, 1, 1),
 }

@@ -34,16 +34,16 @@ SOME = [
 ]
 SOME_SCENARIOS = [
     "nested_splits",
-    "negative_colour_takes_no_part",
+    "negative_color_takes_no_part",
     "groups_do_not_mix",
     "every_pair",
     "many_messages",
     "large_both_ways",
-    "beside_collectives",
-    "messages_from_anybody",
+    "messages_during_collectives",
+    "messages_from_any_rank",
     "to_oneself",
     "nan_propagates",
-    "many_works_under_way",
+    "many_pending_works",
     "refused_arguments",
     "one_rank_has_it_all",
 ]

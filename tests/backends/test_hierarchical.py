@@ -93,7 +93,7 @@ def test_messages_from_any_rank_of_any_host(size: int) -> None:
         else:
             body(group)
 
-    run_ranks(4, with_own, backend=opener(PLACEMENTS["2x2 by turns"]), timeout=60)
+    run_ranks(4, with_own, backend=opener(PLACEMENTS["2x2 round-robin"]), timeout=60)
 
 
 def test_a_probe_says_what_the_next_receive_takes() -> None:
@@ -230,7 +230,7 @@ LEAST: dict[str, tuple[Callable[[Group, Any], object], int]] = {
 }
 
 
-@pytest.mark.parametrize("placement", ["2x2", "2x2 by turns"])
+@pytest.mark.parametrize("placement", ["2x2", "2x2 round-robin"])
 @pytest.mark.parametrize("name", LEAST)
 def test_no_byte_crosses_twice(name: str, placement: str) -> None:
     call, least = LEAST[name]

@@ -96,7 +96,7 @@ def test_the_life_of_an_event() -> None:
             ("cudaStreamWaitEvent", compute, event, 0),
             ("cudaEventDestroy", event),
         ]
-        with pytest.raises(ValueError, match="not destroyed"):
+        with pytest.raises(ValueError, match="has not been destroyed"):
             ops.record_on_stream(event, compute)
 
 
@@ -153,7 +153,7 @@ def test_a_device_that_does_not_answer_is_aborted_at_the_timeout() -> None:
     comm.timeout = 0.2
     made[0].cuda.stuck = True
     start = time.monotonic()
-    with pytest.raises(CollectiveTimeout, match=r"no answer of the GPUs within 0.2 s"):
+    with pytest.raises(CollectiveTimeout, match=r"waited longer than 0.2 s for its GPU after "):
         comm.barrier()
     assert time.monotonic() - start < 40
     assert ("comm_abort",) in calls

@@ -1,1 +1,1 @@
-"""What moves the bytes: one file a backend, found by name through the registry."""
+"""The backends, which move the bytes; each is found by name through the registry."""

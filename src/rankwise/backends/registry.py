@@ -1,8 +1,8 @@
-"""Backends by name. Each is loaded when it is first asked for.
+"""Backends by name. Each is loaded when it is first requested.
 
 A backend is a function `open(job: Job, timeout: float) -> Communicator`: it meets the other ranks of
-the job and gives this rank's communicator of them all. An outside package offers one through an
-entry point of the group "rankwise.backends", its name that of the backend, its value "module:function".
+the job and returns this rank's communicator of all ranks. Another package offers one through an entry
+point in the group "rankwise.backends", with the backend's name and the value "module:function".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Opener = Callable[[Job, float], Communicator]
 
 ENTRY_POINTS = "rankwise.backends"
 
-# Those of this package compare their ranks' calls themselves, as RANKWISE_CHECK says.
+# This package's backends compare their ranks' calls themselves, if RANKWISE_CHECK requires it.
 BUILT_IN = {
     "solo": "rankwise.backends.native.solo",
     "shm": "rankwise.backends.native.shm",
@@ -34,15 +34,15 @@ BUILT_IN = {
 
 
 def names() -> list[str]:
-    """The names of all backends, those of other packages included; loads none of them."""
+    """The names of all backends, including other packages' backends; loads none of them."""
     return sorted({*BUILT_IN, *_outside()})
 
 
 def opener(name: str) -> Opener:
     """Load the backend called `name`.
 
-    ValueError where there is none of that name; ImportError (BackendUnavailable) where what it
-    needs is missing.
+    Raises ValueError if no backend has that name; ImportError (BackendUnavailable) if what it needs is
+    missing.
     """
     if name in BUILT_IN:
         found: Opener = import_module(BUILT_IN[name]).open

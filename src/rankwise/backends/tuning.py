@@ -1,8 +1,8 @@
-"""Which algorithm does what in the backends over other engines: their names, and every number that chooses.
+"""Which algorithm runs in the backends over other engines: the names, and every threshold.
 
 Sizes are in bytes. "Measured" means on 2 cores over the loopback interface, where the algorithms on both sides of a
-threshold take equally long there; benchmarks/RESULTS.md and docs/scaling.md have the tables.
-docs/tuning.md says what each algorithm does.
+threshold take equally long; benchmarks/RESULTS.md and docs/scaling.md have the tables. docs/tuning.md describes each
+algorithm.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
         "all_gather": _LANES,
         "reduce_scatter": _LANES,
     },
-    "nccl": {},  # NCCL chooses, and its own NCCL_ALGO forces
+    "nccl": {},  # NCCL chooses; its variable NCCL_ALGO forces one
 }
 """The algorithms of each backend, by operation."""
 
-# ---- composed: what all share ----
+# ---- composed: shared by all ----
 
 INLINE = {"mpi": 248, "nccl": -1}
-"""The most bytes of a rank that travel in an envelope; else INLINE_DEFAULT. -1: none do.
+"""The most bytes of a rank that an envelope holds; else INLINE_DEFAULT. -1: none.
 
-mpi: MPIs send 256 bytes with a digest at once, and more takes them twice as long (measured). nccl: the data may be in
-device memory.
+mpi: with the digest 256 bytes, which MPIs send eagerly; more takes twice as long (measured). nccl: none, as the data
+may be in device memory.
 """
-INLINE_DEFAULT = 1016  # with the digest 1 KiB: a longer envelope would slow down every comparison
+INLINE_DEFAULT = 1016  # 1 KiB with the digest: a longer envelope would slow down every comparison
 
 GATHERED = {"gloo": 1 << 17}
-"""Up to this size of all ranks' arrays together an all_reduce is an all_gather; else GATHERED_DEFAULT. Measured."""
+"""Up to this total size of all ranks' arrays an all_reduce uses all_gather; else GATHERED_DEFAULT. Measured."""
 GATHERED_DEFAULT = 1 << 14
 
-REDUCED_AT_ONCE = 1 << 22  # of a rank's array: its pieces then stay in the cache of most processors
+REDUCED_AT_ONCE = 1 << 22  # bytes of a rank's array per piece, which stays in the cache of most processors
 
 # ---- gloo ----
 
 GLOO_EAGER = 1 << 15
-"""Up to this size a message's data travels in its envelope, copied; more follows once the receive has matched.
+"""Up to this size a message's data is copied into its envelope (eager); more follows once the receive has matched.
 
-Measured: from 32 KiB on a copy takes longer than a second transfer. Every envelope that a rank is ready to receive
-takes this much memory.
+Measured: from 32 KiB on, a copy takes longer than a second transfer. Every envelope that a rank is ready to receive
+needs this much memory.
 """
 
-PAIRWISE = 1 << 20  # up to this size of all ranks' blocks together an all_gather is pairwise, not a ring. Measured
-PADDED = 1 << 14  # up to this size blocks are padded, however much that adds: latency counts there. Measured
+PAIRWISE = 1 << 20  # up to this total size of all ranks' blocks an all_gather is pairwise, not a ring. Measured
+PADDED = 1 << 14  # blocks up to this size are padded, however much that adds: their latency dominates. Measured
 
 # ---- hierarchical ----
 
-ONE_LANE = 16 << 10  # up to this size of it all one lane carries everything: latency counts there. Measured
-PIPELINED = 1 << 20  # all-reduced at a time; below, a piece takes as long to start as to carry. Measured
-LANE_PIECE = 64 << 10  # that a piece has at least for each host and lane, for the same reason
+ONE_LANE = 16 << 10  # up to this total size one lane carries all data: latency dominates. Measured
+PIPELINED = 1 << 20  # the least piece of an all_reduce; a smaller one takes as long to start as to transfer. Measured
+LANE_PIECE = 64 << 10  # the least that a piece has for each host and lane, for the same reason
 
 
 def check(backend: str, wanted: Mapping[str, str]) -> dict[str, str]:
-    """The algorithms to force, by operation. ValueError where this backend has no such operation or algorithm."""
+    """The algorithms to force, by operation. ValueError if this backend has no such operation or algorithm."""
     known = ALGORITHMS.get(backend, {})
     for operation, algorithm in wanted.items():
         if operation not in known:
@@ -99,12 +99,12 @@ def inline(backend: str) -> int:
 
 
 def all_reduce(backend: str, whole: int) -> str:
-    """whole: the size of all ranks' arrays together."""
+    """whole: the total size of all ranks' arrays."""
     return "all_gather" if whole <= GATHERED.get(backend, GATHERED_DEFAULT) else "reduce_scatter"
 
 
 def gloo_all_reduce(whole: int, rings: bool) -> str:
-    """rings: whether gloo's ring reduces this dtype and op as the contract says."""
+    """rings: whether gloo's ring reduces this dtype and op as the contract requires."""
     small = all_reduce("gloo", whole)
     return "ring" if rings and small != "all_gather" else small
 
@@ -114,12 +114,12 @@ def gloo_all_gather(whole: int) -> str:
 
 
 def gloo_all_gather_v(n: int, largest: int, whole: int) -> str:
-    """Padded where that at most doubles what is sent, or where the blocks are small."""
+    """Padded if that at most doubles the bytes sent, or if the blocks are small."""
     return "padded" if n * largest <= 2 * whole or largest <= PADDED else "broadcasts"
 
 
 def lanes(whole: int) -> str:
-    """whole: the size of what is carried between hosts."""
+    """whole: the total size of the data between hosts."""
     return "one_lane" if whole <= ONE_LANE else "all_lanes"
 
 

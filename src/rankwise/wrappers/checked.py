@@ -16,20 +16,20 @@ _BYTE = DType.U8
 
 
 class CheckedCommunicator(ComposedCommunicator):
-    """One rank's end of the same group, whose collectives raise MismatchError if the ranks' calls differ.
+    """One rank's communicator in the same group, whose collectives raise MismatchError if the ranks' calls differ.
 
     The comparison, its envelopes and its errors are the same as in the backends over other engines; here the engine
     is another communicator. Its collectives are complete when they return. It owns the communicator that it wraps.
     """
 
-    engine_errors = ()  # the inner communicator raises errors of ours
+    engine_errors = ()  # the inner communicator raises rankwise's errors
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
         self.backend = getattr(inner, "backend", type(inner).__name__)
         self.any_source, self.device_memory = inner.any_source, inner.device_memory
         super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
-        self._inline = -1  # what is computed, and for which types, is the inner communicator's
+        self._inline = -1  # the inner communicator computes, for the dtypes that it supports
 
     def _timeout_set(self, timeout: float) -> None:
         self._inner.timeout = timeout

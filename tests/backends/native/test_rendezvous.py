@@ -129,7 +129,7 @@ def test_without_the_secret_one_gets_nothing() -> None:
     stranger = Job(1, 2, None, None, "test", ranks[1].id, b"wrong")
     results: list[Segment] = []
     with in_background(lambda: results.append(rendezvous.meet(ranks[0], 20.0))):
-        with pytest.raises(CollectiveTimeout, match=r"rank 0 was not to be found within 0.5 s .*of another job"):
+        with pytest.raises(CollectiveTimeout, match=r"rank 0 could not be found within 0.5 s .*belongs to another job"):
             rendezvous.meet(stranger, 0.5)
         results.append(rendezvous.meet(ranks[1], 20.0))
     assert same_segment(results)
@@ -159,7 +159,7 @@ def test_who_does_not_come_is_named() -> None:
     (error,) = meet_all([ranks[3]], timeout=0.3)
     assert isinstance(error, CollectiveTimeout)
     assert error.missing == (0,)
-    assert "nobody listens" in str(error)
+    assert "no process listens" in str(error)
 
 
 def test_a_rank_that_ends_while_the_others_wait() -> None:
@@ -184,7 +184,7 @@ def test_ranks_that_disagree() -> None:
     other = Job(1, 4, None, None, "test", ranks[0].id)
     for error in meet_all([ranks[0], other]):
         assert isinstance(error, MismatchError)
-        assert str(error) == "init: rank 1 was told of 4 ranks, rank 0 of 3"
+        assert str(error) == "init: rank 1 expects 4 ranks, rank 0 expects 3"
     for error in meet_all([ranks[0], ranks[1], ranks[1]]):
         assert isinstance(error, MismatchError)
         assert str(error) == "init: two processes are rank 1 of this job"
@@ -215,7 +215,7 @@ def test_another_users_socket_is_not_trusted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_job_without_a_name_cannot_meet() -> None:
-    with pytest.raises(UnsupportedError, match=r"test gives the job no name to meet by"):
+    with pytest.raises(UnsupportedError, match=r"test gives the job no id to meet by"):
         rendezvous.meet(jobs(2, id="")[0], 1.0)
 
 

@@ -1,7 +1,7 @@
 """Calls as values that ranks compare and describe, and the checks of arguments, for the backends over other engines.
 
-A call is a tuple: the operation's name, then the arguments on which the ranks must agree, in the
-order of FIELDS; and a Description, where the caller gave one.
+A call is a tuple: the operation's name, then the arguments on which the ranks must agree, in the order
+of FIELDS; and a Description, if the caller gave one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Call = tuple[Any, ...]
 
 
 class Description(NamedTuple):
-    """What `Communicator.describe` said of a call."""
+    """What `Communicator.describe` recorded for a call."""
 
     shape: tuple[int, ...]
     operation: str
 
 
 ITEMSIZE = tuple(dtype.itemsize for dtype in DType)
-DESCRIPTION = 256  # bytes of a call's description, as it goes to the other ranks
+DESCRIPTION = 256  # bytes of a call's description, as sent to the other ranks
 MOST_COUNTS = 16  # per-rank counts that are written out
 
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -55,17 +55,17 @@ DTYPE_NAMES = {dtype: _NAMES.get(dtype) or _KINDS[dtype.name[0]] + dtype.name[1:
 def describe(call: Call) -> str:
     """all_reduce(count=4, dtype=float32, op=sum), or exscan: reduce_scatter(count=4, ..., shape=(2, 2))"""
     operation, *values = call
-    said = values.pop() if values and isinstance(values[-1], Description) else None
+    description = values.pop() if values and isinstance(values[-1], Description) else None
     fields = [f"{name}={_text(value)}" for name, value in zip(FIELDS[operation], values, strict=True)]
-    if said is not None and len(said.shape) != 1:
-        fields.append(f"shape={said.shape}")
-    whole = f"{said.operation}: " if said is not None and said.operation else ""
+    if description is not None and len(description.shape) != 1:
+        fields.append(f"shape={description.shape}")
+    whole = f"{description.operation}: " if description is not None and description.operation else ""
     return f"{whole}{operation}({', '.join(fields)})"
 
 
 @lru_cache(1024)
 def digest(call: Call) -> int:
-    """A number of 64 bits, with a sign, that is the same for equal calls and hardly for others."""
+    """A signed 64-bit number that is equal for equal calls, and almost certainly different for different ones."""
     return int.from_bytes(hashlib.blake2b(repr(call).encode(), digest_size=8).digest(), "little", signed=True)
 
 

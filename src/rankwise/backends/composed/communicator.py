@@ -1,9 +1,9 @@
 """What the backends over other engines share: the whole contract, given an engine that moves bytes.
 
 An *engine* is another library between the ranks: MPI, gloo. A *move* is an operation of it without
-arithmetic: bytes from addresses to addresses. An adapter gives the moves, a way to send and receive,
-and says which reductions its engine does as the contract wants them. All other reductions are made
-here of moves and of the native kernels, in the order of the ranks, so that every rank has the same bits.
+arithmetic: bytes from addresses to addresses. An adapter provides the moves, a way to send and receive,
+and declares which reductions its engine does as the contract requires. All other reductions are made
+here of moves and the native kernels, in rank order, so that every rank has the same bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rankwise.contract.work import Work
 
 T = TypeVar("T")
 
-ROOM = 1 << 20  # bytes that are kept at most
+ROOM = 1 << 20  # bytes of scratch memory that are kept at most
 LARGE = 1 << 62  # more bytes than an envelope holds
 
 log = logging.getLogger("rankwise")
@@ -52,11 +52,11 @@ class ComposedCommunicator(OpenCommunicator):
     """One rank's end of one group of another engine.
 
     A lock serialises the collectives. Those that were started run on a `WorkQueue`, and a blocking one
-    waits for them first. The first error of the engine fails the group, and later calls raise what it
-    meant.
+    waits for them first. The first error of the engine fails the group, and later calls raise it as
+    explained.
 
-    The moves are the methods from `_barrier` on; sizes are in bytes and may be 0, and an address of
-    no bytes means nothing. They raise `engine_errors`, which `_explain` makes ours.
+    The moves are the methods from `_barrier` on; sizes are in bytes and may be 0; the address of an
+    empty buffer is ignored. They raise `engine_errors`, which `_explain` converts to rankwise's errors.
     """
 
     blocking = True
@@ -65,7 +65,7 @@ class ComposedCommunicator(OpenCommunicator):
     def __init__(self, rank: int, world_size: int, timeout: float, *, checks: bool, turn: Turn | None = None) -> None:
         """checks: whether the ranks compare what they call before each collective.
 
-        turn: the lock of other communicators, where the engine takes one call of a process at a time.
+        turn: the lock shared with other communicators, if the engine allows one call per process at a time.
         """
         self._timeout = timeout
         self.checks = checks and world_size > 1
@@ -105,10 +105,10 @@ class ComposedCommunicator(OpenCommunicator):
         self._timeout_set(seconds)
 
     def force(self, algorithms: Mapping[str, str]) -> None:
-        """Run these algorithms, by operation, in place of those that would be chosen; the same on all ranks.
+        """Run these algorithms, by operation, instead of the usual choice; the same on all ranks.
 
-        They hold for the groups that are split off later, too, and mean nothing to a group of one rank. ValueError for
-        a name that this backend does not have. A call that the algorithm cannot run raises UnsupportedError.
+        This also applies to groups that are split off later; a group of one rank ignores it. ValueError for a name that
+        this backend does not have. A call that the algorithm cannot run raises UnsupportedError.
         """
         forced = tuning.check(self.backend, algorithms)
         self._forced = forced if self._world_size > 1 else {}
@@ -244,7 +244,7 @@ class ComposedCommunicator(OpenCommunicator):
 
     def abort(self, why: str) -> None:
         """Fail the group: this rank, and as far as the engine allows every other one, raises from now on."""
-        self._fail(RankwiseError(f"rank {self._rank} gave up the group: {why}"))
+        self._fail(RankwiseError(f"rank {self._rank} aborted the group: {why}"))
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         if self.closed:
@@ -255,11 +255,11 @@ class ComposedCommunicator(OpenCommunicator):
         try:
             if self._queue is not None:
                 if not self._queue.drain(timeout):
-                    trouble = f"operations that were started are not complete within {timeout:g} s"
+                    trouble = f"operations that were started did not complete within {timeout:g} s"
                 self._queue.close()
-            # A call under way in another thread holds the lock; then this end is left as it is.
+            # If another thread is in a call, it holds the lock, and the engine's resources are not released.
             if not self._turn.acquire(max(0.0, end - time.monotonic())):
-                trouble = "a call of another thread is under way"
+                trouble = "another thread is in a call"
             else:
                 try:
                     healthy = self._refusal is None
@@ -279,7 +279,7 @@ class ComposedCommunicator(OpenCommunicator):
         self.closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
 
-    # ---- what an adapter gives ----
+    # ---- what an adapter provides ----
 
     @abstractmethod
     def _barrier(self) -> None: ...
@@ -301,33 +301,36 @@ class ComposedCommunicator(OpenCommunicator):
 
     @abstractmethod
     def _part(self, color: int, members: Sequence[int]) -> Communicator:
-        """The group of these ranks, in this order, this one among them. Every rank of this group calls
-        `_part` or `_no_part` at once. color: a number from 0 on, another for each of the new groups."""
+        """The group of these ranks, in this order; this rank is one of them.
+
+        Every rank of the present group calls `_part` or `_no_part` at the same time. color: a number from 0
+        on, a different one for each new group.
+        """
 
     def _no_part(self) -> None:
-        """This rank is in none of the groups that the others make now."""
+        """This rank is in none of the groups that the other ranks now make."""
 
     @abstractmethod
     def _explain(self, error: Exception) -> RankwiseError:
-        """What an error of the engine, raised in this rank's present call, means."""
+        """rankwise's error for an engine's error that was raised in this rank's present call."""
 
     @abstractmethod
     def _release(self, timeout: float, healthy: bool) -> None:
-        """Give back what the engine holds for this group. healthy: nothing failed, and nothing is under way."""
+        """Release what the engine holds for this group. healthy: nothing has failed, and nothing is pending."""
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
-        """The group has failed by this error: inform the other ranks, where the engine can.
+        """The group has failed with this error: inform the other ranks, if the engine can.
 
-        known_to_all: each of them finds it out, and may not be through with that yet.
+        known_to_all: every rank detects the failure, and may still be doing so.
         """
 
     def _timeout_set(self, timeout: float) -> None:
-        """The timeout was set, which some engines have to know."""
+        """The timeout was set; some engines must be informed."""
 
     # ---- what an adapter may do better ----
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
-        """What gathers `size` bytes from everybody, again and again from and to the same memory."""
+        """A function that gathers `size` bytes from every rank, each time from and to the same memory."""
         return lambda: self._all_gather(mine, everybody, size)
 
     def _gather(self, send: int, recv: int, size: int, root: int) -> None:
@@ -384,7 +387,7 @@ class ComposedCommunicator(OpenCommunicator):
         self._reduce_scatter_v(send, recv, (count,) * self._world_size, dtype, op)
 
     def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        """Each rank receives everybody's block for it, and reduces them."""
+        """Each rank receives all ranks' blocks for it, and reduces them."""
         n, mine = self._world_size, counts[self._rank] * ITEMSIZE[dtype]
         room = self._scratch(mine * n)
         if min(counts) == max(counts):
@@ -399,7 +402,7 @@ class ComposedCommunicator(OpenCommunicator):
     def _run(self, call: Call, payload: int, move: Callable[..., T], *args: Any) -> T:
         """One collective, with no other at the same time.
 
-        payload: the most bytes that a rank contributes; LARGE where it is not to travel in an envelope.
+        payload: the most bytes that a rank contributes; LARGE if it must not go in an envelope.
         """
         if self._queue is not None:
             self._queue.drain()
@@ -413,16 +416,16 @@ class ComposedCommunicator(OpenCommunicator):
         return self._turn.run(self, call, checked, (call, payload, move, args))
 
     def _failing(self, error: BaseException) -> None:
-        """A call has raised: the group may fail by it. Raises what the engine's own errors mean."""
+        """A call has raised, so the group may fail. Raises what explains an engine's error."""
         if isinstance(error, self.engine_errors):
             failure = self._explain(error)
             self._fail(failure)
             raise failure from error
-        if isinstance(error, RankwiseError) and not isinstance(error, UnsupportedError):  # that one does no harm
+        if isinstance(error, RankwiseError) and not isinstance(error, UnsupportedError):  # which is no failure
             self._fail(error)
 
     def _checked(self, call: Call, payload: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """The same once all ranks are seen to call it: with the data in the envelopes, or after them."""
+        """The same, after checking that all ranks call it: with the data in the envelopes, or after them."""
         if self._envelopes is None:
             self._envelopes = Envelopes(self._rank, self._world_size, max(0, self._inline), self._mover)
         envelopes = self._envelopes
@@ -439,11 +442,11 @@ class ComposedCommunicator(OpenCommunicator):
         return move(*args)
 
     def _algorithm(self, operation: str, chosen: str) -> str:
-        """The algorithm for an operation: the one that was chosen, unless another is forced."""
+        """The algorithm for an operation: the chosen one, unless another is forced."""
         return self._forced.get(operation, chosen)
 
     def _check_inline(self, call: Call, payload: int) -> None:
-        """UnsupportedError, on every rank, where `inline` is forced and cannot run."""
+        """Raises UnsupportedError, on every rank, if `inline` is forced and cannot run."""
         if self._forced.get(call[0]) != "inline" or (self.checks and payload <= self._inline):
             return
         why, remedy = f"it takes at most {self._inline} bytes, and this call has {payload}", ""
@@ -452,7 +455,7 @@ class ComposedCommunicator(OpenCommunicator):
         raise tuning.cannot_run(self.backend, call[0], "inline", why, remedy)
 
     def _difference(self, call: Call) -> MismatchError:
-        """What each rank calls. All have seen that there is a difference, and exchange their descriptions."""
+        """What each rank calls. All ranks have detected a difference, and exchange their descriptions."""
         mine = np.frombuffer(calls.encoded(call), np.uint8)
         everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
         self._mover(address(mine), address(everybody), mine.nbytes)()
@@ -469,7 +472,7 @@ class ComposedCommunicator(OpenCommunicator):
         members = [rank for rank in range(self._world_size) if wishes[rank, 0] == color]
         members.sort(key=lambda rank: (int(wishes[rank, 1]), rank))
         part = self._part(sorted(set(wishes[:, 0])).index(color), members)
-        if isinstance(part, type(self)):  # hierarchical's may be of another kind
+        if isinstance(part, type(self)):  # a part of a hierarchical group may have another class
             part.force(self._forced)
         return part
 
@@ -484,7 +487,7 @@ class ComposedCommunicator(OpenCommunicator):
         return copy.copy(self._refusal)
 
     def _scratch(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Room for `size` bytes until the next call of this method; that of small calls is kept."""
+        """Memory of `size` bytes, valid until the next call of this method; at most ROOM is kept."""
         if size > ROOM:
             return np.empty(size, np.uint8)
         if size > self._room.nbytes:
@@ -493,13 +496,13 @@ class ComposedCommunicator(OpenCommunicator):
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
-    """Where its first element is."""
+    """The address of its first element."""
     found: int = array.__array_interface__["data"][0]
     return found
 
 
 def shares(count: int, n: int) -> tuple[int, ...]:
-    """`count` elements over n ranks, the first ones having one more."""
+    """`count` elements over n ranks; the first ones get one more if they cannot be equal."""
     each, longer = divmod(count, n)
     return (each + 1,) * longer + (each,) * (n - longer)
 

@@ -1,7 +1,7 @@
-"""What the ranks call is compared by envelopes, which hold the data of small collectives as well.
+"""The ranks compare their calls by envelopes, which also hold the data of small collectives.
 
 An *envelope* is what a rank sends to all others: a digest of its call, then room for an inline payload. All envelopes
-of a group have one length, whatever is called, since some engines do not survive a difference.
+of a group have one length, whatever is called, since some engines crash if lengths differ.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _copy = ctypes.memmove
 
 
 class Different(Exception):
-    """The ranks do not all call the same."""
+    """The ranks' calls differ."""
 
 
 class Envelopes:
-    """One rank's envelope, and room for everybody's.
+    """One rank's envelope, and memory for all ranks' envelopes.
 
-    The methods named like collectives do them in one exchange, for data that fits into the envelopes;
-    they take what an adapter's moves take, and raise Different before they write anything.
+    The methods named like collectives do them in one exchange, if the data fits into the envelopes.
+    They take the arguments of an adapter's moves, and raise Different before they write anything.
 
-    inline: the most bytes of a payload, a multiple of 8. mover: given where this rank's envelope is, where all
-    shall go and the size of one, what moves them.
+    inline: the most bytes of a payload, a multiple of 8. mover: makes a function that exchanges them, from the
+    address of this rank's envelope, the address for all envelopes, and the size of one.
     """
 
     def __init__(
         self, rank: int, world_size: int, inline: int, mover: Callable[[int, int, int], Callable[[], object]]
     ) -> None:
-        self.digest = 0  # of what this rank calls
+        self.digest = 0  # of this rank's call
         self._rank, self._n = rank, world_size
         size = DIGEST + inline
         self._mine, self._all = np.zeros(size // 8, np.int64), np.zeros((world_size, size // 8), np.int64)
@@ -49,7 +49,7 @@ class Envelopes:
         self._move = mover(mine, everybody, size)
 
     def exchange(self, ptr: int = 0, size: int = 0) -> list[int]:
-        """Send a payload of `size` bytes. Where everybody's is, by rank, until the next exchange."""
+        """Send a payload of `size` bytes. Returns where all ranks' payloads are, by rank, until the next exchange."""
         self._head[0] = self.digest
         if size:
             _copy(self._payload, ptr, size)

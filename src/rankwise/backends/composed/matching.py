@@ -1,4 +1,4 @@
-"""Which receive takes which message: by source and tag, in the order in which both came."""
+"""Matches messages and receives by source and tag, in the order in which they arrived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwise.contract.types import DType
 
 
 class Labelled(Protocol):
-    """What has a source and a tag; those of a receive may be ANY."""
+    """Anything with a source and a tag; a receive's may be ANY."""
 
     @property
     def source(self) -> int: ...
@@ -24,7 +24,7 @@ E = TypeVar("E", bound=Labelled)
 
 
 class Matching(Generic[R, E]):
-    """Receives that wait for an envelope, and envelopes that wait for a receive. Its user serialises the calls.
+    """Receives that wait for an envelope, and envelopes that wait for a receive. The caller serialises the calls.
 
     R: receives. E: envelopes, each of which announces a message.
     """
@@ -34,7 +34,7 @@ class Matching(Generic[R, E]):
         self.envelopes: list[E] = []
 
     def post(self, receive: R) -> E | None:
-        """The envelope of the message that this receive takes; None where it has to wait for one."""
+        """The envelope of the message that this receive matches; None if the receive must wait for one."""
         envelope = self.find(receive.source, receive.tag)
         if envelope is None:
             self.receives.append(receive)
@@ -43,7 +43,7 @@ class Matching(Generic[R, E]):
         return envelope
 
     def arrive(self, envelope: E) -> R | None:
-        """The receive that takes this message; None where it has to wait for one."""
+        """The receive that this message matches; None if the message must wait for one."""
         for at, receive in enumerate(self.receives):
             if matches(envelope, receive.source, receive.tag):
                 return self.receives.pop(at)
@@ -51,17 +51,17 @@ class Matching(Generic[R, E]):
         return None
 
     def find(self, source: int, tag: int) -> E | None:
-        """The envelope that a receive of this source and tag would take now."""
+        """The envelope that a receive with this source and tag would match now."""
         return next((envelope for envelope in self.envelopes if matches(envelope, source, tag)), None)
 
 
 def matches(envelope: Labelled, source: int, tag: int) -> bool:
-    """Whether a receive of this source and tag, either of which may be ANY, may take this message."""
+    """Whether a receive with this source and tag, either of which may be ANY, matches this message."""
     return source in (envelope.source, ANY) and tag in (envelope.tag, ANY)
 
 
 def mismatch(tag: int, sent: int, sent_dtype: DType, expected: int, dtype: DType) -> MismatchError | None:
-    """What is wrong where a message of `sent` elements comes to a receive of `expected`; None where nothing is."""
+    """What is wrong if a message of `sent` elements matches a receive of `expected`; None if nothing is."""
     if (sent, sent_dtype) == (expected, dtype):
         return None
     return MismatchError(

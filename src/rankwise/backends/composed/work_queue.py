@@ -1,4 +1,4 @@
-"""A queue of functions with a thread that runs them, for backends whose engine has none that we can use."""
+"""A queue of functions with a thread that runs them, for backends whose engine has no usable queue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Task(Work[None]):
 
     def end(self, error: BaseException | None = None) -> None:
         self._error = self._error or error
-        self._over.set()  # before the function is let go of, which may close the group that it holds
+        self._over.set()  # set before the function is released, which may close the group
         self._function = None
 
     def wait(self, timeout: float | None = None) -> None:
@@ -47,12 +47,12 @@ class Task(Work[None]):
         return self._over.is_set()
 
     def until_over(self, timeout: float | None = None) -> bool:
-        """Wait, whatever became of it; False where it is still under way."""
+        """Wait for it to end in any way; False if it is still running."""
         return self._over.wait(timeout)
 
 
 class WorkQueue:
-    """Runs functions in the order they were put, each once, in a thread that begins with the first."""
+    """Runs functions once each, in the order queued, in a thread that starts with the first."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -72,14 +72,14 @@ class WorkQueue:
         return task
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until everything in it has run; at once in the queue's own thread. False: not within `timeout`."""
+        """Wait until all queued functions have run; at once in the queue's own thread. False after `timeout`."""
         last = self._last
         if last is None or last.done() or threading.current_thread() is self._thread:
             return True
         return last.until_over(timeout)
 
     def close(self) -> None:
-        """Accept no more. What has not begun is cancelled; what is running goes on, and the thread ends after it."""
+        """Accept no more functions. Those that have not begun are cancelled; the thread ends after the running one."""
         with self._lock:
             self._closed = True
         while True:
@@ -94,4 +94,4 @@ class WorkQueue:
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             task.run()
-            del task  # with it what its function holds
+            del task  # and what its function references

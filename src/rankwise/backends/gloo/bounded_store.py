@@ -1,4 +1,4 @@
-"""A store that may be out of reach: torch's clients wait for ever where the way to the store's host is cut."""
+"""A store that may be unreachable: torch's clients wait for ever if the network to the store's host fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class BoundedStore:
-    """A store's methods, each for `limit` seconds at most; RuntimeError past them, and at once from then on."""
+    """A store's methods, each for `limit` seconds at most; RuntimeError after that, and at once from then on."""
 
     def __init__(self, store: Store, limit: float) -> None:
         self._store, self._limit = store, limit

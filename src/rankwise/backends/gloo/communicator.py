@@ -1,11 +1,11 @@
 """gloo: torch's ProcessGroupGloo, over TCP between any hosts.
 
-The group is made directly of torch's class and a TCPStore; torch.distributed's own groups are neither needed nor
-touched. Of gloo we use what moves bytes, and the large all_reduces that it does as the contract wants them.
+The group is made directly from torch's class and a TCPStore; torch.distributed's own groups are neither needed
+nor touched. We use gloo to move bytes, and for the large all_reduces that it does as the contract requires.
 
 What each rank calls is compared before each collective unless RANKWISE_CHECK=0: gloo ends a process that receives
-more than it expects. After a failure the ranks announce in the store what they were in; the first one to know why the
-group failed records it, and all raise that.
+more than it expects. After a failure each rank announces in the store which call it was in; the first rank that knows
+why the group failed records the reason, and all ranks raise it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) -> GlooCommunicator:
     """Meet the other ranks at the job's store: torchrun's or MASTER_ADDR's, else one made for the ranks of this host.
 
-    algorithms: to force; None: those of RANKWISE_ALGORITHM. BackendUnavailable where there is no torch, or its gloo is
-    missing; ValueError where several hosts have no MASTER_ADDR and MASTER_PORT.
+    algorithms: to force; None: as in RANKWISE_ALGORITHM. Raises BackendUnavailable if there is no torch, or its gloo
+    is missing; ValueError if several hosts have no MASTER_ADDR and MASTER_PORT.
     """
     try:
         from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
@@ -61,7 +61,7 @@ def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) 
 
 
 class GlooCommunicator(ComposedCommunicator):
-    """One rank's end of one gloo group."""
+    """One rank's communicator in one gloo group."""
 
     backend = "gloo"
     any_source = True
@@ -78,9 +78,9 @@ class GlooCommunicator(ComposedCommunicator):
         checks: bool,
         serves: bool = False,
     ) -> None:
-        """Meet `world_size` ranks in `store`. device: of gloo, as ProcessGroupGloo makes it.
+        """Meet `world_size` ranks in `store`. device: gloo's, made by ProcessGroupGloo.
 
-        serves: rank 0's process may be where the store is, so it leaves last.
+        serves: rank 0's process may serve the store, so it leaves last.
         """
         from torch._C._distributed_c10d import PrefixStore
 
@@ -122,7 +122,7 @@ class GlooCommunicator(ComposedCommunicator):
         self._channel.sync()
 
     def _message_failed(self, operation: str, error: Exception) -> RankwiseError:
-        """The group fails by an error in a message; what every call raises from now on."""
+        """Fail the group because of an error in a message; returns what every call raises from now on."""
         if self._refusal is None:
             if isinstance(error, CollectiveTimeout) or not isinstance(error, RankwiseError):
                 error = self._explain(error, operation)
@@ -178,7 +178,7 @@ class GlooCommunicator(ComposedCommunicator):
         self._all_to_all_v(send, recv, sizes if self._rank == root else [0] * self._world_size, mine)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
-        """Padded to one size where that adds little; else a broadcast from each rank, as gloo has nothing better."""
+        """Padded to one size if that adds little; else a broadcast from each rank, as gloo has nothing better."""
         n, most = self._world_size, max(sizes)
         if min(sizes) == most:
             return self._all_gather(send, recv, most)
@@ -201,7 +201,7 @@ class GlooCommunicator(ComposedCommunicator):
             super()._all_reduce(ptr, count, dtype, op)
             return
         if not rings:
-            why = "gloo does not reduce this dtype and op as rankwise promises"
+            why = "gloo does not reduce this dtype and op as the contract requires"
             raise tuning.cannot_run("gloo", "all_reduce", "ring", why)
         self._transport.all_reduce(ptr, size, dtype, op)
         if op is ReduceOp.MEAN:

@@ -1,4 +1,4 @@
-"""A small all_gather that is called again and again, made of gloo's sends and receives."""
+"""A small all_gather that is called repeatedly, made of gloo's sends and receives."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rankwise.backends.gloo.transport import EXCHANGE_TAG, Transport
 
 
 class Exchange:
-    """An all_gather from and to the same memory, as often as it is called.
+    """An all_gather that each call repeats, from and to the same memory.
 
-    Each rank sends its block straight to each other one. For little data that takes half as long as gloo's own
+    Each rank sends its block directly to every other rank. For little data this takes half as long as gloo's own
     collectives, each of which has to wake a thread.
 
     mine: the address of this rank's `size` bytes. everybody: where the blocks of all ranks go, by rank.

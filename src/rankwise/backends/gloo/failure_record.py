@@ -17,14 +17,14 @@ from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseE
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-REPORTS = 1.0  # seconds in which the ranks that live announce where they are, after a failure
+REPORTS = 1.0  # seconds within which the surviving ranks announce where they are, after a failure
 POLL = 0.005  # seconds between two requests to the store
 
 
 class FailureRecord:
     """What the ranks of one group write into their store when it fails, and when they leave it.
 
-    The store may be out of reach, as its host may be: each request takes 2 REPORTS at most.
+    The store, or its host, may be unreachable: each request takes 2 REPORTS at most.
     """
 
     def __init__(self, store: Store, rank: int, identities: Sequence[ProcessIdentity]) -> None:
@@ -33,7 +33,7 @@ class FailureRecord:
         self._world_size = len(identities)
 
     def explain(self, error: Exception, where: str, sequence: int, limit: float) -> RankwiseError:
-        """What an error of gloo means that this rank met in the call `where`; what was recorded, if that is there.
+        """The recorded failure, if there is one, else the meaning of gloo's `error` in this rank's call `where`.
 
         limit: the group's timeout in seconds.
         """
@@ -45,10 +45,10 @@ class FailureRecord:
             states, lost = self._reports()
             if (recorded := self._recorded()) is not None:
                 return recorded
-        except RuntimeError:  # the store's process is gone, which is rank 0's unless torchrun has it
+        except RuntimeError:  # the store's process is gone: rank 0's, unless torchrun serves the store
             how = "its process ended" if self._identities[0].gone else "it cannot be reached"
             return PeerLostError(
-                f"rank 0, which keeps the job's store, was lost in {where} #{sequence}: {how} ({text})",
+                f"rank 0, which serves the job's store, was lost in {where} #{sequence}: {how} ({text})",
                 rank=0,
                 how=how,
                 operation=where.partition("(")[0],
@@ -57,20 +57,20 @@ class FailureRecord:
         return self._diagnose(states, lost, text, where, sequence, limit)
 
     def record(self, error: RankwiseError) -> None:
-        """The group has failed by this error, unless another one was recorded first."""
+        """Record that the group has failed with this error, unless another one was recorded first."""
         facts = {name: value for name, value in vars(error).items() if name != "__notes__"}
         record = json.dumps({"kind": type(error).__name__, "message": str(error), "facts": facts})
         try:
             self._store.compare_set("failure", "", record)
         except RuntimeError:
-            log.debug("the store is gone, so that only the end of the connections informs the others")
+            log.debug("the store is gone, so the other ranks learn of the failure only when their connections end")
 
     def leave(self) -> None:
         """This rank closes the group."""
         self._store.set(f"left/{self._rank}", "closed")
 
     def wait_for_leaving(self, end: float) -> None:
-        """Wait until every rank has left, or until `end`, as time.monotonic gives it."""
+        """Wait until every rank has left, or until `end` (of time.monotonic)."""
         everybody = [f"left/{rank}" for rank in range(self._world_size)]
         while not self._store.check(everybody) and time.monotonic() < end:
             time.sleep(POLL)
@@ -79,7 +79,7 @@ class FailureRecord:
         self._store.close()
 
     def _recorded(self) -> RankwiseError | None:
-        """Why the group failed, as the first rank to know has written it down."""
+        """Why the group failed, as recorded by the first rank that knew."""
         if not self._store.check(["failure"]):
             return None
         record = json.loads(self._store.get("failure"))
@@ -91,9 +91,9 @@ class FailureRecord:
         return kind(record["message"], **facts)  # type: ignore[no-any-return]
 
     def _reports(self) -> tuple[dict[int, Any], dict[int, str]]:
-        """What each rank says it is in, and how others were lost.
+        """What each rank reports that it is in, and how others were lost.
 
-        It is complete, unless a rank is known to be lost, the failure is recorded, or REPORTS is over.
+        It is complete unless a rank is known to be lost, the failure is recorded, or REPORTS seconds have passed.
         """
         end = time.monotonic() + REPORTS
         while True:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 def meet(job: Job, timeout: float) -> tuple[Store, str]:
     """The job's store, and the address at which this process listens for the other ranks.
 
-    ValueError where several hosts have no MASTER_ADDR and MASTER_PORT; CollectiveTimeout past `timeout` seconds.
+    ValueError if several hosts have no MASTER_ADDR and MASTER_PORT; CollectiveTimeout after `timeout` seconds.
     """
     if job.master is not None:
         return _master_store(job, timeout), _own_address(job.master[0])
     if job.one_host or job.local_world_size is None:
         return _host_store(job, timeout), "127.0.0.1"
     raise ValueError(
-        f"backend='gloo': {job.launcher} put ranks on several hosts and named no meeting point; "
+        f"backend='gloo': {job.launcher} started ranks on several hosts without an address to meet at; "
         "set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there"
     )
 
@@ -43,7 +43,7 @@ _lock = threading.Lock()
 
 
 def _master_store(job: Job, timeout: float) -> Store:
-    """The store at the job's MASTER_ADDR: the launcher's, or one that rank 0 serves. It is kept for later groups."""
+    """The store at the job's MASTER_ADDR, served by the launcher or by rank 0. It is kept for later groups."""
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     assert job.master is not None
@@ -66,18 +66,18 @@ def _no_store(job: Job, error: Exception, timeout: float) -> RankwiseError:
     assert job.master is not None
     where = f"{job.master[0]}:{job.master[1]}"
     reason = str(error).partition("\n")[0]
-    text = f"init: rank 0's store at {where} (MASTER_ADDR and MASTER_PORT) was not to be had within {timeout:g} s"
+    text = f"init: rank 0's store at {where} (MASTER_ADDR and MASTER_PORT) could not be reached within {timeout:g} s"
     return CollectiveTimeout(f"{text}: {reason}", limit=timeout, missing=(0,), operation="init")
 
 
 def _host_store(job: Job, timeout: float) -> Store:
-    """A store of rank 0 on the loopback interface; which announces its port to the other ranks of this host by shm."""
+    """Rank 0's store on the loopback interface; rank 0 announces its port to the other ranks of this host by shm."""
     from torch._C._distributed_c10d import HashStore, TCPStore
 
     if job.world_size == 1:
         return HashStore()
     limit = timedelta(seconds=timeout)
-    # Not in the segment that a launcher may have made: that is for the backend shm.
+    # Not in a segment that the launcher may have made, which the backend shm uses.
     segment = "" if job.segment_fd is None else f" {os.fstat(job.segment_fd).st_ino}"
     meeting = replace(job, segment_fd=None, id=f"{job.id or job.launcher} gloo{segment}")
     with EngineCommunicator(rendezvous.meet(meeting, timeout).join(job.rank, timeout, True), "shm") as host:
@@ -101,7 +101,7 @@ def _host_store(job: Job, timeout: float) -> Store:
 
 
 def _own_address(master: str) -> str:
-    """The address of the interface by which this host reaches the master."""
+    """The address of the interface through which this host reaches the master."""
     family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where)

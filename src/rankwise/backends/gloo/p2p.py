@@ -1,9 +1,9 @@
-"""Point-to-point messages over gloo: envelopes, small data inside them, large data behind them.
+"""Point-to-point messages over gloo: envelopes, which contain small data and are followed by large data.
 
 gloo has neither a probe nor a receive with any tag, and it ends a process that receives more than it expects. So a
 message is announced by an *envelope* of a fixed size, which holds small data as well (eager); large data follows on a
-tag of its own once a receive has matched the envelope (rendezvous). A thread for each peer that this rank receives
-from takes the envelopes and matches them with the receives. It starts with the first of these.
+tag of its own once a receive has matched the envelope (rendezvous). For each peer that this rank receives from, a
+thread takes the envelopes and matches them with the receives. It starts with the first receive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 
 HEADER = np.dtype([("tag", np.int64), ("count", np.int64), ("dtype", np.int64), ("number", np.int64)])
-"""What an envelope says: the message's tag, count and dtype, and how many its sender sent to this rank before."""
+"""An envelope's header: the message's tag, count and dtype, and how many its sender sent to this rank before."""
 
 ENVELOPE_TAG = 0
 DATA_TAGS = 1 << 30  # the data of message `number` has the tag 1 + number % DATA_TAGS
@@ -38,7 +38,7 @@ DATA_TAGS = 1 << 30  # the data of message `number` has the tag 1 + number % DAT
 
 @dataclass(eq=False)
 class Envelope:
-    """A message that was announced. data: where its bytes are, if they are in this rank's memory; keep: owns them."""
+    """An announced message. data: the address of its bytes, if this rank has them; keep: owns them."""
 
     source: int
     tag: int
@@ -54,17 +54,17 @@ class Channel:
     """The messages of one rank of a gloo group. Any thread may call."""
 
     def __init__(self, transport: Transport, failed: Callable[[str, Exception], RankwiseError]) -> None:
-        """failed: fails the group by an error in this operation, and returns what to raise."""
+        """failed: fails the group because of an error in this operation, and returns what to raise."""
         self.transport = transport
         self.failed = failed
         self._rank = transport.rank
         self._lock = threading.Lock()
         self._matching: Matching[Receive, Envelope] = Matching()
         self._eager = EagerSends(transport)
-        self._pending: dict[int, Transfer] = {}  # those that `sync` waits for
+        self._pending: dict[int, Transfer] = {}  # `sync` waits for these
         self._sent = [0] * transport.world_size
         self._listeners: dict[int, threading.Thread] = {}  # by peer
-        self._left: dict[int, Exception] = {}  # peers whose connections have ended, and how
+        self._left: dict[int, Exception] = {}  # the peers whose connections have ended, and the error
         self._failure: RankwiseError | None = None
         self._closed = False
 
@@ -118,19 +118,19 @@ class Channel:
             transfer.wait()
 
     def flush(self, end: float) -> None:
-        """Let what is under way finish until `end`, as time.monotonic gives it; CollectiveTimeout where it does not."""
+        """Wait for pending messages until `end` (of time.monotonic); CollectiveTimeout if some are still pending."""
         for transfer in list(self._pending.values()):
             transfer.wait(max(0.0, end - time.monotonic()))
         if not self._eager.flush(max(0.0, end - time.monotonic())):
-            raise CollectiveTimeout("messages that nobody received in time are given up")
+            raise CollectiveTimeout("messages that were not received in time are dropped")
 
     @property
     def idle(self) -> bool:
-        """Whether no thread waits in gloo for a message of this channel."""
+        """Whether no thread is waiting in gloo for one of this channel's messages."""
         return not (self._pending or self._listeners or self._eager.busy)
 
     def fail(self, error: RankwiseError) -> None:
-        """The group has failed: every receive that waits for its message raises this."""
+        """The group has failed: every receive that waits for its message raises this error."""
         with self._lock:
             self._failure = error
             waiting, self._matching.receives = self._matching.receives, []
@@ -138,7 +138,7 @@ class Channel:
             receive.end(error)
 
     def close(self, timeout: float) -> None:
-        """End the threads. The connections have been ended before, so that none of these waits for a message."""
+        """End the threads. The connections have ended by then, so that no thread waits for a message."""
         self._closed = True
         end = time.monotonic() + timeout
         self._eager.close(timeout)
@@ -148,7 +148,7 @@ class Channel:
     # ---- envelopes ----
 
     def listen(self, src: int) -> None:
-        """Take the envelopes of this rank, or of all with ANY, from now on."""
+        """From now on receive the envelopes of this rank; with ANY, of all ranks."""
         for peer in range(self.transport.world_size) if src == ANY else (src,):
             if peer == self._rank or peer in self._listeners:
                 continue
@@ -163,7 +163,7 @@ class Channel:
             listener.start()
 
     def receive_envelope(self, peer: int, memory: np.ndarray[Any, Any]) -> None:
-        """What has come from this peer."""
+        """`memory` holds an envelope that has arrived from this peer."""
         tag, count, code, number = (int(value) for value in memory[: HEADER.itemsize].view(HEADER)[0])
         eager = count * ITEMSIZE[code] <= tuning.GLOO_EAGER
         data = _address(memory) + HEADER.itemsize if eager else 0
@@ -176,7 +176,7 @@ class Channel:
             self._deliver(receive, envelope)
 
     def _deliver(self, receive: Receive, envelope: Envelope) -> None:
-        """The receive takes the message of this envelope."""
+        """Complete the receive with this envelope's message, or start receiving its data."""
         receive.source, receive.tag = envelope.source, envelope.tag
         wrong = mismatch(envelope.tag, envelope.count, envelope.dtype, receive.count, receive.dtype)
         if wrong is not None:
@@ -214,7 +214,7 @@ class Channel:
             self.failed("recv", error)  # which calls `fail`
 
     def _out_of_reach(self, src: int) -> Exception | None:
-        """How the connection ended by which a message from `src` would come; None where one can still come."""
+        """How the connection ended on which a message from `src` would arrive; None if one can still arrive."""
         if src != ANY:
             return self._left.get(src)
         if 0 < len(self._left) == self.transport.world_size - 1:
@@ -230,7 +230,7 @@ class Channel:
 
 
 def _receive_envelopes(channel: ref[Channel], transport: Transport, peer: int) -> None:
-    """The thread of one peer. It does not keep the channel alive, and ends with the connection."""
+    """The thread for one peer. It does not keep the channel alive, and ends with the connection."""
     while True:
         memory = np.empty(HEADER.itemsize + tuning.GLOO_EAGER, np.uint8)
         ended: RuntimeError | None = None
@@ -249,14 +249,14 @@ def _receive_envelopes(channel: ref[Channel], transport: Transport, peer: int) -
 
 
 class Transfer(Work[None]):
-    """One side of a message. It first waits for its match, if it has to, and then for gloo to move the data.
+    """One side of a message. It first waits for its match, if necessary, and then for gloo to move the data.
 
-    gloo reports that data has moved only to a thread that waits, and a wait of it that times out ends the group. So
-    a wait with a limit of its own, and `done`, leave that to a thread.
+    gloo reports completion only to a thread that waits, and a wait that times out ends the group. So a wait with a
+    limit of its own, and `done`, leave gloo's wait to a thread.
     """
 
     def __init__(self, channel: Channel, operation: str, data: Any) -> None:
-        """data: torch's Work, or None where it comes later."""
+        """data: torch's Work, or None if `follow` passes it later."""
         self.operation = operation
         self._channel = channel
         self._data = data
@@ -269,7 +269,7 @@ class Transfer(Work[None]):
             self._matched.set()
 
     def follow(self, data: Any) -> None:
-        """The data is on its way."""
+        """gloo moves the data now; `data` is torch's Work."""
         self._data = data
         self._matched.set()
 
@@ -307,7 +307,7 @@ class Transfer(Work[None]):
             self._waiter.start()
 
     def _complete(self) -> None:
-        """Wait for the data; what goes wrong fails the group and is kept."""
+        """Wait for the data. An error fails the group and is kept."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -320,7 +320,7 @@ class Transfer(Work[None]):
 
 
 class Receive(Transfer):
-    """A receive. Its source and tag are those asked for, perhaps ANY, until its message has come."""
+    """A receive. Its source and tag are as requested, perhaps ANY, until its message has arrived."""
 
     def __init__(self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int) -> None:
         super().__init__(channel, "recv", None)
@@ -329,7 +329,7 @@ class Receive(Transfer):
 
 
 class EagerSends:
-    """Envelopes on their way; a thread releases the memory of each once it has left."""
+    """The envelopes being sent; a thread releases the memory of each once it has been sent."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -339,7 +339,7 @@ class EagerSends:
         self._thread: threading.Thread | None = None
 
     def add(self, work: Any, memory: object) -> None:
-        """work: torch's, which reads `memory`."""
+        """work: torch's Work, which reads `memory`."""
         with self._changed:
             self._count += 1
             if self._thread is None:
@@ -352,7 +352,7 @@ class EagerSends:
         return self._count > 0
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all have left; False where they have not within `timeout` seconds."""
+        """Wait until all have been sent; False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._count == 0, timeout)
 

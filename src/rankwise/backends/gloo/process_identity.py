@@ -1,4 +1,4 @@
-"""Who a process is, in a text that another process of its host can check: does that process still live?"""
+"""A text that identifies a process, so that another process of its host can check whether it is still alive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process. host: tells this boot and its namespace of process ids from all others. start: when it began."""
+    """A process. host: identifies this boot and its namespace of process ids. start: when it began."""
 
     host: str
     pid: int
@@ -30,7 +30,7 @@ class ProcessIdentity:
 
     @property
     def gone(self) -> bool:
-        """True where it is a process of this host that has ended; False where it lives, or cannot be seen."""
+        """True if it was a process of this host and has ended; False if it is alive, or not visible from here."""
         if self.host != _host():
             return False
         try:
@@ -46,6 +46,6 @@ def _host() -> str:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """State and start time. They stand behind the command, which is in parentheses and may contain anything."""
+    """State and start time. They follow the command, which is in parentheses and may contain anything."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]

@@ -1,4 +1,4 @@
-"""What moves bytes between the ranks of one gloo group: torch's ProcessGroupGloo, called with addresses."""
+"""Moves bytes between the ranks of one gloo group: torch's ProcessGroupGloo, called with addresses."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-# gloo's tags of point-to-point transfers have 31 bits. Envelopes and the data behind them have those of p2p.py.
+# gloo's tags of point-to-point transfers have 31 bits. p2p.py defines the tags of envelopes and their data.
 EXCHANGE_TAG = 2**31 - 2
-NEVER_TAG = 2**31 - 1  # no transfer has it
+NEVER_TAG = 2**31 - 1  # no transfer uses it
 
 _FOREVER = timedelta(days=1)
 _WRITE = 0x200  # PyBUF_WRITE
@@ -30,12 +30,12 @@ _view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 class Transport:
     """One rank's connections to the others.
 
-    Addresses are of the caller's memory, sizes are in bytes and may be 0. The collectives block; `send` and `recv`
-    return torch's Work, for `wait`. Everything raises RuntimeError where gloo fails, which ends all connections.
+    Addresses point to the caller's memory; sizes are in bytes and may be 0. The collectives block; `send` and `recv`
+    return torch's Work, for `wait`. If gloo fails, every method raises RuntimeError, and all connections end.
     """
 
     def __init__(self, store: Store, device: Any, rank: int, world_size: int, timeout: float) -> None:
-        """Meet `world_size` ranks in `store`. device: of gloo, as ProcessGroupGloo makes it."""
+        """Meet `world_size` ranks in `store`. device: gloo's, made by ProcessGroupGloo."""
         from torch._C._distributed_c10d import ProcessGroupGloo
 
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
@@ -65,7 +65,7 @@ class Transport:
         return self._group.recv([_tensor(ptr, size)], peer, tag)
 
     def wait(self, work: Any, seconds: float | None = None) -> None:
-        """Wait for a send or recv. seconds: None means for ever; past them gloo ends all connections."""
+        """Wait for a send or recv. seconds: None means for ever; after that time gloo ends all connections."""
         work.wait(_FOREVER if seconds is None else timedelta(seconds=seconds))
 
     # ---- collectives ----
@@ -101,7 +101,7 @@ class Transport:
         self._group.allreduce(_tensor(ptr, size).view(kind), how).wait()
 
     def reduces(self, dtype: DType, op: ReduceOp) -> bool:
-        """Whether gloo reduces these as the contract says."""
+        """Whether gloo reduces these as the contract requires."""
         return (dtype, op) in _reductions()
 
     def _blocks(self, ptr: int, size: int) -> list[torch.Tensor]:
@@ -110,9 +110,9 @@ class Transport:
     # ---- the end ----
 
     def disconnect(self) -> None:
-        """End the connections, so that nobody waits for this rank, nor a thread of this one.
+        """End the connections, so that no other rank, and no thread of this one, waits on them.
 
-        gloo does so when a wait times out, and in no other way that torch offers.
+        gloo does so when a wait times out; torch offers no other way.
         """
         if self.world_size == 1 or isinstance(self._group, _Closed):
             return
@@ -128,10 +128,10 @@ class Transport:
 
 
 class _Closed:
-    """In the place of torch's group, once that is given back."""
+    """Replaces torch's group once that has been released."""
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"{name}: this group of gloo was closed")
+        raise RuntimeError(f"{name}: this gloo group was closed")
 
 
 def _tensor(ptr: int, size: int) -> torch.Tensor:
@@ -145,9 +145,9 @@ def _tensor(ptr: int, size: int) -> torch.Tensor:
 
 @cache
 def _reductions() -> dict[tuple[DType, ReduceOp], tuple[Any, Any]]:
-    """What gloo reduces as the contract says: torch's dtype and op. A complex sum is one of twice as many floats.
+    """The reductions that gloo does as the contract requires: torch's dtype and op. A complex sum is a sum of floats.
 
-    gloo's MIN and MAX of floats lose NaNs, and its 16-bit sums round at every step, so these are not among them.
+    gloo's MIN and MAX of floats lose NaNs, and its 16-bit sums round at every step, so they are not included.
     """
     import torch
     from torch._C._distributed_c10d import ReduceOp as Gloo

@@ -1,18 +1,17 @@
 """hierarchical: shared memory within each host, another engine between hosts.
 
-Three communicators work together (words: see `hosts`). `local`: the members of this host. `lane`:
+Three communicators work together (terms: see `hosts`). `local`: the members of this host. `lane`:
 one member of every host, for the data that all ranks need; every lane carries an equal share, so
-that several members drive the network. `flat`: all ranks, for what goes from one rank to one other.
+that several members drive the network. `flat`: all ranks, for data that goes from one rank to one other.
 
 all_reduce is reduce_scatter within the hosts, all_reduce of each lane's share, all_gather within
-(the hierarchical scheme of Jia et al., 2018, arXiv:1807.11205). A share is all-reduced by each host
-reducing its piece of it, and all hosts gathering the pieces. So a host of H sends 2 (H - 1) / H of
-the tensor's bytes, and receives as many, which is the least there is (Patarasuk and Yuan, 2009). The
-pieces are reduced by the engine's own kernels in the order of the hosts: the same bits on all ranks,
-and the same from reduce as from all_reduce. The others are made likewise, and send to no host what
-it has already.
+(the hierarchical scheme of Jia et al., 2018, arXiv:1807.11205). To all-reduce a share, each host
+reduces one piece, and all hosts gather the pieces. So each of H hosts sends 2 (H - 1) / H of the
+tensor's bytes, and receives as many, which is the minimum (Patarasuk and Yuan, 2009). The pieces are
+reduced by the engine's own kernels in the order of the hosts: the same bits on all ranks, and the same
+from reduce as from all_reduce. The other operations work likewise, and never send a host what it already has.
 
-f16, bf16 and fp8 travel as f32 until they are reduced, since they are to be rounded once.
+f16, bf16 and fp8 are sent as f32 until they are reduced, since they must be rounded only once.
 """
 
 from __future__ import annotations
@@ -48,17 +47,17 @@ from rankwise.contract.work import Work
 T = TypeVar("T")
 
 _BYTE = DType.U8
-Carried = tuple[int, list[int], Task | None]  # where a share is, all members' shares, what is under way
+Carried = tuple[int, list[int], Task | None]  # the address of a share, all members' shares, the pending transfer
 
 _NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
 _ROUNDING = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MEAN)
 
 
 def open(job: Job, timeout: float) -> Communicator:
-    """Meet all ranks by the engine that suits the launcher (mpi under mpiexec, else gloo), then those of this host."""
+    """Meet all ranks by the engine that suits the launcher (mpi under mpiexec, else gloo), then this host's ranks."""
     under_mpi = job.launcher.startswith("mpiexec") and "mpi" in registry.names()
     engine = "mpi" if under_mpi else "gloo"
-    open_engine: Callable[..., Communicator] = registry.opener(engine)  # which has algorithms of its own
+    open_engine: Callable[..., Communicator] = registry.opener(engine)  # it has its own algorithms
     comm = connect(open_engine(job, timeout, algorithms={}), timeout)
     if isinstance(comm, ComposedCommunicator):
         comm.force(Settings.read().algorithms)
@@ -66,15 +65,15 @@ def open(job: Job, timeout: float) -> Communicator:
 
 
 def connect(flat: Communicator, timeout: float) -> Communicator:
-    """The ranks of `flat`, an engine that reaches them all, with shared memory within each host. Takes `flat` over.
+    """A communicator of the ranks of `flat`, which uses shared memory within each host. It owns `flat`.
 
-    Where every host holds one rank, this is `flat` itself; where one host holds all, shared memory alone, whose
-    algorithms RANKWISE_ALGORITHM then names.
+    If every host has one rank, this is `flat` itself. If one host has all ranks, it uses shared memory alone, and
+    RANKWISE_ALGORITHM names that backend's algorithms.
     """
     layout = Layout.of(_all_gather_bytes(flat, hashlib.sha256(repr(rendezvous.locality()).encode()).digest()))
     here = layout.host[flat.rank]
     number, size = layout.local(flat.rank), len(layout.members[here])
-    token = _broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a name that nobody knows
+    token = _broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a secret name
     job = Job(number, size, number, size, "hierarchical", f"{token[:32].hex()} {here}", token[32:])
     segment = rendezvous.meet(job, timeout)
     local = join(segment, number, timeout, "shm", process=True, algorithms=None if layout.hosts == 1 else {})
@@ -82,7 +81,7 @@ def connect(flat: Communicator, timeout: float) -> Communicator:
 
 
 def assemble(flat: Communicator, local: Communicator, layout: Layout) -> Communicator:
-    """The simplest communicator of flat's ranks, of which local's are those of this host. Collective; owns both."""
+    """The simplest communicator of flat's ranks, of which this host's are in `local`. Collective; owns both."""
     if layout.hosts == 1:
         flat.close()
         return local
@@ -95,20 +94,20 @@ def assemble(flat: Communicator, local: Communicator, layout: Layout) -> Communi
 
 
 class HierarchicalCommunicator(ComposedCommunicator):
-    """One rank's end of a group that spans hosts, some of which hold several ranks.
+    """One rank's communicator in a group that spans hosts, some of which have several ranks.
 
-    flat, local, lane: see the module; lane is None where this rank is in none. Owns the three.
+    flat, local, lane: see the module; lane is None if this rank is in none. Owns all three.
     """
 
     backend = "hierarchical"
-    engine_errors = ()  # the parts raise errors of ours
+    engine_errors = ()  # the parts raise rankwise's errors
 
     def __init__(self, flat: Communicator, local: Communicator, lane: Communicator | None, layout: Layout) -> None:
         self._flat, self._local, self._lane, self._layout = flat, local, lane, layout
         self._here = layout.host[flat.rank]
         self._members = layout.members[self._here]
-        self._number = local.rank  # among the members; of the lane too, where it is in one
-        self._carrier: WorkQueue | None = None  # its thread works on the lane while another works within the host
+        self._number = local.rank  # among the members, and of the lane if this rank is in one
+        self._carrier: WorkQueue | None = None  # its thread serves the lane while another serves the host
         self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         for part in (flat, lane):
             if isinstance(part, ComposedCommunicator):
@@ -173,7 +172,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._within("barrier")
 
     def _broadcast(self, ptr: int, size: int, root: int) -> None:
-        """Root's host scatters over the lanes, each lane broadcasts its share, all hosts gather them."""
+        """The root's host scatters over the lanes, each lane broadcasts its share, every host gathers the shares."""
         shares, host = self._shares(size, size), self._layout.host[root]
         share, length = self._memory("share", self._of(shares)), self._of(shares)
         if host == self._here:
@@ -197,7 +196,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             ctypes.memmove(recv + at, carried + to, length)
 
     def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        """To the first member of each host, from those to the first on root's host, and from that to root."""
+        """To the first member of each host, from these to the first member of root's host, and from there to root."""
         blobs, host = self._layout.blobs(sizes), self._layout.host[root]
         first, on_root = self._number == 0, self._rank == root
         blob = self._memory("blob", blobs[self._here]) if first else 0
@@ -212,7 +211,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
                 ctypes.memmove(recv + at, everything + to, length)
 
     def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        """The way of _gather_v, back."""
+        """_gather_v in reverse."""
         blobs, host = self._layout.blobs(sizes), self._layout.host[root]
         first, on_root = self._number == 0, self._rank == root
         everything = self._memory("carried", sum(sizes)) if host == self._here and (first or on_root) else 0
@@ -227,14 +226,14 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._within("scatter_v", blob, recv, [sizes[rank] for rank in self._members], _BYTE, 0)
 
     def _pass_on(self, ptr: int, source: int, target: int, size: int) -> None:
-        """From one member of this host to another; ptr: where each of the two has, or wants, the bytes."""
+        """From one member of this host to another; ptr: the address of the bytes on each of the two."""
         if source != target:
             only = [size if number == target else 0 for number in range(len(self._members))]
             taken = ptr if self._number == target else 0
             self._within("scatter_v", ptr if self._number == source else 0, taken, only, _BYTE, source)
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
-        """Blocks for members of this host by shared memory, the others straight to their ranks."""
+        """Blocks for this host's members go through shared memory, the others directly to their ranks."""
         outgoing = self._memory("outgoing", sum(send_sizes))
         incoming = self._memory("incoming", sum(recv_sizes))
         for at, to, length in self._members_first(send_sizes):
@@ -252,7 +251,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
     # ---- reductions ----
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """In pieces where it is large: while the lanes carry one, the members reduce the next and gather the last."""
+        """In pieces if it is large: while the lanes carry one, the members reduce the next and gather the previous."""
         size = ITEMSIZE[dtype]
         step = tuning.pipeline_step(self._layout.lanes, self._layout.hosts) // size
         match self._forced.get("all_reduce"):
@@ -278,7 +277,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _all_reduce_piece(
         self, ptr: int, count: int, dtype: DType, op: ReduceOp, slot: int, *, now: bool = False
     ) -> Carried:
-        """Reduce within the hosts and, now or on the carrier's thread, between them. slot: which memory it takes."""
+        """Reduce within the hosts and, now or in the carrier's thread, between them. slot: which memory it uses."""
         shares = self._shares(count, count * ITEMSIZE[dtype])
         pieces = cut(self._of(shares), self._layout.hosts)
         share = self._memory(f"share {slot}", self._of(shares) * ITEMSIZE[dtype])
@@ -311,7 +310,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             self._within("gather_v", share, ptr, shares, dtype, self._layout.local(root))
 
     def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        """The way of _all_gather_v, back, reducing."""
+        """_all_gather_v in reverse, with reductions."""
         size = ITEMSIZE[dtype]
         slices = self._slices(counts, sum(counts) * size)
         carried = self._memory("carried", sum(counts) * size)
@@ -326,7 +325,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         ctypes.memmove(recv, blob + before * size, counts[self._rank] * size)
 
     def _reduce_within(self, ptr: int, count: int, shares: list[int], dtype: DType, op: ReduceOp, slot: int = 0) -> int:
-        """Reduce `count` elements over this host's members; where this one's share is, of the type it travels in."""
+        """Reduce `count` elements within this host. Returns the address of this rank's share, in the dtype sent."""
         kind = _carried_as(dtype, op)
         if kind is not dtype:
             wide = self._memory("wide", count * ITEMSIZE[kind])
@@ -337,9 +336,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
         return reduced
 
     def _reduce_between(self, reduced: int, pieces: list[int], dtype: DType, op: ReduceOp, slot: int = 0) -> int:
-        """Reduce this lane's share over the hosts, each its piece of it. Where this host's piece is.
+        """Reduce this lane's share between hosts, one piece per host. Returns the address of this host's piece.
 
-        pieces: the lengths of all hosts' pieces; zeros where this rank is in no lane.
+        pieces: the lengths of all hosts' pieces; zeros if this rank is in no lane.
         """
         kind, hosts, mine = _carried_as(dtype, op), self._layout.hosts, pieces[self._here]
         size = ITEMSIZE[kind]
@@ -356,25 +355,25 @@ class HierarchicalCommunicator(ComposedCommunicator):
             return incoming
         return piece
 
-    # ---- how things are cut ----
+    # ---- how data is divided ----
 
     def _lanes(self, amount: int, whole: int) -> list[int]:
-        """What each lane carries of `amount`; whole: the bytes of it all, by which that is decided."""
+        """How much of `amount` each lane carries; whole: the total bytes, which decide how many lanes are used."""
         lanes = self._layout.lanes
         if self._algorithm(self._turn.call[0], tuning.lanes(whole)) == "one_lane":
             return [amount] + [0] * (lanes - 1)
         return cut(amount, lanes)
 
     def _shares(self, amount: int, whole: int) -> list[int]:
-        """What each member carries of what all ranks have."""
+        """How much of all ranks' data each member carries."""
         return self._padded(self._lanes(amount, whole))
 
     def _slices(self, amounts: Sequence[int], whole: int) -> list[list[int]]:
-        """[host][lane]: what each lane carries of each host's blob."""
+        """[host][lane]: how much of each host's blob each lane carries."""
         return [self._lanes(blob, whole) for blob in self._layout.blobs(amounts)]
 
     def _shares_of(self, slices: list[list[int]]) -> list[int]:
-        """What each member carries of all blobs."""
+        """How much of all blobs each member carries."""
         return self._padded([sum(lane) for lane in zip(*slices, strict=True)])
 
     def _column(self, slices: list[list[int]]) -> list[int]:
@@ -382,23 +381,23 @@ class HierarchicalCommunicator(ComposedCommunicator):
         return [self._padded(by_lane)[self._number] for by_lane in slices]
 
     def _padded(self, by_lane: list[int]) -> list[int]:
-        """One number a member: 0 for those in no lane."""
+        """One number per member: 0 for members in no lane."""
         return by_lane + [0] * (len(self._members) - len(by_lane))
 
     def _of(self, shares: list[int]) -> int:
         return shares[self._number]
 
     def _by_host(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """(by rank, by host, length): where each rank's block is among all, by rank, and host after host."""
+        """(by rank, by host, length): each rank's block, its place among all in rank order and in host order."""
         return _moves(sizes, [rank for members in self._layout.members for rank in members])
 
     def _members_first(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """The same with the blocks of this host's members first, then the others by rank."""
+        """The same, with the blocks of this host's members first, then the others by rank."""
         others = [rank for rank in range(self._world_size) if self._layout.host[rank] != self._here]
         return _moves(sizes, [*self._members, *others])
 
     def _memory(self, name: str, size: int) -> int:
-        """The address of memory under this name, kept from call to call: its pages are not made anew."""
+        """The address of the memory with this name, which is kept from call to call so that its pages stay mapped."""
         memory = self._kept.get(name)
         if memory is None or memory.nbytes < size:
             memory = self._kept[name] = np.empty(max(size, 64), np.uint8)
@@ -414,19 +413,19 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._of_part(self._local, self._members, "within this host", operation, args)
 
     def _between(self, carried: int, operation: str, *args: Any) -> None:
-        """An operation of this rank's lane, which carries so much. The first lane takes part also for nothing."""
+        """An operation of this rank's lane, which carries `carried`. The first lane takes part even if that is 0."""
         if self._lane is not None and (carried or self._number == 0):
             ranks = [members[self._number] for members in self._layout.members]
             self._of_part(self._lane, ranks, "between hosts", operation, args)
 
     def _across(self, operation: str, *args: Any) -> None:
-        """An operation of all ranks by the engine between hosts."""
+        """An operation of all ranks on the engine between hosts."""
         self._of_part(self._flat, range(self._world_size), "between hosts", operation, args)
 
     def _of_part(
         self, part: Communicator, ranks: Sequence[int], where: str, operation: str, args: tuple[Any, ...]
     ) -> None:
-        """ranks: the part's, as this group numbers them."""
+        """ranks: the part's ranks, numbered in this group."""
         try:
             getattr(part, operation)(*args)
             if not part.blocking:
@@ -441,12 +440,12 @@ class HierarchicalCommunicator(ComposedCommunicator):
         try:
             return super()._run(call, payload, move, *args)
         except (KeyboardInterrupt, SystemExit):
-            # This rank no longer calls what the others do: they must not wait for it.
+            # The other ranks must not wait for this one, which has left the operation.
             self.abort(f"it was interrupted in {call[0]}")
             raise
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], None]:
-        """To the first member of each host; one exchange of those between the hosts; from each to its members."""
+        """Gather at the first member of each host, exchange among these, and broadcast within each host."""
         whole, sizes = size * self._world_size, [size] * self._world_size
         blobs, first = self._layout.blobs(sizes), self._number == 0
         places = list(self._by_host(sizes))
@@ -480,7 +479,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         return RankwiseError(str(error))
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
-        """End the waiting of this host's members, and of the hosts that this rank is connected to."""
+        """Wake this host's members, and the hosts that this rank is connected to, if they are waiting."""
         self._channel.fail(error)
         if known_to_all:
             return
@@ -490,7 +489,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
                 part._fail(translated)
             elif isinstance(part, EngineCommunicator):
                 part.abort(str(error))
-            else:  # its connections end here
+            else:  # this ends its connections
                 part.close(0.0)
 
     def _release(self, timeout: float, healthy: bool) -> None:
@@ -502,12 +501,12 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
 
 def _carried_as(dtype: DType, op: ReduceOp) -> DType:
-    """The type of what is not reduced completely: f32 where dtype would round what is to be rounded once."""
+    """The dtype of partial reductions: f32 if `dtype` would round what must be rounded only once."""
     return DType.F32 if dtype in _NARROW and op in _ROUNDING else dtype
 
 
 def _moves(sizes: Sequence[int], order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(by rank, in this order, length): the two places of each rank's block."""
+    """(by rank, in this order, length): each rank's block, its place in rank order and in `order`."""
     starts = [0, *itertools.accumulate(sizes)]
     to = 0
     for rank in order:

@@ -1,4 +1,4 @@
-"""The failures of a part of the group (this host, a lane, the engine between hosts) in the group's numbers of ranks."""
+"""Failures of a part of the group (this host, a lane, the engine between hosts), with the group's rank numbers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
 
-GROUP = -2  # an error that fails a part names rank r of the group as -2 - r
+GROUP = -2  # an error that fails a part has -2 - r for rank r of the group
 
 
 def of_the_group(error: RankwiseError, ranks: Sequence[int], where: str) -> RankwiseError:
     """The failure of a part, whose ranks are `ranks` of the group."""
 
     def number(rank: int) -> int:
-        if rank <= GROUP:  # another rank of the group failed the part; it numbered the ranks so
+        if rank <= GROUP:  # another rank failed the part, with the group's numbers encoded so
             return GROUP - rank
         return ranks[rank] if 0 <= rank < len(ranks) else -1
 
@@ -22,7 +22,7 @@ def of_the_group(error: RankwiseError, ranks: Sequence[int], where: str) -> Rank
 
 
 def renumbered(error: RankwiseError, number: Callable[[int], int], why: str) -> RankwiseError:
-    """The same error with other words, and other numbers of the ranks."""
+    """The same error with another text and other rank numbers."""
     if isinstance(error, PeerLostError):
         return PeerLostError(
             why, rank=number(error.rank), how=error.how, operation=error.operation, sequence=error.sequence

@@ -1,8 +1,9 @@
-"""Which ranks share a host, and how data is cut and laid out for the way between hosts.
+"""Which ranks share a host, and how data is divided and arranged for transfer between hosts.
 
-Words: the *members* of a host are its ranks, in order. A *lane* is one member of every host: lane k
-holds the k-th of each, for as many k as the smallest host has members. A *blob* is what the members
-of one host have, or are to have, one after the other; each lane carries a *slice* of every blob.
+Terms: the *members* of a host are its ranks, in order. A *lane* is one member of every host: lane k
+holds the k-th of each, for as many k as the smallest host has members. A *blob* is the data of one
+host's members, or the data they will receive, one after the other; each lane carries a *slice* of every
+blob.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 
 def cut(total: int, parts: int) -> list[int]:
-    """`total` elements in `parts` parts, the first ones an element longer where it does not come out even."""
+    """`total` elements in `parts` parts; the first ones are one element longer if they cannot be equal."""
     each, longer = divmod(total, parts)
     return [each + (part < longer) for part in range(parts)]
 
@@ -22,7 +23,7 @@ class Layout:
     """The ranks of a group on their hosts.
 
     host: each rank's host, numbered from 0 in the order of their first ranks. members: the ranks of
-    each host, ascending. lanes: how many.
+    each host, ascending. lanes: the number of lanes.
     """
 
     host: tuple[int, ...]
@@ -31,7 +32,7 @@ class Layout:
 
     @classmethod
     def of(cls, marks: Sequence[object]) -> Layout:
-        """From one mark a rank, equal for the ranks of one host."""
+        """Made from one mark per rank, equal for the ranks of one host."""
         numbers = {mark: number for number, mark in enumerate(dict.fromkeys(marks))}
         host = tuple(numbers[mark] for mark in marks)
         members = tuple(tuple(r for r, h in enumerate(host) if h == number) for number in range(len(numbers)))
@@ -50,10 +51,10 @@ class Layout:
         return [sum(counts[rank] for rank in ranks) for ranks in self.members]
 
     def arrangement(self, counts: Sequence[int], slices: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
-        """How blocks by rank become what the lanes carry: (from, to, length) of each stretch, in elements.
+        """How blocks by rank are arranged for the lanes: (from, to, length) of each contiguous range, in elements.
 
-        counts: the blocks' lengths. slices: [host][lane]. What the lanes carry is, for each lane, its
-        slices of all blobs by host.
+        counts: the blocks' lengths. slices: [host][lane]. Each lane carries its slices of all blobs, by
+        host.
         """
         starts = _starts(counts)
         lane_starts = _starts([sum(by_host[lane] for by_host in slices) for lane in range(self.lanes)])
@@ -72,7 +73,7 @@ class Layout:
 
 
 def _starts(counts: Sequence[int]) -> list[int]:
-    """Where each block begins."""
+    """The offset of each block."""
     starts, at = [], 0
     for count in counts:
         starts.append(at)

@@ -1,8 +1,8 @@
 """Point-to-point messages between ranks of several hosts: shared memory within a host, the engine between hosts.
 
-A receive from any rank may be served by either of the two, and neither lets a receive be withdrawn. So such a receive
-is *deferred*: both are probed until its message has come, and then the one that has the message is asked for it. A
-thread does that while receives are deferred, since a sender of much data waits until its message is received.
+A receive from any rank may match a message from either, and a receive that was posted cannot be cancelled. So such a
+receive is *deferred*: both are probed until its message has arrived, and then it is posted to the one that has the
+message. A thread does this while receives are deferred, since the sender of a large message waits for its receive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
-SLEEP, LONGEST_SLEEP = 20e-6, 1e-3  # seconds between two probes, as long as none finds anything
+SLEEP, LONGEST_SLEEP = 20e-6, 1e-3  # seconds between two probes, as long as they find nothing
 
 
 class Channel:
@@ -34,7 +34,7 @@ class Channel:
         layout: Layout,
         failed: Callable[[RankwiseError], RankwiseError],
     ) -> None:
-        """local: the ranks of this host. flat: all ranks. failed: fails the group, and returns what to raise."""
+        """local: this host's ranks. flat: all ranks. failed: fails the group, and returns what to raise."""
         self._local, self._flat, self._layout = local, flat, layout
         self._host = layout.host[flat.rank]
         self._members = layout.members[self._host]
@@ -55,7 +55,7 @@ class Channel:
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Work[None]:
         with self._lock:
-            # A receive waits behind a deferred one that could take the same message.
+            # A receive waits behind a deferred one that could match the same message.
             if src != ANY and not any(_overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
                 return self._begin(part, f"recv from rank {src}", part.recv, ptr, count, dtype, number, tag)
@@ -80,7 +80,7 @@ class Channel:
         self._flat.sync()
 
     def progress(self) -> bool:
-        """Begin the deferred receives whose messages have come. Whether all have begun."""
+        """Begin the deferred receives whose messages have arrived. Returns True if all have begun."""
         with self._lock:
             for receive in list(self._deferred):
                 try:
@@ -98,7 +98,7 @@ class Channel:
             return not self._deferred
 
     def fail(self, error: RankwiseError) -> None:
-        """The group has failed: every deferred receive raises this."""
+        """The group has failed: every deferred receive raises this error."""
         with self._lock:
             waiting, self._deferred = self._deferred, []
         for receive in waiting:
@@ -122,7 +122,7 @@ class Channel:
                 self._prober.start()
 
     def stop_prober(self) -> bool:
-        """The thread ends, unless a receive was deferred meanwhile."""
+        """End the thread, unless a receive has been deferred meanwhile."""
         with self._lock:
             if self._deferred and not self._closed:
                 return False
@@ -130,7 +130,7 @@ class Channel:
             return True
 
     def _find(self, src: int, tag: int) -> Message | None:
-        """The message that a receive would take now."""
+        """The message that a receive would match now."""
         if src != ANY:
             part, number = self._way(src)
             return self._numbered(part, part.probe(number, tag))
@@ -146,7 +146,7 @@ class Channel:
         return next((one for one in self._deferred if matches(found, one.source, one.tag)), None)
 
     def _begin(self, part: Communicator, operation: str, begin: Callable[..., Work[None]], *args: Any) -> PartWork:
-        """A send or recv of a part, whose errors number the ranks as the group does."""
+        """A send or recv of a part, whose errors have the group's rank numbers."""
         within = part is self._local
         ranks: Sequence[int] = self._members if within else range(self._flat.world_size)
         where = f"{operation} failed {'within this host' if within else 'between hosts'}"
@@ -156,7 +156,7 @@ class Channel:
             raise of_the_group(error, ranks, where) from error
 
     def _way(self, peer: int) -> tuple[Communicator, int]:
-        """What carries a message between this rank and another, and the other's number there."""
+        """The communicator for messages between this rank and another, and the other's number in it."""
         if self._layout.host[peer] == self._host:
             return self._local, self._layout.local(peer)
         return self._flat, peer
@@ -169,14 +169,14 @@ class Channel:
 
 
 class PartWork(Work[None]):
-    """A Work of a part of the group. ranks: the part's, as the group numbers them. where: for messages."""
+    """A Work of a part of the group. ranks: the part's ranks, numbered in the group. where: for error messages."""
 
     def __init__(self, inner: Work[None], ranks: Sequence[int], where: str) -> None:
         self._inner, self._ranks, self._where = inner, ranks, where
 
     @property
     def tag(self) -> int:
-        """Of a receive: the message's, once it is complete."""
+        """A receive's tag: once it is complete, the message's."""
         return self._inner.tag  # type: ignore[attr-defined,no-any-return]  # see Communicator.recv
 
     def wait(self, timeout: float | None = None) -> None:
@@ -190,7 +190,7 @@ class PartWork(Work[None]):
 
 
 class DeferredReceive(Work[None]):
-    """A receive whose message has not come. Its source and tag are those asked for until it has, then the message's."""
+    """A receive whose message has not arrived. Until then source and tag are as requested, then the message's."""
 
     def __init__(self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int) -> None:
         self.ptr, self.count, self.dtype = ptr, count, dtype

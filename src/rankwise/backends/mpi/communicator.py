@@ -1,9 +1,9 @@
 """mpi: any MPI through mpi4py, between the ranks that its mpiexec (or srun) started.
 
-MPI works on the caller's memory, without a copy. Reductions that MPI does as the contract wants them are MPI's; the
+MPI works on the caller's memory, without a copy. Reductions that MPI does as the contract requires are MPI's; the
 others (16- and 8-bit floats, bool, sums of small integers, MIN and MAX of floats, which must keep NaNs, and products
-of complex numbers, whose rounding may depend on the side) are made of moves and our kernels. We work on a duplicate of
-COMM_WORLD, which stays the program's own.
+of complex numbers, whose rounding may depend on the operands' order) combine data movement and our kernels. We work on
+a duplicate of COMM_WORLD, which remains the program's own.
 
 A blocking call of MPI cannot be cancelled, and the non-blocking collectives of some MPIs are several times slower. So a
 collective that takes longer than the timeout ends the job: a watchdog logs where this rank is and calls MPI's Abort.
@@ -36,13 +36,13 @@ from rankwise.contract.work import Work
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_MEAN = ReduceOp.MEAN  # found faster than a member of its class
+_MEAN = ReduceOp.MEAN  # faster to look up than a member of the enum
 
 
 def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) -> MpiCommunicator:
-    """The ranks of MPI's world. BackendUnavailable without mpi4py or an MPI; ValueError where MPI has other ranks.
+    """The ranks of MPI's world. BackendUnavailable without mpi4py or an MPI; ValueError if MPI has other ranks.
 
-    algorithms: to force; None: those of RANKWISE_ALGORITHM.
+    algorithms: to force; None: as in RANKWISE_ALGORITHM.
     """
     try:
         from mpi4py import MPI
@@ -53,8 +53,8 @@ def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) 
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
     if (rank, size) != (job.rank, job.world_size):
         raise ValueError(
-            f"backend='mpi': {job.launcher or 'the environment'} says rank {job.rank} of {job.world_size}, and MPI "
-            f"says rank {rank} of {size}; start the ranks by the mpiexec of {library(MPI)}"
+            f"backend='mpi': {job.launcher or 'the environment'} says rank {job.rank} of {job.world_size}, but MPI "
+            f"says rank {rank} of {size}; start the ranks with the mpiexec of {library(MPI)}"
         )
     comm = MpiCommunicator(MPI.COMM_WORLD.Dup(), timeout, checks=Settings.read().check is True)
     comm.force(Settings.read().algorithms if algorithms is None else algorithms)
@@ -70,7 +70,7 @@ def library(mpi: Any) -> str:
 
 
 class MpiCommunicator(ComposedCommunicator):
-    """One rank's end of one MPI communicator, which it owns."""
+    """One rank's communicator over one of MPI's, which it owns."""
 
     backend = "mpi"
     any_source = True
@@ -85,15 +85,15 @@ class MpiCommunicator(ComposedCommunicator):
         self._channel.timeout = timeout
         self._comm = comm
         self._mpi = MPI
-        # What most calls need, found without a detour.
+        # Most calls need these, so they are looked up once.
         self._memory, self._byte, self._most = transport.memory, transport.byte, transport.most
         self._here = MPI.IN_PLACE
         self._reductions = reductions(MPI)
         super().__init__(comm.rank, comm.size, timeout, checks=checks, turn=transport.lock)
 
     @property
-    def under_way(self) -> tuple[int, Call] | None:
-        """The number of the call that this rank is in, and the call; for the watchdog."""
+    def present_call(self) -> tuple[int, Call] | None:
+        """The sequence number of the call that this rank is in, and the call; for the watchdog."""
         return (self._turn.sequence, self._turn.call) if self._turn.inside else None
 
     def end_job(self) -> None:
@@ -132,7 +132,7 @@ class MpiCommunicator(ComposedCommunicator):
         return Communicator.start_call(self, function)
 
     def _message_failed(self, error: Exception, where: str) -> RankwiseError:
-        """The group fails by an error in a message; what every call raises from now on. where: the message."""
+        """Fail the group because of an error in the message `where`; returns what every call raises from now on."""
         if self._refusal is None:
             self._fail(error if isinstance(error, RankwiseError) else self._explained(error, where))
         return self._refused()
@@ -140,7 +140,7 @@ class MpiCommunicator(ComposedCommunicator):
     def _check_message(self, count: int, tag: int) -> None:
         check_count(count)
         if tag >= self._transport.most_tags:
-            raise UnsupportedError(f"tag={tag}", "mpi", f"here its tags are below {self._transport.most_tags}")
+            raise UnsupportedError(f"tag={tag}", "mpi", f"this MPI has tags below {self._transport.most_tags}")
         if tag < 0:
             raise ValueError(f"tag={tag}: expected 0 or more")
         if self._refusal is not None:
@@ -199,15 +199,15 @@ class MpiCommunicator(ComposedCommunicator):
         self._comm.Allgatherv(self._transport.bytes(send, sizes[self._rank]), self._transport.blocks(recv, sizes))
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
-        if self._transport.counts_ints:  # whatever the sizes: a rank does not know how much the others send
+        if self._transport.counts_ints:  # whatever the sizes: a rank does not know the others' sizes
             self._exchange(send, send_sizes, recv, recv_sizes)
             return
         self._comm.Alltoallv(self._transport.blocks(send, send_sizes), self._transport.blocks(recv, recv_sizes))
 
     def _exchange(self, send: int, send_sizes: Sequence[int], recv: int, recv_sizes: Sequence[int]) -> None:
-        """An all_to_all_v whose blocks and their places may be beyond what an int counts.
+        """An all_to_all_v whose block sizes and offsets may exceed an int.
 
-        Every block has a datatype of its own where an int does not hold its size or its place.
+        Every block whose size or offset does not fit into an int has a datatype of its own.
         """
         out, to_free = self._transport.typed_blocks(send, send_sizes)
         back, more = self._transport.typed_blocks(recv, recv_sizes)
@@ -220,17 +220,17 @@ class MpiCommunicator(ComposedCommunicator):
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
         return partial(self._comm.Allgather, self._transport.bytes(mine, size), self._transport.each(everybody, size))
 
-    # ---- reductions that MPI does as we want them ----
+    # ---- reductions that MPI does as the contract requires ----
 
     def _found(self, operation: str, dtype: DType, op: ReduceOp) -> Reduction | None:
-        """MPI's own reduction, or None where one that is made of moves is to run."""
+        """MPI's own reduction, or None if one made of data movement and our kernels must run."""
         found = self._reductions[dtype][op]
         if not self._forced or operation not in self._forced:
             return found
         if self._forced[operation] != "mpi":
             return None
         if found is None:
-            why = "MPI does not reduce this dtype and op as rankwise promises"
+            why = "MPI does not reduce this dtype and op as the contract requires"
             raise tuning.cannot_run("mpi", operation, "mpi", why)
         return found
 

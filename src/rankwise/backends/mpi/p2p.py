@@ -1,4 +1,4 @@
-"""Point-to-point messages over MPI: requests, which are polled, so that their timeout is an error and not the end."""
+"""Point-to-point messages over MPI: polled requests, whose timeout does not end the job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag a
 
 
 class Channel:
-    """The messages of one rank that are under way."""
+    """The pending messages of one rank."""
 
     def __init__(
         self,
@@ -31,14 +31,16 @@ class Channel:
         engine_errors: tuple[type[Exception], ...],
         failed: Callable[[Exception, str], RankwiseError],
     ) -> None:
-        """engine_errors: what MPI raises. failed: fails the group by an error in a message, which it is given in
-        words, and returns what to raise."""
+        """engine_errors: what MPI raises.
+
+        failed: fails the group because of an error in a message, which is passed as text, and returns what to raise.
+        """
         self.transport = transport
         self.engine_errors = engine_errors
         self.failed = failed
         self.timeout = 0.0
-        """Seconds that a message may take where its `wait` is given no limit; past them the group fails."""
-        self._requests: dict[int, Request] = {}  # those that `sync` waits for
+        """Seconds that a message may take if its `wait` has no limit of its own; after that the group fails."""
+        self._requests: dict[int, Request] = {}  # `sync` waits for these
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Request:
         return self._begin("send", self.transport.send, (ptr, count, dtype, dest, tag))
@@ -52,7 +54,7 @@ class Channel:
                 request.wait()
 
     def flush(self, end: float) -> None:
-        """Let what is under way finish until `end`, as time.monotonic gives it; CollectiveTimeout where it does not."""
+        """Wait for pending messages until `end` (of time.monotonic); CollectiveTimeout if some are still pending."""
         for request in list(self._requests.values()):
             request.wait(max(0.0, end - time.monotonic()))
 
@@ -71,9 +73,9 @@ class Channel:
 
 
 class Request(Work[None]):
-    """A request of MPI. The source and tag of a receive, once it is complete, are the message's.
+    """A request of MPI. Once a receive is complete, its source and tag are the message's.
 
-    expected: a receive's count and dtype. peer, tag: those that send or recv was given.
+    expected: a receive's count and dtype. peer, tag: as passed to send or recv.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Request(Work[None]):
             return self._over or self._test()
 
     def _test(self) -> bool:
-        """Whether MPI has completed it. It is polled until it has."""
+        """Whether MPI has completed the request, which is polled until then."""
         channel = self._channel
         try:
             if not channel.transport.guarded(self._test_request, self._status):
@@ -133,8 +135,10 @@ class Request(Work[None]):
             self._error = self._channel.failed(wrong, self._where)
 
     def _wait(self, timeout: float | None) -> None:
-        """Poll. CollectiveTimeout past `timeout`, which leaves it under way, or past the channel's own, which fails
-        the group."""
+        """Poll until it is complete.
+
+        CollectiveTimeout after `timeout`, which leaves it pending, or after the channel's own, which fails the group.
+        """
         start = probed = time.monotonic()
         limit = self._channel.timeout if timeout is None else timeout
         sleep = SLEEP
@@ -154,7 +158,7 @@ class Request(Work[None]):
             sleep = min(2 * sleep, LONGEST_SLEEP)
 
     def _probe_for_another_dtype(self) -> None:
-        """A message that this receive would take but for its dtype never will be taken: that is an error."""
+        """If the next message matches this receive except in dtype, it can never be received: that is an error."""
         if self._expected is None or ANY in (self.source, self.tag):
             return
         found = self._channel.transport.probe(self.source, self.tag)

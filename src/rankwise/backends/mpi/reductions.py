@@ -1,4 +1,4 @@
-"""What MPI reduces as the contract says: its datatype and op for each of our pairs."""
+"""The reductions that MPI does as the contract requires: its datatype and op for each of our pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Reduction = tuple[Any, Any]  # MPI's datatype and op
 
 
 def reductions(mpi: Any) -> list[list[Reduction | None]]:
-    """By dtype and op, what MPI reduces as the contract says, and with the same bits on every rank."""
+    """By dtype and op: MPI's, if it then reduces as the contract requires, with the same bits on every rank."""
     integers = {
         getattr(DType, name): getattr(mpi, kind)
         for name, kind in (

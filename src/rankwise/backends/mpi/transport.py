@@ -1,4 +1,4 @@
-"""What MPI moves: its communicator, its point-to-point calls, and how memory is described to it."""
+"""MPI's communicator, its point-to-point calls, and how memory is described to MPI."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rankwise.contract.types import DType
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TAGS_A_TAG = 32  # MPI's tags for each of ours: one a dtype
-BLOCK = 1 << 30  # bytes, of which more are made than fit in an int
+TAGS_PER_TAG = 32  # MPI's tags for each of ours: one per dtype
+BLOCK = 1 << 30  # bytes; larger sizes are made of such blocks, as they may exceed an int
 
 _ONE_AT_A_TIME = Turn()  # the lock of all calls into an MPI without MPI_THREAD_MULTIPLE
 
 
 class Transport:
-    """One rank's end of one MPI communicator, which it owns. Addresses are of the caller's memory, sizes in bytes.
+    """One rank's MPI communicator, which it owns. Addresses point to the caller's memory; sizes are in bytes.
 
-    comm: MPI's communicator. mpi: mpi4py's module. memory: makes of an address and a size what mpi4py takes. most:
-    the elements that one count can hold, an int of C before MPI 4. concurrent: whether threads may call MPI at once.
+    comm: MPI's communicator. mpi: mpi4py's module. memory: makes a buffer for mpi4py from an address and a size. most:
+    the largest count, which before MPI 4 is a C int. concurrent: whether threads may call MPI at once.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -39,23 +39,23 @@ class Transport:
         self.byte = MPI.BYTE
         self.counts_ints = MPI.VERSION < 4
         self.most = (1 << 31) - 1 if self.counts_ints else 1 << 62
-        self.most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_A_TAG
+        self.most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_PER_TAG
         self._wides: dict[int, Any] = {}
 
-    # ---- point-to-point: the dtype travels in the tag, for `probe` and for a check ----
+    # ---- point-to-point: the tag contains the dtype, which `probe` returns and a receive checks ----
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Any:
         """A request of MPI, as `recv` returns."""
-        return self.guarded(self.comm.Isend, self.bytes(ptr, count * ITEMSIZE[dtype]), dest, tag * TAGS_A_TAG + dtype)
+        return self.guarded(self.comm.Isend, self.bytes(ptr, count * ITEMSIZE[dtype]), dest, tag * TAGS_PER_TAG + dtype)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Any:
         source = self.mpi.ANY_SOURCE if src == ANY else src
-        label = self.mpi.ANY_TAG if tag == ANY else tag * TAGS_A_TAG + dtype
+        label = self.mpi.ANY_TAG if tag == ANY else tag * TAGS_PER_TAG + dtype
         return self.guarded(self.comm.Irecv, self.bytes(ptr, count * ITEMSIZE[dtype]), source, label)
 
     def probe(self, src: int, tag: int) -> Message | None:
         source = self.mpi.ANY_SOURCE if src == ANY else src
-        labels = [self.mpi.ANY_TAG] if tag == ANY else [tag * TAGS_A_TAG + dtype for dtype in DType]
+        labels = [self.mpi.ANY_TAG] if tag == ANY else [tag * TAGS_PER_TAG + dtype for dtype in DType]
         status = self.mpi.Status()
         for label in labels:
             if self.guarded(self.comm.Iprobe, source, label, status):
@@ -63,18 +63,18 @@ class Transport:
         return None
 
     def message(self, status: Any) -> Message:
-        """What a status of MPI says of a message."""
-        tag, code = divmod(status.Get_tag(), TAGS_A_TAG)
+        """The message that an MPI status describes."""
+        tag, code = divmod(status.Get_tag(), TAGS_PER_TAG)
         return Message(status.Get_source(), tag, status.Get_elements(self.byte) // ITEMSIZE[code], DType(code))
 
     def guarded(self, call: Callable[..., Any], *args: Any) -> Any:
-        """A call of MPI that does not block, with no other at the same time where the MPI requires that."""
+        """A call of MPI that does not block, with no other at the same time if this MPI requires that."""
         if self.lock is None:
             return call(*args)
         with self.lock:
             return call(*args)
 
-    # ---- memory, as MPI takes it ----
+    # ---- memory, as MPI describes it ----
 
     def bytes(self, ptr: int, size: int) -> tuple[Any, int, Any]:
         if size > self.most:
@@ -93,7 +93,7 @@ class Transport:
         return self._wides[size]
 
     def _span(self, start: int, size: int) -> Any:
-        """A new datatype of MPI: the `size` bytes from `start` on. Counts in it are ints."""
+        """A new datatype of MPI: the `size` bytes from `start` on. Its counts are ints."""
         blocks, rest = divmod(size, BLOCK)
         block = self.byte.Create_contiguous(BLOCK)
         span = self.mpi.Datatype.Create_struct([blocks, rest], [start, start + blocks * BLOCK], [block, self.byte])

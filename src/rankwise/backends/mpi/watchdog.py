@@ -1,4 +1,4 @@
-"""A thread that ends the job where MPI itself would wait for ever."""
+"""A thread that ends the job when MPI itself would wait for ever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankwise.backends.composed.communicator import log
 
 
 class Watched(Protocol):
-    """A communicator whose calls are watched. under_way: the number of the call that it is in, and the call."""
+    """A communicator whose calls are watched. present_call: the sequence number of its present call, and the call."""
 
     @property
     def rank(self) -> int: ...
@@ -27,15 +27,15 @@ class Watched(Protocol):
     @property
     def closed(self) -> bool: ...
     @property
-    def under_way(self) -> tuple[int, tuple[Any, ...]] | None: ...
+    def present_call(self) -> tuple[int, tuple[Any, ...]] | None: ...
     def end_job(self) -> None: ...
 
 
 class Watchdog:
-    """Ends the job where MPI itself would wait for ever.
+    """Ends the job when MPI itself would wait for ever.
 
-    That is where a collective takes longer than its group's timeout, and where a rank ends after an
-    exception or a failed group: MPI's Finalize would wait for ranks that wait for this one.
+    This happens when a collective takes longer than its group's timeout, and when a rank ends after an exception or
+    with a failed group: MPI's Finalize would wait for ranks that wait for this one.
     """
 
     def __init__(self) -> None:
@@ -69,17 +69,17 @@ class Watchdog:
                 self._check(comm)
 
     def _check(self, comm: Watched) -> None:
-        now, under_way = time.monotonic(), comm.under_way
-        if under_way is None:
+        now, present_call = time.monotonic(), comm.present_call
+        if present_call is None:
             self._since.pop(comm, None)
             return
-        sequence, since = self._since.setdefault(comm, (under_way[0], now))
-        if sequence != under_way[0]:
-            self._since[comm] = (under_way[0], now)
+        sequence, since = self._since.setdefault(comm, (present_call[0], now))
+        if sequence != present_call[0]:
+            self._since[comm] = (present_call[0], now)
         elif now - since > comm.timeout:
-            where = f"{calls.describe(under_way[1])} #{sequence}"
+            where = f"{calls.describe(present_call[1])} #{sequence}"
             log.critical(
-                "rank %d of %d has waited longer than %g s for other ranks in %s; MPI cannot give a call up, so the "
+                "rank %d of %d has waited longer than %g s for other ranks in %s; MPI cannot cancel a call, so the "
                 "job is ended; the stacks of this rank:", comm.rank, comm.world_size, comm.timeout, where
             )  # fmt: skip
             faulthandler.dump_traceback(all_threads=True)
@@ -105,6 +105,6 @@ class Watchdog:
 
 
 _OFTEN, _SELDOM = 0.02, 1.0  # seconds between two checks of the watchdog
-_LAST_WORDS = 0.3  # seconds before an Abort, at which some mpiexecs drop what the ranks still say
+_LAST_WORDS = 0.3  # seconds before an Abort, since some mpiexecs then drop the ranks' last output
 
 WATCHDOG = Watchdog()

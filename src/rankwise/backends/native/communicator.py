@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class EngineWork(Work[None]):
-    """An operation of the engine under way. It does not keep the operation's memory alive; the caller must."""
+    """A pending operation of the engine. It does not keep the operation's memory alive; the caller must."""
 
     __slots__ = ("_task",)
 
@@ -66,13 +66,13 @@ class EngineCall(EngineWork):
         super().__init__(comm.start_call(self._run))
 
     def _run(self) -> None:
-        function, self._function = self._function, None  # with it what it holds
-        assert function is not None  # it is run once
+        function, self._function = self._function, None  # and release what it references
+        assert function is not None  # it runs once
         try:
             function()
         except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
             self._error = error
-        self._over = True  # before the function is let go of, which may close the group that it holds
+        self._over = True  # set before the function is released, which may close the group
 
     def done(self) -> bool:
         return self._over or super().done()
@@ -239,7 +239,7 @@ class EngineCommunicator(OpenCommunicator):
         self._comm.abort(why)
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        # After a fork the group belongs to the parent alone.
+        # After a fork the group belongs to the parent only.
         if self.closed or os.getpid() != self._pid:
             return
         self.closed = True
@@ -252,7 +252,7 @@ class EngineCommunicator(OpenCommunicator):
             self._comm.announce_end()
 
     def forked(self) -> None:
-        """Nothing to do: the engine sees in which process it is called."""
+        """Nothing to do: the engine checks which process calls it."""
 
 
 def join(
@@ -265,7 +265,7 @@ def join(
 ) -> EngineCommunicator:
     """This rank's communicator of all ranks of the segment; returns once all have joined.
 
-    process: the rank is a process of its own, not a thread of one. algorithms: forced, by operation; None: those of
+    process: whether the rank is a process, not a thread. algorithms: to force, by operation; None: as in
     RANKWISE_ALGORITHM.
     """
     settings = Settings.read()

@@ -36,26 +36,26 @@ from rankwise.contract.job import Job
 _NONCE = 16
 _DIGEST = 32
 _PACKET = 4096
-_PATIENCE = 5.0  # seconds that rank 0 gives a connection to say who it is
+_PATIENCE = 5.0  # seconds within which a connection must send its identity
 _RETRY = 0.01  # seconds between two attempts to reach rank 0
 
 
 def meet(job: Job, timeout: float) -> _native.Segment:
     """The job's segment, the same on every rank. All ranks of the job call this, on one host.
 
-    CollectiveTimeout names the ranks that did not come; PeerLostError, one that ended meanwhile;
-    UnsupportedError, one in another container; MismatchError, one that was told of another job.
+    CollectiveTimeout names the ranks that did not arrive; PeerLostError, one that ended meanwhile;
+    UnsupportedError, one in another container; MismatchError, one that belongs to another job.
     """
     if job.world_size == 1:
         return _native.Segment.create(1)
     if not job.id:
-        raise UnsupportedError("init", "shm", f"{job.launcher or 'the environment'} gives the job no name to meet by")
+        raise UnsupportedError("init", "shm", f"{job.launcher or 'the environment'} gives the job no id to meet by")
     return _host(job, timeout) if job.rank == 0 else _join(job, timeout)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the ranks cannot meet, in a form that travels. kind: late, lost, elsewhere or mismatch."""
+    """Why the ranks cannot meet, in a form that can be sent. kind: late, lost, elsewhere or mismatch."""
 
     kind: str
     why: str
@@ -126,7 +126,7 @@ def _bind(listener: socket.socket, job: Job, end: float) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise
         if time.monotonic() > end:
-            raise MismatchError("init: another process of this user is rank 0 of this job already")
+            raise MismatchError("init: another process of this user is already rank 0 of this job")
         time.sleep(_RETRY)
 
 
@@ -138,7 +138,7 @@ class _Meeting:
         self.identity = _identity(job)
         self.segment = _native.Segment.create(job.world_size)
         self.selector = selectors.DefaultSelector()
-        self.strangers: dict[socket.socket, tuple[bytes, float]] = {}  # the nonce sent, and the deadline
+        self.unverified: dict[socket.socket, tuple[bytes, float]] = {}  # the nonce sent, and the deadline
         self.ranks: dict[socket.socket, tuple[int, bytes]] = {}  # the accepted ranks: rank, both nonces
 
     def gather(self, listener: socket.socket, timeout: float, end: float) -> Failure | None:
@@ -151,7 +151,7 @@ class _Meeting:
                 missing = tuple(set(range(1, self.job.world_size)) - {rank for rank, _ in self.ranks.values()})
                 why = f"init: ranks {list(missing)} did not come within {timeout:g} s; are all ranks on this host?"
                 return Failure("late", why, missing)
-            for silent in [c for c, (_, until) in self.strangers.items() if until <= now]:
+            for silent in [c for c, (_, until) in self.unverified.items() if until <= now]:
                 self.drop(silent)
             for key, _ in self.selector.select(min(end - now, 0.2)):
                 connection = key.fileobj
@@ -176,14 +176,14 @@ class _Meeting:
         connection.setblocking(False)
         nonce = secrets.token_bytes(_NONCE)
         if _same_user(connection) and _send(connection, nonce):
-            self.strangers[connection] = (nonce, time.monotonic() + _PATIENCE)
+            self.unverified[connection] = (nonce, time.monotonic() + _PATIENCE)
             self.selector.register(connection, selectors.EVENT_READ)
         else:
             connection.close()
 
     def receive(self, connection: socket.socket) -> Failure | None:
         """Read a new connection's identity: accept it, drop it, or return why the ranks cannot meet."""
-        nonces = self.strangers[connection][0]
+        nonces = self.unverified[connection][0]
         try:
             packet = connection.recv(_PACKET)
         except OSError:
@@ -193,15 +193,15 @@ class _Meeting:
         if not hmac.compare_digest(signature, _sign(self.job, b"r", nonces, text)):
             self.drop(connection)
             return None
-        del self.strangers[connection]
+        del self.unverified[connection]
         identity = json.loads(text)
         rank, world_size = identity["rank"], identity["world_size"]
-        came = any(rank == other for other, _ in self.ranks.values())
+        duplicate = any(rank == other for other, _ in self.ranks.values())
         self.ranks[connection] = (rank, nonces)
         if world_size != self.job.world_size:
-            why = f"init: rank {rank} was told of {world_size} ranks, rank 0 of {self.job.world_size}"
+            why = f"init: rank {rank} expects {world_size} ranks, rank 0 expects {self.job.world_size}"
             return Failure("mismatch", why, (rank,))
-        if came or rank == 0:
+        if duplicate or rank == 0:
             return Failure("mismatch", f"init: two processes are rank {rank} of this job", (rank,))
         for part, here in self.identity["locality"].items():
             if identity["locality"][part] != here:
@@ -215,12 +215,12 @@ class _Meeting:
             _send(connection, _sign(self.job, b"0", nonces, text) + text, [] if failure else [self.segment.fd])
 
     def drop(self, connection: socket.socket) -> None:
-        del self.strangers[connection]
+        del self.unverified[connection]
         self.selector.unregister(connection)
         connection.close()
 
     def close(self) -> None:
-        for connection in (*self.strangers, *self.ranks):
+        for connection in (*self.unverified, *self.ranks):
             connection.close()
         self.selector.close()
 
@@ -236,7 +236,7 @@ def _send(connection: socket.socket, packet: bytes, fds: list[int] | None = None
 
 def _join(job: Job, timeout: float) -> _native.Segment:
     end = time.monotonic() + timeout
-    why = "nobody listens under this job's name"
+    why = "no process listens under this job's name"
     while time.monotonic() < end:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             # Slightly longer than rank 0 waits, since its answer is more informative than our own timeout.
@@ -254,7 +254,7 @@ def _join(job: Job, timeout: float) -> _native.Segment:
             return answer
         time.sleep(_RETRY)
     raise CollectiveTimeout(
-        f"init: rank 0 was not to be found within {timeout:g} s ({why}); are all ranks on this host?",
+        f"init: rank 0 could not be found within {timeout:g} s ({why}); are all ranks on this host?",
         limit=timeout,
         missing=(0,),
         operation="init",
@@ -272,7 +272,7 @@ def _introduce(job: Job, connection: socket.socket) -> _native.Segment | Failure
     try:
         answer = packet[_DIGEST:]
         if not hmac.compare_digest(packet[:_DIGEST], _sign(job, b"0", theirs + mine, answer)):
-            raise ConnectionError("the process that listens under this job's name is of another job")
+            raise ConnectionError("the process that listens under this job's name belongs to another job")
         if answer:
             return Failure(**json.loads(answer))
         if not fds:

@@ -13,9 +13,9 @@ _taken: set[int] = set()  # inodes of the inherited segments that this process h
 
 
 def open(job: Job, timeout: float) -> EngineCommunicator:
-    """Join the job's segment: the inherited one, or one that the ranks hand over among themselves.
+    """Join the job's segment: the inherited one, or one that rank 0 makes and sends to the others.
 
-    A segment is joined once. Ranks that close their communicator and come back get a new segment.
+    A segment is joined once. Ranks that close their communicator and open another get a new segment.
     """
     if job.segment_fd is None:
         segment = _meet(job, timeout)
@@ -39,5 +39,5 @@ def _inode(fd: int) -> int:
     except OSError:
         raise ValueError(
             f"RANKWISE_SEGMENT_FD={fd}: expected the descriptor of the job's segment, which this process did not "
-            "inherit; a rank's own child processes are no ranks"
+            "inherit; child processes of a rank are not ranks"
         ) from None

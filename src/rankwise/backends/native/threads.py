@@ -1,4 +1,4 @@
-"""threads: the ranks are threads of one process, over one segment. For tests and for trying things out.
+"""threads: the ranks are threads of one process, over one segment. For tests and experiments.
 
 segment = Segment.create(n)                  # once
 comm = connect(segment, rank, timeout)       # in each of n threads
@@ -13,12 +13,12 @@ from rankwise.contract.job import Job
 
 
 def connect(segment: _native.Segment, rank: int, timeout: float) -> EngineCommunicator:
-    """This thread's communicator as `rank`; returns once all `segment.world_size` threads have called it."""
+    """This thread's communicator as rank `rank`; returns once all `segment.world_size` threads have called this."""
     return join(segment, rank, timeout, "threads", process=False)
 
 
 def open(job: Job, timeout: float) -> EngineCommunicator:
-    """A world of one thread. The ranks of a launcher are processes: UnsupportedError for those."""
+    """A world of one thread. A launcher's ranks are processes: UnsupportedError for them."""
     if job.world_size != 1:
         raise UnsupportedError(
             "init", "threads", "the ranks of this job are processes", "rankwise.testing.run_ranks starts threads"

@@ -1,16 +1,16 @@
-"""nccl: NVIDIA's library between GPUs, through nccl4py; one GPU a rank.
+"""nccl: NVIDIA's library between GPUs, through nccl4py; one GPU per rank.
 
-An address may be of device memory, which NCCL works on in place, or of host memory, which is staged
+An address may be in device memory, which NCCL works on in place, or in host memory, which is staged
 through the device. Operations on device memory are launched on the communicator's CUDA stream and
-return; `sync` waits for them, and `stream_sync` orders them among the program's own streams. Those on
-host memory are complete when they return.
+return; `sync` waits for them, and `stream_sync` orders them among the program's own streams. Operations
+on host memory are complete when they return.
 
-Beside NCCL the ranks keep a communicator of the host (`side`: shm, or gloo over several hosts). It
-broadcasts the unique id, compares calls (RANKWISE_CHECK=1), carries messages, as NCCL has no tags,
-and detects that a rank was lost.
+In addition to NCCL's, the ranks have a communicator for host memory (`side`: shm, or gloo over several
+hosts). It broadcasts the unique id, compares calls (RANKWISE_CHECK=1), carries messages, as NCCL has no
+tags, and detects that a rank was lost.
 
-NCCL's own reductions are used for the types and operations that it has. It rounds f16, bf16 and fp8
-at every step. The others are gathered, and reduced on the host by the engine's kernels.
+NCCL's own reductions are used for the dtypes and ops that it has. It rounds f16, bf16 and fp8 at every
+step. For other dtypes and ops the data is gathered, and reduced on the host by the native kernels.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def libraries() -> Libraries:
         raise BackendUnavailable("nccl", f"no module {error.name or error}", INSTALL) from None
     try:
         status, count = runtime.cudaGetDeviceCount()
-    except Exception as error:  # noqa: BLE001 - whatever the loader of the driver raises
+    except Exception as error:  # noqa: BLE001 - whatever loading the driver raises
         raise BackendUnavailable("nccl", f"no CUDA ({error})", "install NVIDIA's driver") from None
     if int(status) or not count:
         why = status.name if int(status) else "cudaGetDeviceCount found none"
-        raise BackendUnavailable("nccl", f"no GPU that CUDA can use ({why})", "a machine with an NVIDIA GPU has one")
+        raise BackendUnavailable("nccl", f"no GPU that CUDA can use ({why})", "use a machine with an NVIDIA GPU")
     try:
         nccl.get_version()
     except Exception as error:  # noqa: BLE001 - the loader's own error, of a package that may change
@@ -82,9 +82,9 @@ def libraries() -> Libraries:
 
 
 def open(job: Job, timeout: float) -> NcclCommunicator:
-    """Meet the other ranks of the job. This rank takes the GPU of its local rank, modulo the number of GPUs.
+    """Meet the other ranks of the job. This rank uses the GPU of its local rank, modulo the number of GPUs.
 
-    BackendUnavailable where there is no GPU, driver, NCCL or nccl4py.
+    Raises BackendUnavailable if there is no GPU, driver, NCCL or nccl4py.
     """
     found = libraries()
     if job.world_size == 1:
@@ -99,7 +99,7 @@ def open(job: Job, timeout: float) -> NcclCommunicator:
 
 
 def connect(found: Libraries, side: Communicator, local_rank: int) -> NcclCommunicator:
-    """The communicator of side's ranks, which owns side. Collective."""
+    """A communicator of side's ranks, which owns `side`. Collective."""
     streams = CudaStreams.of_rank(found.cuda, local_rank)
     unique = np.zeros(128, np.uint8)
     if side.rank == 0:
@@ -116,7 +116,7 @@ def connect(found: Libraries, side: Communicator, local_rank: int) -> NcclCommun
 
 
 class NcclCommunicator(ComposedCommunicator):
-    """One rank's end of one NCCL group. Owns its NCCL communicator, its CUDA stream and side."""
+    """One rank's communicator in one NCCL group. Owns its NCCL communicator, its CUDA stream and `side`."""
 
     backend = "nccl"
     blocking = False
@@ -148,7 +148,7 @@ class NcclCommunicator(ComposedCommunicator):
         self._cuda.sync_comm_stream()
 
     def start(self, operation: str, *args: Any) -> Work[None]:
-        """Launch it now. The Work is done when the device has come to it."""
+        """Launch it now. The Work is done when the device has completed it."""
         try:
             getattr(self, operation)(*args)
         except RankwiseError as error:
@@ -162,20 +162,18 @@ class NcclCommunicator(ComposedCommunicator):
         return function()
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
-        """Call it now, when the device has come to the end of the stream."""
+        """Call it now, after the device has reached the end of the stream."""
         return Communicator.start_call(self, lambda: self.call(function))
 
     def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> None:
-        """Poll until the device has come so far; meanwhile check for errors of NCCL and for lost ranks."""
+        """Poll until the device has reached this point; meanwhile check for NCCL's errors and for lost ranks."""
         limit = self._timeout if timeout is None else timeout
         end, pause, check = time.monotonic() + limit, POLL, time.monotonic() + PEER_CHECK
         while not reached():
             self._check_failure()
             now = time.monotonic()
             if now > end:
-                why = (
-                    f"no answer of the GPUs within {limit:g} s, awaited by rank {self._rank} after {self._turn.call[0]}"
-                )
+                why = f"rank {self._rank} waited longer than {limit:g} s for its GPU after {self._turn.call[0]}"
                 error = CollectiveTimeout(why, limit=limit, operation=self._turn.call[0], sequence=self._turn.sequence)
                 if timeout is None:
                     self._fail(error)
@@ -187,7 +185,7 @@ class NcclCommunicator(ComposedCommunicator):
             pause = min(2 * pause, POLL_MOST)
 
     def _check_failure(self) -> None:
-        """Raise what has failed."""
+        """Raise the error if something has failed."""
         if self._refusal is not None:
             raise self._refused()
         status = self._nccl.comm_get_async_error(self._comm)
@@ -197,7 +195,7 @@ class NcclCommunicator(ComposedCommunicator):
 
     def _check_peers(self) -> None:
         if not self._side.any_source:
-            return  # gloo notices only when something is sent
+            return  # gloo detects a lost rank only when it sends
         try:
             self._side.probe(self._rank, 0)
         except RankwiseError as error:
@@ -310,7 +308,7 @@ class NcclCommunicator(ComposedCommunicator):
         )
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        """As an all_reduce, so that it has the same bits; the other ranks' buffers stay."""
+        """An all_reduce, so that the result has the same bits; the other ranks' buffers are unchanged."""
         size = count * ITEMSIZE[dtype]
         if self._rank == root:
             return self._all_reduce(ptr, count, dtype, op)
@@ -377,7 +375,7 @@ class NcclCommunicator(ComposedCommunicator):
             self._cuda.sync_comm_stream()
 
     def _on_host(self, send: int, send_size: int, recv: int, recv_size: int, body: Callable[[int, int], None]) -> None:
-        """Run a body that needs host memory; send and recv may be the same."""
+        """Run `body` on host memory; send and recv may be the same."""
         if not (self._cuda.on_device(send) or self._cuda.on_device(recv)):
             return body(send, recv)
         given = self._fetched(send, send_size)
@@ -397,7 +395,7 @@ class NcclCommunicator(ComposedCommunicator):
     # ---- what ComposedCommunicator needs ----
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
-        """Envelopes go by the host."""
+        """Envelopes go through the host communicator."""
 
         def move() -> None:
             self._side.all_gather(mine, everybody, size, DType.U8)
@@ -422,7 +420,7 @@ class NcclCommunicator(ComposedCommunicator):
         return RankwiseError(f"{calls.describe(self._turn.call)} #{self._turn.sequence}: {error}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
-        """Abort: the kernels that wait for other ranks end, and side informs those."""
+        """Abort: the kernels that wait for other ranks end, and `side` informs the other ranks."""
         self._abort_comm()
         if known_to_all:
             return
@@ -464,7 +462,7 @@ class LaunchedWork(Work[None]):
 
 
 class NcclMessage(Work[None]):
-    """A message by way of the host. data: the host memory that it takes; finish: brings that to the device."""
+    """A message that goes through the host. data: its host memory; finish: copies that to the device."""
 
     def __init__(
         self, work: Work[None], data: Any, finish: Callable[[], None] | None, pending: list[NcclMessage]

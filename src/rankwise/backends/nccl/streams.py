@@ -1,4 +1,4 @@
-"""CUDA's streams, events and memory, as the nccl backend needs them: StreamSyncOps on a communicator's CUDA stream."""
+"""CUDA's streams, events and memory for the nccl backend: StreamSyncOps on a communicator's CUDA stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankwise.contract.stream_sync import StreamSyncOps
 
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: it does not wait for the legacy default stream
 _NO_TIMING = 2  # cudaEventDisableTiming
-_DEFAULT_COPY = 4  # cudaMemcpyDefault: CUDA tells host from device by the addresses
+_DEFAULT_COPY = 4  # cudaMemcpyDefault: CUDA infers host or device from the addresses
 _DEVICE_MEMORY = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _NOT_READY = 600  # cudaErrorNotReady
 
@@ -19,21 +19,21 @@ class CudaFailed(Exception):
 
 
 class CudaStreams(StreamSyncOps):
-    """A CUDA stream for one communicator, and the memory that it stages through. Handles are CUDA's own."""
+    """A CUDA stream for one communicator, and its staging memory. Handles are CUDA's own."""
 
     def __init__(self, cuda: Any, device: int) -> None:
         self._cuda, self.device = cuda, device
         self._call("cudaSetDevice", device)
         self.stream = int(self._call("cudaStreamCreateWithFlags", _NON_BLOCKING))
         self.wait_for: Callable[[Callable[[], bool]], None] | None = None
-        """How to wait while checking for failures; None: as CUDA does."""
+        """A function that waits and checks for failures; None: CUDA's own waiting."""
         self._events: set[int] = set()
         self._scratch: dict[str, tuple[int, int]] = {}
         self._closed = False
 
     @classmethod
     def of_rank(cls, cuda: Any, local_rank: int) -> CudaStreams:
-        """On the GPU of this local rank; ranks share GPUs where those are too few."""
+        """On the GPU of this local rank; ranks share GPUs if there are too few."""
         status, count = cuda.cudaGetDeviceCount()
         if int(status):
             raise CudaFailed(f"cudaGetDeviceCount: {status}")
@@ -75,13 +75,13 @@ class CudaStreams(StreamSyncOps):
 
     def _known(self, event: int) -> int:
         if event not in self._events:
-            raise ValueError(f"event={event}: expected an event of this communicator that is not destroyed")
+            raise ValueError(f"event={event}: expected an event of this communicator that has not been destroyed")
         return event
 
     # ---- what the communicator needs ----
 
     def idle(self) -> bool:
-        """Whether the stream has run all that was put there."""
+        """Whether the stream has completed all queued work."""
         return self._ready("cudaStreamQuery", self.stream)
 
     def reached(self, event: int) -> bool:
@@ -99,14 +99,14 @@ class CudaStreams(StreamSyncOps):
         return True
 
     def on_device(self, ptr: int) -> bool:
-        """Whether an address is of device memory."""
+        """Whether an address is in device memory."""
         if not ptr:
             return False
         status, attributes = self._cuda.cudaPointerGetAttributes(ptr)
         return not int(status) and int(attributes.type) in _DEVICE_MEMORY
 
     def copy(self, to: int, given: int, size: int) -> None:
-        """Copy bytes in the stream's order. Host memory must stay as it is until the stream has come to it."""
+        """Copy bytes in the stream's order. Host memory must not change until the stream has reached this copy."""
         if size:
             self._call("cudaMemcpyAsync", to, given, size, self._kind(_DEFAULT_COPY), self.stream)
 
@@ -116,13 +116,13 @@ class CudaStreams(StreamSyncOps):
         self.sync_comm_stream()
 
     def scratch(self, name: str, size: int) -> int:
-        """Device memory under this name, until it is asked for again."""
+        """The device memory with this name, valid until it is next requested."""
         ptr, held = self._scratch.get(name, (0, 0))
         if held < max(size, 1):
             if ptr:
                 self.sync_comm_stream()
                 self._call("cudaFree", ptr)
-            self._call("cudaSetDevice", self.device)  # this thread may be another than the one that made the stream
+            self._call("cudaSetDevice", self.device)  # this thread may not be the one that made the stream
             ptr = int(self._call("cudaMalloc", max(size, 256)))
             self._scratch[name] = ptr, max(size, 256)
         return ptr
@@ -146,7 +146,7 @@ class CudaStreams(StreamSyncOps):
         return int(status) == 0
 
     def _call(self, function: str, *args: Any) -> Any:
-        """A function of CUDA's runtime; its result, if it has one. CudaFailed where it failed."""
+        """A function of CUDA's runtime; its result, if it has one. Raises CudaFailed if it fails."""
         status, *result = getattr(self._cuda, function)(*args)
         if int(status):
             raise CudaFailed(f"{function}: {status}")
