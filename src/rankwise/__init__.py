@@ -192,7 +192,7 @@ def _load(name: str) -> Any:
     return value
 
 
-if not TYPE_CHECKING:  # which would take it that there is a name for everything
+if not TYPE_CHECKING:  # to a type checker it would mean that every name exists
     __getattr__ = _load
 
 

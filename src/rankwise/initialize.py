@@ -31,7 +31,7 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
     this and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT, else 300.
 
     Raises ValueError for an unknown backend, or one that differs from the default group's;
-    CollectiveTimeout or PeerLostError if ranks do not come.
+    CollectiveTimeout or PeerLostError if ranks do not arrive.
 
     >>> world = rw.init()
     >>> world.world_size, rw.init() is world

@@ -99,7 +99,7 @@ def test_several_ranks_that_cannot_meet_are_not_one_alone(
 ) -> None:
     found = ", ".join(f"{name}={value}" for name, value in environ.items())
     with pytest.raises(
-        ValueError, match=f"^{announces} announces several ranks, and without {missing} this.*found: {found}[.]"
+        ValueError, match=f"^{announces} announces several ranks, but without {missing} this.*found: {found}[.]"
     ):
         find_job(environ, ALONE)
 

@@ -409,8 +409,8 @@ def test_too_few_open_files_for_so_many_ranks() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=50)
     assert done.returncode == 2
     assert re.fullmatch(
-        r"rankwise run: error: 30 ranks take about 1\d\d open files in the process that starts them, and 64 are "
-        r"allowed; `ulimit -n 1\d\d` before the command raises that\n",
+        r"rankwise run: error: 30 ranks need about 1\d\d open files in the process that starts them, but its "
+        r"limit is 64; `ulimit -n 1\d\d` before the command raises it\n",
         done.stderr,
     )
 

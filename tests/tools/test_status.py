@@ -162,7 +162,7 @@ def test_another_users_process(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(path)
 
     monkeypatch.setattr(jobs.os, "listdir", refused)
-    with pytest.raises(PermissionError, match=r"process 1 belongs to root: only that user and root may look into it"):
+    with pytest.raises(PermissionError, match=r"process 1 belongs to root: only that user and root may inspect it"):
         jobs.jobs_of(1)
 
 

@@ -155,7 +155,7 @@ def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
     done = rankwise("trace", "t.json", folder=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert re.fullmatch(r"rankwise trace: error: t.json is .*expected .*\n", done.stderr)
+    assert re.fullmatch(r"rankwise trace: error: t.json (is|has) .*expected .*\n", done.stderr)
     done = rankwise("trace", "absent.json", folder=tmp_path)
     assert done.returncode == 1
     assert "No such file" in done.stderr

@@ -15,10 +15,12 @@ Environment = Mapping[str, str]
 def find_job(environ: Environment, settings: Settings, starter: Callable[[str], str] | None = None) -> Job:
     """The job of this process, which the innermost launcher started; without a launcher, a job of one rank.
 
-    Launchers run inside one another (torchrun under Slurm), and the inner one's ranks hold; hence
-    the order. starter: see `starting_process`, which is the default. ValueError names a variable
-    that is missing or is not what it should be, also where other variables announce several ranks, so
-    that no rank silently runs alone; and lists the variables of two jobs where no launcher would set both.
+    Launchers may run inside one another (torchrun under Slurm), and the innermost one's ranks count;
+    hence the order of the search. starter: see `starting_process`, which is the default.
+
+    Raises ValueError, which names the variable, if one is missing or invalid. It is also raised if
+    variables announce several ranks but not how to meet them, so that no rank silently runs alone, and
+    if there are variables of two jobs that no launcher sets together.
     """
     if settings.rank is not None or settings.world_size is not None:
         return _rankwise(settings)
@@ -37,13 +39,13 @@ def find_job(environ: Environment, settings: Settings, starter: Callable[[str], 
 
 
 def _alone(environ: Environment) -> Job:
-    """One rank. ValueError where a variable says that there are more, and what should stand beside it is missing."""
+    """One rank. Raises ValueError if a variable announces several, but those that must accompany it are missing."""
     for rank, size, needed in _ANNOUNCEMENTS:
         announced = [name for name, least in ((rank, 1), (size, 2)) if _is_at_least(environ.get(name, ""), least)]
         if announced:
             missing = [name for name in needed if not environ.get(name)]
             raise ValueError(
-                f"{announced[0]}={environ[announced[0]]} announces several ranks, and without "
+                f"{announced[0]}={environ[announced[0]]} announces several ranks, but without "
                 f"{' and '.join(missing)} this process cannot meet the others; found: {_found(environ)}. "
                 f"Set what is missing, or unset {announced[0]} to run one rank alone"
             )
@@ -251,9 +253,9 @@ _NAMES = (
     "PMIX_RANK", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS",
 )  # fmt: skip
 
-# The rank, above 0, or the size, above 1, that only a process among several has; and what such a process needs. Slurm's
-# SLURM_NTASKS is not among them: the shell of an allocation has it, and is no rank. Nor is LOCAL_RANK, by which people
-# choose a device.
+# A rank above 0 or a size above 1, which announce several ranks, and the other variables that such a process needs.
+# SLURM_NTASKS is not listed, because the shell of an allocation, which is not a rank, has it too; nor is LOCAL_RANK,
+# which programs also use to choose a device.
 _ANNOUNCEMENTS = (
     ("RANK", "WORLD_SIZE", ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")),
     ("PMIX_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")),

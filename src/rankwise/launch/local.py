@@ -47,13 +47,13 @@ _WATCHDOG = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "
 _OWN_SESSION: dict[str, Any] = {"start_new_session": True}
 _SAME_SESSION: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else _OWN_SESSION
 
-# How Python prints the errors of which another rank is the cause; NumPy is not imported for their classes.
+# How Python prints errors that another rank caused; importing their classes would import NumPy.
 _LOST = "rankwise.contract.errors.PeerLostError: "
 _TIMED_OUT = "rankwise.contract.errors.CollectiveTimeout: "
 
 
 def _leave_terminal() -> None:
-    """Give up the session's terminal, which would stop a background process that reads from it."""
+    """Detach from the session's terminal, which would stop a background process that reads from it."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR)
     except OSError:
@@ -224,7 +224,7 @@ class LocalJob:
 
     @property
     def hang(self) -> str:
-        """Where a timeout is the cause: which rank did not come, and in more lines the state of all; else ""."""
+        """If a timeout was the cause: which rank did not come, then a line with the state of each rank; else ""."""
         culprit = self.culprit
         return culprit.error.removeprefix(_TIMED_OUT) if culprit and culprit.error.startswith(_TIMED_OUT) else ""
 
@@ -335,15 +335,15 @@ class LocalJob:
                 self._listen(pipe.fileno(), self._read)
 
     def _too_many_files(self) -> str:
-        """What the ranks take of this process's limit on open files, in words."""
+        """How many open files the ranks need, and this process's limit."""
         import resource
 
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         each = 4 if self._keep_spans else 3  # two pipes and a pidfd, and the memory of its spans
         needed = limit + each * (self._n - len(self.ranks))
         return (
-            f"{self._n} ranks take about {needed} open files in the process that starts them, and {limit} are allowed; "
-            f"`ulimit -n {needed}` before the command raises that"
+            f"{self._n} ranks need about {needed} open files in the process that starts them, but its limit is "
+            f"{limit}; `ulimit -n {needed}` before the command raises it"
         )
 
     def _environment(self, number: int, segment_fd: int) -> dict[str, str]:

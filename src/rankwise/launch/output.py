@@ -137,9 +137,9 @@ class OutputMultiplexer:
         for stream in self._streams:
             if stream.rank == rank and (tracebacks := list(re.finditer(_TRACEBACK, stream.held))):
                 for line in stream.held[tracebacks[-1].end() :].splitlines()[1:]:
-                    words = bytes(line).removeprefix(stream.tag).decode(errors="replace")
-                    if words.startswith(" ") == bool(lines):  # before the error stand the frames, which are indented
-                        lines.append(words)
+                    text = bytes(line).removeprefix(stream.tag).decode(errors="replace")
+                    if text.startswith(" ") == bool(lines):  # the frames before the error are indented
+                        lines.append(text)
                     elif lines:
                         break
         return "\n".join(lines)
@@ -151,7 +151,8 @@ class OutputMultiplexer:
     def release(self, rank: int | None = None, *, last: int = -1, before: float = float("inf")) -> None:
         """Write the held tracebacks of one rank or of all, equal ones once, and the one of rank `last` at the end.
 
-        before: only those held since before this time (time.monotonic), of ranks that go on: each as it is.
+        before: only those held since before this time (of time.monotonic); their ranks go on, so equal ones
+        are not merged.
         """
         chosen = [s for s in self._streams if s.held and rank in (None, s.rank) and s.since < before]
         equal: dict[bytes, list[OutputStream]] = {}

@@ -80,7 +80,7 @@ def running_jobs() -> list[RunningJob]:
     found: dict[int, RunningJob] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
-            _look(int(entry), found)
+            _add_segments(int(entry), found)
     return sorted(found.values(), key=lambda job: job.view.started)
 
 
@@ -101,7 +101,7 @@ def jobs_of(pid: int) -> list[RunningJob]:
             name = pwd.getpwuid(owner).pw_name
         except KeyError:
             name = f"user {owner}"
-        raise PermissionError(f"process {pid} belongs to {name}: only that user and root may look into it") from None
+        raise PermissionError(f"process {pid} belongs to {name}: only that user and root may inspect it") from None
     except FileNotFoundError:
         raise ProcessLookupError(f"process {pid} has ended") from None
     jobs = [job for job in running_jobs() if any(_within(holder, pid) for holder in job.holders.values())]
@@ -138,7 +138,7 @@ def _stat(pid: int) -> list[str]:
         return ["X", "0"]
 
 
-def _look(pid: int, found: dict[int, RunningJob]) -> None:
+def _add_segments(pid: int, found: dict[int, RunningJob]) -> None:
     """Add the segments that a process holds open to `found`, by inode."""
     for path in _descriptors(pid):
         try:

@@ -29,7 +29,7 @@ _lock = threading.Lock()
 _pending: list[tuple[str, str, int, int]] = []  # lane, name, begin and end in ns since the epoch
 _kept = 0
 _fd: int | None = None
-_pid = 0  # of the process for which _fd was looked up
+_pid = 0  # the process for which _fd was determined
 
 
 def on() -> bool:

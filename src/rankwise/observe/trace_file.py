@@ -84,7 +84,7 @@ class Trace:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["format"] != FORMAT:
-                raise ValueError(f"{path} is of the format {data['format']!r}, expected {FORMAT!r}")
+                raise ValueError(f"{path} has the format {data['format']!r}, expected {FORMAT!r}")
             ranks = [
                 RankTrace(
                     rank["rank"],
@@ -98,13 +98,13 @@ class Trace:
             ]
             return cls(data["command"], data["started"], data["written"], data["failure"], ranks)
         except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
-            raise ValueError(f"{path} is no trace: expected a file that rankwise run --trace wrote") from None
+            raise ValueError(f"{path} is not a trace: expected a file that rankwise run --trace wrote") from None
 
 
 def trace_of(
     segment_fd: int, command: Sequence[str], ended: Sequence[str | None], spans: Sequence[bytes], failure: str | None
 ) -> Trace:
-    """The trace of a job, read from its shared memory. ended, spans: of each rank, as rank_trace takes them."""
+    """The trace of a job, read from its shared memory. ended, spans: for each rank, as for rank_trace."""
     view = SegmentView(segment_fd)
     ranks = [rank_trace(view, rank, how, lines) for rank, (how, lines) in enumerate(zip(ended, spans, strict=True))]
     return Trace(list(command), view.started, time.time_ns(), failure, ranks)
