@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankwise.observe.trace_file import RankTrace, Span, Trace, TracedOperation
-from rankwise.tools.stragglers import meetings, stragglers, summaries
+from rankwise.tools.stragglers import group_operations, stragglers, summaries
 from rankwise.tools.timeline import timeline
 from rankwise.tools.trace import summary
 
@@ -197,8 +197,8 @@ def test_the_last_to_come_and_what_the_others_waited() -> None:
         [operation(1, 9, 10), operation(2, 11, 21, waited=7)],
         [operation(1, 5, 10, waited=3), operation(2, 12, 21, waited=8)],
     )
-    found = meetings(made)
-    assert [(meeting.sequence, meeting.late, meeting.waited) for meeting in found] == [
+    found = group_operations(made)
+    assert [(operation.sequence, operation.late, operation.waited) for operation in found] == [
         (1, (1,), (9 + 3) * MS),
         (2, (0,), (7 + 8) * MS),
     ]
@@ -217,7 +217,7 @@ def test_who_never_comes_is_the_last() -> None:
         [operation(1, 0, 1)],
         [operation(1, 0, 1), operation(2, 4, None, waited=88)],
     )
-    (_, second) = meetings(made)
+    (_, second) = group_operations(made)
     assert (second.late, second.waited) == ((1,), 178 * MS)
     assert stragglers([second], 3)[0].rank == 1
 
@@ -225,7 +225,7 @@ def test_who_never_comes_is_the_last() -> None:
 def test_what_is_no_more_in_a_trace_is_left_out() -> None:
     """Rank 1 has done more since, for example messages: its trace begins later."""
     made = trace([operation(1, 0, 1), operation(2, 2, 3)], [operation(2, 2, 3)])
-    assert [meeting.sequence for meeting in meetings(made)] == [2]
+    assert [operation.sequence for operation in group_operations(made)] == [2]
 
 
 def test_a_group_of_some_ranks_concerns_these_alone() -> None:
@@ -234,7 +234,7 @@ def test_a_group_of_some_ranks_concerns_these_alone() -> None:
         [operation(1, 0, 1)],
         [operation(1, 0, 1), operation(1, 4, 5, group=1)],
     )
-    (_, second) = meetings(made)
+    (_, second) = group_operations(made)
     assert (second.name, second.late, second.waited) == ("barrier #1 of group 1", (2,), 2 * MS)
 
 
@@ -254,7 +254,7 @@ def test_the_timeline() -> None:
     assert slices["barrier #2", rows["collectives 2"]]["args"]["group"] == 1
     message = slices["barrier", rows["messages"]]
     assert (message["ts"], message["dur"]) == (2_000, 88_000)
-    assert message["args"]["under_way"]
+    assert message["args"]["unfinished"]
     assert slices["forward", rows["compute"]]["ts"] == 1_000
 
 

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         )
         return _run(job, output, policy)
     except BrokenPipeError:
-        raise  # the reader of our output is gone; cli.main handles that
+        raise  # the reader of our output is gone, which cli.main handles
     except FileNotFoundError as error:
         return _refuse(str(error), NOT_FOUND)
     except (ValueError, OSError, MemoryError, RankwiseError) as error:
@@ -125,7 +125,7 @@ def _find_command(words: Sequence[str]) -> list[str]:
 
 
 def _module_exists(name: str) -> bool:
-    """Whether the module's package exists. A closer look would import the package."""
+    """Whether the module's package exists. A further check would import the package."""
     from importlib.util import find_spec
 
     before = list(sys.path)

@@ -15,8 +15,8 @@ from rankwise.observe.trace_file import Trace, TracedOperation
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """One operation of a group. begun: {rank: its part}; late: the ranks that came last or did not come.
+class GroupOperation:
+    """One operation of a group. begun: {rank: its part}; late: the ranks that arrived last or not at all.
 
     waited: ns, the sum of the times that the other ranks waited for them.
     """
@@ -40,7 +40,7 @@ class Straggler:
     rank: int
     times: int = 0
     waited: int = 0
-    worst: Meeting | None = None
+    worst: GroupOperation | None = None
 
 
 @dataclass
@@ -55,7 +55,7 @@ class OperationSummary:
     last: Counter[int] = field(default_factory=Counter)  # how often each rank began last
 
 
-def meetings(trace: Trace) -> list[Meeting]:
+def group_operations(trace: Trace) -> list[GroupOperation]:
     """The operations for which the trace still holds every rank's part, in the order in which they began.
 
     An operation that some ranks began and others never did counts too, if those are known to be in the group.
@@ -77,32 +77,32 @@ def meetings(trace: Trace) -> list[Meeting]:
         missing = tuple(rank for rank, (_, last) in members.items() if last < sequence)
         if missing:
             waited = sum(operation.waited for operation in begun.values())
-            found.append(Meeting(group, sequence, begun, missing, waited))
+            found.append(GroupOperation(group, sequence, begun, missing, waited))
         elif len(begun) == len(members):
             late = max(begun, key=lambda rank: begun[rank].begin)
             at = begun[late].begin
             waited = sum(min(at - operation.begin, operation.waited) for operation in begun.values())
-            found.append(Meeting(group, sequence, begun, (late,), waited))
-    return sorted(found, key=lambda meeting: min(operation.begin for operation in meeting.begun.values()))
+            found.append(GroupOperation(group, sequence, begun, (late,), waited))
+    return sorted(found, key=lambda each: min(operation.begin for operation in each.begun.values()))
 
 
-def stragglers(found: list[Meeting], ranks: int) -> list[Straggler]:
+def stragglers(found: list[GroupOperation], ranks: int) -> list[Straggler]:
     """Every rank; the rank that the others waited for longest comes first."""
     result = [Straggler(rank) for rank in range(ranks)]
-    for meeting in found:
-        for rank in meeting.late:
+    for each in found:
+        for rank in each.late:
             one = result[rank]
             one.times += 1
-            one.waited += meeting.waited // len(meeting.late)
-            if one.worst is None or one.worst.waited < meeting.waited:
-                one.worst = meeting
+            one.waited += each.waited // len(each.late)
+            if one.worst is None or one.worst.waited < each.waited:
+                one.worst = each
     return sorted(result, key=lambda one: (-one.waited, -one.times, one.rank))
 
 
-def summaries(trace: Trace, found: list[Meeting]) -> list[OperationSummary]:
+def summaries(trace: Trace, found: list[GroupOperation]) -> list[OperationSummary]:
     """The operations by name, dtype, op and size; those with the longest waits come first."""
     result: dict[tuple[str, int], OperationSummary] = {}
-    late = {(meeting.group, meeting.sequence): meeting.late for meeting in found}
+    late = {(each.group, each.sequence): each.late for each in found}
     for operation in _all(trace):
         what = " ".join(filter(None, (operation.name, operation.dtype, operation.op)))
         kind = result.setdefault((what, operation.bytes), OperationSummary(what, operation.bytes))

@@ -66,7 +66,7 @@ def _slices(operation: TracedOperation, rank: int, row: int, zero: int, until: i
     }
     args["waited_us"] = operation.waited / 1e3
     if operation.end is None:
-        args["under_way"] = True
+        args["unfinished"] = True
     number = f" #{operation.sequence}" if operation.sequence else ""
     yield _slice(operation.name + number, rank, row, begin, length, cat="operation", args=args)
     waited = min(operation.waited, length)

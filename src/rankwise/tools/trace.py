@@ -10,7 +10,7 @@ from pathlib import Path
 from rankwise.observe.trace_file import Trace
 from rankwise.tools.cli import Parser
 from rankwise.tools.columns import columns
-from rankwise.tools.stragglers import meetings, stragglers, summaries
+from rankwise.tools.stragglers import group_operations, stragglers, summaries
 from rankwise.tools.timeline import timeline
 from rankwise.tools.units import amount, duration
 
@@ -70,7 +70,7 @@ def summary(trace: Trace) -> list[str]:
             [("rank", "ended", "at last"), *((str(rank.rank), rank.ended or "", rank.where) for rank in trace.ranks)],
             "><",
         )
-    found = meetings(trace)
+    found = group_operations(trace)
     if not found:
         return [*lines, "", "the trace holds no operation that all ranks began"]
     last = [("rank", "came last", "", "others waited", "longest")]

@@ -32,12 +32,12 @@ def launches(ours: Launch, operations: Sequence[str]) -> dict[str, Launch]:
 
 
 def level(algorithm: str) -> str:
-    """The level at which a contender's arrays are what the algorithm needs."""
+    """The level at which a contender has the arrays that the algorithm needs."""
     return "registered" if algorithm.startswith("registered") else "array"
 
 
 class AlgorithmTable:
-    """The table of one operation: the median time of each algorithm by size. What rankwise chooses has a star."""
+    """The table of one operation: the median time of each algorithm by size. A star marks what rankwise chooses."""
 
     def __init__(self, operation: str) -> None:
         self.names = ALGORITHMS[operation]

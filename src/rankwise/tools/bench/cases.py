@@ -15,7 +15,7 @@ from statistics import median
 DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2} | {
     f"{kind}int{bits}": bits // 8 for kind in ("", "u") for bits in (8, 16, 32, 64)
 }
-"""Names and bytes of an element."""
+"""{name: bytes of an element}."""
 
 OPS = ("sum", "product", "min", "max", "mean", "band", "bor", "bxor")
 

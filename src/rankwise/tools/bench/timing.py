@@ -39,7 +39,7 @@ class Measurement:
     times: Times
     wrong: int | None
     chosen: bool = False
-    """Of a forced algorithm: rankwise would have chosen it at this point."""
+    """For a forced algorithm: whether rankwise would have chosen it at this point."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The rank processes of one library: how they are started, asked and ended."""
+"""The rank processes of one library: how they are started, queried and ended."""
 
 from __future__ import annotations
 

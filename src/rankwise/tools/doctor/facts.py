@@ -100,15 +100,15 @@ def _mpi() -> tuple[str, str]:
     mpiexec = mpi_launcher()
     if mpiexec is None:
         return "none", "no mpiexec on PATH or next to this Python"
-    said = _output([mpiexec, "--version"])
-    hydra = re.search(r"HYDRA.*?Version: +(\S+)", said, re.DOTALL)
-    return f"MPICH {hydra[1]}" if hydra else said.partition("\n")[0] or "it reports no version", mpiexec
+    output = _output([mpiexec, "--version"])
+    hydra = re.search(r"HYDRA.*?Version: +(\S+)", output, re.DOTALL)
+    return f"MPICH {hydra[1]}" if hydra else output.partition("\n")[0] or "it reports no version", mpiexec
 
 
 def mpi_launcher() -> str | None:
     """The mpiexec of this Python's environment, else the one on PATH."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
+    own = Path(sys.executable).with_name("mpiexec")
+    return str(own) if own.exists() else shutil.which("mpiexec")
 
 
 def _package(name: str) -> Callable[[], tuple[str, str]]:

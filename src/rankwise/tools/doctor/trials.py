@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rankwise.tools.doctor.facts import mpi_launcher
 
-# The program of a trial's ranks. `Trial` looks for the lines that it prints.
+# The program of a trial's ranks. `_judge` reads the lines that it prints.
 RANK = """\
 import sys, time
 import numpy as np
@@ -121,8 +121,8 @@ def _judge(name: str, outcome: subprocess.Popen[str] | str, end: float, timeout:
     right = [line.split() for line in lines if line.startswith("right ")]
     if outcome.returncode == 0 and right:
         return Trial(name, use, True, ranks=int(right[0][1]))
-    said = [line.removeprefix("failed ") for line in lines if line.startswith("failed ")] or lines
-    why = said[0] if said else f"it ended with status {outcome.returncode}"
+    messages = [line.removeprefix("failed ") for line in lines if line.startswith("failed ")] or lines
+    why = messages[0] if messages else f"it ended with status {outcome.returncode}"
     return Trial(name, use, False, why=why, remedy=remedy)
 
 
