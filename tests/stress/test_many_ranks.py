@@ -39,6 +39,6 @@ def test_every_operation_once(backend: str, n: int, level: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "n"), MANY_RANKS)
-@pytest.mark.parametrize("name", ["every_pair", "nested_splits", "random_reals", "beside_collectives"])
+@pytest.mark.parametrize("name", ["every_pair", "nested_splits", "random_reals", "messages_during_collectives"])
 def test_scenario(backend: str, n: int, name: str) -> None:
     run_ranks(n, SCENARIOS[name], backend=backend)

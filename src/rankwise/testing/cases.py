@@ -46,10 +46,10 @@ SPLITS = ("scatter", "reduce_scatter", "all_to_all", *WITH_COUNTS)
 
 SHAPES = ((), (0,), (1,), (2,), (13,), (1023,), (3, 5, 7), (4, 0), (0, 4), (6, 2))
 COUNTS = (0, 1, 2, 13, 105, 1023)
-# Sizes in bytes at which an engine may change its way (inline, one cache line, one page, one
-# piece of staging, all of staging), tried with an element less, exactly, and one more.
+# Sizes in bytes at which an engine may change its algorithm (inline, one cache line, one page, one
+# staging piece, the whole staging buffer), each tried with one element less, exactly, and with one more.
 BOUNDARIES = (40, 64, 4096, 65536, 262144)
-LARGE = 3 << 20  # bytes of the largest buffer; a ragged tail of 5 elements a block comes on top
+LARGE = 3 << 20  # bytes of the largest buffer; plus an odd tail of 5 elements per block
 LARGE_DTYPES = (DType.F32, DType.I8)
 
 

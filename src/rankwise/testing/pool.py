@@ -73,7 +73,7 @@ class RankPool:
         waiting: dict[Any, int] = {}  # by connection
         for rank, connection in enumerate(self._connections):
             waiting[connection] = rank
-            with suppress(BrokenPipeError):  # the process has ended, which the read below finds out
+            with suppress(BrokenPipeError):  # the process has ended, which the read below detects
                 connection.send(task)
         end = time.monotonic() + timeout + grace
         while waiting and (ready := wait(list(waiting), max(0.0, end - time.monotonic()))):

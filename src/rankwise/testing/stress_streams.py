@@ -1,9 +1,9 @@
 """Every operation on every kind of array between two streams: `python -m rankwise.testing.stress_streams`.
 
-One stream writes an array, the group's stream waits for it and runs the operation, another stream waits
-for that, reads the result and writes over it; each begins late by a random time. Every rank makes the
-same schedule from the seed, and NumPy says what every rank must find. A stale copy, read too early or
-written back too late, does not pass.
+One stream writes an array, the group's stream waits for it and runs the operation, and a third stream
+waits for that, reads the result and overwrites it; each starts after a random delay. Every rank draws
+the same schedule from the seed, and NumPy computes the expected results. An array that is read too early
+or written too late makes the run fail.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rankwise.testing.ranks import close_pools, run_ranks
 
 Array = np.ndarray[Any, Any]
 
-LATEST = 1e-3  # seconds by which a function on a stream begins late at most
-AHEAD = 6  # steps that are under way before the first is looked at
-STALE = -77  # what an array holds before it is written, and after its result was read
+LATEST = 1e-3  # the longest delay, in seconds, with which a function on a stream starts
+AHEAD = 6  # steps that are pending before the first is checked
+STALE = -77  # the value of an array's elements before it is written, and after its result was read
 
 KINDS = (
     "contiguous", "strided", "reversed", "Fortran", "big-endian", "unaligned", "0-d", "empty", "registered",
@@ -42,7 +42,7 @@ KINDS = (
 
 
 def add(a: Any, b: Any) -> Any:
-    """An op that gives an array which is not contiguous."""
+    """An op whose result is not contiguous."""
     total = np.empty((*a.shape, 2))[..., 0]
     total[...] = _copied(a) + _copied(b)
     return total
@@ -66,7 +66,7 @@ OPERATIONS = (
 
 
 def suits(operation: str, kind: str) -> bool:
-    """Whether the operation takes such an array."""
+    """Whether the operation accepts this kind of array."""
     if kind in ("0-d", "number") and operation in SPLITTING:
         return False
     if kind in ("read-only", "number") and operation == "irecv":
@@ -75,7 +75,7 @@ def suits(operation: str, kind: str) -> bool:
 
 
 class Step:
-    """One operation: what all ranks' arrays hold, what comes of it, and how this rank goes about it."""
+    """One operation: all ranks' inputs, the expected result, and how this rank calls it and waits for it."""
 
     def __init__(self, number: int, operation: str, kind: str, group: Group, rng: random.Random) -> None:
         n = group.world_size
@@ -131,7 +131,7 @@ class Step:
         self.memory[...] = self.mine
 
     def _readable(self) -> Any:
-        """The caller's memory that the result comes to, or None."""
+        """The caller's memory that receives the result, or None."""
         if self.want is None:
             return None
         if self.out is not None:
@@ -149,7 +149,7 @@ class Step:
             place[...] = STALE  # newer than the result
 
     def finish(self) -> None:
-        """Look at what came."""
+        """Wait for the step and check its result."""
         place = self._readable()
         if self.read is not None:
             self.read.wait()
@@ -157,7 +157,7 @@ class Step:
                 self.work.wait()
             if place is not None and self.kind != "number":
                 _same(
-                    _copied(place), np.full_like(_copied(place), STALE), f"{self.text}: written again after it was read"
+                    _copied(place), np.full_like(_copied(place), STALE), f"{self.text}: overwritten after it was read"
                 )
         elif self.end == "drop" and self.work is None:
             self.group.stream.synchronize()
@@ -217,7 +217,7 @@ class Step:
         return calls[name]()
 
     def _wanted(self) -> Any:
-        """What NumPy says that this rank receives; None where that is nothing."""
+        """The result that this rank must receive, computed with NumPy; None if it receives nothing."""
         group, name, inputs = self.group, self.operation, self.inputs
         me, n, root = group.rank, group.world_size, self.root
         fold = OPS[self.op][1]
@@ -235,7 +235,7 @@ class Step:
             ]
             return (np.concatenate(blocks), [len(block) for block in blocks])
         if name == "exscan":
-            # Rank 0 receives what changes nothing; a function has none such.
+            # Rank 0 receives the op's neutral element; a function has none.
             neutral = {"sum": 0.0, "premul_sum": 0.0, "max": -np.inf}.get(self.op)
             if me == 0:
                 return None if neutral is None else np.full_like(inputs[0], neutral)
@@ -268,7 +268,7 @@ class Step:
         return fold(rows)
 
     def _array(self, shape: tuple[int, ...], values: Any = STALE) -> tuple[Any, Any]:
-        """The array to pass, and what to write to it by: the same memory, None where that cannot change."""
+        """The array to pass, and a NumPy array of the same memory to write through; None if it cannot change."""
         made: Any
         kind = self.kind
         if kind == "number":
@@ -304,7 +304,7 @@ class Step:
 
 
 def _shares(rng: random.Random, total: int, n: int) -> list[int]:
-    """`total` as n counts drawn at random."""
+    """n random counts that add up to `total`."""
     cuts = sorted(rng.randint(0, total) for _ in range(n - 1))
     return [end - begin for begin, end in itertools.pairwise([0, *cuts, total])]
 
@@ -314,7 +314,7 @@ def _is_torch(x: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a result, its arrays as NumPy's in native byte order."""
+    """A copy of a result, with NumPy arrays in native byte order."""
     if isinstance(value, dict):
         return {key: _copied(one) for key, one in value.items()}
     if isinstance(value, (tuple, list)):
@@ -339,22 +339,22 @@ def _same(got: Any, want: Any, text: str) -> None:
 
 
 def run_steps(group: Group, rounds: int, seed: int, kinds: Sequence[str] = KINDS) -> int:
-    """Every operation on every kind of array, `rounds` times, in an order drawn by `seed`; how many there were."""
+    """Run every operation on every kind of array `rounds` times, in an order drawn from `seed`; return how many."""
     rng = random.Random(seed)
     pairs = [(operation, kind) for operation in OPERATIONS for kind in kinds if suits(operation, kind)] * rounds
     rng.shuffle(pairs)
-    under_way: list[Step] = []
+    pending: list[Step] = []
     with Stream("before") as before, Stream("after") as after:
         for number, (operation, kind) in enumerate(pairs):
             step = Step(number, operation, kind, group, rng)
             try:
                 step.start(before, after)
-                under_way.append(step)
-                if len(under_way) > AHEAD:
-                    under_way.pop(0).finish()
+                pending.append(step)
+                if len(pending) > AHEAD:
+                    pending.pop(0).finish()
             except Exception as error:
                 raise RuntimeError(f"seed {seed}, at {step.text}") from error
-        for step in under_way:
+        for step in pending:
             step.finish()
         before.synchronize()
         after.synchronize()
@@ -370,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--backend", default="shm")
     parser.add_argument(
-        "-n", type=int, default=3, metavar="RANKS", help="how many ranks, where no launcher started them (3)"
+        "-n", type=int, default=3, metavar="RANKS", help="how many ranks, if no launcher started them (default 3)"
     )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)

@@ -193,7 +193,7 @@ def check_group(
     seed: int = 0,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """Run the suite on the ranks of `group`, however they were started; all of them call this.
+    """Run the suite on the ranks of `group`, which may have been started in any way; all of them call this.
 
     Every rank returns the report. If a failure leaves the ranks out of step, the group fails and its
     error is reported; the rank where the failure began prints it at once.

@@ -46,14 +46,14 @@ def ranks_outside_the_group(group: Group) -> None:
     _works(group)
 
 
-def things_that_are_no_arrays(group: Group) -> None:
+def objects_that_are_not_arrays(group: Group) -> None:
     for thing, kind in (("text", "str"), (None, "NoneType"), ([1, 2], "list"), (object(), "object"), ({}, "dict")):
         for call in _one_array_calls(group):
             refuses(TypeError, call, thing, words=("x", kind))
     _works(group)
 
 
-def dtypes_that_do_not_travel(group: Group) -> None:
+def unsupported_dtypes(group: Group) -> None:
     for x in (np.array([None, 1]), np.array(["a"]), np.array(["2020-01-01"], "M8[D]")):
         for call in _one_array_calls(group):
             refuses(TypeError, call, x, words=("x", str(x.dtype)))
@@ -138,8 +138,8 @@ def bad_groups(group: Group) -> None:
     _works(group)
 
 
-def one_rank_errs_and_goes_on(group: Group) -> None:
-    """The other ranks wait for that rank's next call and notice nothing."""
+def one_rank_errs_and_continues(group: Group) -> None:
+    """The other ranks wait for that rank's next call and do not notice the error."""
     x = np.full(3, group.rank)
     if group.rank == group.world_size - 1:
         refuses(ValueError, group.all_reduce, x, "sun", words=("op",))
@@ -150,14 +150,14 @@ def one_rank_errs_and_goes_on(group: Group) -> None:
 ARGUMENTS = (
     unknown_or_meaningless_op,
     ranks_outside_the_group,
-    things_that_are_no_arrays,
-    dtypes_that_do_not_travel,
+    objects_that_are_not_arrays,
+    unsupported_dtypes,
     read_only_arrays,
     wrong_out,
     nothing_to_split,
     bad_tags_shapes_and_timeouts,
     bad_groups,
-    one_rank_errs_and_goes_on,
+    one_rank_errs_and_continues,
 )
 
 
@@ -177,4 +177,4 @@ def _one_array_calls(group: Group) -> list[Callable[..., object]]:
 
 def _works(group: Group) -> None:
     """The group still works."""
-    assert group.all_reduce(1) == group.world_size, "the group is harmed"
+    assert group.all_reduce(1) == group.world_size, "the group no longer works"

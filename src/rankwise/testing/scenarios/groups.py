@@ -31,7 +31,7 @@ def keys_order_ranks(group: Group) -> None:
         assert sorted_by_parity.all_gather(np.int64(group.rank)).tolist() == want
 
 
-def negative_colour_takes_no_part(group: Group) -> None:
+def negative_color_takes_no_part(group: Group) -> None:
     part = group.split(-1 if group.rank == 0 else 0)
     if group.rank == 0:
         assert part is None
@@ -42,7 +42,7 @@ def negative_colour_takes_no_part(group: Group) -> None:
     assert group.all_reduce(1) == group.world_size
 
 
-def large_colours(group: Group) -> None:
+def large_colors(group: Group) -> None:
     with _some(group.split(2**31 - 1 - group.rank % 2, 2**30 - group.rank)) as part:
         assert part.world_size == len(range(group.rank % 2, group.world_size, 2))
         assert part.all_reduce(1) == part.world_size
@@ -64,15 +64,15 @@ def nested_splits(group: Group) -> None:
 def groups_do_not_mix(group: Group) -> None:
     """Two groups of the same ranks, used alternately and with messages of the same tags in both."""
     with _some(group.split(0)) as first, _some(group.split(0, -group.rank)) as second:
-        for turn in range(10):
-            a, b = np.full(100, turn, np.int64), np.full(70, -turn, np.int64)
+        for number in range(10):
+            a, b = np.full(100, number, np.int64), np.full(70, -number, np.int64)
             works = [g.isend(x, (g.rank + 1) % g.world_size, 1) for g, x in ((first, a), (second, b))]
             assert (first.all_reduce(np.ones(5)) == first.world_size).all()
             assert (second.all_reduce(np.ones(5)) == second.world_size).all()
             got_b = second.recv(b.shape, (second.rank - 1) % second.world_size, 1, dtype=np.int64)
             got_a = first.recv(a.shape, (first.rank - 1) % first.world_size, 1, dtype=np.int64)
-            assert (got_a == turn).all()
-            assert (got_b == -turn).all()
+            assert (got_a == number).all()
+            assert (got_b == -number).all()
             for work in works:
                 work.wait()
 
@@ -106,13 +106,13 @@ def different_subgroups_in_one_call(group: Group) -> None:
 
 def many_groups_one_after_the_other(group: Group) -> None:
     """A closed group releases its resources."""
-    for turn in range(100):
-        with _some(group.split(0, turn)) as part:
-            assert part.all_reduce(turn) == turn * group.world_size
+    for number in range(100):
+        with _some(group.split(0, number)) as part:
+            assert part.all_reduce(number) == number * group.world_size
     assert group.all_reduce(1) == group.world_size
 
 
-def closed_groups_say_so(group: Group) -> None:
+def closed_groups_raise(group: Group) -> None:
     part = _some(group.split(0))
     part.barrier()
     part.close()
@@ -124,15 +124,15 @@ def closed_groups_say_so(group: Group) -> None:
 GROUPS = (
     split_by_parity,
     keys_order_ranks,
-    negative_colour_takes_no_part,
-    large_colours,
+    negative_color_takes_no_part,
+    large_colors,
     nested_splits,
     groups_do_not_mix,
     parts_work_alone,
     subgroup_keeps_the_order_given,
     different_subgroups_in_one_call,
     many_groups_one_after_the_other,
-    closed_groups_say_so,
+    closed_groups_raise,
 )
 
 

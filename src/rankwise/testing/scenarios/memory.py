@@ -19,7 +19,7 @@ def any_layout_in_place(group: Group) -> None:
         want = np.arange(x.size).reshape(x.shape) * n + sum(range(n))
         np.testing.assert_array_equal(x, want)
         x[...] = 0
-        assert not any(around.tobytes()), "memory beside the array was written to"
+        assert not any(around.tobytes()), "memory next to the array was written to"
 
 
 def any_layout_to_read(group: Group) -> None:

@@ -82,18 +82,18 @@ def zero_length(group: Group) -> None:
     _wait(works)
 
 
-def beside_collectives(group: Group) -> None:
+def messages_during_collectives(group: Group) -> None:
     """Pending messages do not disturb small or large collectives, and are delivered after them."""
     after, before = _neighbours(group)
-    for turn in range(20):
-        size = 40_000 if turn % 5 == 0 else 17
-        work = group.isend(np.full(size, turn, np.int64), after, turn)
+    for number in range(20):
+        size = 40_000 if number % 5 == 0 else 17
+        work = group.isend(np.full(size, number, np.int64), after, number)
         assert (group.all_reduce(np.ones(size)) == group.world_size).all()
-        receiving = group.irecv((size,), before, turn, dtype=np.int64)
+        receiving = group.irecv((size,), before, number, dtype=np.int64)
         group.barrier()
-        root = turn % group.world_size
+        root = number % group.world_size
         assert group.broadcast(np.array([group.rank]), root)[0] == root
-        assert (receiving.wait() == turn).all()
+        assert (receiving.wait() == number).all()
         work.wait()
 
 
@@ -109,7 +109,7 @@ def blocking_chain(group: Group) -> None:
         group.send(token + 1, after)
 
 
-def a_work_tells_when_it_is_done(group: Group) -> None:
+def done_reports_completion(group: Group) -> None:
     after, before = _neighbours(group)
     receiving = group.irecv((3,), before, 9)
     work = group.isend(np.full(3, 2.5), after, 9)
@@ -128,9 +128,9 @@ MESSAGES = (
     many_messages,
     large_both_ways,
     zero_length,
-    beside_collectives,
+    messages_during_collectives,
     blocking_chain,
-    a_work_tells_when_it_is_done,
+    done_reports_completion,
 )
 
 

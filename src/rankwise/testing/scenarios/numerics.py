@@ -96,7 +96,7 @@ def integers_wrap(group: Group) -> None:
         assert (got.view(f"u{kind.itemsize}") == want).all(), f"{kind.name}: {got[0]}"
 
 
-def subnormals_live(group: Group) -> None:
+def subnormals_are_kept(group: Group) -> None:
     """Subnormal numbers are not flushed to zero."""
     for dtype in _supported(group, (DType.F64, DType.F32, DType.F16)):
         kind = numpy_dtypes()[dtype]
@@ -125,7 +125,7 @@ NUMERICS = (
     nan_propagates,
     infinities,
     integers_wrap,
-    subnormals_live,
+    subnormals_are_kept,
     numbers_come_back_as_numbers,
 )
 

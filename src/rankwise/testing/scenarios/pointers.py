@@ -33,7 +33,7 @@ def barrier_completes_messages(group: Group) -> None:
 
 
 def all_counts_zero(group: Group) -> None:
-    """Counts of zero are no error, and the addresses are not used."""
+    """Counts of zero are allowed, and the addresses are not used."""
     comm, zeros = group.comm, [0] * group.world_size
     comm.all_reduce(0, 0, DType.F32, ReduceOp.SUM)
     comm.broadcast(0, 0, DType.F32, comm.world_size - 1)
@@ -48,7 +48,7 @@ def all_counts_zero(group: Group) -> None:
 
 
 def one_rank_has_it_all(group: Group) -> None:
-    """All counts but one rank's are 0, for each rank in turn; the other ranks' addresses are 0."""
+    """One rank has all elements, each rank once; the other ranks' counts and addresses are 0."""
     comm = group.comm
     data = np.arange(5000, dtype=np.float32)
     for owner in range(comm.world_size):
@@ -96,7 +96,7 @@ def refused_arguments(group: Group) -> None:
     refuses((TypeError, ValueError), comm.all_reduce, p, -1, f64, ReduceOp.SUM)
     assert (x == 1).all()
     assert (y == 0).all()
-    assert group.all_reduce(1) == n, "the group is harmed"
+    assert group.all_reduce(1) == n, "the group no longer works"
 
 
 POINTERS = (

@@ -16,7 +16,7 @@ from rankwise.group.work import wait_all, wait_any
 from rankwise.testing.checks import refuses
 
 
-def many_works_under_way(group: Group) -> None:
+def many_pending_works(group: Group) -> None:
     """They take effect in the order started and before a later blocking call, composed operations too."""
     n, me = group.world_size, group.rank
     x = np.full(1000, 1, np.int64)
@@ -70,7 +70,7 @@ def extremes_and_their_ranks(group: Group) -> None:
     assert found is None or (found[0].tolist(), found[1].tolist()) == ([0], [0])
 
 
-def objects_travel(group: Group) -> None:
+def objects_are_sent(group: Group) -> None:
     n, me = group.world_size, group.rank
     large = np.arange(2000.0)
 
@@ -92,13 +92,13 @@ def objects_travel(group: Group) -> None:
         check(got, rank)
 
 
-def pickles_where_they_are_allowed(group: Group) -> None:
+def pickles_if_allowed(group: Group) -> None:
     refuses(TypeError, group.all_gather_object, Decimal(1), words=("decimal.Decimal", "allow_pickle=True"))
     got = group.all_gather_object(Decimal(group.rank), allow_pickle=True)
     assert got == [Decimal(rank) for rank in range(group.world_size)]
 
 
-def messages_from_anybody(group: Group) -> None:
+def messages_from_any_rank(group: Group) -> None:
     n, me = group.world_size, group.rank
     if not group.comm.any_source:
         refuses(UnsupportedError, group.recv, (1,), None)
@@ -150,13 +150,13 @@ def plans(group: Group) -> None:
 
 
 WORKS = (
-    many_works_under_way,
+    many_pending_works,
     functions_reduce_in_order,
     sums_of_multiples,
     extremes_and_their_ranks,
-    objects_travel,
-    pickles_where_they_are_allowed,
-    messages_from_anybody,
+    objects_are_sent,
+    pickles_if_allowed,
+    messages_from_any_rank,
     batches_of_messages,
     meshes,
     plans,
