@@ -6,15 +6,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 class Request:
-    """A send or receive under way."""
+    """A pending send or receive."""
 
     @property
     def source(self) -> int:
-        """Of a complete receive: the rank that sent the message."""
+        """For a complete receive: the rank that sent the message."""
 
     @property
     def tag(self) -> int:
-        """Of a complete receive: the message's tag."""
+        """For a complete receive: the message's tag."""
 
     def wait(self, timeout: float | None = None) -> None: ...
     def done(self) -> bool: ...
@@ -23,7 +23,7 @@ class Task:
     """A piece of work on a stream."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it has run; None: as long as that takes. A collective ends at its communicator's limit."""
+        """Wait until it has run; None: without limit. A collective ends at its communicator's timeout."""
 
     def done(self) -> bool: ...
 
@@ -35,17 +35,17 @@ class Stream:
     @property
     def handle(self) -> int: ...
     def submit(self, function: Callable[[], None]) -> Task:
-        """Run the function in its turn. It must not raise."""
+        """Run the function after the work queued before it. It must not raise."""
 
     def idle(self) -> bool: ...
     def sync(self, timeout: float | None = None) -> None: ...
     def close(self, timeout: float) -> tuple[bool, bool]:
-        """Idempotent; never raises. Whether all had run within `timeout` seconds, and whether the thread has ended."""
+        """Idempotent; never raises. Whether all work ran within `timeout` seconds, and whether the thread has ended."""
 
 class HostEvents:
     """Events of this process and its streams, by number; the stream 0 is the calling thread itself.
 
-    ValueError for a number that is none.
+    ValueError for a number that is not an event or a stream.
     """
 
     @staticmethod
@@ -62,7 +62,7 @@ class HostEvents:
     def synchronize(event: int, timeout: float | None = None) -> None: ...
 
 class Comm:
-    """One rank's end of one group in a segment. dtype and op are the contract's numbers."""
+    """One rank's communicator in one group of a segment. dtype and op are the contract's numbers."""
 
     @property
     def rank(self) -> int: ...
@@ -72,10 +72,10 @@ class Comm:
     def segment(self) -> Segment: ...
     timeout: float
     def allocate(self, bytes: int) -> Registered:
-        """Zeroed memory of the segment, on which collectives work in place. MemoryError names needed and available."""
+        """Zeroed memory of the segment, on which collectives work in place. MemoryError has the sizes."""
 
     def holds(self, ptr: int, bytes: int) -> bool:
-        """Whether these bytes lie in the segment."""
+        """Whether these bytes are in the segment."""
 
     def barrier(self) -> None: ...
     def all_reduce(self, ptr: int, count: int, dtype: int, op: int) -> None: ...
@@ -113,7 +113,7 @@ class Comm:
         self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: int
     ) -> Task: ...
     def start_call(self, function: Callable[[], None]) -> Task:
-        """Run a Python function on the stream, in its turn; its own calls of this communicator run at once.
+        """Run a Python function on the stream, in the order started; its own calls of this communicator run at once.
 
         It must not raise.
         """
@@ -121,11 +121,11 @@ class Comm:
     def announce_end(self) -> None: ...
     def describe(self, shape: Sequence[int], operation: str) -> None: ...
     def hold(self) -> None:
-        """Until `release` this thread has the communicator for itself: other threads' calls and started ones wait."""
+        """Until `release` only this thread uses the communicator: other threads' calls and started ones wait."""
 
     def release(self) -> None: ...
 
-    # As rankwise.contract.shortcuts says.
+    # See rankwise.contract.shortcuts.
     def all_reduce_array(self, x: object, op: object) -> bool: ...
     def reduce_array(self, x: object, dst: object, op: object) -> bool: ...
     def broadcast_array(self, x: object, src: object) -> bool: ...
@@ -141,12 +141,12 @@ class Comm:
     def all_to_all_array(self, x: object, out: object) -> bool: ...
     def send(self, ptr: int, count: int, dtype: int, dest: int, tag: int) -> Request: ...
     def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int) -> Request:
-        """src and tag may be -1: whichever message comes first."""
+        """src and tag may be -1: the first message that arrives."""
 
     def probe(self, src: int, tag: int) -> tuple[int, int, int, int] | None:
-        """(source, tag, elements, dtype) of the message that such a receive would match, where one is there."""
+        """(source, tag, elements, dtype) of the message that such a receive would match now; None if there is none."""
     def sync(self) -> None: ...
-    # Events on the stream, as rankwise.contract.stream_sync says.
+    # Events on the stream: see rankwise.contract.stream_sync.
     def record_event(self, event: int) -> None: ...
     def wait_event(self, event: int) -> None: ...
     def sync_stream(self) -> None: ...
@@ -154,18 +154,17 @@ class Comm:
     def make_part(self, ranks: Sequence[int]) -> int: ...
     def take_part(self, part: int) -> Comm: ...
     def algorithms(self, operation: str, bytes: int) -> list[str]:
-        """What a call of this operation tries, in this order, where a rank's array has so many bytes.
+        """The algorithms that a call of this operation tries, in order, if a rank's array has `bytes` bytes.
 
-        bytes: of the array that a rank gives (scatter: that root gives), as rankwise bench counts them. Empty where the
-        forced algorithm cannot run at this size.
-        ValueError for an operation that has no algorithms to choose from.
+        bytes: of the array that a rank (for scatter: root) passes, as rankwise bench counts them. The list is empty if
+        the forced algorithm cannot run at this size. ValueError for an operation that has only one algorithm.
         """
 
     def abort(self, why: str) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError naming this rank and `why`."""
 
     def close(self, timeout: float) -> str | None:
-        """Idempotent; never raises. What went wrong, in words, or None."""
+        """Idempotent; never raises. Returns a description of what went wrong, or None."""
 
 class Registered:
     """Memory of this rank in the segment; freed with this object."""
@@ -178,7 +177,7 @@ class Segment:
 
     @staticmethod
     def create(world_size: int) -> Segment:
-        """A new segment (memfd) for `world_size` ranks. MemoryError names needed and available."""
+        """A new segment (memfd) for `world_size` ranks. MemoryError says what is needed and available."""
 
     @staticmethod
     def attach(fd: int) -> Segment:
@@ -198,13 +197,13 @@ class Segment:
         single_copy: bool = True,
         backend: str = "shm",
     ) -> Comm:
-        """Take part as `rank` and return, once all ranks have joined, the world's communicator.
+        """Join as rank `rank`; returns the world's communicator once all ranks have joined.
 
-        process: this rank is a process of its own, so the others watch it through a pidfd;
-        False for a rank that is a thread. algorithms: (operation, algorithm), forced in this group and those
-        split off it; oversubscribed: instead of what the cores say; single_copy: False where ranks leave each
-        other's private memory alone; backend: its name in errors. ValueError for names that do not exist, and on
-        every rank where the ranks' algorithms differ.
+        process: whether this rank is a process, which the others watch through a pidfd, and not a thread.
+        algorithms: pairs (operation, algorithm), forced in this group and those split off it. oversubscribed:
+        overrides what follows from the number of cores. single_copy: False if ranks must not access each
+        other's private memory. backend: its name in errors. ValueError for names that do not exist, and, on
+        every rank, if the ranks' algorithms differ.
         """
 
     def announce_statuses(self) -> None: ...
@@ -219,28 +218,29 @@ class Segment:
         """How many blocks of the heap are in use: groups, channels, buffers."""
 
     def state(self, rank: int) -> tuple[str, int, str, int, bool]:
-        """Where a rank is: its present or last operation, its sequence number, both in words, pid, whether inside it.
+        """(operation, sequence number, text, pid, inside) of the rank's present or last operation; inside: present.
 
-        The operation is "none", and in words "", before the first. In words: "all_reduce #3", "recv from rank 1".
+        text: for example "all_reduce #3" or "recv from rank 1". Before the first operation it is "", and operation is
+        "none".
         """
 
     def lost_rank(self) -> int | None:
-        """The rank whose loss failed the group of all ranks; None while it stands, or failed otherwise."""
+        """The rank whose loss failed the group of all ranks; None if it has not failed, or for another reason."""
 
 class Operation:
-    """One operation of a rank, as its trace says it. Times in ns; begin and end since the epoch."""
+    """One operation in a rank's trace. Times are in ns; begin and end since the epoch."""
 
     @property
     def number(self) -> int:
-        """Its place among all operations of the rank, which count from 0; some numbers are never given."""
+        """Its position among all operations of the rank, from 0; some numbers are not used."""
 
     @property
     def name(self) -> str:
-        """That of the communicator's method (its blocking and its started form alike), or "init"."""
+        """The name of the communicator's method (the same for the blocking and the started form), or "init"."""
 
     @property
     def group(self) -> int:
-        """The group's number in the segment: 0 is that of all ranks, the others follow as they are made."""
+        """The group's number in the segment: 0 for the group of all ranks; the others follow in the order created."""
 
     @property
     def sequence(self) -> int:
@@ -254,40 +254,40 @@ class Operation:
     def root(self) -> int | None: ...
     @property
     def peer(self) -> int | None:
-        """Of a message: the other rank, in the group; -1: any, so far."""
+        """For a message: the other rank's number in the group; -1: any, and not matched yet."""
 
     @property
     def tag(self) -> int | None:
-        """Of a message; -1: any, so far."""
+        """For a message; -1: any, and not matched yet."""
 
     @property
     def bytes(self) -> int:
-        """Of this rank's array: its own block where blocks are gathered, its part where one is scattered."""
+        """The size of this rank's array: its own block if blocks are gathered, its part if an array is scattered."""
 
     @property
     def begin(self) -> int: ...
     @property
     def end(self) -> int | None:
-        """None while it is under way.
+        """None if it has not ended.
 
-        Of a collective below 4 KiB for which the rank did not have to wait for long: the same as
-        begin. Such a one takes less than about a microsecond, and its end is not measured.
+        The end of a collective below 4 KiB in which the rank hardly waited is not measured: it takes less
+        than about a microsecond, and its end equals its begin.
         """
 
     @property
     def waited(self) -> int:
-        """Time in which it waited for other ranks, apart from waits of less than about a microsecond."""
+        """The time for which it waited for other ranks, without waits of less than about a microsecond."""
 
     @property
     def failed(self) -> bool:
-        """Whether it ended in an error."""
+        """Whether it ended with an error."""
 
     @property
     def background(self) -> bool:
-        """A message for which nobody has waited, or not for long."""
+        """Whether it is a message for which the program has not waited, or only shortly."""
 
 class RankState:
-    """What a segment says of one rank at one moment."""
+    """The state of one rank in the segment at one moment."""
 
     @property
     def pid(self) -> int:
@@ -297,27 +297,27 @@ class RankState:
     def joined(self) -> bool: ...
     @property
     def exited(self) -> bool:
-        """Its process has ended, as far as another rank or the launcher has noticed."""
+        """Whether its process has ended, as far as another rank or the launcher has detected it."""
 
     @property
     def exit_status(self) -> int | None:
-        """As subprocess's returncode; None while it runs and where it is not known."""
+        """Like subprocess's returncode; None while the process runs, and if it is not known."""
 
     @property
     def operations(self) -> int:
-        """How many it has begun."""
+        """The number of operations that it has begun."""
 
     @property
     def bytes(self) -> int:
-        """Moved by its operations, counted as Operation.bytes; up to 4 KiB a group are told late."""
+        """The bytes that its operations moved, counted as in Operation.bytes; up to 4 KiB per group appear late."""
 
     @property
     def waited(self) -> int:
-        """ns that it has waited for other ranks, as Operation.waited; told at least five times a second."""
+        """ns that it has waited for other ranks, as in Operation.waited; updated at least five times a second."""
 
     @property
     def operation(self) -> Operation | None:
-        """The one that it is in, where `inside` is true, else the last that ended; None before the first."""
+        """The operation that it is in, if `inside` is true, else the last one; None before the first."""
 
     @property
     def inside(self) -> bool: ...
@@ -330,11 +330,11 @@ class RankState:
         """ "in all_reduce #3 for 4.2 s", "outside any collective for 1.0 s, last was barrier #2"."""
 
 class SegmentView:
-    """A job's segment as seen from outside its ranks: mapped for reading alone, the ranks undisturbed.
+    """A job's segment seen from outside its ranks: mapped read-only, without disturbing the ranks.
 
-    fd: a descriptor of the memfd, open for reading; it is not needed afterwards. ValueError where it
-    is no segment of this version of rankwise. All is read from memory that the ranks change at any
-    time; each Operation is of one piece all the same.
+    fd: a descriptor of the memfd, open for reading; it is not needed afterwards. ValueError if it is not
+    a segment of this version of rankwise. The ranks may change the memory at any time, but each
+    Operation is consistent.
     """
 
     def __init__(self, fd: int) -> None: ...
@@ -342,32 +342,32 @@ class SegmentView:
     def world_size(self) -> int: ...
     @property
     def started(self) -> int:
-        """When the segment was made, ns since the epoch."""
+        """When the segment was created, in ns since the epoch."""
 
     def state(self, rank: int) -> RankState: ...
     def operations(self, rank: int) -> list[Operation]:
-        """The last of the rank's operations, about a thousand, in the order they began.
+        """The rank's last operations, about a thousand, in the order in which they began.
 
-        One that is still under way is kept, however old it is.
+        An operation that has not ended is kept, however old it is.
         """
 
 def algorithms() -> dict[str, list[str]]:
-    """The algorithms of each operation that has several, by name."""
+    """{operation: its algorithms}, for the operations that have several."""
 
 def memory_handler(comm: Comm) -> object:
-    """A NumPy memory handler (NEP 49) whose arrays lie in the communicator's segment."""
+    """A NumPy memory handler (NEP 49) that allocates arrays in the communicator's segment."""
 
 def use_handler(handler: object | None) -> object:
-    """Let NumPy, in this context, make arrays with that handler; None: its own. Returns the one used before."""
+    """Make NumPy allocate arrays with this handler in this context; None: with its own. Returns the previous one."""
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, cut by its cgroup's quota."""
+    """The number of cores that this process may use: its affinity, limited by its cgroup's quota."""
 
 def end_with(pid: int) -> None:
     """End this process (SIGTERM, then SIGKILL) when the process `pid` ends."""
 
 def adopt_orphans(on: bool) -> None:
-    """Whether this process becomes the parent of what its descendants leave behind (a "subreaper")."""
+    """Whether this process becomes the parent of its descendants' orphans (a "subreaper")."""
 
 def kernel_isa() -> str:
     """The instruction set of the reduction kernels on this machine."""
@@ -376,7 +376,7 @@ def reduce_local(dst: int, sources: Sequence[int], count: int, dtype: int, op: i
     """dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels."""
 
 def convert_local(dst: int, src: int, count: int, dtype: int, widen: bool) -> None:
-    """widen: dst (float32) = src of a narrow dtype (f16, bf16, fp8); else dst of that = src (float32), rounded."""
+    """widen: src of the narrow `dtype` (f16, bf16, fp8) to float32 dst; else float32 src to `dtype`, rounded."""
 
 def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
@@ -423,7 +423,7 @@ class Turn:
         """How many there were."""
 
 class PlainArrays:
-    """The methods of rankwise.contract.shortcuts over a communicator in Python that completes what it is told."""
+    """The methods of rankwise.contract.shortcuts over a communicator written in Python, whose calls are blocking."""
 
     def __init__(
         self,
