@@ -78,7 +78,7 @@ _DISTRIBUTED = (
         "Return when every rank has called it.",
         (),
         '"Barrier synchronized (4 processes)" on 4 ranks; "Barrier synchronized (single GPU)" on one; '
-        '"Barrier synchronized (simulated multi-GPU)" where they are simulated; '
+        '"Barrier synchronized (simulated multi-GPU)" if the ranks are simulated; '
         '"Distributed not initialized" before distributed_init',
         "puts [torch::distributed_barrier]\n# Output: Distributed not initialized",
         modes="Waits in the real mode only.",

@@ -13,7 +13,7 @@ Tensor = NDArray[Any]
 
 
 class Handles:
-    """tensors and works by handle: tensor0, tensor1, ... and work0, work1, ... A handle is never given twice."""
+    """tensors and works by handle: tensor0, tensor1, ... and work0, work1, ... A handle is never reused."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}

@@ -15,7 +15,7 @@ Commands = Mapping[str, Command]
 
 
 def find(commands: Commands, name: str) -> Command:
-    """The command of this name or alias, with or without torch::. ValueError where there is none."""
+    """The command with this name or alias, with or without torch::. Raises ValueError if there is none."""
     plain = name.removeprefix("::").removeprefix("torch::")
     for command in commands.values():
         if plain in (command.name, command.alias):
@@ -27,11 +27,11 @@ def command_help(session: Session, command: str) -> str:
     """What torch::help prints."""
     if command:
         return help_of(find(session.commands, command))
-    return f"{listing(session.commands)}\ntorch::help COMMAND tells more about one of them."
+    return f"{listing(session.commands)}\ntorch::help COMMAND shows more about one of them."
 
 
 def listing(commands: Commands) -> str:
-    """Every command in its positional syntax, a line each, and under it what differs in the named one."""
+    """Every command: its forms of syntax, one per line, and below them what it does."""
     return "\n".join(line for command in commands.values() for line in [*usage(command), f"    {command.what}"])
 
 
@@ -70,7 +70,7 @@ def help_of(command: Command) -> str:
 
 
 def _errors(command: Command) -> list[str]:
-    """What a wrong call of this command says, but for the mistakes that all commands have in common."""
+    """The errors of a wrong call of this command, except for those that all commands have in common."""
     required = [f"Required parameter missing: -{p.option}" for p in command.parameters if p.default is REQUIRED]
     invalid = [
         p.complaint or f'Invalid -{p.option} parameter: "...". {p.value_type.must}'

@@ -47,9 +47,9 @@ class Interpreter:
             raise BackendUnavailable(
                 "tcl",
                 f"this Python has no Tcl ({error})",
-                "apt install python3-tk brings it on Debian and Ubuntu, dnf install python3-tkinter on Fedora; "
-                "a Python built from source needs tk-dev installed, and building again; "
-                "or install tcl, and rankwise tclsh runs on the tclsh on the PATH",
+                "apt install python3-tk on Debian and Ubuntu, dnf install python3-tkinter on Fedora; "
+                "a Python built from source must be rebuilt after installing tk-dev; "
+                "or install tcl, since rankwise tclsh can run on the tclsh on PATH",
             ) from error
         self._error = tkinter.TclError
         self._tcl = tkinter.Tcl()
@@ -83,7 +83,7 @@ class Interpreter:
             raise
 
     def is_complete(self, script: str) -> bool:
-        """False where a brace, bracket or quote is still open."""
+        """False if a brace, bracket or quote is still open."""
         return bool(self._call("info", "complete", script))
 
     def names(self, pattern: str) -> list[str]:

@@ -58,7 +58,7 @@ def package_path() -> Path | None:
     """The folder of the Tcl package and its library, which the build installs; None if it is missing."""
     import rankwise
 
-    # An editable installation has two folders, and only one of them holds the built files.
+    # An editable installation has two folders, only one of which has the built files.
     folders = [Path(folder) / "frontends" / "tcl" / "package" for folder in rankwise.__path__]
     return next((folder for folder in folders if (folder / "pkgIndex.tcl").is_file()), None)
 
