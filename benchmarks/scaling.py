@@ -2,14 +2,13 @@
 
     python benchmarks/scaling.py            the tables of docs/scaling.md
 
-The model. A message of m bytes between hosts takes A + m * B of the link that carries it, A being the
-latency with all software, B the seconds a byte of one host's card, which all ranks of the host share.
-A step within a host costs a + m * b in the same way. A host sends and receives at once.
+The model. A message of m bytes between hosts takes A + m * B seconds: A is the latency including all
+software, B the seconds per byte of a host's network interface, which all ranks of the host share. A step
+within a host likewise takes a + m * b. A host sends and receives at the same time.
 
-The simulation knows nothing of the formulas: it has cards as resources, which a message holds for
-m * B at the sender and at the receiver, and lets the messages of each algorithm go when what they
-depend on has come. It is a list of ready times instead of a library of processes, as every message
-is known from the start.
+The simulation uses none of the formulas. Network interfaces are resources, which a message occupies for
+m * B at the sender and at the receiver; a message starts when the messages on which it depends have
+arrived. Since all messages are known from the start, a heap of start times suffices.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from math import ceil, log2
 
 @dataclass(frozen=True)
 class Machine:
-    """hosts of `ranks` ranks. A, B: between hosts, seconds and seconds a byte; a, b: the same within a host."""
+    """Hosts with `ranks` ranks each. A, B: seconds, and seconds per byte, between hosts; a, b: within a host."""
 
     hosts: int
     ranks: int
@@ -41,25 +40,25 @@ class Machine:
 
 
 def flat_ring(machine: Machine, m: float) -> float:
-    """Ranks in the order of hosts: 2 (n - 1) steps of m / n. Of `ranks` hops one leaves the host; it sets the pace."""
+    """Ranks in the order of hosts: 2 (n - 1) steps of m / n. One hop in `ranks` leaves the host and is the slowest."""
     return 2 * (machine.n - 1) * (_hop(machine) + m / machine.n * machine.B)
 
 
-def flat_ring_by_turns(machine: Machine, m: float) -> float:
-    """Ranks assigned to the hosts round-robin: every hop leaves its host, and the ranks of a host share its card."""
+def flat_ring_round_robin(machine: Machine, m: float) -> float:
+    """Ranks assigned to the hosts round-robin: every hop leaves its host, and a host's ranks share its interface."""
     piece = m / machine.n * machine.B
     return 2 * (machine.n - 1) * max(machine.A + piece, machine.ranks * piece)
 
 
 def flat_all_to_all(machine: Machine, m: float) -> float:
-    """What `gloo` does: each rank receives its n-th from all and reduces it, then a ring gathers the results."""
+    """The backend gloo: each rank receives its n-th from all ranks and reduces it, then a ring gathers the results."""
     other = machine.n - machine.ranks
     there = machine.A + machine.ranks * other * m / machine.n * machine.B
     return there + (machine.n - 1) * (_hop(machine) + m / machine.n * machine.B)
 
 
 def hierarchical(machine: Machine, m: float) -> float:
-    """reduce_scatter within, all_to_all and a ring over the hosts in `ranks` lanes that share the card, all_gather."""
+    """reduce_scatter within, all_to_all and a ring over the hosts in `ranks` lanes on one interface, all_gather."""
     share = m / machine.hosts * machine.B
     within = 2 * (machine.a + m * machine.b)
     there = machine.A + (machine.hosts - 1) * share
@@ -80,7 +79,7 @@ def _hop(machine: Machine) -> float:
 
 MODELS: dict[str, Callable[[Machine, float], float]] = {
     "flat ring": flat_ring,
-    "flat ring, ranks round-robin": flat_ring_by_turns,
+    "flat ring, ranks round-robin": flat_ring_round_robin,
     "gloo (flat all_to_all + ring)": flat_all_to_all,
     "hierarchical": hierarchical,
     "hierarchical, tree between": hierarchical_tree,
@@ -101,7 +100,7 @@ class Message:
 
 
 def simulate(machine: Machine, host: Callable[[int], int], messages: list[Message]) -> float:
-    """When the last message has come, where each card sends one thing at a time and receives one at a time."""
+    """The time of the last arrival, if each interface sends one message at a time and receives one at a time."""
     waits_for = [len(message.after) for message in messages]
     frees: dict[int, list[int]] = defaultdict(list)
     for number, message in enumerate(messages):
@@ -109,7 +108,7 @@ def simulate(machine: Machine, host: Callable[[int], int], messages: list[Messag
             frees[before].append(number)
     sends: dict[int, float] = defaultdict(float)
     receives: dict[int, float] = defaultdict(float)
-    # A message enters when its sender has what it needs; cards serve who entered first.
+    # A message is queued when its sender has received what it needs; interfaces serve messages in that order.
     ready = [(0.0, number) for number, count in enumerate(waits_for) if not count]
     came: list[float] = [0.0] * len(messages)
     heapq.heapify(ready)
@@ -145,14 +144,14 @@ def ring_messages(
     return found
 
 
-def simulated_flat_ring(machine: Machine, m: float, by_turns: bool) -> float:
+def simulated_flat_ring(machine: Machine, m: float, round_robin: bool) -> float:
     n = machine.n
-    host = (lambda r: r % machine.hosts) if by_turns else (lambda r: r // machine.ranks)
+    host = (lambda r: r % machine.hosts) if round_robin else (lambda r: r // machine.ranks)
     return simulate(machine, host, ring_messages(list(range(n)), m / n, 2 * (n - 1)))
 
 
 def exchange(ranks: list[int], size: float, first: int) -> tuple[list[Message], dict[int, tuple[int, ...]]]:
-    """Everybody to everybody, each in its own order; and the numbers of what each place receives."""
+    """From every rank to every other, each in its own order; and the numbers of the messages that each receives."""
     n, found, got = len(ranks), [], defaultdict(tuple)
     for step in range(1, n):
         for place, rank in enumerate(ranks):
@@ -187,9 +186,9 @@ SIMULATIONS: dict[str, Callable[[Machine, float], float]] = {
     "hierarchical": simulated_hierarchical,
 }
 
-# Fitted to benchmarks/two_hosts.py on this machine, two hosts of two ranks, cards of 1 Gbit/s.
+# Fitted to benchmarks/two_hosts.py on this machine: two hosts with two ranks each, 1 Gbit/s per host.
 HERE = {"A": 150e-6, "B": 8.25e-9, "a": 20e-6, "b": 0.4e-9}
-# A cluster: 100 Gbit/s a host, TCP; memory as here.
+# A cluster: 100 Gbit/s per host, TCP; memory as here.
 CLUSTER = {"A": 30e-6, "B": 0.083e-9, "a": 5e-6, "b": 0.1e-9}
 
 

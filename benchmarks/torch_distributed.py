@@ -2,9 +2,9 @@
 
     rankwise run -n 2 benchmarks/torch_distributed.py [--operations NAME ... | --steps-only] [--time 0.1]
 
-Both backends have a group in the same processes. They take turns: at every point a few calls of one,
-then a few of the other, until each has had its time. A time is that of the slowest rank, in us, by
-call; the median over the turns, and the best. Prints Markdown tables.
+Both backends have a group in the same processes, and their measurements are interleaved: at every point
+a batch of calls of one, then a batch of the other, until the time is up. Times are in us per call, on the
+slowest rank; the tables, in Markdown, show the median over the batches, and the best.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ddp import Sorter, Trainer, distributed
 
 SIZES = [8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 BACKENDS = ("rankwise", "gloo")
-MODELS = [(128, 4), (128, 32), (512, 4)]  # width of the transformer, rows of a rank
-LEAST_TURNS = 5
-TURN = 0.002  # seconds of one backend's turn, or a call
+MODELS = [(128, 4), (128, 32), (512, 4)]  # width of the transformer, rows per rank
+LEAST_BATCHES = 5
+BATCH = 0.002  # seconds that a batch should take; it has one call at least
 
 Groups = dict[str, dist.ProcessGroup]
 
 
 def operations(size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:
-    """Each operation on `size` bytes: of the tensor reduced, of the whole gathered, of the whole scattered."""
+    """Each operation on `size` bytes: of the reduced tensor, of the gathered result, or of the scattered input."""
     ranks = dist.get_world_size()
     whole = torch.ones(max(size // 4, ranks))
     part = torch.ones(max(len(whole) // ranks, 1))
@@ -47,18 +47,18 @@ def operations(size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], ob
 
 
 def measure(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
-    """Seconds a call by backend, one for each turn, of the slowest rank."""
+    """Seconds per call on the slowest rank, by backend, one for each batch."""
     control = dist.group.WORLD
-    fastest = {}  # seconds of a call, the least seen by the slowest rank: a turn is planned with it
+    fastest = {}  # the least seconds per call so far, on the slowest rank, from which the next batch is planned
     for name, call in calls.items():
         for _ in range(3):
             call()
         fastest[name] = slowest(call, 1, control)
     times: dict[str, list[float]] = {name: [] for name in calls}
     spent = 0.0
-    while spent < seconds or len(times["gloo"]) < LEAST_TURNS:
+    while spent < seconds or len(times["gloo"]) < LEAST_BATCHES:
         for name, call in calls.items():
-            repeats = max(1, min(1000, round(TURN / max(fastest[name], 1e-6))))
+            repeats = max(1, min(1000, round(BATCH / max(fastest[name], 1e-6))))
             each = slowest(call, repeats, control)
             times[name].append(each)
             fastest[name] = min(fastest[name], each)
@@ -67,7 +67,7 @@ def measure(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str,
 
 
 def slowest(call: Callable[[], object], repeats: int, control: dist.ProcessGroup) -> float:
-    """Seconds a call, of the slowest rank; the same on all ranks."""
+    """Seconds per call on the slowest rank; the same result on all ranks."""
     dist.barrier(group=control)
     begin = time.perf_counter()
     for _ in range(repeats):

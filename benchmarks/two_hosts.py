@@ -1,9 +1,9 @@
-"""Two hosts of two ranks over a link of 1 Gbit/s: flat gloo and hierarchical interleaved, as a table.
+"""Two hosts with two ranks each over a link of 1 Gbit/s: flat gloo and hierarchical interleaved, as a table.
 
     sudo python benchmarks/two_hosts.py [--rate 1000] [--hosts 2] [--per-host 2] [--sizes 1048576 16777216]
 
-The hosts are network namespaces that this makes and that end with it (root; iproute2). Each number
-is the shortest of 7 calls in each of --rounds jobs, of the slowest rank.
+The hosts are network namespaces, which exist only while this program runs (it needs root and iproute2). Each
+number is the slowest rank's time of the fastest call, of 7 calls in each of --rounds jobs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from multihost.network import Network, Ranks  # noqa: E402 - it lies with the tests
+from multihost.network import Network, Ranks  # noqa: E402 - the tests have it
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=1000, help="Mbit/s of each host's card (1000)")
+    parser.add_argument("--rate", type=float, default=1000, help="Mbit/s of each host's network interface (1000)")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--per-host", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2)
@@ -31,7 +31,7 @@ def main() -> None:
     n = options.hosts * options.per_host
     placements = {
         "by host (0 0 1 1)": tuple(rank // options.per_host for rank in range(n)),
-        "by turns (0 1 0 1)": tuple(rank % options.hosts for rank in range(n)),
+        "round-robin (0 1 0 1)": tuple(rank % options.hosts for rank in range(n)),
     }
     rows = []
     for name, placement in placements.items():

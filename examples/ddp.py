@@ -56,7 +56,7 @@ def distributed(model: Sorter, group: dist.ProcessGroup | None = None, *, shards
 
 
 class Trainer:
-    """One step after another; `step` gives the loss on this rank's batch."""
+    """Trains a model step by step; `step` returns the loss on this rank's batch."""
 
     def __init__(self, model: nn.Module, rank: int, rows: int) -> None:
         self.model, self.rows = model, rows
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--backend", default="rankwise", help="rankwise (the default) or gloo")
     parser.add_argument("--fsdp2", action="store_true", help="shard the parameters over the ranks")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rows", type=int, default=32, help="rows of a rank's batch")
+    parser.add_argument("--rows", type=int, default=32, help="rows in each rank's batch")
     args = parser.parse_args()
 
     dist.init_process_group(args.backend)
@@ -91,10 +91,10 @@ def main() -> None:
         times.append(time.perf_counter() - begin)
         if dist.get_rank() == 0 and number % max(1, args.steps // 6) == 0:
             middle = statistics.median(times[args.steps // 10 :] or times)
-            print(f"step {number:4}  loss {loss:.4f}  {1e3 * middle:.1f} ms a step", flush=True)
+            print(f"step {number:4}  loss {loss:.4f}  {1e3 * middle:.1f} ms per step", flush=True)
     if dist.get_rank() == 0:
         kind = "FSDP2" if args.fsdp2 else "DDP"
-        print(f"{kind} on {args.backend}, {dist.get_world_size()} ranks: {1e3 * middle:.1f} ms a step (median)")
+        print(f"{kind} on {args.backend}, {dist.get_world_size()} ranks: {1e3 * middle:.1f} ms per step (median)")
     dist.destroy_process_group()
 
 

@@ -48,7 +48,7 @@ class Network:
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def randomise(self, rng: np.random.Generator) -> None:
-        """Start values: the weights of a layer with n inputs have a spread of 1/sqrt(n)."""
+        """Initial values: the weights of a layer with n inputs have a standard deviation of 1/sqrt(n)."""
         for weights in (self.w1, self.w2):
             weights[:] = rng.normal(0.0, 1.0 / np.sqrt(len(weights)), weights.shape)
 
@@ -75,13 +75,13 @@ class Network:
         return float(loss)
 
     def predict(self, images: Floats) -> Integers:
-        """The likeliest digit of each image."""
+        """The most likely digit of each image."""
         likeliest: Integers = self.scores(images)[1].argmax(axis=1)
         return likeliest
 
 
 def my_part(rows: NDArray[Any], group: rw.Group) -> NDArray[Any]:
-    """This rank's share of some rows: as even as can be, perhaps none."""
+    """This rank's share of the rows: as even as possible, and possibly none."""
     mine: NDArray[Any] = np.array_split(rows, group.world_size)[group.rank]
     return mine
 

@@ -3,14 +3,14 @@
 #     rankwise tclsh examples/digits.tcl            alone: one rank
 #     rankwise run -n 4 examples/digits.tcl         four ranks, the same numbers
 #
-# Arguments, which may be left out: a folder for the images (out), and how often to go through them (30).
+# Optional arguments: a folder for the images (default out), and the number of passes over them (default 30).
 #
 # Each step takes one batch, the same whatever the number of ranks, and scatters its rows over the
-# ranks. A rank works out the loss and the gradient of its own rows, summed; distributed_all_reduce
-# adds these sums up, and everyone divides by the size of the batch. So every rank takes the step
-# that one rank alone would take. Rank 0 checks that at the end, by training alone on the same batches.
+# ranks. A rank computes the loss and the gradient of its own rows, summed; distributed_all_reduce
+# adds up these sums, and every rank divides by the size of the batch. So every rank takes the step
+# that a single rank would take. Rank 0 checks that at the end, by training alone on the same batches.
 #
-# The images are those that scikit-learn ships; Python writes them into files for torch::tensor_load.
+# The images come with scikit-learn; Python writes them to files for torch::tensor_load.
 
 package require torchtcl
 
@@ -47,7 +47,7 @@ proc free_temporaries {} {
 
 # ---- the model ----
 
-# How likely each image is each digit: (n, 10).
+# The probability of each digit for each image: (n, 10).
 proc chances {images weights} {
     set scores [temporary [torch::tensor_matmul $images $weights]]
     set largest [temporary [torch::tensor_max -tensor $scores -dim 1 -keepdim 1]]
@@ -66,7 +66,7 @@ proc loss_and_gradient {images labels weights} {
     return [list $loss $gradient]
 }
 
-# Train on all ranks, or where `alone` is true on this one. Gives the weights and the loss of each step.
+# Train on all ranks, or if `alone` is true on this one. Returns the weights and the loss of each step.
 proc train {images labels alone} {
     set rows [lindex [torch::tensor_shape $images] 0]
     set weights [torch::zeros {65 10} float64]

@@ -4,8 +4,8 @@
 
 starts two ranks. Each computes a gradient on its own stream; the gradients are summed over the ranks,
 and the stream uses the sum. The steps are the operations that every backend with streams has, on
-integer handles; `group.stream` and `rw.Event` do the same in fewer words (docs/overlap.md). The
-program prints when each thing happened on each rank, and what that proves.
+integer handles; `group.stream` and `rw.Event` do the same in less code (docs/overlap.md). The
+program prints when each step happened on each rank, and what that proves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 import rankwise as rw
 
-SECONDS = (0.05, 0.15)  # that a gradient takes, by rank
+SECONDS = (0.05, 0.15)  # how long each rank computes its gradient
 
 Line = tuple[float, str, str]  # milliseconds, where, what
 
@@ -35,7 +35,7 @@ def rank() -> tuple[list[Line], dict[str, bool]]:
         lines.append(((time.perf_counter() - start) * 1e3, where, what))
 
     def backward() -> None:
-        all_is_said.wait(60)  # were one of the seven steps to wait for the gradient, that would be the end
+        all_is_said.wait(60)  # if one of the seven steps waited for the gradient, this would be a deadlock
         note("compute", "the gradient begins")
         time.sleep(SECONDS[group.rank])
         gradient[:] = group.rank + 1

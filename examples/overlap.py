@@ -4,7 +4,7 @@
 
 A model of some layers trains for a few steps in three ways:
 
-    alone       communication removed: what the computation takes
+    alone       the computation only, with communication removed
     after       no overlap: the gradients are reduced after the backward pass
     behind      overlap: each bucket is reduced while the layers before it are still computing
 
@@ -14,7 +14,7 @@ two kinds of computation:
     sleeping    a layer's computation is a sleep, as if a device computed: the cores are free for
                 communication. All sleeps together are 1.2 times as long as the communication.
     computing   each rank computes matrix products of one sample on one core, the least computation
-                for so many gradients, and communication takes a share of the cores. It can only save
+                for so many gradients, and communication uses the same cores. Overlap can only save
                 fetching the gradients into the caches again, so the layers are small, their
                 gradients fit in a core's L2 cache, and each rank's only thread reduces them as soon
                 as it has computed them: async_op=False
@@ -51,16 +51,16 @@ import rankwise as rw
 Floats = NDArray[np.float32]
 WAYS = ("alone", "after", "behind")
 HEAD = """\
-{ranks} ranks; ms a step: the fastest of {args.steps}, and their medians
+{ranks} ranks; ms per step: the fastest of {args.steps}, and the median
 
 alone      the computation, with communication removed
-after      the gradients reduced when the backward pass is through: no overlap
-behind     each bucket reduced before the next layers have computed
-exposed    what communication adds to a step: after - alone, behind - alone; ratio: of the two
+after      the gradients reduced after the backward pass: no overlap
+behind     each bucket reduced while the next layers are computing
+exposed    what communication adds to a step: after - alone, behind - alone; ratio: second / first
 sleeping   {sleeping}: computing is a sleep,
            1.2 times as long as the communication (DDP: as rw.data_parallel's): the cores are free
-computing  {computing}: computing takes a core a rank,
-           and communication is a part of it: async_op=False (DDP: buckets of 25 MiB, a thread of its own)
+computing  {computing}: computing takes one core per rank,
+           and communication runs in the same thread: async_op=False (DDP: buckets of 25 MiB, its own thread)
 """
 Step = Callable[[], None]
 
@@ -93,7 +93,7 @@ class Recorder:
                 rw.trace.add(name, begin, end, lane)
 
     def reduce(self, bucket: rw.Bucket, group: rw.Group) -> None:
-        """A reducer's hook: what the reducer would do itself, and when."""
+        """A reducer's hook: reduces as the reducer would without a hook, and records when."""
         with self.span("communication", f"all_reduce of bucket {bucket.index}"):
             group.all_reduce(bucket.flat, "mean")
 
@@ -101,7 +101,7 @@ class Recorder:
 class Layers:
     """A model as the reducer sees it: gradients, computed one layer after the other, the last one first."""
 
-    layers, width, bucket_mib = 0, 0, 0.0  # by default
+    layers, width, bucket_mib = 0, 0, 0.0  # the defaults
     async_op = True
 
     def __init__(self, args: argparse.Namespace, group: rw.Group) -> None:
@@ -116,7 +116,7 @@ class Layers:
 
     @classmethod
     def size(cls, args: argparse.Namespace) -> tuple[int, int, float]:
-        """Layers, their width, MiB of a bucket."""
+        """The number of layers, their width, and the MiB of a bucket."""
         return args.layers or cls.layers, args.width or cls.width, args.bucket_mib or cls.bucket_mib
 
     @classmethod
@@ -134,7 +134,7 @@ class Layers:
 
     def trace(self) -> None:
         """Replace the reducer by one that records when it reduces."""
-        del self.reducer  # two would take twice the memory
+        del self.reducer  # two reducers would take twice the memory
         self.reducer = self.make_reducer(self.recorder.reduce)
 
     def step(self, way: str) -> None:
@@ -152,7 +152,7 @@ class Layers:
             reducer.wait_and_unpack()
 
     def communication(self) -> None:
-        """A step's communication alone."""
+        """The communication of a step, without the computation."""
         views = self.reducer.views
         for layer in reversed(range(len(views))):  # as in every step: the reducer learns the order from the first
             self.reducer.mark_ready(layer, views[layer])
@@ -209,14 +209,14 @@ def best_of(count: int, step: Step, group: rw.Group) -> float:
 def balance(model: Sleeping, communication: Step, group: rw.Group) -> None:
     """Make the sleeps together 1.2 times as long as the communication."""
     target = 1.2 * best_of(10, communication, group)
-    model.seconds = max(target / len(model.weights) - 60e-6, 100e-6)  # a sleep takes a little longer than asked
+    model.seconds = max(target / len(model.weights) - 60e-6, 100e-6)  # a sleep takes slightly longer than requested
 
 
 def measure(name: str, steps: dict[str, Step], count: int, group: rw.Group) -> None:
     """Time the three ways, interleaved, and print a line."""
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for way in WAYS:
-        steps[way]()  # warms up; buckets are packed as they come
+        steps[way]()  # warm up; after the first step buckets are packed in the order of readiness
         steps[way]()
     for _ in range(count):
         for way in WAYS:
@@ -247,14 +247,14 @@ def torch_model(model: Layers) -> Any:
         def backward(context: Any, slope: Any) -> Any:
             assert isinstance(model, Sleeping)
             time.sleep(model.seconds)
-            return slope, context.gradient.detach(), None  # a tensor of its own, which autograd need not copy
+            return slope, context.gradient.detach(), None  # a new tensor, which autograd need not copy
 
     class Layer(torch.nn.Module):
         def __init__(self, weights: Floats) -> None:
             super().__init__()
             self.weights = torch.nn.Parameter(torch.tensor(weights))
             if isinstance(model, Sleeping):
-                self.gradient = torch.zeros(weights.shape)  # where a device would leave it
+                self.gradient = torch.zeros(weights.shape)  # where a device would store it
 
         def forward(self, x: Any) -> Any:
             if isinstance(model, Sleeping):
@@ -286,7 +286,7 @@ def torch_steps(model: Layers, group: rw.Group, ddp: bool) -> dict[str, Step]:
 
     def communication() -> None:
         if ddp:
-            step = max(1, (25 << 20) // parameters[0].nbytes)  # as many as in one of its buckets
+            step = max(1, (25 << 20) // parameters[0].nbytes)  # as many as one of its buckets holds
             for first in range(0, len(parameters), step):
                 gradients = [parameter.grad for parameter in parameters[first : first + step]]
                 flat = torch.cat([gradient.view(-1) for gradient in gradients]) if step > 1 else gradients[0]
@@ -303,7 +303,7 @@ def torch_steps(model: Layers, group: rw.Group, ddp: bool) -> dict[str, Step]:
         alone()
         communication()
 
-    alone()  # there are gradients
+    alone()  # so that there are gradients
     if isinstance(model, Sleeping) and not ddp:
         balance(model, communication, group)
     return {"alone": alone, "after": after, "behind": backward}

@@ -9,7 +9,7 @@ puts [torch::distributed_init -rank [torch::get_rank] -worldSize [torch::get_wor
 set rank [torch::get_rank]
 set ranks [torch::get_world_size]
 
-# Say something once, on rank 0.
+# Print a text once, on rank 0.
 proc say {text} {
     if {$::rank == 0} {
         puts $text
@@ -17,19 +17,19 @@ proc say {text} {
 }
 
 # ---- scatter, compute, gather ----
-# Rank 0's data goes out in parts, each rank squares its own, and rank 0 has the whole again.
+# Rank 0's data is scattered, each rank squares its part, and rank 0 gathers the results.
 
 proc scatter_gather {} {
     set data [torch::arange [expr {2 * $::ranks}] float32]
     set part [torch::distributed_scatter $data 0]
     set squares [torch::tensor_mul $part $part]
     set all [torch::distributed_gather $squares 0]
-    # On rank 0 a row for each rank; on the others a tensor without rows, so that the script is the same.
+    # On rank 0 one row per rank; on the others a tensor without rows, so that all ranks run the same script.
     say "scatter and gather: the squares [torch::tensor_to_list $all], shape [torch::tensor_shape $all]"
 }
 
 # ---- data loading ----
-# Each rank loads its own part of a file; nobody goes on before all have it.
+# Each rank loads its own part of a file, once rank 0 has written it.
 
 proc load_distributed_data {file} {
     if {$::rank == 0} {
@@ -40,7 +40,7 @@ proc load_distributed_data {file} {
     set start [expr {10 * $::rank / $::ranks}]
     set end [expr {10 * ($::rank + 1) / $::ranks}]
     set mine [torch::tensor_slice $all 0 $start $end]
-    # The mean over all rows from the sums of the parts, checked against the file's mean.
+    # Compute the mean over all rows from the sums of the parts, and compare it with the file's mean.
     set sum [torch::distributed_all_reduce [torch::tensor_sum $mine] sum]
     set mean [torch::tensor_div $sum [torch::tensor_numel $all]]
     set difference [expr {[torch::tensor_item $mean] - [torch::tensor_item [torch::tensor_mean $all]]}]
@@ -51,7 +51,7 @@ proc load_distributed_data {file} {
 }
 
 # ---- checkpoint coordination ----
-# Rank 0 alone writes; the others wait for it, and then all go on from the same weights.
+# Only rank 0 writes; the others wait for it, and then all ranks continue with the same weights.
 
 proc save_checkpoint {weights file} {
     if {$::rank == 0} {
@@ -64,7 +64,7 @@ proc save_checkpoint {weights file} {
 }
 
 # ---- profiling with barriers ----
-# What a barrier takes after the work is how long this rank waited for the slowest.
+# The time of a barrier after the work is the time that this rank waited for the slowest one.
 
 proc profile_training_step {} {
     torch::distributed_barrier
@@ -83,7 +83,7 @@ proc profile_training_step {} {
     }
 }
 
-# A folder that only this job uses: rank 0 names it by its process id, and broadcasts that.
+# A folder that only this job uses: its name contains rank 0's process id, which rank 0 broadcasts.
 set job [torch::tensor_item [torch::distributed_broadcast [torch::full {1} [pid] int64] 0]]
 set folder [file join [expr {[info exists env(TMPDIR)] ? $env(TMPDIR) : "/tmp"}] patterns-$job]
 file mkdir $folder

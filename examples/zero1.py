@@ -40,7 +40,7 @@ class Adam:
         return self.mean.nbytes + self.square.nbytes
 
     def step(self, gradient: Floats) -> None:
-        """Change the parameters, in place."""
+        """Update the parameters in place."""
         self.steps += 1
         self.mean += 0.1 * (gradient - self.mean)
         self.square += 0.001 * (gradient**2 - self.square)
@@ -92,10 +92,10 @@ def main() -> None:
     kept = group.all_gather(nbytes).tolist()
 
     if group.rank == 0:
-        print(f"every rank holds Adam's numbers of all parameters: {whole_bytes} bytes each")
-        print(f"each holds those of its shard: {', '.join(map(str, kept))} bytes")
+        print(f"unsharded, every rank holds Adam's state of all parameters: {whole_bytes} bytes each")
+        print(f"sharded, each rank holds its shard's: {', '.join(map(str, kept))} bytes")
         right = int((network.predict(test_images) == test_labels).sum())
-        print("the sharded run gave the same parameters, bit for bit")
+        print("both runs have the same parameters, bit for bit")
         print(f"loss {loss:.4f}, test accuracy {100 * right / len(test_labels):.2f} % ({right} of {len(test_labels)})")
 
 

@@ -75,7 +75,7 @@ def test_a_forced_algorithm_that_cannot_run_says_what_it_needs() -> None:
 
     words = [
         "RANKWISE_ALGORITHM=all_reduce=ring is not supported by the gloo backend: gloo does not reduce this dtype and "
-        "op as rankwise promises",
+        "op as the contract requires",
         "RANKWISE_ALGORITHM=all_reduce=inline is not supported by the gloo backend: it takes at most 1016 bytes, and "
         "this call has 80000",
     ]

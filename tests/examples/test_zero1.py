@@ -26,7 +26,7 @@ def test_the_sharded_run_is_the_unsharded_run(n: int) -> None:
     assert len(kept) == n
     assert sum(kept) == all_bytes
     assert max(kept) - min(kept) <= 16
-    assert same == "the sharded run gave the same parameters, bit for bit"
+    assert same == "both runs have the same parameters, bit for bit"
     found = re.search(r"test accuracy (\S+) %", accuracy)
     assert found is not None
     assert float(found[1]) > 90
