@@ -13,7 +13,7 @@ import pytest
 
 from rankwise import _native
 from rankwise.backends import tuning
-from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
@@ -80,6 +80,21 @@ def test_a_forced_algorithm_that_cannot_run_says_what_it_needs() -> None:
         "this call has 80000",
     ]
     assert run_ranks(2, body, backend="gloo") == [words, words]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "hierarchical"])
+def test_ranks_that_force_different_algorithms_do_not_begin(backend: str) -> None:
+    def body(group: Group) -> str:
+        group.comm.force({"all_reduce": "inline"} if group.rank == 1 else {})  # type: ignore[attr-defined]
+        with pytest.raises(MismatchError) as caught:
+            group.all_reduce(np.ones(3, np.float32))
+        return str(caught.value)
+
+    hosts = PLACEMENTS["one has one"]
+    plain = "all_reduce(count=3, dtype=float32, op=sum)"
+    forced = "all_reduce(count=3, dtype=float32, op=sum, algorithm=inline)"
+    for text in run_ranks(3, body, backend=backend if backend == "gloo" else opener(hosts)):
+        assert text.splitlines()[1:] == [f"  rank 0: {plain}", f"  rank 1: {forced}", f"  rank 2: {plain}"]
 
 
 def test_a_group_of_one_rank_forces_nothing() -> None:

@@ -1,7 +1,7 @@
 """Calls as values that ranks compare and describe, and the checks of arguments, for the backends over other engines.
 
 A call is a tuple: the operation's name, then the arguments on which the ranks must agree, in the order
-of FIELDS; and a Description, if the caller gave one.
+of FIELDS; the Forced algorithm, if there is one; and a Description, if the caller gave one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from rankwise.contract.errors import MismatchError
 from rankwise.contract.types import DType, ReduceOp
 
 Call = tuple[Any, ...]
+
+
+class Forced(str):
+    """The algorithm that RANKWISE_ALGORITHM forces on a call."""
 
 
 class Description(NamedTuple):
@@ -56,7 +60,8 @@ def describe(call: Call) -> str:
     """all_reduce(count=4, dtype=float32, op=sum), or exscan: reduce_scatter(count=4, ..., shape=(2, 2))"""
     operation, *values = call
     description = values.pop() if values and isinstance(values[-1], Description) else None
-    fields = [f"{name}={_text(value)}" for name, value in zip(FIELDS[operation], values, strict=True)]
+    names = [*FIELDS[operation], "algorithm"] if values and isinstance(values[-1], Forced) else FIELDS[operation]
+    fields = [f"{name}={_text(value)}" for name, value in zip(names, values, strict=True)]
     if description is not None and len(description.shape) != 1:
         fields.append(f"shape={description.shape}")
     whole = f"{description.operation}: " if description is not None and description.operation else ""

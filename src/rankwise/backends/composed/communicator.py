@@ -26,6 +26,7 @@ from rankwise.backends.composed.calls import (
     ITEMSIZE,
     Call,
     Description,
+    Forced,
     check_count,
     check_rank,
     check_reduction,
@@ -408,6 +409,8 @@ class ComposedCommunicator(OpenCommunicator):
             self._queue.drain()
         if self._forced:
             self._check_inline(call, payload)
+            if call[0] in self._forced:
+                call = (*call, Forced(self._forced[call[0]]))
         if not self.checks:
             return self._turn.run(self, call, move, args)
         if (description := self._take_description()) is not None:
