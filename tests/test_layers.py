@@ -40,7 +40,7 @@ JOINS_MAY_IMPORT = {"backends", "wrappers", "_native"}
 # and dtype, the program's own streams, creating and reading a job's segment, ending with the launcher.
 NATIVE_HELPERS = {
     "arrays": {"describe"},
-    "group": {"HostEvents", "Stream"},
+    "group": {"HostEvents", "HostStream"},
     "launch": {"Segment", "adopt_orphans", "end_with", "usable_cores"},
     "observe": {"RankState", "SegmentView"},
     "tools": {"algorithms"},
@@ -307,7 +307,7 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str, fault
         ("initialize.py", "from rankwise.backends import registry\nimport rankwise._native"),
         ("arrays/buffers.py", "import numpy\nfrom rankwise.contract import types"),
         ("arrays/buffers.py", "from rankwise._native import describe"),
-        ("group/streams.py", "from rankwise._native import HostEvents, Stream"),
+        ("group/streams.py", "from rankwise._native import HostEvents, HostStream"),
         ("backends/native/shm.py", "from rankwise._native import Comm\nfrom ...contract.types import DType"),
         ("backends/gloo.py", "def open_group():\n    import torch"),
         ("backends/gloo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),

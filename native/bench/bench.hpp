@@ -1,4 +1,4 @@
-// What the files of the benchmark's extension share.
+// Declarations that the files of the benchmark's extension share.
 #pragma once
 #include "bindings.hpp"
 

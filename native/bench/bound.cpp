@@ -1,5 +1,5 @@
-// The loads and stores of an operation, and nothing else, for `rankwise bench --bound`: what any library
-// needs at least that moves the data of private arrays with these cores.
+// The loads and stores of an operation and nothing else, for `rankwise bench --bound`: the lower bound for any library
+// that moves the data of private arrays with these cores.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -14,17 +14,17 @@ using namespace rankwise;
 
 namespace {
 
-constexpr size_t kPiece = 64 << 10;  // read once for all that need it, while it is in the cache
+constexpr size_t kPiece = 64 << 10;  // bytes that are read once and then, from the cache, written to every destination
 
-// `bytes` of one source, or reduced from several, go to one destination or more.
+// Copies `bytes` of one source, or reduces several sources, to one or more destinations.
 struct Move {
     std::vector<const uint8_t*> from;
     std::vector<uint8_t*> to;
     size_t bytes;
 };
 
-// All arrays of all ranks: x[r] and out[r], the latter null where rank r receives nothing.
-struct Job {
+// The arrays of all ranks: x[r] and out[r]; out[r] is null if rank r receives nothing.
+struct RankArrays {
     std::vector<uint8_t*> x, out;
     size_t bytes;  // of one x
     std::vector<Move> moves(const std::string& operation) const {
@@ -76,22 +76,22 @@ void run_part(const Move& move, size_t which, size_t parts, size_t item, ReduceK
 std::vector<double> bound_seconds(const std::string& operation, const std::vector<Address>& x, const std::vector<Address>& out, uint64_t count, int dtype,
                                   int op, uint64_t iterations, uint64_t batches) {
     const size_t item = itemsize(checked_dtype(dtype));
-    Job job{{}, {}, count * item};
-    for (Address a : x) job.x.push_back(static_cast<uint8_t*>(pointer(a)));
-    for (Address a : out) job.out.push_back(static_cast<uint8_t*>(pointer(a)));
-    const std::vector<Move> moves = job.moves(operation);
+    RankArrays arrays{{}, {}, count * item};
+    for (Address a : x) arrays.x.push_back(static_cast<uint8_t*>(pointer(a)));
+    for (Address a : out) arrays.out.push_back(static_cast<uint8_t*>(pointer(a)));
+    const std::vector<Move> moves = arrays.moves(operation);
     const ReduceKernel kernel = reduce_kernel(checked_dtype(dtype), checked_op(op));
     size_t written = 0;
     for (const Move& move : moves) written += move.bytes * move.to.size();
-    const Copy copy = copy_for(written >= stream_from());
+    const Copy copy = copy_for(written >= non_temporal_from());
 
     ReleaseGil released;
     const size_t workers = std::min(x.size(), size_t(usable_cores()));
     std::vector<std::vector<double>> took(workers);
-    std::barrier meet{std::ptrdiff_t(workers)};
+    std::barrier batch_start{std::ptrdiff_t(workers)};
     run_pinned(workers, [&](int w) {
         for (uint64_t batch = 0; batch < batches; ++batch) {
-            meet.arrive_and_wait();
+            batch_start.arrive_and_wait();
             const auto start = Clock::now();
             for (uint64_t i = 0; i < iterations; ++i)
                 for (const Move& move : moves) run_part(move, size_t(w), workers, item, kernel, copy);
@@ -109,7 +109,7 @@ std::vector<double> bound_seconds(const std::string& operation, const std::vecto
 void bind_bound(nb::module_& m) {
     m.def("bound_seconds", &bound_seconds, nb::arg("operation"), nb::arg("x"), nb::arg("out"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"),
           nb::arg("iterations"), nb::arg("batches"),
-          "Seconds that each of `batches` batches of `iterations` times the loads and stores of an operation took, by one\n"
-          "thread a core on the arrays of all ranks: addresses `x`, of `count` elements each, and `out`, 0 where a rank has\n"
-          "none. Each thread does the same part of everything every time, so nothing but the data itself is moved.");
+          "The seconds that each of `batches` batches took, each of which does the loads and stores of an operation\n"
+          "`iterations` times, with one thread per core, on the arrays of all ranks: addresses `x`, of `count` elements\n"
+          "each, and `out`, 0 if a rank has none. Each thread always does the same part, so only the data itself moves.");
 }

@@ -1,5 +1,5 @@
-// What the machine can do, with no engine in between, for `rankwise bench machine`: the rates that
-// bound every way of moving data between two ranks.
+// What the machine can do without an engine, for `rankwise bench machine`: the rates that limit every way of moving data
+// between two ranks.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -12,10 +12,10 @@ using namespace rankwise;
 
 namespace {
 
-// Where two threads meet at points of their program.
-class Pair {
+// A barrier of two threads.
+class PairBarrier {
 public:
-    void meet(int which) {
+    void arrive_and_wait(int which) {
         const uint64_t now = ++at_[which].count;
         at_[which].seen.store(now, std::memory_order_release);
         while (at_[1 - which].seen.load(std::memory_order_acquire) < now) {
@@ -39,7 +39,7 @@ Memory memory(size_t bytes) {
     return m;
 }
 
-// A sum that the compiler turns into wide loads and cannot leave out.
+// A sum that the compiler turns into wide loads and cannot optimise away.
 uint64_t read_all(const uint8_t* p, size_t bytes) {
     uint64_t sums[8] = {};
     const auto* words = reinterpret_cast<const uint64_t*>(p);
@@ -50,19 +50,19 @@ uint64_t read_all(const uint8_t* p, size_t bytes) {
     return all;
 }
 
-// The shortest time of a round, in seconds; the later of the two cores counts.
+// The shortest time of a round, in seconds; the slower core counts.
 template <class Prepare, class Timed> double shortest(size_t bytes, Prepare&& prepare, Timed&& timed) {
     const int rounds = int(std::max<size_t>(5, std::min<size_t>(400, (256u << 20) / bytes)));
     std::vector<double> took[2];
-    Pair pair;
+    PairBarrier barrier;
     run_pinned(2, [&](int which) {
         for (int i = 0; i < rounds; ++i) {
             prepare(which);
-            pair.meet(which);
+            barrier.arrive_and_wait(which);
             const auto start = Clock::now();
             timed(which);
             took[which].push_back(std::chrono::duration<double>(Clock::now() - start).count());
-            pair.meet(which);
+            barrier.arrive_and_wait(which);
         }
     });
     double best = 1e9;
@@ -70,8 +70,8 @@ template <class Prepare, class Timed> double shortest(size_t bytes, Prepare&& pr
     return best;
 }
 
-// Seconds that each of two cores, both at once, takes for `bytes`: "copy" own memory, "read" what
-// the other wrote last, "write" what the other read last.
+// The seconds that each of two cores, both at once, needs for `bytes`: to "copy" its own memory, "read" what
+// the other wrote last, or "write" what the other read last.
 double core_seconds(const std::string& what, size_t bytes) {
     if (own_cores().size() < 2) throw BadArgument("machine: expected at least 2 cores that this process may use");
     ReleaseGil released;
@@ -88,18 +88,18 @@ double core_seconds(const std::string& what, size_t bytes) {
     throw BadArgument("what: '" + what + "' given, expected copy, read or write");
 }
 
-// Seconds that a cache line takes from one core to the other.
+// The seconds that a cache line takes from one core to the other.
 double line_seconds() {
     if (own_cores().size() < 2) throw BadArgument("machine: expected at least 2 cores that this process may use");
     ReleaseGil released;
     constexpr int kTrips = 20000;
     double best = 1e9;
-    Pair pair;
+    PairBarrier barrier;
     run_pinned(2, [&](int which) {
         for (int round = 0; round < 10; ++round) {
-            pair.meet(which);
+            barrier.arrive_and_wait(which);
             const auto start = Clock::now();
-            for (int i = 0; i < kTrips; ++i) pair.meet(which);
+            for (int i = 0; i < kTrips; ++i) barrier.arrive_and_wait(which);
             if (which == 0) best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count() / kTrips);
         }
     });
@@ -110,7 +110,7 @@ double line_seconds() {
 
 void bind_machine(nb::module_& m) {
     m.def("core_seconds", &core_seconds, nb::arg("what"), nb::arg("bytes"),
-          "Seconds that each of two cores takes for so many bytes, both at once: 'copy' own memory, 'read' what the\n"
-          "other core wrote last, 'write' what it read last. Plain loads and stores, no engine; the best of many rounds.");
-    m.def("line_seconds", &line_seconds, "Seconds in which two cores see each other's new cache line, both ways at once.");
+          "The seconds that each of two cores needs for so many bytes, both at once: to 'copy' its own memory, 'read' what\n"
+          "the other core wrote last, or 'write' what it read last. Plain loads and stores; the best of many rounds.");
+    m.def("line_seconds", &line_seconds, "The seconds until two cores see each other's new cache line, both ways at once.");
 }

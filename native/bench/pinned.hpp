@@ -1,4 +1,4 @@
-// Threads that stay each on a core of its own, for what is measured with no engine in between.
+// Threads pinned to a core each, for measurements without an engine.
 #pragma once
 #include <thread>
 #include <vector>
@@ -13,7 +13,7 @@ inline std::vector<int> own_cores() {
     return cores;
 }
 
-// Runs body(which) for which = 0 to count - 1, all at once; there are at least as many cores.
+// Runs body(which) for which = 0 to count - 1, all at once, each on its own core; there must be as many cores.
 template <class Body> void run_pinned(size_t count, Body&& body) {
     const std::vector<int> cores = own_cores();
     std::vector<std::thread> threads;

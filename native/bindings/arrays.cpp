@@ -1,5 +1,5 @@
-// NumPy arrays at a glance: address, count, dtype, shape, layout, without a Python-level attribute
-// look-up.
+// Describes NumPy arrays (address, count, dtype, shape, layout) without Python attribute look-ups, and applies the
+// engine's kernels to local memory.
 #include <functional>
 #include <numeric>
 
@@ -31,7 +31,7 @@ nb::object describe(nb::handle array) {
 
 void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t count, int dtype, int op, int divisor) {
     ReduceKernel kernel = reduce_kernel(checked_dtype(dtype), checked_op(op));
-    if (!kernel) throw BadArgument(std::string("op: ") + name(checked_op(op)) + " means nothing for " + name(checked_dtype(dtype)));
+    if (!kernel) throw BadArgument(std::string("op: ") + name(checked_op(op)) + " is not defined for " + name(checked_dtype(dtype)));
     if (sources.empty()) throw BadArgument("sources: none given, expected at least one");
     std::vector<const void*> from;
     for (Address a : sources) from.push_back(pointer(a));
@@ -50,11 +50,11 @@ void convert_local(Address dst, Address src, uint64_t count, int dtype, bool wid
 
 void bind_arrays(nb::module_& m) {
     m.def("describe", &describe, nb::arg("array").none(),
-          "(address, elements, dtype, shape, contiguous and aligned, writable) of a NumPy array of a dtype "
-          "that ranks exchange, or None for anything else.");
+          "(address, elements, dtype, shape, contiguous and aligned, writable) of a NumPy array whose dtype "
+          "ranks can exchange, or None for anything else.");
     m.def("kernel_isa", &kernel_isa, "The instruction set of the reduction kernels on this machine.");
     m.def("reduce_local", &reduce_local, nb::arg("dst"), nb::arg("sources"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"),
           nb::arg("divisor"), "dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels.");
     m.def("convert_local", &convert_local, nb::arg("dst"), nb::arg("src"), nb::arg("count"), nb::arg("dtype"), nb::arg("widen"),
-          "widen: dst, float32, takes src of a narrow dtype; else dst of that dtype takes src, float32, rounded.");
+          "widen: convert src, of a narrow dtype, to float32 in dst; else convert src, float32, to that dtype, rounded.");
 }

@@ -1,4 +1,4 @@
-// What the binding files share.
+// Declarations that the binding files share.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -17,7 +17,7 @@ void bind_errors(nb::module_& m);
 void bind_segment(nb::module_& m);
 void bind_comm(nb::module_& m);
 void bind_arrays(nb::module_& m);
-void bind_turns(nb::module_& m);
+void bind_call_lock(nb::module_& m);
 void bind_streams(nb::module_& m);
 void bind_trace(nb::module_& m);
 void bind_registered(nb::module_& m);

@@ -1,5 +1,5 @@
 #include "shortcuts.hpp"
-#include "sites.hpp"
+#include "call_sites.hpp"
 #include "streams.hpp"
 
 using namespace rankwise;
@@ -9,7 +9,7 @@ namespace {
 // Arguments are converted with the GIL held; the operation runs without it.
 using Release = nb::call_guard<ReleaseGil>;
 
-// How a parameter of an operation comes from Python.
+// Converts an argument from Python to an operation's parameter.
 template <class T> struct From {
     using Type = T;
     static const Type& convert(const Type& value) { return value; }
@@ -27,7 +27,7 @@ template <> struct From<Counts> {
     using Type = std::vector<int64_t>;
     static Counts convert(const Type& counts) {
         for (int64_t count : counts)
-            if (count < 0) throw BadArgument("counts: " + std::to_string(count) + " among those given, expected numbers of elements of at least 0");
+            if (count < 0) throw BadArgument("counts: " + std::to_string(count) + " given among them, expected numbers of elements of at least 0");
         return Counts(counts.begin(), counts.end());
     }
 };
@@ -40,71 +40,75 @@ template <> struct From<ReduceOp> {
     static ReduceOp convert(int number) { return checked_op(number); }
 };
 
-struct Started {
-    Started(const std::string& site, const Description* description) {
+// The call site and description of a started operation, while it runs on the stream.
+struct StartedCall {
+    StartedCall(const std::string& site, const Description* description) {
         started_at = &site;
-        described_here = description;
+        next_description = description;
     }
-    ~Started() {
+    ~StartedCall() {
         started_at = nullptr;
-        described_here = nullptr;
+        next_description = nullptr;
     }
 };
 
-// What `describe` said, kept for as long as the operation needs it.
-class Said {
+// A Description that owns its shape.
+class OwnedDescription {
 public:
-    Said(Op operation, std::vector<int64_t> shape) : operation_(operation), shape_(std::move(shape)) {}
+    OwnedDescription(Op operation, std::vector<int64_t> shape) : operation_(operation), shape_(std::move(shape)) {}
     Description description() const { return {operation_, int(shape_.size()), shape_.data()}; }
 
 private:
     Op operation_;
     std::vector<int64_t> shape_;
 };
-thread_local std::optional<Said> said;
-thread_local Description as_said;
+// The argument of this thread's last `describe`, and the Description of it to which next_description points.
+thread_local std::optional<OwnedDescription> described;
+thread_local Description described_view;
 
-// For the next collective that this thread calls or starts.
+// Describes the next collective that this thread calls or starts.
 void describe(Comm&, std::vector<int64_t> shape, const std::string& operation) {
     Op named = Op::None;
     for (Op op : {Op::Scan, Op::Exscan})
         if (operation == name(op)) named = op;
     if (named == Op::None && !operation.empty()) throw BadArgument("operation: '" + operation + "' given, expected scan or exscan");
-    said.emplace(named, std::move(shape));
-    as_said = said->description();
-    described_here = &as_said;
+    described.emplace(named, std::move(shape));
+    described_view = described->description();
+    next_description = &described_view;
 }
 
-std::optional<Said> take_said() { return std::exchange(described_here, nullptr) ? std::exchange(said, std::nullopt) : std::nullopt; }
+std::optional<OwnedDescription> consume_description() {
+    return std::exchange(next_description, nullptr) ? std::exchange(described, std::nullopt) : std::nullopt;
+}
 
-// Of a call that was refused before it took its description, the next one must not have it.
-struct Forget {
-    ~Forget() { described_here = nullptr; }
+// If a call is refused before it has consumed its description, the next call must not consume it.
+struct DiscardDescription {
+    ~DiscardDescription() { next_description = nullptr; }
 };
 
 // The operation in the calling thread, and the operation on the communicator's stream.
 template <class... A> auto blocking(void (Comm::*operation)(A...)) {
     return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args) {
-        const Forget forget;
+        const DiscardDescription discard;
         (c.*operation)(From<std::decay_t<A>>::convert(args)...);
     };
 }
 template <class... A> auto started(void (Comm::*operation)(A...)) {
     return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args) {
-        return c.start([&c, operation, site = python_site(), said = take_said(), ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
-            const Description description = said ? said->description() : Description();
-            const Started started(site, said ? &description : nullptr);
+        return c.start([&c, operation, site = python_call_site(), owned = consume_description(), ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
+            const Description description = owned ? owned->description() : Description();
+            const StartedCall call(site, owned ? &description : nullptr);
             (c.*operation)(converted...);
         });
     };
 }
 
-// A Python function on the communicator's stream, in its turn.
+// Runs a Python function on the communicator's stream, in the order of its operations.
 std::shared_ptr<Task> start_call(Comm& c, nb::callable function) {
     return c.start(
-        [piece = python_piece(std::move(function)), site = python_site()] {
-            started_at = &site;  // no destructor undoes it: the interpreter's end may unwind this frame
-            piece();
+        [task = python_task(std::move(function)), site = python_call_site()] {
+            started_at = &site;  // not reset by a destructor, because the interpreter's shutdown may unwind this frame
+            task();
             started_at = nullptr;
         },
         true);
@@ -125,13 +129,13 @@ std::shared_ptr<Request> start_recv(Comm& c, Address ptr, int64_t count, int dty
 }
 
 std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int tag) {
-    std::optional<Arrival> there;
+    std::optional<Arrival> arrival;
     {
         ReleaseGil released;
-        there = c.probe(src, tag);
+        arrival = c.probe(src, tag);
     }
-    if (!there) return std::nullopt;
-    return std::make_tuple(there->source, there->tag, there->count, int(there->dtype));
+    if (!arrival) return std::nullopt;
+    return std::make_tuple(arrival->source, arrival->tag, arrival->count, int(arrival->dtype));
 }
 
 std::vector<std::string> names_of(const std::vector<rankwise::Algorithm>& algorithms) {
@@ -169,7 +173,7 @@ void wait_request(Request& r, std::optional<double> timeout) {
 }  // namespace
 
 void bind_comm(nb::module_& m) {
-    nb::class_<Request>(m, "Request", "A send or receive under way.")
+    nb::class_<Request>(m, "Request", "A send or receive in progress.")
         .def("wait", &wait_request, nb::arg("timeout").none() = nb::none())
         .def("done", &Request::done, Release())
         .def_prop_ro("source", &Request::source)
@@ -178,7 +182,7 @@ void bind_comm(nb::module_& m) {
     m.def("algorithms", &all_algorithms, "The algorithms of each operation that has several, by name.");
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def("allocate", &Comm::allocate, nb::arg("bytes"))
-        .def("holds", [](const Comm& c, Address ptr, size_t bytes) { return c.holds(pointer(ptr), bytes); }, nb::arg("ptr"), nb::arg("bytes"))
+        .def("in_segment", [](const Comm& c, Address ptr, size_t bytes) { return c.in_segment(pointer(ptr), bytes); }, nb::arg("ptr"), nb::arg("bytes"))
         .def_prop_ro("segment", [](const Comm& c) { return c.segment(); })
         .def_prop_ro("rank", &Comm::rank)
         .def_prop_ro("world_size", &Comm::world_size)
@@ -188,8 +192,8 @@ void bind_comm(nb::module_& m) {
         .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
         .def("start_call", &start_call, nb::arg("function"))
         .def("describe", &describe, nb::arg("shape"), nb::arg("operation"))
-        .def("hold", &Comm::hold, Release())
-        .def("release", &Comm::release)
+        .def("lock", &Comm::lock, Release())
+        .def("unlock", &Comm::unlock)
         .def("sync", &Comm::sync, Release())
         .def("record_event", &Comm::record_event, nb::arg("event"))
         .def("wait_event", &Comm::wait_event, nb::arg("event"))

@@ -1,13 +1,13 @@
-// The one place where the core's exceptions become Python's.
+// Translates the core's exceptions to Python's.
 #include "bindings.hpp"
 
 namespace {
 
 nb::object python_error(const char* type) { return nb::module_::import_("rankwise.contract.errors").attr(type); }
 
-nb::dict by_rank(const rankwise::Calls& calls) {
+nb::dict by_rank(const rankwise::RankTexts& texts) {
     nb::dict d;
-    for (const auto& [rank, text] : calls) d[nb::int_(rank)] = nb::str(text.c_str());
+    for (const auto& [rank, text] : texts) d[nb::int_(rank)] = nb::str(text.c_str());
     return d;
 }
 
@@ -17,14 +17,14 @@ nb::tuple ranks(const std::vector<int>& numbers) {
     return nb::tuple(all);
 }
 
-// The Python stacks of the missing ranks, where they could be had.
-std::string stacks_in_words(const nb::dict& stacks) {
+// The Python stacks of the missing ranks that answered, as text.
+std::string stacks_text(const nb::dict& stacks) {
     return nb::cast<std::string>(nb::module_::import_("rankwise.contract.stacks").attr("in_words")(stacks));
 }
 
 void raise(const nb::object& error) { PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr()); }
 
-void translate_ours(const std::exception_ptr& p) {
+void raise_translated(const std::exception_ptr& p) {
     using namespace rankwise;
     try {
         std::rethrow_exception(p);
@@ -38,7 +38,7 @@ void translate_ours(const std::exception_ptr& p) {
                                             nb::arg("sites") = by_rank(e.sites), nb::arg("different") = ranks(e.different)));
     } catch (const TimedOut& e) {
         nb::dict stacks = by_rank(e.stacks);
-        const std::string text = e.what() + stacks_in_words(stacks);
+        const std::string text = e.what() + stacks_text(stacks);
         raise(python_error("CollectiveTimeout")(text, nb::arg("limit") = e.limit, nb::arg("missing") = ranks(e.missing),
                                                 nb::arg("states") = by_rank(e.states), nb::arg("operation") = e.operation,
                                                 nb::arg("sequence") = e.sequence, nb::arg("stacks") = stacks));
@@ -55,10 +55,10 @@ void translate_ours(const std::exception_ptr& p) {
     }
 }
 
-// A Ctrl-C meanwhile is what the program gets.
+// If an exception such as KeyboardInterrupt is raised while the error is made, the program gets that one.
 void translate(const std::exception_ptr& p, void*) {
     try {
-        translate_ours(p);
+        raise_translated(p);
     } catch (nb::python_error& e) {
         e.restore();
     }

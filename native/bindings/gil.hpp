@@ -1,8 +1,8 @@
-// The GIL, let go of and taken back, also by threads that the interpreter's end overtakes.
+// Releasing and acquiring the GIL, safely even while the interpreter shuts down.
 //
-// Up to Python 3.13 a thread that asks for the GIL while the interpreter shuts down is ended there and
-// then, by unwinding its stack; a destructor does not let that pass, and the process aborts. Here
-// such a thread sleeps until the process is gone, which is what it does from Python 3.14 on.
+// Up to Python 3.13 a thread that requests the GIL during shutdown is terminated by unwinding its stack. A destructor
+// does not let that unwinding pass, so the process would abort. Here such a thread sleeps until the process has ended,
+// which is what Python itself does from 3.14 on.
 #pragma once
 #include <Python.h>
 #include <cxxabi.h>
@@ -10,9 +10,9 @@
 
 #include "sync/waiting.hpp"
 
-template <class Ask> auto ask_for_gil(Ask&& ask) {
+template <class Acquire> auto acquiring_gil(Acquire&& acquire) {
     try {
-        return ask();
+        return acquire();
     } catch (abi::__forced_unwind&) {
         for (;;) pause();
     }
@@ -22,7 +22,7 @@ class ReleaseGil {
 public:
     ReleaseGil() : state_(PyEval_SaveThread()) {}
     ~ReleaseGil() {
-        ask_for_gil([this] { PyEval_RestoreThread(state_); });
+        acquiring_gil([this] { PyEval_RestoreThread(state_); });
     }
     ReleaseGil(const ReleaseGil&) = delete;
 
@@ -30,24 +30,24 @@ private:
     PyThreadState* state_;
 };
 
-// For collectives that move at most kQuick bytes: only from when they wait, if they do. To let the GIL
-// go and take it back takes a fifth of the time of the shortest ones.
-class ReleaseGilToWait : rankwise::Lendable {
+// Releases the GIL at once for a collective of more than kQuick bytes, else only when the collective waits: to release
+// and acquire the GIL takes a fifth of the time of the shortest collectives.
+class ReleaseGilToWait : rankwise::ReleasedToWait {
 public:
     explicit ReleaseGilToWait(size_t bytes = 0) {
-        if (bytes > kQuick) let_go();
-        else rankwise::held_here = this;
+        if (bytes > kQuick) release();
+        else rankwise::released_to_wait = this;
     }
     ~ReleaseGilToWait() {
-        rankwise::held_here = nullptr;
-        if (released_) ask_for_gil([this] { PyEval_RestoreThread(released_); });
+        rankwise::released_to_wait = nullptr;
+        if (released_) acquiring_gil([this] { PyEval_RestoreThread(released_); });
     }
     ReleaseGilToWait(const ReleaseGilToWait&) = delete;
 
 private:
     static constexpr size_t kQuick = 4096;
-    void let_go() override {
-        rankwise::held_here = nullptr;
+    void release() override {
+        rankwise::released_to_wait = nullptr;
         released_ = PyEval_SaveThread();
     }
     PyThreadState* released_ = nullptr;
@@ -55,7 +55,7 @@ private:
 
 class HoldGil {
 public:
-    HoldGil() : state_(ask_for_gil([] { return PyGILState_Ensure(); })) {}
+    HoldGil() : state_(acquiring_gil([] { return PyGILState_Ensure(); })) {}
     ~HoldGil() { PyGILState_Release(state_); }
     HoldGil(const HoldGil&) = delete;
 
@@ -63,7 +63,7 @@ private:
     PyGILState_STATE state_;
 };
 
-// A rank that waits runs Python's signal handlers, and stops waiting when one raises.
+// A waiting rank runs Python's signal handlers, and stops waiting when one of them raises.
 inline void check_signals_while_waiting() {
     rankwise::interrupt_check = [] {
         HoldGil gil;

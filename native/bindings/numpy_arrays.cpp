@@ -16,7 +16,7 @@ PyTypeObject* ndarray_type() {
     return type;
 }
 
-// ml_dtypes registers its types with NumPy at run time, so they are known by name.
+// ml_dtypes registers its types with NumPy at run time, so they are recognised by name.
 int registered_dtype(const char* type_name) {
     const char* bare = std::strrchr(type_name, '.');
     bare = bare ? bare + 1 : type_name;

@@ -1,5 +1,5 @@
-// Registered memory for NumPy: as an object with the array interface, and as the memory handler of
-// NEP 49, by which arrays made the usual way lie there.
+// Registered memory for NumPy: an object with the array interface, and a memory handler (NEP 49) that makes NumPy
+// allocate its arrays in registered memory.
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_22_API_VERSION
 #include "bindings.hpp"
@@ -24,7 +24,7 @@ nb::dict interface_of(const Registered& memory) {
     return d;
 }
 
-// What stands behind one memory handler. The arrays made with it keep it alive.
+// The allocator behind a memory handler. The arrays that it allocates keep it alive.
 class Allocator {
 public:
     explicit Allocator(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
@@ -35,7 +35,7 @@ public:
     PyDataMem_Handler handler{};
 
 private:
-    // Below a page the segment's blocks, which are whole pages, would be waste.
+    // Smaller allocations come from malloc, because a block of the segment takes whole pages.
     static constexpr size_t kFrom = 4096;
 
     static void* make(void* self, size_t bytes) { return of(self).allocate(bytes, false); }
@@ -52,7 +52,7 @@ private:
         if (!before && bytes < kFrom) return std::realloc(p, bytes);
         void* moved = a.allocate(bytes, false);
         if (!moved || !p) return moved;
-        if (!before) {  // NumPy does not say how long it was, the system knows
+        if (!before) {  // NumPy does not pass the old size, but realloc knows it
             void* grown = std::realloc(p, bytes);
             if (!grown) {
                 free(self, moved, 0);
@@ -75,7 +75,7 @@ private:
                 blocks_.emplace(p, std::move(memory));
                 return p;
             } catch (const Error&) {
-                return nullptr;  // NumPy makes a MemoryError of it
+                return nullptr;  // NumPy raises a MemoryError
             }
         }
         return zeroed ? std::calloc(std::max<size_t>(bytes, 1), 1) : std::malloc(std::max<size_t>(bytes, 1));
@@ -86,11 +86,11 @@ private:
         return found == blocks_.end() ? 0 : found->second->bytes();
     }
     bool release(void* p) {
-        std::unique_ptr<Registered> last;  // freed without the lock
+        std::unique_ptr<Registered> removed;  // freed after the lock is released
         std::lock_guard lock(mutex_);
         const auto found = blocks_.find(p);
         if (found == blocks_.end()) return false;
-        last = std::move(found->second);
+        removed = std::move(found->second);
         blocks_.erase(found);
         return true;
     }
@@ -100,13 +100,13 @@ private:
     std::map<void*, std::unique_ptr<Registered>> blocks_;
 };
 
-constexpr const char* kCapsule = "mem_handler";  // as NEP 49 wants it called
+constexpr const char* kCapsule = "mem_handler";  // the name that NEP 49 requires
 
 void import_numpy() {
     if (!PyArray_API && _import_array() < 0) nb::raise_python_error();
 }
 
-// A handler for `use_handler` that takes memory from this rank's segment.
+// A handler for `use_handler` that allocates in this rank's segment.
 nb::object memory_handler(const Comm& comm) {
     import_numpy();
     auto allocator = std::make_unique<Allocator>(comm.segment());
@@ -132,5 +132,5 @@ void bind_registered(nb::module_& m) {
     nb::class_<Registered>(m, "Registered", "Memory of this rank in the segment; freed with this object.")
         .def_prop_ro("__array_interface__", &interface_of);
     m.def("memory_handler", &memory_handler, nb::arg("comm"), "A NumPy memory handler whose arrays lie in the communicator's segment.");
-    m.def("use_handler", &use_handler, nb::arg("handler").none(), "Let NumPy, in this context, make arrays with it; the one used before.");
+    m.def("use_handler", &use_handler, nb::arg("handler").none(), "Let NumPy, in this context, allocate arrays with it; returns the previous handler.");
 }

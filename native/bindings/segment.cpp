@@ -39,12 +39,12 @@ void bind_segment(nb::module_& m) {
             "mark_exited",
             [](Segment& s, int rank, int status, int pid) {
                 check_rank(s, rank);
-                int32_t unknown = 0;  // a rank that never joined
+                int32_t unknown = 0;  // the pid of a rank that never joined
                 s.record(rank).pid.compare_exchange_strong(unknown, pid);
                 s.mark_exited(rank, status);
             },
             nb::arg("rank"), nb::arg("status"), nb::arg("pid"))
-        .def("announce_statuses", [](Segment& s) { s.header().statuses_come = 1; })
+        .def("announce_statuses", [](Segment& s) { s.header().statuses_expected = 1; })
         .def(
             "state",
             [](const Segment& s, int rank) {
@@ -52,7 +52,7 @@ void bind_segment(nb::module_& m) {
                 const rankwise::Whereabouts where = rankwise::whereabouts(s.header(), rank);
                 const bool begun = where.inside || where.begun();
                 return std::make_tuple(std::string(name(begun ? where.operation->kind : rankwise::Op::None)), begun ? where.operation->sequence : 0,
-                                       begun ? words(*where.operation, 0) : "", s.record(rank).pid.load(), where.inside);
+                                       begun ? to_string(*where.operation, 0) : "", s.record(rank).pid.load(), where.inside);
             },
             nb::arg("rank"))
         .def("lost_rank", [](const Segment& s) -> std::optional<int> {
@@ -60,9 +60,9 @@ void bind_segment(nb::module_& m) {
             if (f.cause != rankwise::Cause::PeerLost) return std::nullopt;
             return f.rank;
         });
-    m.def("usable_cores", &rankwise::usable_cores, "Cores this process may use: its affinity, cut by its cgroup's quota.");
+    m.def("usable_cores", &rankwise::usable_cores, "Cores that this process may use: its affinity, limited by its cgroup's quota.");
     m.def("end_with", &rankwise::end_with, nb::arg("pid"), "End this process when the process `pid` ends.");
     m.def(
         "adopt_orphans", [](bool on) { prctl(PR_SET_CHILD_SUBREAPER, on ? 1UL : 0UL, 0UL, 0UL, 0UL); }, nb::arg("on"),
-        "Whether this process becomes the parent of what its descendants leave behind.");
+        "Whether this process adopts its descendants' orphaned processes.");
 }

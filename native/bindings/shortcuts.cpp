@@ -1,6 +1,6 @@
-// The common case of the array level in one call from Python: plain NumPy arrays of one dtype, whose
-// shapes fit. Each returns whether it did the operation; False, and nothing done, sends the caller the
-// general way, which also finds the words for whatever is wrong. C is the engine's Comm, or Foreign.
+// The common case of the array level in one call from Python: plain NumPy arrays of one dtype, whose shapes fit. Each
+// function returns whether it did the operation. If it returns False, nothing was done, and the caller takes the general
+// path, which also reports errors. C is the engine's Comm or a PythonCommunicator.
 #include "shortcuts.hpp"
 
 #include <cstring>
@@ -14,7 +14,7 @@ using namespace rankwise;
 
 namespace {
 
-// The common names of operations, mostly known by the identity of the interned string.
+// The names of common reduction operations, mostly recognised by the identity of the interned string.
 struct OpName {
     PyObject* text;
     ReduceOp op;
@@ -33,7 +33,7 @@ const OpName* op_named(nb::handle name_) {
     return nullptr;
 }
 
-// A rank or a tag below `end`; -1 for anything else than such an int.
+// A rank or a tag as an int below `end`, or -1 for anything else.
 int number(nb::handle given, long end) {
     if (!PyLong_CheckExact(given.ptr())) return -1;
     int overflow = 0;
@@ -41,7 +41,7 @@ int number(nb::handle given, long end) {
     return !overflow && value >= 0 && value < end ? int(value) : -1;
 }
 
-// A plain array: contiguous, aligned, of a dtype that ranks exchange.
+// A plain array: contiguous, aligned, and of a dtype that ranks can exchange.
 struct Plain {
     PyArrayObject* array = nullptr;
     uint8_t* data = nullptr;
@@ -64,7 +64,7 @@ struct Plain {
     Description description() const { return {Op::None, dims(), PyArray_DIMS(array)}; }
     size_t bytes() const { return count * itemsize(DType(dtype)); }
     bool apart_from(const Plain& other) const { return data + bytes() <= other.data || other.data + other.bytes() <= data; }
-    // Whether the last axes, all but the first `skip`, and those of `other`, all but its first, are the same.
+    // Whether the shapes are equal without the first `skip` axes of this array and the first `other_skip` axes of `other`.
     bool same_shape(const Plain& other, int skip, int other_skip) const {
         if (dims() - skip != other.dims() - other_skip) return false;
         for (int i = skip; i < dims(); ++i)
@@ -73,12 +73,12 @@ struct Plain {
     }
 };
 
-// A communicator in Python, over another library, whose collectives are complete when they return.
-class Foreign {
+// A communicator implemented in Python over another library, whose collectives are complete when they return.
+class PythonCommunicator {
 public:
-    // methods: the communicator's, in the order of Method; send and recv are complete when they return.
-    // dtypes, ops: the contract's, by their numbers.
-    Foreign(int rank, int world_size, std::vector<nb::object> methods, std::vector<nb::object> dtypes, std::vector<nb::object> ops)
+    // methods: the communicator's methods, in the order of Method; send and recv must also complete before they return.
+    // dtypes, ops: the contract's enum members, indexed by their numbers.
+    PythonCommunicator(int rank, int world_size, std::vector<nb::object> methods, std::vector<nb::object> dtypes, std::vector<nb::object> ops)
         : rank_(rank), world_size_(world_size), methods_(std::move(methods)), dtypes_(std::move(dtypes)), ops_(std::move(ops)) {
         if (methods_.size() != kMethods) throw BadArgument("methods: " + std::to_string(methods_.size()) + " given, expected " + std::to_string(kMethods));
     }
@@ -101,12 +101,12 @@ public:
         for (int i = 0; i < x.dims(); ++i) shape.append(x.dim(i));
         call(Describe, nb::tuple(shape));
     }
-    void release() {}  // nor does `call` of such a communicator hold it
+    void unlock() {}  // receive() and announce() do not lock such a communicator
 
 private:
     enum Method { AllReduce, Reduce, Broadcast, AllGather, Gather, Scatter, ReduceScatter, AllToAll, Send, Recv, Describe, kMethods };
     template <class... A> void call(Method method, const A&... args) {
-        ask_for_gil([&] { return methods_[method](args...); });
+        acquiring_gil([&] { return methods_[method](args...); });
     }
     static Address at(const void* p) { return Address(p); }
     const nb::object& of(DType d) const { return dtypes_[size_t(d)]; }
@@ -116,31 +116,32 @@ private:
     std::vector<nb::object> methods_, dtypes_, ops_;
 };
 
-// What is done with the GIL in a call of C: Python's own methods need it.
+// Whether a call of C releases the GIL: the methods of a PythonCommunicator need it.
 struct KeepGil {
     explicit KeepGil(size_t = 0) {}
 };
 template <class C> using ReleaseToWait = std::conditional_t<std::is_same_v<C, Comm>, ReleaseGilToWait, KeepGil>;
 
-// The shape of the arrays, where it says more than their length, for the ranks to compare.
-class Described {
+// Describes the arrays of the next call, so that the ranks compare their shapes, unless they have a single axis: then
+// their count is compared anyway.
+class NextDescription {
 public:
-    Described(Comm&, const Plain& x) {
+    NextDescription(Comm&, const Plain& x) {
         if (x.dims() == 1) return;
         description_ = x.description();
-        described_here = &description_;
+        next_description = &description_;
     }
-    Described(Foreign& c, const Plain& x) {
+    NextDescription(PythonCommunicator& c, const Plain& x) {
         if (x.dims() != 1) c.describe(x);
     }
-    ~Described() { described_here = nullptr; }
-    Described(const Described&) = delete;
+    ~NextDescription() { next_description = nullptr; }
+    NextDescription(const NextDescription&) = delete;
 
 private:
     Description description_;
 };
 
-// `out` for a result of (world, *x.shape), or for x's axis 0 cut in equal parts.
+// Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
 template <class C> bool fits_gathered(const C& c, const Plain& x, const Plain& out) {
     return x && out && out.dtype == x.dtype && out.dims() > 0 && out.dim(0) == c.world_size() && x.same_shape(out, 0, 1) && x.apart_from(out);
 }
@@ -154,7 +155,7 @@ template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op) {
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
     const ReleaseToWait<C> released(x.bytes());
-    const Described described(c, x);
+    const NextDescription described(c, x);
     c.all_reduce(x.data, x.count, DType(x.dtype), named->op);
     return true;
 }
@@ -166,7 +167,7 @@ template <class C> bool reduce(C& c, nb::handle array, nb::handle to, nb::handle
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
     const ReleaseToWait<C> released(x.bytes());
-    const Described described(c, x);
+    const NextDescription described(c, x);
     c.reduce(x.data, x.count, DType(x.dtype), named->op, dst);
     return true;
 }
@@ -176,7 +177,7 @@ template <class C> bool broadcast(C& c, nb::handle array, nb::handle from) {
     const Plain x(array, true);
     if (!x || src < 0) return false;
     const ReleaseToWait<C> released(x.bytes());
-    const Described described(c, x);
+    const NextDescription described(c, x);
     c.broadcast(x.data, x.count, DType(x.dtype), src);
     return true;
 }
@@ -185,13 +186,13 @@ template <class C> bool all_gather(C& c, nb::handle array, nb::handle out) {
     const Plain x(array, false), result(out, true);
     if (!fits_gathered(c, x, result)) return false;
     const ReleaseToWait<C> released(result.bytes());
-    const Described described(c, x);
+    const NextDescription described(c, x);
     c.all_gather(x.data, result.data, x.count, DType(x.dtype));
     return true;
 }
 
-// The general way refuses an array whose gathered result would have more dimensions than NumPy's arrays can
-// have, which is for dst and the other ranks to do alike: 32 before NumPy 2, and 64 since.
+// The general path refuses an array whose gathered result would have more dimensions than NumPy allows (32 before NumPy
+// 2, and 64 since). dst and the other ranks must refuse it alike, so such arrays take the general path on all ranks.
 constexpr int kMostDims = 32;
 
 template <class C> bool gather(C& c, nb::handle array, nb::handle at, nb::handle out) {
@@ -205,7 +206,7 @@ template <class C> bool gather(C& c, nb::handle array, nb::handle at, nb::handle
         to = result.data;
     }
     const ReleaseToWait<C> released(x.bytes() * size_t(c.world_size()));
-    const Described described(c, x);
+    const NextDescription described(c, x);
     c.gather(x.data, to, x.count, DType(x.dtype), dst);
     return true;
 }
@@ -215,7 +216,7 @@ template <class C> bool reduce_scatter(C& c, nb::handle array, nb::handle op, nb
     const OpName* named = op_named(op);
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
     const ReleaseToWait<C> released(x.bytes());
-    const Described described(c, x);
+    const NextDescription described(c, x);
     c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op);
     return true;
 }
@@ -224,31 +225,32 @@ template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
     const Plain x(array, false), result(out, true);
     if (!fits_split(c, x, result, false)) return false;
     const ReleaseToWait<C> released(x.bytes());
-    const Described described(c, x);
+    const NextDescription described(c, x);
     c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype));
     return true;
 }
 
-// The header that scatter's src sends before the parts: dtype, ndim, shape. In the form of group/collectives.py, by which
-// some of the ranks may call.
+// The header that scatter's src sends before the parts: dtype, ndim, shape. It has the same form as in
+// group/collectives.py, because some of the ranks may take that path.
 using collectives::ArrayHeader;
 constexpr uint64_t kHeaderWords = sizeof(ArrayHeader) / 8;
 
-// On src: whether the parts travel with the header. Over another library they follow in a call of their own.
+// On src: sends the header, and returns whether the parts travel with it. Over another library they follow in another
+// call.
 bool announce(Comm& c, ArrayHeader& header, const Plain& x, const Plain& part, int src) {
     return c.scatter_described(header, x.data, part.data, nullptr, src);
 }
-bool announce(Foreign& c, ArrayHeader& header, const Plain&, const Plain&, int src) {
+bool announce(PythonCommunicator& c, ArrayHeader& header, const Plain&, const Plain&, int src) {
     c.broadcast(&header, kHeaderWords, DType::I64, src);
     return false;
 }
 
-// On the other ranks: what arrived.
+// On the other ranks: the received header, and the memory for the part.
 struct Received {
-    const Plain& part;  // where it goes, if it fits
+    const Plain& part;  // receives the part if it fits
     const int n;
     ArrayHeader header;
-    std::vector<uint8_t> other;  // parts that came with the header and do not fit
+    std::vector<uint8_t> other;  // receives a part that travels with the header and does not fit
 
     bool fits() const {
         bool same = header.dtype == part.dtype && header.dims == part.dims() && header.dim[0] % n == 0 && header.dim[0] / n == part.dim(0);
@@ -264,16 +266,16 @@ struct Received {
 bool receive(Comm& c, Received& received, int src) {
     return c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src);
 }
-bool receive(Foreign& c, Received& received, int src) {
+bool receive(PythonCommunicator& c, Received& received, int src) {
     c.broadcast(&received.header, kHeaderWords, DType::I64, src);
     return false;
 }
 
-// Ends the hold in which the header was exchanged.
-template <class C> struct Held {
+// Unlocks the communicator, which scatter_described locked when it exchanged the header alone.
+template <class C> struct UnlockAtEnd {
     C* c;
-    ~Held() {
-        if (c) c->release();
+    ~UnlockAtEnd() {
+        if (c) c->unlock();
     }
 };
 
@@ -283,15 +285,15 @@ template <class C> bool scatter_from_here(C& c, const Plain& x, const Plain& par
     for (int i = 0; i < x.dims(); ++i) header.dim[i] = x.dim(i);
     const ReleaseToWait<C> released(x.bytes());
     if (announce(c, header, x, part, src)) return true;
-    const Held<C> held{&c};
+    const UnlockAtEnd<C> unlock{&c};
     c.scatter(x.data, part.data, part.count, DType(x.dtype), src);
     return true;
 }
 
 nb::object bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.data(), data.size()); }
 
-// After the header the other ranks rely on this one: where `out` does not fit, `rest(header, part, out, src)` goes on. part
-// is what came with the header, or None.
+// After the header has been exchanged, the other ranks rely on this one. So if `out` does not fit,
+// `rest(header, part, out, src)` completes the operation; part is this rank's part if it came with the header, or None.
 template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::handle out, nb::handle rest) {
     const int src = number(from, c.world_size());
     const Plain part(out, true);
@@ -301,14 +303,14 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
         return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
     }
     Received received{part, c.world_size(), {}, {}};
-    bool along = false;
+    bool with_header = false;
     {
         const ReleaseToWait<C> released(part.bytes());
-        along = receive(c, received, src);
-        if (along && received.fits()) return true;
+        with_header = receive(c, received, src);
+        if (with_header && received.fits()) return true;
     }
-    const Held<C> held{along ? nullptr : &c};
-    if (!along && received.fits()) {
+    const UnlockAtEnd<C> unlock{with_header ? nullptr : &c};
+    if (!with_header && received.fits()) {
         const ReleaseToWait<C> released(part.bytes());
         c.scatter(nullptr, part.data, part.count, DType(part.dtype), src);
         return true;
@@ -316,30 +318,30 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
     nb::list given;
     const auto* header = reinterpret_cast<const int64_t*>(&received.header);
     for (uint64_t i = 0; i < kHeaderWords; ++i) given.append(header[i]);
-    rest(given, along ? bytes_of(received.other) : nb::none(), out, from);
+    rest(given, with_header ? bytes_of(received.other) : nb::none(), out, from);
     return true;
 }
 
-// The same for any arrays. header: kHeaderWords int64, which src gives and the others receive. None where the parts follow
-// in a call of their own; else, except on src, this rank's part.
+// The first step of scatter for any arrays. header: kHeaderWords int64, which src gives and the other ranks receive.
+// Returns None if the parts follow in another call, else this rank's part (empty on src).
 nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t recv, int src) {
     const Plain given(header_, true);
     if (!given || given.bytes() != sizeof(ArrayHeader)) throw BadArgument("header: expected an array of " + std::to_string(kHeaderWords) + " int64");
     ArrayHeader header;
     std::memcpy(&header, given.data, sizeof header);
     std::vector<uint8_t> part;
-    const auto place = [&part](size_t bytes) {
+    const auto part_buffer = [&part](size_t bytes) {
         part.resize(bytes);
         return part.data();
     };
-    bool along = false;
+    bool with_header = false;
     {
         const ReleaseToWait<Comm> released{};
-        along = c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(place), src);
+        with_header = c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(part_buffer), src);
     }
-    const Held<Comm> held{along ? nullptr : &c};
+    const UnlockAtEnd<Comm> unlock{with_header ? nullptr : &c};
     std::memcpy(given.data, &header, sizeof header);
-    return along ? bytes_of(part) : nb::none();
+    return with_header ? bytes_of(part) : nb::none();
 }
 
 constexpr long kTags = 1l << 31;
@@ -381,10 +383,10 @@ template <class C> void define(nb::class_<C>& comm) {
 void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
     define(comm);
     comm.def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
-    nb::class_<Foreign> foreign(m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
-    foreign.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("rank"), nb::arg("world_size"),
+    nb::class_<PythonCommunicator> in_python(m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
+    in_python.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("rank"), nb::arg("world_size"),
                 nb::arg("methods"), nb::arg("dtypes"), nb::arg("ops"))
-        .def_prop_ro("barrier", [](const Foreign&) { return nb::none(); })
-        .def_prop_ro("announce_array", [](const Foreign&) { return nb::none(); });
-    define(foreign);
+        .def_prop_ro("barrier", [](const PythonCommunicator&) { return nb::none(); })
+        .def_prop_ro("announce_array", [](const PythonCommunicator&) { return nb::none(); });
+    define(in_python);
 }

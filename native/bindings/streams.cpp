@@ -9,17 +9,17 @@ namespace {
 using Release = nb::call_guard<ReleaseGil>;
 constexpr double kForever = 1e9;  // seconds
 
-// A function that a stream will call. Whoever has it last lets go of it, with the GIL.
-class Held {
+// A reference to a function that a stream will call. It is released with the GIL, in whatever thread that happens.
+class FunctionReference {
 public:
-    explicit Held(PyObject* function) : function_(function) {}
-    Held(const Held&) = delete;
-    ~Held() {
+    explicit FunctionReference(PyObject* function) : function_(function) {}
+    FunctionReference(const FunctionReference&) = delete;
+    ~FunctionReference() {
         if (!function_ || !nb::is_alive()) return;
         HoldGil gil;
         Py_DECREF(function_);
     }
-    PyObject* take() { return std::exchange(function_, nullptr); }
+    PyObject* detach() { return std::exchange(function_, nullptr); }
 
 private:
     PyObject* function_;
@@ -27,14 +27,14 @@ private:
 
 void call_and_release(PyObject* function) {
     HoldGil gil;
-    PyObject* result = ask_for_gil([&] { return PyObject_CallNoArgs(function); });  // it may be running still when the interpreter ends
+    PyObject* result = acquiring_gil([&] { return PyObject_CallNoArgs(function); });  // it may still run when the interpreter shuts down
     if (result) Py_DECREF(result);
     else PyErr_WriteUnraisable(function);
     Py_DECREF(function);
 }
 
 std::shared_ptr<Task> submit(HostStream& stream, nb::callable function) {
-    return stream.submit(python_piece(std::move(function)), true);
+    return stream.submit(python_task(std::move(function)), true);
 }
 
 void wait_task(Task& t, std::optional<double> timeout) {
@@ -49,7 +49,7 @@ void sync_stream(HostStream& stream, std::optional<double> timeout) {
     stream.sync(timeout.value_or(kForever));
 }
 
-// (whether all had run in time, whether the thread has ended)
+// Returns whether all work had run in time, and whether the thread has ended.
 std::tuple<bool, bool> close_stream(HostStream& stream, double timeout) {
     ReleaseGil released;
     const bool idle = stream.drain(timeout);
@@ -66,16 +66,16 @@ struct HostEvents {};
 
 }  // namespace
 
-std::function<void()> python_piece(nb::callable function) {
-    auto held = std::make_shared<Held>(function.release().ptr());
-    return [held = std::move(held)] { call_and_release(held->take()); };
+std::function<void()> python_task(nb::callable function) {
+    auto reference = std::make_shared<FunctionReference>(function.release().ptr());
+    return [reference = std::move(reference)] { call_and_release(reference->detach()); };
 }
 
 void bind_streams(nb::module_& m) {
-    nb::class_<Task>(m, "Task", "A piece of work on a stream.")
+    nb::class_<Task>(m, "Task", "A task of a stream.")
         .def("wait", &wait_task, nb::arg("timeout").none() = nb::none())
         .def("done", &Task::done);
-    nb::class_<HostStream>(m, "Stream", "An ordered queue of the program's own work, run by a thread.")
+    nb::class_<HostStream>(m, "HostStream", "An ordered queue of the program's own work, run by a thread.")
         .def_static("create", &HostStream::create)
         .def_prop_ro("handle", &HostStream::handle)
         .def("submit", &submit, nb::arg("function"))

@@ -1,8 +1,8 @@
-// Python functions as pieces of work on a stream.
+// Python functions as tasks of a stream.
 #pragma once
 #include <functional>
 
 #include "bindings.hpp"
 
-// It must not raise: nobody would see it.
-std::function<void()> python_piece(nb::callable function);
+// The function must not raise, because the exception could only be logged.
+std::function<void()> python_task(nb::callable function);

@@ -52,8 +52,8 @@ void bind_trace(nb::module_& m) {
         .def_ro("waited", &Operation::waited)
         .def_ro("failed", &Operation::failed)
         .def_ro("background", &Operation::background)
-        .def("__repr__", [](const Operation& o) { return "<Operation " + words(o, 0) + (o.end ? ">" : ", under way>"); });
-    nb::class_<RankState>(m, "RankState", "What a segment says of one rank.")
+        .def("__repr__", [](const Operation& o) { return "<Operation " + to_string(o, 0) + (o.end ? ">" : ", in progress>"); });
+    nb::class_<RankState>(m, "RankState", "What a segment records about one rank.")
         .def_ro("pid", &RankState::pid)
         .def_ro("joined", &RankState::joined)
         .def_ro("exited", &RankState::exited)
@@ -64,8 +64,8 @@ void bind_trace(nb::module_& m) {
         .def_prop_ro("operation", [](const RankState& s) { return s.where.operation; })
         .def_prop_ro("inside", [](const RankState& s) { return s.where.inside; })
         .def_prop_ro("since", [](const RankState& s) { return s.where.since; })
-        .def_prop_ro("words", [](const RankState& s) { return s.joined ? words(s.where, 0) : std::string("has not joined"); });
-    nb::class_<SegmentView>(m, "SegmentView", "A job's segment as seen from outside its ranks, mapped for reading alone.")
+        .def_prop_ro("description", [](const RankState& s) { return s.joined ? to_string(s.where, 0) : std::string("has not joined"); });
+    nb::class_<SegmentView>(m, "SegmentView", "A job's segment as seen from outside its ranks, mapped read-only.")
         .def(nb::init<int>(), nb::arg("fd"))
         .def_prop_ro("world_size", [](const SegmentView& v) { return v.header().world_size; })
         .def_prop_ro("started", [](const SegmentView& v) { return v.header().started.realtime; })

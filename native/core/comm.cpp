@@ -16,11 +16,11 @@ namespace rankwise {
 
 namespace {
 
-constexpr double kPatience = 0.2;  // seconds that close gives to a function of the program, once the group has failed
+constexpr double kUserCodeTimeout = 0.2;  // seconds that close waits for a function of the program that runs on the stream
 
 ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
     if (ReduceKernel kernel = reduce_kernel(dtype, op)) return kernel;
-    throw BadArgument(std::string("op: ") + name(op) + " means nothing for " + name(dtype));
+    throw BadArgument(std::string("op: ") + name(op) + " is not defined for " + name(dtype));
 }
 
 uint64_t digest(const Counts& counts) {
@@ -31,11 +31,11 @@ uint64_t digest(const Counts& counts) {
 
 }  // namespace
 
-// A collective call: waits for its turn among this rank's threads, announces itself, and ends.
-class Comm::Call_ {
+// Begins and ends a collective call, and serialises it with the calls of this rank's other threads.
+class Comm::CallGuard {
 public:
-    Call_(Comm& comm, const Call& call, uint64_t bytes = 0)
-        : comm_(comm), description_(std::exchange(described_here, nullptr)), within_hold_(!comm.lock_calls()) {
+    CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0)
+        : comm_(comm), description_(std::exchange(next_description, nullptr)), keeps_lock_(!comm.lock_calls()) {
         try {
             comm.protocol_.begin(call, bytes, description_);
         } catch (...) {
@@ -43,41 +43,41 @@ public:
             throw;
         }
     }
-    ~Call_() {
+    ~CallGuard() {
         comm_.protocol_.end();
         leave();
     }
-    // The turn outlasts this call: hold(), with no other thread's call in between.
-    void hold() {
-        if (!within_hold_) comm_.holder_ = std::this_thread::get_id();
-        within_hold_ = true;
-        ++comm_.holds_;
+    // Comm::lock(), with no other thread's call in between: the lock outlasts this call.
+    void keep_lock() {
+        if (!keeps_lock_) comm_.lock_owner_ = std::this_thread::get_id();
+        keeps_lock_ = true;
+        ++comm_.lock_depth_;
     }
 
 private:
     void leave() {
-        if (!within_hold_) comm_.unlock_calls();
+        if (!keeps_lock_) comm_.unlock_calls();
     }
     Comm& comm_;
     const Description* const description_;
-    bool within_hold_;
+    bool keeps_lock_;
 };
 
-// After what was queued before, one at a time. False where this thread has the turn already.
+// Locks the communicator after all queued operations have run. Returns false if this thread has locked it already.
 bool Comm::lock_calls() {
     check_open();
     if (!stream_.idle()) {
-        if (holds_calls()) return false;
+        if (owns_lock()) return false;
         before_waiting();
         stream_.sync(timeout());
     }
     uint32_t free = 0;
     if (!busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
-        if (holds_calls()) return false;
+        if (owns_lock()) return false;
         before_waiting();
         wait_for_calls();
     }
-    if (closed_.load(std::memory_order_relaxed)) {  // meanwhile
+    if (closed_.load(std::memory_order_relaxed)) {  // closed while this thread waited
         unlock_calls();
         check_open();
     }
@@ -91,7 +91,7 @@ void Comm::wait_for_calls() {
         check_open();
         if (interrupted()) throw Interrupted();
         if (Clock::now() - since > std::chrono::duration<double>(timeout()))
-            throw TimedOut("another thread's call on this communicator did not end within " + seconds(timeout()), timeout(), {},
+            throw TimedOut("another thread's call on this communicator did not finish within " + seconds(timeout()), timeout(), {},
                            protocol_.states(), "", -1);
     }
 }
@@ -100,29 +100,29 @@ void Comm::unlock_calls() {
     if (busy_.exchange(0, std::memory_order_release) == 2) futex_wake_all(busy_);
 }
 
-bool Comm::holds_calls() const { return holder_.load() == std::this_thread::get_id(); }
+bool Comm::owns_lock() const { return lock_owner_.load() == std::this_thread::get_id(); }
 
-void Comm::hold() {
-    if (!holds_calls()) {
+void Comm::lock() {
+    if (!owns_lock()) {
         lock_calls();
-        holder_ = std::this_thread::get_id();
+        lock_owner_ = std::this_thread::get_id();
     }
-    ++holds_;
+    ++lock_depth_;
 }
 
-void Comm::release() {
-    if (--holds_ > 0) return;
-    holder_ = std::thread::id();
+void Comm::unlock() {
+    if (--lock_depth_ > 0) return;
+    lock_owner_ = std::thread::id();
     unlock_calls();
 }
 
 namespace {
-// The time in which the ranks meet, in this rank's trace.
-struct Meeting {
+// Enters the joining of the ranks into this rank's trace.
+struct JoinTrace {
     Tracer tracer;
     TraceEntry* entry;
-    Meeting(Segment& segment, int rank) : tracer(segment, rank), entry(tracer.begin(uint64_t(Op::Join), 0, 0, 0, 0, ticks())) {}
-    ~Meeting() { tracer.end(entry, ticks(), 0, std::uncaught_exceptions() ? kFailed : 0); }
+    JoinTrace(Segment& segment, int rank) : tracer(segment, rank), entry(tracer.begin(uint64_t(Op::Join), 0, 0, 0, 0, ticks())) {}
+    ~JoinTrace() { tracer.end(entry, ticks(), 0, std::uncaught_exceptions() ? kFailed : 0); }
 };
 }  // namespace
 
@@ -130,10 +130,10 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     if (rank < 0 || rank >= segment->world_size())
         throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(segment->world_size() - 1));
     RankRecord& me = segment->record(rank);
-    if (me.joined.load()) throw BadArgument("rank " + std::to_string(rank) + " has joined this segment already");
+    if (me.joined.load()) throw BadArgument("rank: " + std::to_string(rank) + " given, which has already joined this segment");
     SegmentHeader& header = segment->header();
     me.pid = getpid();
-    Meeting meeting(*segment, rank);
+    JoinTrace trace(*segment, rank);
     auto comm = std::make_shared<Comm>(segment, header.world_group, rank, timeout, settings);
     me.joined.store(1);
     header.roster.fetch_add(1);
@@ -163,49 +163,48 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     return comm;
 }
 
-// By three steps: each rank says where a word of it is and where it is scheduled; each tries to read the word of
-// its neighbour, and says what it can do; all have read. Single copy needs that all can, and yielding that
-// all are scheduled together: a rank cannot yield its core to one that is scheduled elsewhere.
+// In three steps: each rank posts the address of a word and its scheduler session; each tries to read the next rank's
+// word, and posts what it can do and its settings; all confirm that they have read. Single copy requires that all ranks
+// can read, and yielding that all are in one scheduler session, because a rank cannot yield its core to another session.
 void Comm::agree_on_conditions() {
-    Call_ call(*this, make_call(Op::Join));
+    CallGuard call(*this, make_call(Op::Join));
     static const uint64_t word = 0x72616e6b77697365;
-    const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduled_in()};
-    const uint64_t there = protocol_.post(mine, sizeof mine);
-    struct Said {
+    const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduler_session()};
+    const uint64_t probed = protocol_.post(mine, sizeof mine);
+    struct Proposal {
         bool single_copy, yields, oversubscribed;
         Forced forced;
     };
-    static_assert(sizeof(Said) <= kInline);
+    static_assert(sizeof(Proposal) <= kInline);
     const bool oversubscribed = settings_.oversubscribed.value_or(group_.oversubscribed);
-    const Said own{settings_.single_copy && protocol_.n > 1, true, oversubscribed, settings_.forced};
-    Said said = own;
+    Proposal own{settings_.single_copy && protocol_.n > 1, true, oversubscribed, settings_.forced};
     if (const int next = (rank() + 1) % protocol_.n; next != rank()) {
         uint64_t theirs[2];
-        protocol_.await(next, there);
-        std::memcpy(theirs, protocol_.payload(next, there), sizeof theirs);
-        if (!protocol_.can_read(next, theirs[0], word)) said.single_copy = false;
-        if (theirs[1] != mine[1]) said.yields = false;
+        protocol_.await(next, probed);
+        std::memcpy(theirs, protocol_.payload(next, probed), sizeof theirs);
+        if (!protocol_.can_read(next, theirs[0], word)) own.single_copy = false;
+        if (theirs[1] != mine[1]) own.yields = false;
     }
-    const uint64_t step = protocol_.post(&said, sizeof said);
-    Conditions agreed{protocol_.n, oversubscribed, said.yields, said.single_copy, protocol_.n > 1 ? own.forced : Forced{}, settings_.backend};
+    const uint64_t step = protocol_.post(&own, sizeof own);
+    Conditions agreed{protocol_.n, oversubscribed, own.yields, own.single_copy, protocol_.n > 1 ? own.forced : Forced{}, settings_.backend};
     std::string difference;
     for (int p = 0; p < protocol_.n; ++p) {
-        Said theirs;
+        Proposal theirs;
         if (p == rank()) continue;
         protocol_.await(p, step);
         std::memcpy(&theirs, protocol_.payload(p, step), sizeof theirs);
         agreed.single_copy &= theirs.single_copy;
         agreed.yields &= theirs.yields;
-        if (theirs.oversubscribed != oversubscribed) difference = "RANKWISE_OVERSUBSCRIBED is not the same on rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
+        if (theirs.oversubscribed != oversubscribed) difference = "RANKWISE_OVERSUBSCRIBED differs between rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
         if (theirs.forced != own.forced)
             difference = "RANKWISE_ALGORITHM forces " + tuning::text_of(own.forced) + " on rank " + std::to_string(rank()) + " and " +
                          tuning::text_of(theirs.forced) + " on rank " + std::to_string(p);
     }
-    protocol_.await_all(protocol_.post());  // the words were read
+    protocol_.await_all(protocol_.post());  // all ranks have read the words
     if (!difference.empty()) throw BadArgument(difference + "; expected the same on all ranks");
     agreed.yields &= oversubscribed;
     protocol_.set_conditions(agreed);
-    protocol_.count_from_here();
+    protocol_.restart_numbering();
 }
 
 Comm::Comm(std::shared_ptr<Segment> segment, uint64_t group, int rank, double timeout, const Settings& settings)
@@ -223,8 +222,8 @@ void Comm::set_timeout(double seconds) {
 
 void Comm::check_open() const {
     if (closed_.load(std::memory_order_relaxed)) throw Closed("this communicator is closed");
-    if (forks_ != forks_so_far())  // it shares its parent's memory, and would speak with its voice
-        throw Closed("this communicator belongs to the parent of this forked process; a child is no rank");
+    if (forks_ != forks_so_far())  // a child shares the segment with its parent, and peers would take it for the parent
+        throw Closed("this communicator belongs to the parent of this forked process; a forked child is not a rank");
 }
 
 void Comm::check_root(int root, const char* argument) const {
@@ -253,7 +252,7 @@ void copy(void* to, const void* from, size_t n) {
 
 void Comm::barrier() {
     {
-        Call_ call(*this, make_call(Op::Barrier));
+        CallGuard call(*this, make_call(Op::Barrier));
         collectives::barrier(protocol_);
     }
     messages_->sync(timeout());
@@ -261,59 +260,59 @@ void Comm::barrier() {
 
 void Comm::broadcast(void* data, uint64_t count, DType dtype, int root) {
     check_root(root);
-    Call_ call(*this, make_call(Op::Broadcast, dtype, {}, root, count), count * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::Broadcast, dtype, {}, root, count), count * itemsize(dtype));
     if (protocol_.n > 1) collectives::broadcast(protocol_, bytes(data), count * itemsize(dtype), root);
 }
 
 void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op) {
     const ReduceKernel kernel = checked_kernel(dtype, op);
-    Call_ call(*this, make_call(Op::AllReduce, dtype, op, 0, count), count * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::AllReduce, dtype, op, 0, count), count * itemsize(dtype));
     if (protocol_.n > 1) collectives::all_reduce(protocol_, bytes(data), count, itemsize(dtype), kernel);
 }
 
 void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root) {
     check_root(root);
     const ReduceKernel kernel = checked_kernel(dtype, op);
-    Call_ call(*this, make_call(Op::Reduce, dtype, op, root, count), count * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::Reduce, dtype, op, root, count), count * itemsize(dtype));
     if (protocol_.n > 1) collectives::reduce(protocol_, bytes(data), count, itemsize(dtype), kernel, root);
 }
 
 void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype) {
-    Call_ call(*this, make_call(Op::AllGather, dtype, {}, 0, count), count * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::AllGather, dtype, {}, 0, count), count * itemsize(dtype));
     collectives::all_gather(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)));
 }
 
 void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root) {
     check_root(root);
-    Call_ call(*this, make_call(Op::Gather, dtype, {}, root, count), count * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::Gather, dtype, {}, root, count), count * itemsize(dtype));
     collectives::gather(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)), root);
 }
 
 void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root) {
     check_root(root);
-    Call_ call(*this, make_call(Op::Scatter, dtype, {}, root, count), count * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::Scatter, dtype, {}, root, count), count * itemsize(dtype));
     collectives::scatter(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)), root);
 }
 
-bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv, const collectives::Place& place, int root) {
+bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv, const collectives::PartBuffer& part_buffer, int root) {
     check_root(root);
-    Call_ call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header);
-    const bool along = collectives::scatter_described(protocol_, header, bytes(send), bytes(recv), place, root);
-    if (along) protocol_.count_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(protocol_.n));
-    else call.hold();
-    return along;
+    CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header);
+    const bool scattered = collectives::scatter_described(protocol_, header, bytes(send), bytes(recv), part_buffer, root);
+    if (scattered) protocol_.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(protocol_.n));
+    else call.keep_lock();
+    return scattered;
 }
 
 void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op) {
     const ReduceKernel kernel = checked_kernel(dtype, op);
-    Call_ call(*this, make_call(Op::ReduceScatter, dtype, op, 0, count), count * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::ReduceScatter, dtype, op, 0, count), count * itemsize(dtype));
     const size_t item = itemsize(dtype);
     if (protocol_.n == 1) copy(recv, send, count * item);
     else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * item), item, kernel);
 }
 
 void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
-    Call_ call(*this, make_call(Op::AllToAll, dtype, {}, 0, count), count * itemsize(dtype) * uint64_t(protocol_.n));
+    CallGuard call(*this, make_call(Op::AllToAll, dtype, {}, 0, count), count * itemsize(dtype) * uint64_t(protocol_.n));
     const Blocks blocks(protocol_.n, count * itemsize(dtype));
     if (protocol_.n == 1) copy(recv, send, blocks.size(0));
     else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks, blocks, blocks.largest());
@@ -321,28 +320,28 @@ void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype)
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
     check_counts(counts, "counts");
-    Call_ call(*this, make_call(Op::AllGatherV, dtype, {}, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::AllGatherV, dtype, {}, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
     collectives::all_gather(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)));
 }
 
 void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     check_root(root);
     check_counts(counts, "counts");
-    Call_ call(*this, make_call(Op::GatherV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::GatherV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
     collectives::gather(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)), root);
 }
 
 void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     check_root(root);
     check_counts(counts, "counts");
-    Call_ call(*this, make_call(Op::ScatterV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::ScatterV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
     collectives::scatter(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)), root);
 }
 
 void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op) {
     const ReduceKernel kernel = checked_kernel(dtype, op);
     check_counts(counts, "counts");
-    Call_ call(*this, make_call(Op::ReduceScatterV, dtype, op, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::ReduceScatterV, dtype, op, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
     const size_t item = itemsize(dtype);
     const Blocks blocks(counts.data(), protocol_.n, item);
     if (protocol_.n == 1) copy(recv, send, blocks.size(0));
@@ -352,10 +351,10 @@ void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, 
 void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype) {
     check_counts(out, "send_counts");
     check_counts(in, "recv_counts");
-    Call_ call(*this, make_call(Op::AllToAllV, dtype), std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::AllToAllV, dtype), std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype));
     const int n = protocol_.n;
     const size_t item = itemsize(dtype);
-    // Everyone learns what everyone sends: to check it, and to agree on the number of rounds.
+    // The ranks exchange their counts, to check them and to agree on the number of rounds.
     Counts all(size_t(n) * n);
     collectives::all_gather(protocol_, bytes(out.data()), bytes(all.data()), Blocks(n, n * sizeof(uint64_t)));
     uint64_t largest = 0;
@@ -414,34 +413,34 @@ std::optional<Arrival> Comm::probe(int from, int tag) {
     return messages_->probe(from, tag);
 }
 
-std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool foreign) {
+std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool user_code) {
     check_open();
-    return stream_.submit(std::move(operation), foreign);
+    return stream_.submit(std::move(operation), user_code);
 }
 
 void Comm::record_event(uint64_t event) {
     check_open();
-    events::mark(event);  // it exists, before anything is queued
-    const auto stands = [this] {
+    events::mark(event);  // throws if there is no such event, before anything is queued
+    const auto check_group = [this] {
         if (group_.failed()) protocol_.throw_failure(name(Op::None));
     };
-    events::record(event, stream_.idle() && !group_.failed() ? Stream::reached_mark() : stream_.submit(stands));
+    events::record(event, stream_.idle() && !group_.failed() ? Stream::reached_mark() : stream_.submit(check_group));
 }
 
 void Comm::wait_event(uint64_t event) {
     check_open();
-    if (const auto mark = events::mark(event); mark && !mark->succeeded()) stream_.submit([this, mark] { hold_for(mark); });
+    if (const auto mark = events::mark(event); mark && !mark->succeeded()) stream_.submit([this, mark] { wait_for_mark(mark); });
 }
 
-// A piece of the stream. What follows it must not run when the mark is not reached: the group fails.
-void Comm::hold_for(const std::shared_ptr<Task>& mark) {
+// Runs as a task of the stream. The tasks behind it must not run unless the mark is reached, so otherwise the group fails.
+void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
     const auto since = Clock::now();
     const auto late = [&] { return Clock::now() - since > std::chrono::duration<double>(timeout()); };
-    switch (stream_.meet(mark, [&] { return group_.failed() || late(); })) {
-    case Stream::Met::Reached: return;
-    case Stream::Met::Closing: return;  // nothing follows
-    case Stream::Met::Failed: return abort("waited, before its next operation, for an event that cannot be reached any more");
-    case Stream::Met::Enough: break;
+    switch (stream_.wait_for(mark, [&] { return group_.failed() || late(); })) {
+    case Stream::Outcome::Reached: return;
+    case Stream::Outcome::Closing: return;  // no task behind it will run
+    case Stream::Outcome::Failed: return abort("waited, before its next operation, for an event that can no longer be reached");
+    case Stream::Outcome::Stopped: break;
     }
     if (late()) fail_group(group_, Cause::TimedOut, rank(), protocol_.calls(), std::to_string(rank()));
 }
@@ -470,11 +469,11 @@ uint64_t Comm::make_part(const std::vector<int>& ranks) {
 std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     check_open();
     GroupSegment& group = *segment_->at<GroupSegment>(part);
-    const int32_t* members = segment_->holds(&group, sizeof(GroupSegment)) ? group.member() : nullptr;
+    const int32_t* members = segment_->contains(&group, sizeof(GroupSegment)) ? group.member() : nullptr;
     const int n = members ? group.nranks : 0;
-    const int place = int(std::find(members, members + n, group_.member()[rank()]) - members);
-    if (place == n) throw BadArgument("part: " + std::to_string(part) + " given, which is no group that this rank is in");
-    auto comm = std::make_shared<Comm>(segment_, part, place, timeout(), settings_);
+    const int index = int(std::find(members, members + n, group_.member()[rank()]) - members);
+    if (index == n) throw BadArgument("part: " + std::to_string(part) + " given, expected a group that contains this rank");
+    auto comm = std::make_shared<Comm>(segment_, part, index, timeout(), settings_);
     Conditions conditions = protocol_.conditions();
     conditions.ranks = n;
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
@@ -489,30 +488,31 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     };
     const int n = protocol_.n;
     std::vector<Entry> entries(n);
-    std::vector<uint64_t> regions(n);
+    std::vector<uint64_t> offsets(n);
     std::vector<int> ranks;  // of this group, in the order of the new one
-    Call_ call(*this, make_call(Op::Split));
+    CallGuard call(*this, make_call(Op::Split));
     const Entry mine{color, key};
     collectives::all_gather(protocol_, bytes(&mine), bytes(entries.data()), Blocks(n, sizeof(Entry)));
     for (int r = 0; r < n; ++r)
         if (entries[r].color == color) ranks.push_back(r);
     std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entries[a] < entries[b]; });
 
-    uint64_t made = 0;  // by the first rank of each new group; 1 says that it could not be
+    constexpr uint64_t kNotCreated = 1;
+    uint64_t created = 0;  // the offset of the new group's segment, on its first rank
     std::string trouble;
     if (color >= 0 && ranks[0] == rank()) {
         try {
-            made = make_part(ranks);
+            created = make_part(ranks);
         } catch (const Error& e) {
-            made = 1;
+            created = kNotCreated;
             trouble = e.what();
         }
     }
-    collectives::all_gather(protocol_, bytes(&made), bytes(regions.data()), Blocks(n, sizeof made));
+    collectives::all_gather(protocol_, bytes(&created), bytes(offsets.data()), Blocks(n, sizeof created));
     if (color < 0) return nullptr;
-    const uint64_t offset = regions[ranks[0]];
-    if (offset == 1) {
-        if (trouble.empty()) trouble = "shared memory: " + mib(group_segment_bytes(ranks.size())) + " needed, which rank " + std::to_string(ranks[0]) + " did not get";
+    const uint64_t offset = offsets[ranks[0]];
+    if (offset == kNotCreated) {
+        if (trouble.empty()) trouble = "shared memory: " + mib(group_segment_bytes(ranks.size())) + " needed, which rank " + std::to_string(ranks[0]) + " could not allocate";
         throw OutOfMemory("split: " + trouble);
     }
     return take_part(offset);
@@ -528,25 +528,25 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     }
     std::string trouble;
     try {
-        // What was started, and a call of another thread, is let finish; what does not is ended.
+        // Operations in progress, also those of other threads, may finish within the timeout; then the group is failed.
         const auto until = Clock::now() + std::chrono::duration<double>(timeout);
         const bool pending = busy_.load() || !stream_.idle_but_for_caller();
         while (busy_.load() || !stream_.idle_but_for_caller()) {
             if (group_.failed() && !busy_.load()) break;
             if (Clock::now() > until && !group_.failed()) {
-                trouble = "an operation was still under way and was given up";
-                fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "closed the group while a call of its own was under way");
+                trouble = "an operation was still in progress and was abandoned";
+                fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "closed the group while one of its own calls was in progress");
             }
             usleep(500);
         }
-        if (pending && trouble.empty() && group_.failed()) trouble = "an operation was still under way when the group failed";
+        if (pending && trouble.empty() && group_.failed()) trouble = "an operation was still in progress when the group failed";
         closed_ = true;
         try {
             if (!pending) protocol_.compare_last();
         } catch (const Error& e) {
             trouble = e.what();
         }
-        if (!stream_.close(kPatience)) trouble = "a function of the program on the communication stream did not end and was left alone";
+        if (!stream_.close(kUserCodeTimeout)) trouble = "a function of the program on the communicator's stream did not return and was abandoned";
         if (group_.failed()) messages_->close(0);
         else if (std::string left = messages_->close(timeout); !left.empty()) trouble = left;
         PeerSlot& peer_slot = group_.peers[rank()];

@@ -1,4 +1,4 @@
-"""Checks waiting.pml with spin: the protocol has no error, and each of its parts, left out, gives one.
+"""Checks waiting.pml with spin: the protocol has no error, and leaving out any of its parts causes one.
 
 Run by `make test-model`; needs spin and a C compiler. `check.py NAME` runs the cases with NAME in their line.
 """
@@ -30,15 +30,15 @@ BROKEN = {
     "a sleeper reads its notifications only after it polled": "STEPS=2 BREAK_NOTIFICATION",
     "a receiver does not poll again once registered": "MESSAGES=2 BREAK_RECHECK",
     "a receiver reads its notifications only after it polled": "MESSAGES=2 BREAK_NOTIFICATION",
-    "who notices a death wakes nobody": "STEPS=1 DEATHS=1 BREAK_TELLING",
-    "a rank that dies while it leaves wakes nobody": "STEPS=2 EARLY DEATHS=1 BREAK_LEAVING",
-    "only the first to notice a death tells of it": "N=3 PAIR DEATHS=2 BREAK_MARKING",
-    "a failure is written in two strokes": "STEPS=2 DEATHS=1 DEADLINES BREAK_VERDICT",
+    "a rank that notices a death wakes no other": "STEPS=1 DEATHS=1 BREAK_WAKING",
+    "a rank that dies while it leaves wakes no other": "STEPS=2 EARLY DEATHS=1 BREAK_LEAVING",
+    "only the first rank to notice a death fails the groups": "N=3 PAIR DEATHS=2 BREAK_MARKING",
+    "a failure record is not written atomically": "STEPS=2 DEATHS=1 DEADLINES BREAK_FAILURE_RECORD",
 }
 
 
 def explore(macros: str) -> tuple[str, int]:
-    """Every state of the model with these macros: (the first error in words or "", how many states)."""
+    """Every state of the model with these macros: (the text of the first error or "", the number of states)."""
     with tempfile.TemporaryDirectory() as folder:
 
         def run(*words: str) -> str:
@@ -63,7 +63,7 @@ def check(name: str, macros: str, sound: bool) -> bool:
     start = time.monotonic()
     error, states = explore(macros)
     right = sound != bool(error)
-    found = {"": "no error"}.get(error, "somebody waits for ever" if "invalid end state" in error else error)
+    found = {"": "no error"}.get(error, "a rank waits for ever" if "invalid end state" in error else error)
     took = f"{states:>9,} states {time.monotonic() - start:5.1f} s"
     print(f"{'ok  ' if right else 'FAIL'}  {name:<60} {took}  {found}", flush=True)
     return right

@@ -1,6 +1,6 @@
 /* The waiting protocol of the core as a model for spin: how ranks announce steps and messages, sleep
- * for each other, wake each other, and learn of a rank that dies. README.md beside it says which code
- * each part stands for, what is checked, and what is left out.
+ * until others arrive, wake each other, and notice that a rank has died. README.md says which code
+ * each part models, what is checked, and what is left out.
  *
  * spin -D sets:
  *   N           ranks, 2 or 3; each a process with a main thread (Rank) and a watcher thread (Watcher)
@@ -8,10 +8,10 @@
  *   STEPS       how many steps every rank posts; it awaits each of every other rank
  *   NEIGHBOUR   or of the next rank only
  *   EARLY       rank 0 posts one step less, and leaves while the others wait for it
- *   MESSAGES    in place of steps: how many messages rank 0 sends to rank 1, through a ring that holds one
+ *   MESSAGES    instead of steps: how many messages rank 0 sends to rank 1, through a ring that holds one
  *   DEATHS      how many ranks may be killed, each at any moment
- *   DEADLINES   any wait may also end because its deadline passed
- *   BREAK_...   leaves out one part of the protocol: spin must find the error
+ *   DEADLINES   any wait may also end because its deadline passes
+ *   BREAK_...   leaves out one part of the protocol; spin must find the error
  */
 #ifndef N
 #define N 2
@@ -42,51 +42,51 @@
 #define NOBODY 255
 #define DEADLINE 254    /* a failure_record: somebody waited too long */
 
-/* ---- the segment: the group segment, and what is known of each rank ---- */
-byte seq[N];            /* steps that the rank has posted */
+/* ---- the segment: the group segment, and the ranks' records ---- */
+byte seq[N];                   /* steps that the rank has posted */
 byte waits_for[N] = NOBODY;
 byte sleepers;
-bool notified[N];           /* peer slot's notifications was notified since its rank last read it */
-byte written, taken;    /* of the ring from rank 0 to rank 1 */
+bool notified[N];              /* the peer slot's notifications has changed since its rank last read it */
+byte written, received;        /* of the ring from rank 0 to rank 1 */
 byte message_sleepers[N];
-bool message_notified[N];         /* peer slot's message_notifications, as notified */
+bool message_notified[N];      /* the same for the peer slot's message_notifications */
 bool left[N];
 byte failure_record = NOBODY;  /* why the group failed: the rank that was lost, or DEADLINE */
-#ifdef BREAK_VERDICT
-bool unfinished;        /* the failure_record is being written */
+#ifdef BREAK_FAILURE_RECORD
+bool unfinished;               /* the failure_record is being written */
 #endif
-bool told[N];           /* the groups know that the rank has ended */
+bool groups_failed[N];         /* the rank has ended, and its groups have been failed */
 
 /* ---- the kernel ---- */
 bool alive[N] = true;
-bool asleep[N];         /* the rank's main thread, on the futex of its notification or of its mail */
-byte dying;             /* threads of a killed process that run no more, and have yet to be cleared away */
+bool asleep[N];                /* the rank's main thread sleeps on notifications or message_notifications */
+byte dying;                    /* threads of a killed process that do not run any more but have not been removed yet */
 
 #define MAY_DIE(r) (alive[r] && alive[0] + alive[1] + (N > 2 && alive[N - 1]) > N - DEATHS)
 #define DIE(r) alive[r] = false; dying = 2
 
 /* ---- the protocol. A process may be killed between any two statements; a d_step is one statement ---- */
 
-/* No time limit ends the sleep: what is right only thanks to time limits of sleeps is an error here. */
+/* No time limit ends the sleep, so a protocol that relies on the time limits of sleeps is an error here. */
 inline futex_sleep(notification) {
     asleep[me] = !notification;
     !asleep[me]
 }
 
-/* A notification and the waking of who sleeps by it, as one: README.md says why nothing is lost by that. */
-#define RING(p) if :: MEMBER(p) -> notified[p] = true; message_notified[p] = true; asleep[p] = false :: else fi
+/* Notifies a rank and wakes it, in one step: README.md says why this loses no error. */
+#define NOTIFY(p) if :: MEMBER(p) -> notified[p] = true; message_notified[p] = true; asleep[p] = false :: else fi
 
-/* Every seat's, one after the other; the process may die in between. */
+/* Every rank, one after the other; the process may die in between. */
 inline wake_all() {
     if
-    :: d_step { RING(0); RING(1); RING(2) }
-    :: d_step { MAY_DIE(me) -> RING(0); DIE(me) }
-    :: d_step { MAY_DIE(me) -> RING(0); RING(1); DIE(me) }
+    :: d_step { NOTIFY(0); NOTIFY(1); NOTIFY(2) }
+    :: d_step { MAY_DIE(me) -> NOTIFY(0); DIE(me) }
+    :: d_step { MAY_DIE(me) -> NOTIFY(0); NOTIFY(1); DIE(me) }
     fi
 }
 
 inline fail_group(why) {
-#ifdef BREAK_VERDICT
+#ifdef BREAK_FAILURE_RECORD
     if
     :: d_step { failure_record == NOBODY -> failure_record = why; unfinished = true }; unfinished = false; wake_all()
     :: failure_record != NOBODY
@@ -97,14 +97,14 @@ inline fail_group(why) {
 #endif
 }
 
-inline ring_sleeper(p) {
+inline wake_sleeper(p) {
     d_step { if :: MEMBER(p) && waits_for[p] == me -> notified[p] = true; asleep[p] = false :: else fi }
 }
 
 inline post() {
     seq[me]++;
     if
-    :: sleepers > 0 -> ring_sleeper(0); ring_sleeper(1); ring_sleeper(2)
+    :: sleepers > 0 -> wake_sleeper(0); wake_sleeper(1); wake_sleeper(2)
     :: sleepers == 0
     fi
 }
@@ -117,12 +117,12 @@ inline check_for_failure(peer, there) {
 #endif
 }
 
-/* Until `there`, which `peer` brings about; `notification` is the flag that it sets then. */
+/* Sleep until `there`, a condition that `peer` will make true; `notification` is the flag that it then sets. */
 inline sleep_for(peer, there, notification) {
     do
     ::
 #ifndef BREAK_NOTIFICATION
-        notification = false;    /* what the notification says is read */
+        notification = false;    /* the notification is read */
 #endif
 #ifndef BREAK_RECHECK
         if :: there -> break :: !(there) fi;
@@ -168,12 +168,12 @@ inline notify_message(p) {
 inline group_lost_rank(p) {
     if
     :: MEMBER(p) && !left[p] ->
-#ifdef BREAK_TELLING
+#ifdef BREAK_WAKING
         failure_record = (failure_record == NOBODY -> p : failure_record)
 #else
         fail_group(p)
 #endif
-    :: MEMBER(p) && left[p] ->    /* it may have died while it left, before it rang */
+    :: MEMBER(p) && left[p] ->    /* it may have died while leaving, before it woke the sleepers */
 #ifdef BREAK_LEAVING
         skip
 #else
@@ -186,11 +186,11 @@ inline group_lost_rank(p) {
 inline mark_exited(p) {
     if
 #ifdef BREAK_MARKING
-    :: d_step { !told[p] -> told[p] = true }; group_lost_rank(p)    /* only the first to notice tells */
+    :: d_step { !groups_failed[p] -> groups_failed[p] = true }; group_lost_rank(p)    /* only the first rank to notice fails the groups */
 #else
-    :: !told[p] -> group_lost_rank(p); told[p] = true
+    :: !groups_failed[p] -> group_lost_rank(p); groups_failed[p] = true
 #endif
-    :: told[p]
+    :: groups_failed[p]
     fi
 }
 
@@ -202,8 +202,8 @@ proctype Rank(byte me) provided (dying == 0 || !alive[me]) {
     {
 #ifdef MESSAGES
         do
-        :: step < MESSAGES && me == 0 -> await_message(1, written == taken); written++; notify_message(1); step++
-        :: step < MESSAGES && me == 1 -> await_message(0, written > taken); taken++; notify_message(0); step++
+        :: step < MESSAGES && me == 0 -> await_message(1, written == received); written++; notify_message(1); step++
+        :: step < MESSAGES && me == 1 -> await_message(0, written > received); received++; notify_message(0); step++
         :: step == MESSAGES || me > 1 -> break
         od;
 #else
@@ -222,7 +222,7 @@ proctype Rank(byte me) provided (dying == 0 || !alive[me]) {
 #endif
         goto close;
 raise:
-#ifdef BREAK_VERDICT
+#ifdef BREAK_FAILURE_RECORD
         !unfinished;
 #endif
         assert(failure_record == DEADLINE || left[failure_record] || !alive[failure_record]);

@@ -1,16 +1,16 @@
-// Every algorithm of every operation, forced, and those that the tuning table chooses on either side of each of its
-// thresholds; oversubscribed and not, with single copy and without, whatever this machine is. What cannot run is
-// an error on every rank, and the group goes on.
+// Tests every algorithm of every operation, forced, and the ones that the tuning table chooses on either side of each
+// threshold; oversubscribed and not, with and without single copy, on any machine. An algorithm that cannot run is an
+// error on every rank, and the group continues.
 #include "ranks.hpp"
 
 using namespace rankwise;
 
 namespace {
 
-// Element i of what rank r holds: small integers, so that float sums are exact.
+// Element i of rank r's data: small integers, so that float sums are exact.
 float value(int r, uint64_t i) { return float((i * 7 + uint64_t(r) * 3) % 101) - 50; }
 
-// Floats in registered memory or in the rank's own.
+// Floats in registered or private memory.
 struct Floats {
     std::shared_ptr<Registered> registered;
     std::vector<float> plain;
@@ -29,7 +29,7 @@ struct Floats {
     }
 };
 
-// One call in which each rank's array has `count` elements, a multiple of the ranks, as rankwise bench counts them.
+// One call in which each rank's array has `count` elements (counted as rankwise bench does), a multiple of the ranks.
 void call(Comm& c, Op op, uint64_t count, bool registered, const std::string& what) {
     const int n = c.world_size(), me = c.rank(), root = n - 1;
     const uint64_t part = count / uint64_t(n);
@@ -83,7 +83,7 @@ std::string names(const std::vector<Algorithm>& algorithms) {
     return text;
 }
 
-// The counts, multiples of the ranks, from which on the table chooses otherwise than below.
+// The counts, multiples of the ranks, at which the table's choice changes.
 std::vector<uint64_t> thresholds(const Comm& c, Op op) {
     const uint64_t n = uint64_t(c.world_size()), most = (8 << 20) / sizeof(float) / n;
     const auto chosen = [&](uint64_t units) { return c.algorithms(op, units * n * sizeof(float)); };
@@ -108,7 +108,7 @@ Settings settings(bool oversubscribed, bool single_copy, const char* operation =
     return s;
 }
 
-std::string words_of(const Settings& s) {
+std::string settings_text(const Settings& s) {
     return std::string(*s.oversubscribed ? " oversubscribed" : "") + (s.single_copy ? "" : " without single copy");
 }
 
@@ -122,7 +122,7 @@ void either_side_of_each_threshold(int n, const Settings& s) {
                 for (uint64_t from : found)
                     for (uint64_t count : {from - uint64_t(n), from})
                         for (bool registered : {false, true})
-                            call(c, op, count, registered, name(op) + words_of(s) + " of " + std::to_string(count) + " by " + names(c.algorithms(op, count * sizeof(float))));
+                            call(c, op, count, registered, name(op) + settings_text(s) + " of " + std::to_string(count) + " by " + names(c.algorithms(op, count * sizeof(float))));
             }
             c.barrier();
         },
@@ -131,11 +131,11 @@ void either_side_of_each_threshold(int n, const Settings& s) {
 
 bool works_in_registered(Algorithm a) { return a == Algorithm::Registered || a == Algorithm::RegisteredPut; }
 
-// Sizes around all of the table's thresholds, and around those of the slots.
-void each_forced(int n, bool oversubscribed, Op op, Algorithm algorithm) {
+// Forces an algorithm, with sizes around the table's thresholds and around the sizes of the slots.
+void forced_algorithm(int n, bool oversubscribed, Op op, Algorithm algorithm) {
     const Settings s = settings(oversubscribed, true, name(op), tuning::name(algorithm));
     const bool small = algorithm == Algorithm::Inline, flat = algorithm == Algorithm::Flat && op == Op::AllReduce;
-    const std::string what = std::string(name(op)) + "=" + tuning::name(algorithm) + words_of(s) + " on " + std::to_string(n);
+    const std::string what = std::string(name(op)) + "=" + tuning::name(algorithm) + settings_text(s) + " on " + std::to_string(n);
     ranks::run(
         n,
         [&](Comm& c) {
@@ -151,7 +151,7 @@ void each_forced(int n, bool oversubscribed, Op op, Algorithm algorithm) {
                 call(c, op, count, works_in_registered(algorithm), what + " of " + std::to_string(count));
             }
             if (works_in_registered(algorithm)) CHECK_EQ(ranks::thrown([&] { call(c, op, 1000 * unit, false, what); }), "Unsupported");
-            float one = 1;  // the group goes on, and a part of it with the same algorithm
+            float one = 1;  // the group continues, and groups split off it force the same algorithm
             if (op != Op::AllReduce) c.all_reduce(&one, 1, DType::F32, ReduceOp::SUM), CHECK_EQ(one, float(n));
             const auto half = c.split(c.rank() % 2, 0);
             CHECK(half->world_size() == 1 || half->algorithms(op, 48) == std::vector<Algorithm>{algorithm}, what);
@@ -160,7 +160,7 @@ void each_forced(int n, bool oversubscribed, Op op, Algorithm algorithm) {
         60, s);
 }
 
-void single_copy_that_is_not_allowed() {
+void forbidden_single_copy() {
     ranks::run(
         2,
         [](Comm& c) {
@@ -171,7 +171,7 @@ void single_copy_that_is_not_allowed() {
             } catch (const Unsupported& e) {
                 CHECK_EQ(e.operation, "RANKWISE_ALGORITHM=all_reduce=single_copy");
                 CHECK_EQ(e.backend, "shm");
-                CHECK(e.why.starts_with("it needs ranks that may read and write each other's memory"), e.why);
+                CHECK(e.why.starts_with("it needs ranks that can read and write each other's memory"), e.why);
             }
             c.barrier();
         },
@@ -187,14 +187,14 @@ std::string refusal(const char* operation, const char* algorithm) {
     return "";
 }
 
-void names_that_do_not_exist() {
+void unknown_names() {
     CHECK_EQ(refusal("allreduce", "staged"),
              "RANKWISE_ALGORITHM: the operation 'allreduce' given to shm, expected one of all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all");
     CHECK_EQ(refusal("broadcast", "ring"), "RANKWISE_ALGORITHM: the algorithm 'ring' given for broadcast of shm, expected one of inline, staged, single_copy, registered");
 }
 
-// Two ranks that would not choose alike never begin.
-void settings_that_differ() {
+// Ranks with different settings do not join.
+void different_settings() {
     for (const Settings& other : {settings(false, true, "gather", "staged"), settings(true, true)}) {
         auto segment = Segment::create(3);
         std::vector<std::thread> threads;
@@ -214,10 +214,10 @@ int main() {
         for (bool oversubscribed : {false, true}) {
             for (bool single_copy : {true, false}) either_side_of_each_threshold(n, settings(oversubscribed, single_copy));
             for (const auto& [op, list] : tuning::algorithms())
-                for (Algorithm algorithm : list) each_forced(n, oversubscribed, op, algorithm);
+                for (Algorithm algorithm : list) forced_algorithm(n, oversubscribed, op, algorithm);
         }
-    single_copy_that_is_not_allowed();
-    names_that_do_not_exist();
-    settings_that_differ();
+    forbidden_single_copy();
+    unknown_names();
+    different_settings();
     return check::result();
 }

@@ -1,5 +1,5 @@
-// Checks for the native tests. One that fails prints its place and values, and the test goes on;
-// main ends with `return check::result();`. Any thread may check.
+// Checks for the native tests. A failing check prints its place and values, and the test continues; main ends with
+// `return check::result();`. Any thread may check.
 #pragma once
 #include <atomic>
 #include <iostream>

@@ -1,5 +1,5 @@
-// Every collective against what it means, over world sizes and sizes around the borders between the
-// ways it can go: in the slot header, one slot, many pieces, a ragged tail.
+// Tests the result of every collective, over world sizes and over data sizes on either side of the limits of a slot
+// header and of a slot, with many pieces and with an incomplete last piece.
 #include <numeric>
 
 #include "ranks.hpp"
@@ -8,7 +8,7 @@ using namespace rankwise;
 
 namespace {
 
-// Element i of what rank r holds: small integers, so that float sums are exact.
+// Element i of rank r's data: small integers, so that float sums are exact.
 float value(int r, uint64_t i) { return float((i * 7 + uint64_t(r) * 3) % 101) - 50; }
 
 std::vector<float> filled(int r, uint64_t count) {
@@ -57,17 +57,17 @@ void every_collective(Comm& c, uint64_t count) {
         std::vector<float> part(count, -1);
         collectives::ArrayHeader header;
         if (me == root) header = {int64_t(DType::F32), 2, {n, int64_t(count)}};
-        const auto place = [&](size_t bytes) {
+        const auto part_buffer = [&](size_t bytes) {
             CHECK_EQ(bytes, count * 4);
             return reinterpret_cast<uint8_t*>(part.data());
         };
-        const bool along = c.scatter_described(header, me == root ? sent.data() : nullptr, part.data(), place, root);
+        const bool with_header = c.scatter_described(header, me == root ? sent.data() : nullptr, part.data(), part_buffer, root);
         CHECK_EQ(header.dim[1], int64_t(count));
-        if (!along) {
+        if (!with_header) {
             c.scatter(me == root ? sent.data() : nullptr, part.data(), count, DType::F32, root);
-            c.release();
+            c.unlock();
         }
-        CHECK_EQ(along, n == 1 || count * 4 < tuning::kSingleCopyBlock);
+        CHECK_EQ(with_header, n == 1 || count * 4 < tuning::kSingleCopyBlock);
         CHECK(std::equal(part.begin(), part.end(), sent.begin() + long(count) * me), "described scatter of " << count << " from " << root);
     }
 
@@ -119,14 +119,14 @@ void uneven(Comm& c) {
     c.all_to_all_v(outgoing.data(), incoming.data(), out, in, DType::F32);
     uint64_t place = 0;
     for (int r = 0; r < n; ++r) {
-        uint64_t start = 0;  // where my block begins in r's buffer
+        uint64_t start = 0;  // of this rank's block in r's buffer
         for (int j = 0; j < me; ++j) start += uint64_t(r + 2 * j) * 1000;
         for (uint64_t i = 0; i < in[r]; ++i) CHECK_EQ(incoming[place + i], value(r, start + i));
         place += in[r];
     }
 }
 
-// What goes through the peers' memory also where ranks share cores.
+// Large enough for single copy even when oversubscribed.
 void large_reductions(Comm& c) {
     const uint64_t count = 1100007;
     const auto mine = filled(c.rank(), count);
@@ -138,8 +138,8 @@ void large_reductions(Comm& c) {
     for (uint64_t i = 0; i < count; ++i) CHECK_EQ(x[i], c.rank() == 1 ? total(c.world_size(), i) : mine[i]);
 }
 
-// Of two ranks, blocks that no cache holds: root copies some of the other's too.
-void blocks_past_the_cache(Comm& c) {
+// Blocks larger than any cache, on two ranks.
+void blocks_larger_than_the_cache(Comm& c) {
     const uint64_t count = (33 << 20) / 8 + 5;
     const auto numbered = [&](int r, uint64_t n) {
         std::vector<uint64_t> v(n);
@@ -159,8 +159,8 @@ void blocks_past_the_cache(Comm& c) {
     }
 }
 
-// Rooted operations of all sizes back to back, and ranks that come late to some: who gives is far ahead of those that
-// take, and may not write where one of them still reads.
+// Rooted operations of all sizes in a row, some with late ranks: senders get far ahead of receivers, and must not
+// overwrite a slot that a receiver still reads.
 void short_pieces(Comm& c) {
     const int n = c.world_size(), me = c.rank();
     constexpr uint64_t sizes[] = {1, 30, 300, 2048, 2049, 4100, 9000, 16384, 32768, 40000};
@@ -188,7 +188,7 @@ void short_pieces(Comm& c) {
     }
 }
 
-// Rooted operations back to back: nobody may overtake what another still reads.
+// Rooted operations in a row: no rank may overwrite data that another still reads.
 void in_a_row(Comm& c) {
     const int n = c.world_size();
     for (int k = 0; k < 300; ++k) {
@@ -214,7 +214,7 @@ int main() {
                     uneven(c);
                     in_a_row(c);
                     short_pieces(c);
-                    if (n == 2) blocks_past_the_cache(c);
+                    if (n == 2) blocks_larger_than_the_cache(c);
                     if (n > 1) large_reductions(c);
                 },
                 60, Settings{{}, std::nullopt, single_copy});

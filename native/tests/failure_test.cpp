@@ -1,4 +1,4 @@
-// What must end in an error, on every rank, within a bound.
+// Tests that failures end in an error on every rank, in bounded time.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ void sum(Comm& c, uint64_t count) {
     c.all_reduce(x.data(), count, DType::F32, ReduceOp::SUM);
 }
 
-void calls_that_differ(Comm& c) {
+void different_calls(Comm& c) {
     auto g = c.split(0, 0);
     CHECK_EQ(thrown([&] { sum(*g, c.rank() == 1 ? 10 : 9); }), "Mismatch");
     CHECK_EQ(thrown([&] { g->barrier(); }), "Mismatch");  // a group that failed stays failed
@@ -28,14 +28,14 @@ void calls_that_differ(Comm& c) {
         g->barrier();
     }), "Mismatch");
 
-    g = c.split(0, 0);  // every rank is root: nobody waits, and the next call finds it
+    g = c.split(0, 0);  // every rank is root, so none waits, and the next call finds the mismatch
     try {
         float x[4] = {};
         g->broadcast(x, 4, DType::F32, g->rank());
         g->barrier();
         CHECK(false, "no mismatch");
     } catch (const Mismatch& e) {
-        int shown = 0;  // a rank that comes late finds the group failed and calls nothing
+        int shown = 0;  // a late rank finds the group failed, and its call is not shown
         for (const auto& [r, calls] : e.calls)
             shown += calls.find("broadcast(count=4, dtype=float32, root=" + std::to_string(r)) == 0;
         CHECK(shown >= 2, e.what());
@@ -50,14 +50,14 @@ void calls_that_differ(Comm& c) {
     }), "Mismatch");
 }
 
-// The calls side by side, with the place of each caller, where a rank is in none, and who is to blame.
-void the_message_of_a_mismatch(Comm& c) {
+// The text lists every rank's call and call site, a rank that is in no call, and which ranks differ.
+void text_of_a_mismatch(Comm& c) {
     if (c.world_size() < 3) return;
     auto g = c.split(0, 0);
     g->barrier();
     float x[5] = {};
     if (c.rank() == 2) {
-        c.barrier();  // not in a call of this group until the others have failed it
+        c.barrier();  // enters no call of this group until the others have failed it
         try {
             g->reduce(x, 4, DType::F32, ReduceOp::SUM, 1);
             CHECK(false, "no mismatch");
@@ -84,15 +84,15 @@ void the_message_of_a_mismatch(Comm& c) {
     c.barrier();
 }
 
-void one_comes_late(Comm& c) {
+void one_rank_is_late(Comm& c) {
     auto g = c.split(0, 0);
     g->set_timeout(0.1);
-    if (c.rank() == 0) c.barrier();  // the others come there when they have given up
+    if (c.rank() == 0) c.barrier();  // the others reach it when their call has timed out
     CHECK_EQ(thrown([&] { g->barrier(); }), "TimedOut");
     if (c.rank() != 0) c.barrier();
 }
 
-void one_leaves(Comm& c) {
+void one_rank_leaves(Comm& c) {
     auto g = c.split(0, 0);
     if (c.rank() == 0) {
         g->close(1);
@@ -102,13 +102,13 @@ void one_leaves(Comm& c) {
     }
 }
 
-void one_gives_up(Comm& c) {
+void one_rank_aborts(Comm& c) {
     auto g = c.split(0, 0);
-    if (c.rank() == 0) g->abort("gave up");
+    if (c.rank() == 0) g->abort("aborted");
     else CHECK_EQ(thrown([&] { g->barrier(); }), "PeerLost");
 }
 
-void bad_arguments_harm_nobody(Comm& c) {
+void bad_arguments_do_not_fail_the_group(Comm& c) {
     float x = 1;
     if (c.rank() == 0) {
         CHECK_EQ(thrown([&] { c.broadcast(&x, 1, DType::F32, c.world_size()); }), "BadArgument");
@@ -120,15 +120,15 @@ void bad_arguments_harm_nobody(Comm& c) {
     c.barrier();
 }
 
-void closing_lets_finish_what_was_started(Comm& c) {
+void close_waits_for_started_operations(Comm& c) {
     auto g = c.split(0, 0);
     std::vector<float> x(100'000, 1);
     auto task = g->start([&] { g->all_reduce(x.data(), x.size(), DType::F32, ReduceOp::SUM); });
-    CHECK(!g->close(5), "closed in silence");
+    CHECK(!g->close(5), "close reports nothing");
     task->wait(1);
     CHECK_EQ(x[0], float(c.world_size()));
 
-    g = c.split(0, 0);  // and gives up what does not
+    g = c.split(0, 0);  // and abandons an operation that does not finish
     if (c.rank() > 0) {
         c.barrier();
         CHECK_EQ(thrown([&] { g->barrier(); }), "PeerLost");
@@ -136,14 +136,14 @@ void closing_lets_finish_what_was_started(Comm& c) {
     }
     task = g->start([&] { g->barrier(); });
     const auto since = Clock::now();
-    CHECK(g->close(0.1), "says that an operation was given up");
+    CHECK(g->close(0.1), "close reports that an operation was abandoned");
     CHECK(Clock::now() - since < std::chrono::seconds(20));
     CHECK_EQ(thrown([&] { task->wait(1); }), "PeerLost");
-    c.barrier();  // the others come too late
+    c.barrier();  // the other ranks reach the closed group only now
 }
 
-// A rank that dies while a group with it is being made.
-void a_group_with_a_dead_rank() {
+// A rank dies while a group that contains it is being created.
+void a_new_group_with_a_dead_rank() {
     auto segment = Segment::create(2);
     segment->mark_exited(1, -SIGKILL);
     const GroupSegment& group = *segment->at<GroupSegment>(create_group_segment(*segment, {0, 1}));
@@ -151,8 +151,8 @@ void a_group_with_a_dead_rank() {
     CHECK_EQ(group.failure().rank, 1);
 }
 
-// A rank dies, and so does the one that noticed, before it could tell any group.
-void the_notice_of_a_dead_rank() {
+// A rank dies, and the rank that noticed it dies before it has failed any group.
+void a_death_noticed_by_a_dead_rank() {
     auto segment = Segment::create(3);
     segment->record(2).exited = 1;
     segment->mark_exited(2, -SIGKILL);
@@ -162,22 +162,22 @@ void the_notice_of_a_dead_rank() {
     CHECK(world.failure().cause == Cause::PeerLost);
 }
 
-// A rank that dies, or stops, while it holds the heap.
-void the_heap_of_a_dead_rank() {
+// A rank dies, or is stopped, while it holds the lock of the heap.
+void a_heap_locked_by_a_dead_rank() {
     auto segment = Segment::create(2);
     segment->record(1).pid = 0x7fffffff;
     segment->header().heap_owner = 0x7fffffff;
     const auto since = Clock::now();
     segment->mark_exited(1, -SIGKILL);
     CHECK(segment->allocate(100, BlockKind::Buffer) != 0);
-    segment->header().heap_owner = 1;  // alive, as far as anybody knows
+    segment->header().heap_owner = 1;  // a process that is not known to be dead
     segment->mark_exited(0, 0);
     CHECK(segment->at<GroupSegment>(segment->header().world_group)->failed());
     CHECK(Clock::now() - since < std::chrono::seconds(1));
     segment->header().heap_owner = 0;
 }
 
-// Processes this time: one is killed while the others wait for it.
+// Ranks that are processes: one is killed while the others wait for it.
 void a_process_dies() {
     auto segment = Segment::create(3);
     int pids[3];
@@ -207,17 +207,17 @@ int main() {
     a_process_dies();  // before there are threads
     for (int n : ranks::worlds({2, 3, 4}))
         ranks::run(n, [](Comm& c) {
-            calls_that_differ(c);
-            the_message_of_a_mismatch(c);
-            one_comes_late(c);
-            one_leaves(c);
-            one_gives_up(c);
-            closing_lets_finish_what_was_started(c);
-            bad_arguments_harm_nobody(c);
+            different_calls(c);
+            text_of_a_mismatch(c);
+            one_rank_is_late(c);
+            one_rank_leaves(c);
+            one_rank_aborts(c);
+            close_waits_for_started_operations(c);
+            bad_arguments_do_not_fail_the_group(c);
         });
-    a_group_with_a_dead_rank();
-    the_notice_of_a_dead_rank();
-    the_heap_of_a_dead_rank();
+    a_new_group_with_a_dead_rank();
+    a_death_noticed_by_a_dead_rank();
+    a_heap_locked_by_a_dead_rank();
     CHECK_EQ(thrown([] { Segment::create(0); }), "BadArgument");
     CHECK_EQ(thrown([] { Segment::create(2)->allocate(size_t(1) << 50, BlockKind::Buffer); }), "OutOfMemory");
     return check::result();

@@ -1,4 +1,4 @@
-// split, many groups, and two threads on one communicator.
+// Tests split, many groups, and two threads on one communicator.
 #include "ranks.hpp"
 
 using namespace rankwise;
@@ -6,7 +6,7 @@ using namespace rankwise;
 namespace {
 
 void split_by_parity(Comm& c) {
-    auto half = c.split(c.rank() % 2, -c.rank());  // the order turned round
+    auto half = c.split(c.rank() % 2, -c.rank());  // in reverse order
     const int members = (c.world_size() + 1 - c.rank() % 2) / 2;
     CHECK_EQ(half->world_size(), members);
     CHECK_EQ(half->rank(), members - 1 - c.rank() / 2);

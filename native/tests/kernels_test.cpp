@@ -1,4 +1,4 @@
-// Every kernel of every instruction set this CPU has, against arithmetic on one element at a time.
+// Tests every kernel of every instruction set of this CPU against arithmetic on one element at a time.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -14,7 +14,7 @@ using namespace rankwise;
 
 namespace {
 
-// ---- The oracle: an element is its bits, in a uint64_t (complex: of one part) ----
+// ---- The oracle: it represents an element by its bits in a uint64_t (complex: by one part) ----
 
 bool is_complex(DType dtype) { return dtype == DType::C64 || dtype == DType::C128; }
 bool is_integer(DType dtype) { return dtype >= DType::I64 && dtype <= DType::U8; }
@@ -27,8 +27,8 @@ bool has_meaning(DType dtype, ReduceOp op) {
     return true;
 }
 
-// A float narrower than f32. `values` are those of the non-negative codes up to `top`, which is what
-// overflow becomes: infinity, or fn's NaN. Its value here is what the next number would be.
+// A float narrower than f32. `values` are the values of the non-negative codes up to `top`, the code that an overflow
+// yields: infinity, or NaN in the fn formats. The value listed for `top` is the one the next number would have.
 struct Small {
     int exponent, mantissa;
     bool ieee;
@@ -173,7 +173,7 @@ void reduce_element(DType dtype, ReduceOp op, const std::vector<const char*>& el
 
 // ---- Comparing ----
 
-// The same bits, but any NaN for a NaN, and either zero as the least or greatest of two zeros.
+// Equal bits, except that any NaN equals any NaN, and that MIN and MAX of two zeros may give either zero.
 bool same_part(DType dtype, ReduceOp op, uint64_t a, uint64_t b) {
     if (a == b) return true;
     if (is_integer(dtype) || dtype == DType::BOOL) return false;
@@ -203,7 +203,7 @@ uint64_t random_part(DType dtype) {
         const uint64_t extremes[] = {0, 1, ~0ull, top, top - 1};
         return kind == 0 ? extremes[bits % 5] : bits;
     }
-    if (kind == 0) return bits;  // any number there is: NaN, infinite, subnormal, of any size
+    if (kind == 0) return bits;  // any bits: NaN, infinite, subnormal, of any magnitude
     const double extremes[] = {0.0, -0.0, 1.0, -1.0, HUGE_VAL, -HUGE_VAL, NAN, 448, 57344, 65504, 3e38, 1e308, 1e-45};
     std::normal_distribution<double> ordinary(0, kind == 2 ? 1 : 100);
     const double value = kind == 1 ? extremes[bits % 13] : ordinary(generator);
@@ -231,21 +231,21 @@ Bytes expected(DType dtype, ReduceOp op, const std::vector<Bytes>& sources, int 
     return result;
 }
 
-// Runs a kernel on the first `count` elements of each source, each copied to an address `shift`
-// elements past an aligned one. The result goes to source number `in_place`, or to a buffer of its own if -1.
+// Runs a kernel on the first `count` elements of each source, each copied to `shift` elements behind an aligned
+// address. The result goes to source number `in_place`, or if that is -1 to a separate buffer.
 void check_kernel(const KernelTable& table, DType dtype, ReduceOp op, const std::vector<Bytes>& sources,
                   const Bytes& want, size_t count, size_t shift, int in_place, int divisor) {
     const size_t size = itemsize(dtype), length = count * size, margin = 64;
     const int n = static_cast<int>(sources.size());
-    struct alignas(64) SlotHeader {
+    struct alignas(64) Line {
         char bytes[64];
     };
-    const auto margin_byte = [](int s) { return static_cast<char>(17 * (s + 1)); };  // so that no margin is a result
-    std::vector<std::vector<SlotHeader>> buffers(n + 1);
+    const auto margin_byte = [](int s) { return static_cast<char>(17 * (s + 1)); };  // another for each buffer
+    std::vector<std::vector<Line>> buffers(n + 1);
     std::vector<char*> data(n + 1);
     for (int s = 0; s <= n; ++s) {
-        buffers[s].resize((length + shift * size + 2 * margin) / sizeof(SlotHeader) + 1);
-        std::memset(buffers[s].data(), margin_byte(s), buffers[s].size() * sizeof(SlotHeader));
+        buffers[s].resize((length + shift * size + 2 * margin) / sizeof(Line) + 1);
+        std::memset(buffers[s].data(), margin_byte(s), buffers[s].size() * sizeof(Line));
         data[s] = buffers[s][0].bytes + margin + shift * size;
         if (s < n && length != 0) std::memcpy(data[s], sources[s].data(), length);
     }
@@ -309,7 +309,7 @@ void test_every_pair() {
                             check_kernel(*table, dtype, op, sources, want, kMost, 1, in_place, divisor);
                         }
                     }
-                    if (op != ReduceOp::MEAN) break;  // no other operation divides
+                    if (op != ReduceOp::MEAN) break;  // only MEAN divides
                 }
             }
         }
@@ -332,7 +332,7 @@ void check_codes(DType dtype, const std::vector<unsigned>& a, const std::vector<
     }
 }
 
-// All pairs of fp8; every f16 and bf16 with partners that make ties, carries and overflows.
+// All pairs of fp8 codes; every f16 and bf16 code with partners that cause ties, carries and overflows.
 void test_small_floats() {
     for (const DType dtype : {DType::FP8E4M3, DType::FP8E5M2}) {
         std::vector<unsigned> a, b;
@@ -354,7 +354,8 @@ void test_small_floats() {
     }
 }
 
-// Every code of a narrow float to f32 and back, and f32s between the codes, with lengths around a vector's.
+// Converts every code of a narrow float to f32 and back, and f32 values between the codes to the narrow float. Lengths
+// are and are not multiples of a vector.
 void test_conversions() {
     for (const DType dtype : {DType::F16, DType::BF16, DType::FP8E4M3, DType::FP8E5M2}) {
         const size_t size = itemsize(dtype), codes = size_t{1} << (8 * size);
@@ -364,7 +365,7 @@ void test_conversions() {
         std::vector<float> between(codes);
         for (float& x : between) {
             x = std::bit_cast<float>(static_cast<uint32_t>(generator()));
-            if (std::isnan(x)) x = HUGE_VALF;  // arithmetic on narrow floats makes no NaN of any other bits than theirs
+            if (std::isnan(x)) x = HUGE_VALF;  // arithmetic on narrow floats yields only NaNs that they can represent
         }
         for (const KernelTable* table : supported_tables()) {
             const int d = static_cast<int>(dtype);
@@ -386,7 +387,7 @@ void test_conversions() {
     CHECK(widen_kernel(DType::F16) == supported_tables().front()->widen[2]);
 }
 
-// A few results written out, so that the oracle is not alone.
+// A few results written out by hand, independent of the oracle.
 template <class T>
 void check_value(DType dtype, ReduceOp op, const std::vector<T>& elements, T want, int divisor = 1) {
     std::vector<const void*> sources;
@@ -413,7 +414,7 @@ void test_known_values() {
     // 2048 + 1 + 1 in f16 and 256 + 1 + 1 in bf16: rounded after each addition, the ones would be lost.
     check_value<uint16_t>(DType::F16, ReduceOp::SUM, {0x6800, 0x3c00, 0x3c00}, 0x6801);
     check_value<uint16_t>(DType::BF16, ReduceOp::SUM, {0x4380, 0x3f80, 0x3f80}, 0x4381);
-    // 65504 + 16 is half way to what does not fit: infinity. 448 + 16 is half way too, and 448 is even.
+    // 65504 + 16 is a tie with a value that does not fit, so it becomes infinity. 448 + 16 is a tie too, and 448 is even.
     check_value<uint16_t>(DType::F16, ReduceOp::SUM, {0x7bff, 0x4c00}, 0x7c00);
     check_value<uint8_t>(DType::FP8E4M3, ReduceOp::SUM, {0x7e, 0x58}, 0x7e);
     check_value<uint8_t>(DType::FP8E4M3, ReduceOp::SUM, {0x7e, 0x60}, 0x7f);
@@ -430,19 +431,19 @@ void test_dispatch() {
 
 // ---- Copies with non-temporal stores ----
 
-// Lengths around lines, units and four pages; any place of source and destination within a line.
-void test_stream_copy() {
+// Lengths around a cache line, a unit and four pages; various alignments of source and destination.
+void test_non_temporal_copy() {
     std::vector<uint8_t> from(70000), to(70000);
     for (size_t i = 0; i < from.size(); ++i) from[i] = uint8_t(i * 31 + i / 256);
     for (size_t bytes : {0, 1, 63, 64, 255, 256, 4095, 4097, 16383, 16384, 16385, 16700, 33000, 65536 + 300})
         for (size_t at : {0, 1, 63, 64, 100})
             for (size_t source : {0, 7, 64}) {
                 std::fill(to.begin(), to.end(), uint8_t(0xee));
-                stream_copy(&to[at], &from[source], bytes);
+                non_temporal_copy(&to[at], &from[source], bytes);
                 const bool right = std::equal(to.begin() + long(at), to.begin() + long(at + bytes), from.begin() + long(source));
                 const bool alone = std::all_of(to.begin(), to.begin() + long(at), [](uint8_t b) { return b == 0xee; }) &&
                                    std::all_of(to.begin() + long(at + bytes), to.end(), [](uint8_t b) { return b == 0xee; });
-                CHECK(right && alone, "stream_copy of " << bytes << " bytes from " << source << " to " << at);
+                CHECK(right && alone, "non_temporal_copy of " << bytes << " bytes from " << source << " to " << at);
             }
 }
 
@@ -450,7 +451,7 @@ void test_stream_copy() {
 
 int main() {
     test_dispatch();
-    test_stream_copy();
+    test_non_temporal_copy();
     test_known_values();
     test_small_floats();
     test_conversions();

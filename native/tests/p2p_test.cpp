@@ -1,4 +1,4 @@
-// send and recv: order, tags, oneself, large messages both ways, receives posted early and late.
+// Tests send and recv: order, tags, messages to oneself, large messages both ways, receives posted early and late.
 #include <unistd.h>
 
 #include "ranks.hpp"
@@ -67,7 +67,7 @@ void timeout_keeps_the_request(Comm& c) {
     CHECK_EQ(in, 42);
 }
 
-void given_up(Comm& c) {
+void abandoned(Comm& c) {
     const double limit = c.timeout();
     c.set_timeout(0.05);
     {
@@ -76,7 +76,7 @@ void given_up(Comm& c) {
     }
     const uint64_t count = 1 << 18;  // more than the ring holds
     c.set_timeout(limit);
-    c.barrier();  // a rank that still waits above would take in what comes
+    c.barrier();  // a rank still waiting above would make progress on these messages
     if (c.world_size() > 1 && c.rank() == 0) {
         c.set_timeout(0.05);
         auto out = std::make_unique<std::vector<int64_t>>(message(0, 8, count));
@@ -84,29 +84,28 @@ void given_up(Comm& c) {
         std::fill(out->begin(), out->end(), -1);
         c.set_timeout(limit);
     }
-    c.barrier();  // the sender has given up
+    c.barrier();  // the sender has abandoned its send
     if (c.rank() == 1) {
         std::vector<int64_t> in(count);
         c.recv_now(in.data(), count, DType::I64, 0, 8);
-        CHECK(in == message(0, 8, count), "a send given up in the middle");
+        CHECK(in == message(0, 8, count), "a send abandoned in the middle");
     }
     c.set_timeout(limit);
     const auto out = message(c.rank(), 8, 4);
     std::vector<int64_t> in(4);
     c.send_now(out.data(), 4, DType::I64, c.rank(), 8);
     c.recv_now(in.data(), 4, DType::I64, c.rank(), 8);
-    CHECK(in == out, "after a receive given up");
+    CHECK(in == out, "after an abandoned receive");
 }
 
-// A barrier would wait for the messages too.
+// Synchronises without waiting for messages, unlike a barrier.
 void meet(Comm& c) {
     int64_t one = 1;
     c.all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
 }
 
-// Receives that wait when a large message is sent: it goes there without the ring, also where the sender
-// does not wait, and two at a time.
-void awaited(Comm& c) {
+// A large message whose receive is already posted bypasses the ring, whether or not the sender waits. Two at a time.
+void posted_receives(Comm& c) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
     for (uint64_t count : {1000, 2048, 5001, 100003, 300000}) {
         for (bool waits : {true, false}) {
@@ -125,13 +124,13 @@ void awaited(Comm& c) {
             second->wait(std::nullopt);
             first->wait(std::nullopt);
             c.sync();
-            CHECK(in == message(previous, 6, count) && later == message(previous, 7, count), count << " awaited elements");
+            CHECK(in == message(previous, 6, count) && later == message(previous, 7, count), "posted receives of " << count << " elements");
         }
     }
 }
 
-// What comes is not what the waiting receive is for, or its owner has gone.
-void awaited_in_vain(Comm& c) {
+// The message that arrives does not match the posted receive, or the receive has been abandoned.
+void posted_receives_without_a_match(Comm& c) {
     const uint64_t count = 20000;
     if (c.rank() == 0) {
         for (int tag : {2, 1}) {
@@ -149,7 +148,7 @@ void awaited_in_vain(Comm& c) {
     auto receiving = c.recv(in.data(), count, DType::I64, 0, 1);
     meet(c);
     c.recv_now(other.data(), count, DType::I64, 0, 2);
-    CHECK(other == message(0, 2, count), "another tag came first");
+    CHECK(other == message(0, 2, count), "a message with another tag came first");
     meet(c);
     receiving->wait(std::nullopt);
     CHECK(in == message(0, 1, count), "after another tag");
@@ -170,28 +169,28 @@ void awaited_in_vain(Comm& c) {
     c.set_timeout(limit);
     meet(c);
     c.recv_now(other.data(), count, DType::I64, 0, 4);
-    CHECK(other == message(0, 4, count), "after a receive given up");
+    CHECK(other == message(0, 4, count), "after an abandoned receive");
 }
 
-void from_anyone(Comm& c) {
+void from_any_rank(Comm& c) {
     const int n = c.world_size();
     if (c.rank() > 0) {
         const auto out = message(c.rank(), 4, 50);
         c.send(out.data(), 50, DType::I64, 0, 4 + c.rank())->wait(std::nullopt);
         return;
     }
-    std::vector<bool> heard(n);
+    std::vector<bool> received(n);
     for (int k = 1; k < n; ++k) {
-        std::optional<Arrival> there;
-        while (k % 2 && !(there = c.probe(kAny, kAny))) {}
+        std::optional<Arrival> probed;
+        while (k % 2 && !(probed = c.probe(kAny, kAny))) {}
         std::vector<int64_t> in(50);
         auto r = c.recv(in.data(), 50, DType::I64, kAny, kAny);
         r->wait(std::nullopt);
         CHECK_EQ(r->tag(), 4 + r->source());
-        CHECK(in == message(r->source(), 4, 50), "from anyone");
-        CHECK(!heard[r->source()]);
-        CHECK(!there || (there->source == r->source() && there->count == 50));
-        heard[r->source()] = true;
+        CHECK(in == message(r->source(), 4, 50), "from any rank");
+        CHECK(!received[r->source()]);
+        CHECK(!probed || (probed->source == r->source() && probed->count == 50));
+        received[r->source()] = true;
     }
     CHECK(!c.probe(kAny, kAny));
 }
@@ -204,18 +203,18 @@ int main() {
             for (uint64_t count : {0, 1, 7, 8, 1000, 32768, 200003}) around_the_ring(c, count);
             if (c.world_size() > 1) tags_out_of_order(c);
             if (c.world_size() > 1) large_both_ways(c);
-            if (c.world_size() > 1) awaited(c);
-            if (c.world_size() == 2) awaited_in_vain(c);
+            if (c.world_size() > 1) posted_receives(c);
+            if (c.world_size() == 2) posted_receives_without_a_match(c);
             wrong_size_loses_nothing(c);
             timeout_keeps_the_request(c);
             c.barrier();
-            given_up(c);
+            abandoned(c);
             c.barrier();
-            from_anyone(c);
+            from_any_rank(c);
             c.barrier();
         });
     }
-    // A message left behind by a rank that closed is still delivered.
+    // A message that a rank sent before it closed is still delivered.
     ranks::run(2, [](Comm& c) {
         int64_t x = 7;
         if (c.rank() == 0) {
@@ -228,7 +227,7 @@ int main() {
         CHECK_EQ(x, 7);
         CHECK_EQ(ranks::thrown([&] { c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }), "PeerLost");
     });
-    // One that closes takes back the receive that it shows.
+    // A rank that closes withdraws its posted receive.
     ranks::run(2, [](Comm& c) {
         std::vector<int64_t> x(20000, 7);
         if (c.rank() == 0) {

@@ -1,4 +1,4 @@
-// Ranks as threads of the test, over a segment of their own.
+// Runs ranks as threads of the test, over a segment of their own.
 #pragma once
 #include <cstdlib>
 #include <functional>
@@ -14,7 +14,7 @@ namespace ranks {
 using rankwise::Comm;
 using rankwise::Segment;
 
-// The world sizes of a test; with RANKWISE_SHORT, as `make test` runs the sanitizers, those of 2 and 3 ranks.
+// The world sizes of a test; with RANKWISE_SHORT, with which `make test` runs the sanitizers, only 2 and 3.
 inline std::vector<int> worlds(std::initializer_list<int> all) {
     std::vector<int> chosen;
     for (int n : all)
@@ -22,7 +22,7 @@ inline std::vector<int> worlds(std::initializer_list<int> all) {
     return chosen;
 }
 
-// Runs `body(comm)` as each rank of a fresh segment, with these settings, and returns the segment, after all have closed.
+// Runs `body(comm)` as each rank of a new segment, with these settings, and returns the segment after all have closed.
 inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& body, double timeout = 60, const rankwise::Settings& settings = {}) {
     auto segment = Segment::create(n);
     std::vector<std::thread> threads;
@@ -41,7 +41,7 @@ inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& bod
     return segment;
 }
 
-// What `call` throws, by kind: "" for nothing, else the type's short name.
+// The type of the error that `call` throws, or "".
 template <class Call> std::string thrown(Call&& call) {
     try {
         call();

@@ -1,5 +1,5 @@
-// Every collective on memory of the segment: on all ranks, on some of them, and on none, with the same
-// results; what happens to such memory when its group fails, or is closed before it.
+// Tests every collective with registered buffers on all ranks, on some and on none, with the same results, and registered
+// buffers whose group fails or is closed.
 #include <cstring>
 
 #include "ranks.hpp"
@@ -8,7 +8,7 @@ using namespace rankwise;
 
 namespace {
 
-// Element i of what rank r holds: of no exact sum, so that another order of adding would show.
+// Element i of rank r's data. Sums are inexact, so that another order of addition would give other bits.
 float value(int r, uint64_t i) { return float((i * 7 + uint64_t(r) * 3) % 101) / 7 - 5; }
 
 float total(int n, uint64_t i) {
@@ -17,7 +17,7 @@ float total(int n, uint64_t i) {
     return sum;
 }
 
-// `count` floats in the segment or not.
+// `count` floats in registered or private memory.
 struct Floats {
     std::shared_ptr<Registered> registered;
     std::vector<float> plain;
@@ -30,10 +30,10 @@ struct Floats {
     float& operator[](uint64_t i) { return data[i]; }
 };
 
-// Whether v[0..count) is what `right` says of each place.
-template <class Right> bool holds(Floats& v, uint64_t count, Right&& right, uint64_t from = 0) {
+// Whether v[from + i] is expected(i), for all i < count.
+template <class Expected> bool holds(Floats& v, uint64_t count, Expected&& expected, uint64_t from = 0) {
     for (uint64_t i = 0; i < count; ++i)
-        if (v[from + i] != right(i)) return false;
+        if (v[from + i] != expected(i)) return false;
     return true;
 }
 
@@ -79,7 +79,7 @@ void every_collective(Comm& c, uint64_t count, uint64_t which) {
     c.barrier();
 }
 
-// Blocks of other lengths on every rank, some of them empty.
+// Blocks of a different length on every rank, some of them empty.
 void by_counts(Comm& c) {
     const int n = c.world_size(), me = c.rank();
     Counts counts(n);
@@ -101,7 +101,7 @@ void by_counts(Comm& c) {
     c.barrier();
 }
 
-// Blocks that are not copied in one go.
+// Blocks so large that they are copied in several pieces.
 void large(Comm& c) {
     const uint64_t count = (26 << 20) / sizeof(float) + 5;
     const int n = c.world_size(), me = c.rank();
@@ -114,12 +114,12 @@ void large(Comm& c) {
     c.barrier();
 }
 
-// A rank leaves in the middle: the others throw, and nobody writes into memory that was given back.
-void one_leaves(int n) {
+// A rank aborts during an operation: the others throw, and no rank writes into memory that has been freed.
+void one_rank_aborts(int n) {
     ranks::run(n, [](Comm& c) {
         auto memory = c.allocate(1 << 20);
         c.barrier();
-        if (c.rank() == 0) return c.abort("has had enough");
+        if (c.rank() == 0) return c.abort("aborted");
         const std::string error = ranks::thrown([&] {
             for (;;) c.all_reduce(memory->data(), (1 << 20) / 4, DType::F32, ReduceOp::SUM);
         });
@@ -127,7 +127,7 @@ void one_leaves(int n) {
     });
 }
 
-// Other counts: refused on all ranks before a byte of the memory has changed.
+// Different counts: all ranks throw before a byte of the memory has changed.
 void mismatched() {
     ranks::run(2, [](Comm& c) {
         auto memory = c.allocate(1 << 20);
@@ -138,18 +138,18 @@ void mismatched() {
     });
 }
 
-void life() {
+void lifetime() {
     std::shared_ptr<Registered> kept;
     const auto segment = ranks::run(2, [&](Comm& c) {
         const size_t before = c.segment()->allocated_blocks();
         c.barrier();
         {
             auto memory = c.allocate(100), none = c.allocate(0);
-            CHECK(c.holds(memory->data(), 100), "registered memory lies in the segment");
+            CHECK(c.in_segment(memory->data(), 100), "registered memory lies in the segment");
             for (int i = 0; i < 100; ++i) CHECK_EQ(int(memory->data()[i]), 0);
             float elsewhere;
-            CHECK(!c.holds(&elsewhere, sizeof elsewhere), "other memory does not");
-            CHECK(!c.holds(memory->data(), ~size_t(0)), "nor does more than there is");
+            CHECK(!c.in_segment(&elsewhere, sizeof elsewhere), "private memory does not lie in the segment");
+            CHECK(!c.in_segment(memory->data(), ~size_t(0)), "a range larger than the segment does not lie in it");
             c.barrier();
             CHECK(c.segment()->allocated_blocks() == before + 4, "two blocks of each rank");
             c.barrier();
@@ -159,7 +159,7 @@ void life() {
         c.barrier();
         if (c.rank() == 0) kept = c.allocate(5000);
     });
-    kept->data()[4999] = 1;  // the group is closed
+    kept->data()[4999] = 1;  // usable although the group is closed
     CHECK_EQ(int(kept->data()[4999]), 1);
     const size_t with = segment->allocated_blocks();
     kept = nullptr;
@@ -179,8 +179,8 @@ int main() {
         for (int n : ranks::worlds({2, 4})) ranks::run(n, by_counts, 60, settings);
         ranks::run(2, large, 60, settings);
     }
-    for (int n : {2, 3}) one_leaves(n);
+    for (int n : {2, 3}) one_rank_aborts(n);
     mismatched();
-    life();
+    lifetime();
     return check::result();
 }

@@ -1,4 +1,4 @@
-// Ranks that say their stacks to each other, here any text, and how equal reports of a timeout come about.
+// Tests that ranks request each other's stacks (here any text), and that all ranks report a timeout alike.
 #include "failure/stacks.hpp"
 
 #include <poll.h>
@@ -11,9 +11,9 @@ using namespace rankwise;
 
 namespace {
 
-std::string said;  // by program_stacks
+std::string program_text;  // returned by program_stacks
 
-// What the watcher of a rank does with its doorbell.
+// Answers a rank's doorbell as its watcher thread does.
 struct Watcher {
     const int doorbell;
     std::atomic<bool> over{false};
@@ -34,7 +34,7 @@ struct Watcher {
     }
 };
 
-std::string answer_of(const Calls& answers, int rank) {
+std::string answer_of(const RankTexts& answers, int rank) {
     for (const auto& [r, text] : answers)
         if (r == rank) return text;
     return "";
@@ -45,22 +45,22 @@ void stacks() {
     const std::string line(1000, 'x');
     std::string text = "first line\n";
     while (text.size() < 100'000) text += line + "\n";
-    program_stacks = [] { return said; };
+    program_stacks = [] { return program_text; };
     const int unwatched = open_doorbell(*segment, 2);
     segment->record(2).pid = getpid();
     {
         Watcher one(segment, 0);
-        said = "one";
-        CHECK_EQ(answer_of(ask_for_stacks(*segment, {0}), 0), "one");
-        said = text;
-        const Calls answers = ask_for_stacks(*segment, {0, 2, 3});
+        program_text = "one";
+        CHECK_EQ(answer_of(request_stacks(*segment, {0}), 0), "one");
+        program_text = text;
+        const RankTexts answers = request_stacks(*segment, {0, 2, 3});
         const std::string kept = answer_of(answers, 0);
         CHECK(kept.size() > 30'000 && kept.rfind("...\n" + line + "\n", 0) == 0 && kept.substr(kept.size() - 1001) == line + "\n", kept.size());
         CHECK(answer_of(answers, 2).find("no answer") == 0, answer_of(answers, 2));
         CHECK_EQ(answers.size(), size_t(2));  // rank 3 has no doorbell
     }
-    close(unwatched);  // the descriptor may now be another file's: nothing is written there
-    CHECK(answer_of(ask_for_stacks(*segment, {2}), 2).find("no answer") == 0);
+    close(unwatched);  // the descriptor may now belong to another file, to which nothing may be written
+    CHECK(answer_of(request_stacks(*segment, {2}), 2).find("no answer") == 0);
 }
 
 void reports() {
@@ -71,9 +71,9 @@ void reports() {
     CHECK(read.headline == written.headline && read.missing == written.missing && read.states == written.states && read.stacks == written.stacks);
     segment->release(offset);
 
-    CHECK_EQ(ranks_in_words({3}), "rank 3");
-    CHECK_EQ(ranks_in_words({0, 1, 3, 4, 5, 9}), "ranks 0, 1, 3-5, 9");
-    CHECK_EQ(states_in_words({{0, "in barrier #2 for 2.9 s"}, {1, "outside any collective for 3.0 s, last was split #1"},
+    CHECK_EQ(list_ranks({3}), "rank 3");
+    CHECK_EQ(list_ranks({0, 1, 3, 4, 5, 9}), "ranks 0, 1, 3-5, 9");
+    CHECK_EQ(list_states({{0, "in barrier #2 for 2.9 s"}, {1, "outside any collective for 3.0 s, last was split #1"},
                               {2, "in barrier #2 for 10.0 s"}, {3, "has not joined"}, {4, "in barrier #2 for 3.0 s"}}),
              "\n  ranks 0, 2, 4: in barrier #2 for 2.9 to 10.0 s"
              "\n  rank 1: outside any collective for 3.0 s, last was split #1"
@@ -85,7 +85,7 @@ void reports() {
 int main() {
     stacks();
     reports();
-    // All ranks of the group report the same; those that have not begun the operation are missing.
+    // All ranks of the group report the same; the ranks that have not begun the operation are missing.
     std::string texts[3];
     const auto run = ranks::run(4, [&](Comm& c) {
         auto g = c.split(0, 0);
@@ -100,22 +100,22 @@ int main() {
             CHECK(false, "no timeout");
         } catch (const TimedOut& e) {
             texts[c.rank()] = e.what();
-            CHECK(e.stacks.empty());  // threads have none of their own
+            CHECK(e.stacks.empty());  // ranks that are threads have no doorbell
             CHECK(e.missing == std::vector<int>{3});
         }
         try {
             g->barrier();
-            CHECK(false, "the group works again");
+            CHECK(false, "the failed group works");
         } catch (const TimedOut& e) {
             CHECK(std::string(e.what()).find(texts[c.rank()].substr(0, texts[c.rank()].find('\n')) + ", while rank ") == 0, e.what());
         }
         c.barrier();
         g->close(1);
     });
-    CHECK(texts[0].find("rank 3 did not come to barrier #1 within 0.2 s\n") == 0, texts[0]);
+    CHECK(texts[0].find("rank 3 did not reach barrier #1 within 0.2 s\n") == 0, texts[0]);
     CHECK(texts[0].find("rank 3: in barrier #2 of all ranks for ") != std::string::npos, texts[0]);
     CHECK_EQ(texts[1], texts[0]);
     CHECK_EQ(texts[2], texts[0]);
-    CHECK_EQ(run->allocated_blocks(), size_t(1));  // the group of all ranks: what was written about the failed one is gone
+    CHECK_EQ(run->allocated_blocks(), size_t(1));  // the group of all ranks: the failed group's report has been released
     return check::result();
 }

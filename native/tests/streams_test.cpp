@@ -1,5 +1,4 @@
-// Streams and events: order, waiting, closing, numbers that are none; and many threads on all of it.
-
+// Tests streams and events: order, waiting, closing, invalid numbers, and the use by many threads.
 #include <future>
 
 #include "ranks.hpp"
@@ -10,12 +9,12 @@ using ranks::thrown;
 
 namespace {
 
-constexpr double kSoon = 60;  // seconds within which anything must end
+constexpr double kSoon = 60;  // seconds within which everything must end
 
-// Work that goes on until it is opened.
+// A task that runs until the gate is opened.
 class Gate {
 public:
-    std::function<void()> piece() const {
+    std::function<void()> task() const {
         return [open = open_] { open.wait(); };
     }
     void open() { promise_.set_value(); }
@@ -43,7 +42,7 @@ void marks_order_streams() {
     Stream first, second;
     Gate gate;
     std::atomic<int> stage{0};
-    first.submit(gate.piece());
+    first.submit(gate.task());
     first.submit([&] { stage = 1; });
     const auto mark = first.mark();
     second.follow(mark);
@@ -53,20 +52,20 @@ void marks_order_streams() {
     gate.open();
     after->wait(kSoon);
     CHECK_EQ(stage.load(), 2);
-    second.follow(mark);  // reached: nothing is queued
+    second.follow(mark);  // already reached, so nothing is queued
     CHECK(second.drain(kSoon));
 }
 
-void closing_ends_what_waits() {
+void closing_ends_waiting_tasks() {
     Stream first, second, third;
     Gate gate;
-    first.submit(gate.piece());
+    first.submit(gate.task());
     second.follow(first.mark());
     third.follow(second.mark());
     const auto queued = third.submit([] {});
     CHECK(!second.drain(0.01));
-    CHECK(second.close(0));  // waits for a mark that is not reached
-    CHECK_EQ(thrown([&] { queued->wait(kSoon); }), "Closed");  // third waited for second's
+    CHECK(second.close(0));  // it waits for a mark that is not reached
+    CHECK_EQ(thrown([&] { queued->wait(kSoon); }), "Closed");  // third waited for second's mark
     CHECK_EQ(thrown([&] { third.submit([] {})->wait(kSoon); }), "Closed");
     CHECK_EQ(thrown([&] { third.mark()->wait(kSoon); }), "Closed");
     CHECK_EQ(thrown([&] { second.submit([] {}); }), "Closed");
@@ -74,11 +73,11 @@ void closing_ends_what_waits() {
     first.close(0);
 }
 
-void what_never_ends_is_left_alone() {
+void close_abandons_user_code_that_does_not_return() {
     Gate gate;
     std::promise<void> begun;
     auto stream = std::make_unique<Stream>();
-    const auto stuck = stream->submit([&, wait = gate.piece()] { begun.set_value(); wait(); }, true);
+    const auto stuck = stream->submit([&, wait = gate.task()] { begun.set_value(); wait(); }, true);
     const auto queued = stream->submit([] {});
     begun.get_future().wait();
     CHECK(!stream->close(0.01));
@@ -89,14 +88,14 @@ void what_never_ends_is_left_alone() {
     stuck->wait(kSoon);
 }
 
-void a_piece_may_close_its_stream() {
+void a_task_may_close_its_stream() {
     auto stream = std::make_shared<Stream>();
     auto* raw = stream.get();
     const auto closing = raw->submit([held = std::move(stream)]() mutable { held.reset(); }, true);
     closing->wait(kSoon);
 }
 
-void a_piece_does_not_wait_for_itself() {
+void a_task_cannot_wait_for_its_own_stream() {
     Stream stream;
     const auto waiting = stream.submit([&] { stream.submit([] {})->wait(kSoon); });
     try {
@@ -107,7 +106,7 @@ void a_piece_does_not_wait_for_itself() {
     }
 }
 
-void numbers() {
+void invalid_numbers() {
     const auto stream = HostStream::create();
     const uint64_t event = events::create(), gone = events::create();
     events::destroy(gone);
@@ -124,13 +123,13 @@ void numbers() {
     CHECK_EQ(thrown([&] { events::wait(gone, event); }), "BadArgument");
 
     Gate gate, later;
-    stream->submit(gate.piece());
+    stream->submit(gate.task());
     events::record(event, stream->handle());
     const auto other = HostStream::create();
     events::wait(other->handle(), event);
     const auto behind = other->submit([] {});
-    stream->submit(later.piece());
-    events::record(event, stream->handle());  // changes nothing for who waits already
+    stream->submit(later.task());
+    events::record(event, stream->handle());  // does not change earlier waits
     gate.open();
     behind->wait(kSoon);
     CHECK(!events::reached(event));
@@ -138,12 +137,12 @@ void numbers() {
     later.open();
 }
 
-// The life of an event on every rank, each step behind the one before.
-void the_life_of_an_event(Comm& c) {
+// Compute stream, communication stream, compute stream: each waits for an event of the one before.
+void events_order_streams(Comm& c) {
     const auto compute = HostStream::create();
     std::vector<double> x(5000, -1);
     Gate gate;
-    compute->submit(gate.piece());
+    compute->submit(gate.task());
     compute->submit([&] { std::fill(x.begin(), x.end(), c.rank() + 1); });
     const uint64_t ready = events::create(), reduced = events::create();
     events::record(ready, compute->handle());
@@ -166,7 +165,7 @@ void an_event_never_reached(Comm& c) {
     auto g = c.split(0, 0);
     const auto stream = HostStream::create();
     Gate gate;
-    stream->submit(gate.piece());
+    stream->submit(gate.task());
     const uint64_t event = events::create();
     events::record(event, stream->handle());
     if (g->rank() == 0) {
@@ -175,7 +174,7 @@ void an_event_never_reached(Comm& c) {
     }
     const auto work = g->start([&g] { g->barrier(); });
     CHECK_EQ(thrown([&] { work->wait(kSoon); }), "TimedOut");
-    const uint64_t after = events::create();  // it stands for a group that failed, and is not reached
+    const uint64_t after = events::create();  // recorded on a failed group, so it is never reached
     g->record_event(after);
     const auto behind = HostStream::create();
     events::wait(behind->handle(), after);
@@ -183,27 +182,26 @@ void an_event_never_reached(Comm& c) {
     CHECK_EQ(thrown([&] { events::synchronize(after, kSoon); }), "TimedOut");
     events::destroy(after);
 
-    g = c.split(0, 0);  // and its group is closed meanwhile
+    g = c.split(0, 0);  // the same with a group that is closed meanwhile
     g->wait_event(event);
-    const auto dropped = g->start([&g] { g->barrier(); });
-    CHECK(g->close(0.05), "says that something was given up");
-    CHECK(thrown([&] { dropped->wait(kSoon); }) != "");
+    const auto cancelled = g->start([&g] { g->barrier(); });
+    CHECK(g->close(0.05), "close reports that an operation was abandoned");
+    CHECK(thrown([&] { cancelled->wait(kSoon); }) != "");
     gate.open();
     events::destroy(event);
 }
 
 constexpr int kThreads = 8, kRounds = 40;
 
-// Eight threads of a rank: each with a group and a stream of its own, all on one group that they
-// share, with messages that the tags keep apart.
+// Eight threads of a rank, each with its own group and stream, also use one group together, with a message tag for each.
 void many_threads(Comm& c) {
     const int n = c.world_size();
     std::vector<std::shared_ptr<Comm>> own;
     for (int t = 0; t < kThreads; ++t) own.push_back(c.split(0, 0));
     auto body = [&](int t) {
         Comm& mine = *own[t];
-        const auto held = HostStream::create();
-        HostStream& stream = *held;
+        const auto owner = HostStream::create();
+        HostStream& stream = *owner;
         std::vector<int64_t> x(1 + 700 * t), y(3);
         const uint64_t ready = events::create(), reduced = events::create();
         for (int round = 0; round < kRounds; ++round) {
@@ -216,7 +214,7 @@ void many_threads(Comm& c) {
             events::wait(stream.handle(), reduced);
             const auto used = stream.submit([&] { CHECK_EQ(x.back(), n * (n - 1) / 2 + int64_t(n) * round); });
 
-            int64_t shared = 1;  // every thread the same, so that any order of them is right
+            int64_t shared = 1;  // the same in every thread, so that any order of the calls is right
             c.all_reduce(&shared, 1, DType::I64, ReduceOp::SUM);
             CHECK_EQ(shared, n);
             if (round % 4 == 0) {
@@ -226,7 +224,7 @@ void many_threads(Comm& c) {
                 CHECK_EQ(y[0], number);
                 sending->wait(kSoon);
             }
-            if (round % 8 == 0) mine.barrier();  // behind what is queued
+            if (round % 8 == 0) mine.barrier();  // after the queued operations
             used->wait(kSoon);
             CHECK(filled->done() && summed->done() && events::reached(reduced));
         }
@@ -239,7 +237,7 @@ void many_threads(Comm& c) {
     for (auto& thread : threads) thread.join();
 }
 
-// Threads that record, wait for and destroy each other's events as it comes.
+// Threads that record, wait for and destroy each other's events in any order.
 void events_of_many_threads() {
     std::shared_ptr<HostStream> streams[3];
     for (auto& stream : streams) stream = HostStream::create();
@@ -272,14 +270,14 @@ void events_of_many_threads() {
 int main() {
     runs_in_order();
     marks_order_streams();
-    closing_ends_what_waits();
-    what_never_ends_is_left_alone();
-    a_piece_may_close_its_stream();
-    a_piece_does_not_wait_for_itself();
-    numbers();
+    closing_ends_waiting_tasks();
+    close_abandons_user_code_that_does_not_return();
+    a_task_may_close_its_stream();
+    a_task_cannot_wait_for_its_own_stream();
+    invalid_numbers();
     events_of_many_threads();
     for (int n : ranks::worlds({1, 2, 3})) {
-        ranks::run(n, the_life_of_an_event);
+        ranks::run(n, events_order_streams);
         if (n > 1) ranks::run(n, an_event_never_reached);
         ranks::run(n, many_threads);
     }

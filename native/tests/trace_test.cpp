@@ -1,4 +1,4 @@
-// What others read of a rank's operations, while it runs and afterwards.
+// Tests what other processes read about a rank's operations, while it runs and afterwards.
 #include "trace/trace.hpp"
 
 #include <unistd.h>
@@ -18,7 +18,7 @@ void sum(Comm& c, uint64_t count) {
 
 const Operation& last(const std::vector<Operation>& all) { return all.back(); }
 
-void every_operation_leaves_its_entry() {
+void every_operation_has_an_entry() {
     auto segment = ranks::run(2, [](Comm& c) {
         sum(c, 2);
         float x[3] = {};
@@ -33,7 +33,7 @@ void every_operation_leaves_its_entry() {
     for (int rank = 0; rank < 2; ++rank) {
         const auto all = operations(view.header(), rank);
         std::string names;
-        for (const Operation& o : all) names += words(o, 0) + ";";
+        for (const Operation& o : all) names += to_string(o, 0) + ";";
         const std::string message = rank == 0 ? "send to rank 1, tag 7;" : "recv from rank 0, tag 7;";
         CHECK_EQ(names, "init;init #1;all_reduce #1;broadcast #2;split #3;all_reduce #1 of group 1;" + message);
         if (all.size() != 7) continue;
@@ -46,8 +46,8 @@ void every_operation_leaves_its_entry() {
         CHECK(all[6].peer == 1 - rank && all[6].tag == 7 && all[6].sequence == 0);
         const int64_t now = clock_ns(CLOCK_REALTIME), start = view.header().started.realtime;
         for (const Operation& o : all) {
-            CHECK(o.end && !o.failed, words(o, 0));
-            CHECK(o.begin >= start - 1'000'000 && o.end >= o.begin && *o.end <= now + 1'000'000, words(o, 0));
+            CHECK(o.end && !o.failed, to_string(o, 0));
+            CHECK(o.begin >= start - 1'000'000 && o.end >= o.begin && *o.end <= now + 1'000'000, to_string(o, 0));
         }
         const RankRecord& record = segment->record(rank);
         CHECK_EQ(record.operations.load(), 7u);
@@ -75,7 +75,7 @@ void the_last_thousand_are_kept() {
     for (size_t i = 1; i < all.size(); ++i) CHECK_EQ(all[i].sequence, all[i - 1].sequence + 1);
 }
 
-void a_waiting_rank_is_seen(Comm& c, Segment& segment) {
+void waiting_is_visible(Comm& c, Segment& segment) {
     auto until = [](auto&& condition) {
         for (int i = 0; i < 10'000 && !condition(); ++i) usleep(1000);
         return condition();
@@ -84,19 +84,19 @@ void a_waiting_rank_is_seen(Comm& c, Segment& segment) {
         const uint64_t before = segment.record(0).waited.load();
         CHECK(until([&] { return segment.record(0).waited.load() > before; }));
         Whereabouts where = whereabouts(segment.header(), 0);
-        CHECK(where.inside && where.operation->kind == Op::Barrier && !where.operation->end, words(where, 0));
-        CHECK(words(where, 0).find("in barrier #") == 0);
-        CHECK(words(where, 7).find(" of all ranks for ") != std::string::npos, words(where, 7));
+        CHECK(where.inside && where.operation->kind == Op::Barrier && !where.operation->end, to_string(where, 0));
+        CHECK(to_string(where, 0).find("in barrier #") == 0);
+        CHECK(to_string(where, 7).find(" of all ranks for ") != std::string::npos, to_string(where, 7));
         c.barrier();
         CHECK(until([&] { return whereabouts(segment.header(), 0).operation->kind == Op::Recv; }));
         where = whereabouts(segment.header(), 0);
-        CHECK(where.inside && words(where, 0).find("in recv from any rank, tag 3 for ") == 0, words(where, 0));
+        CHECK(where.inside && to_string(where, 0).find("in recv from any rank, tag 3 for ") == 0, to_string(where, 0));
         int x = 5;
         c.send_now(&x, 1, DType::I32, 0, 3);
     } else {
         c.barrier();
         int x = 0, y = 0;
-        auto request = c.recv(&y, 1, DType::I32, 1, 4);  // nobody waits for it: the rank is not in it
+        auto request = c.recv(&y, 1, DType::I32, 1, 4);  // the program does not wait for it, so the rank is not in it
         CHECK(!whereabouts(segment.header(), 0).inside);
         auto other = c.recv(&x, 1, DType::I32, kAny, 3);
         other->wait({});
@@ -104,7 +104,7 @@ void a_waiting_rank_is_seen(Comm& c, Segment& segment) {
     }
 }
 
-// Entries of long operations stay while others come and go, from any thread of the rank.
+// An entry stays while its operation is in progress, even if other threads of the rank write many others.
 void threads_and_a_reader() {
     std::atomic<bool> over{false};
     auto segment = Segment::create(2);
@@ -133,9 +133,9 @@ void threads_and_a_reader() {
                 });
             for (auto& t : users) t.join();
             if (rank == 0) {
-                bool there = false;
-                for (const Operation& o : operations(view.header(), 0)) there |= o.kind == Op::Recv && !o.end && o.background;
-                CHECK(there, "an operation under way lost its entry");
+                bool found = false;
+                for (const Operation& o : operations(view.header(), 0)) found |= o.kind == Op::Recv && !o.end && o.background;
+                CHECK(found, "an operation in progress lost its entry");
             }
             world->barrier();
             if (rank == 1) world->send_now(&x, 1, DType::I32, 0, 0);
@@ -148,7 +148,7 @@ void threads_and_a_reader() {
     reader.join();
 }
 
-void views_of_something_else() {
+void views_of_other_files() {
     CHECK_EQ(ranks::thrown([] { SegmentView view(-1); }), "BadArgument");
     int ends[2];
     CHECK_EQ(pipe(ends), 0);
@@ -160,7 +160,7 @@ void views_of_something_else() {
 }  // namespace
 
 int main() {
-    every_operation_leaves_its_entry();
+    every_operation_has_an_entry();
     failures_are_marked();
     the_last_thousand_are_kept();
     auto segment = Segment::create(2);
@@ -168,11 +168,11 @@ int main() {
     for (int rank = 0; rank < 2; ++rank)
         threads.emplace_back([&, rank] {
             auto comm = Comm::join(segment, rank, 60, false);
-            a_waiting_rank_is_seen(*comm, *segment);
+            waiting_is_visible(*comm, *segment);
             comm->close(1);
         });
     for (auto& t : threads) t.join();
     threads_and_a_reader();
-    views_of_something_else();
+    views_of_other_files();
     return check::result();
 }

@@ -7,7 +7,7 @@ def time_batches(
 ) -> list[float]:
     """Seconds that each of `batches` batches of `iterations` calls took on this rank; each begins with a barrier.
 
-    comm: the native engine's communicator; ValueError for another.
+    comm: the native engine's communicator; ValueError for any other.
     x, out: addresses as the operation takes them (send_recv: sent and received; the roots are rank 0).
     """
 

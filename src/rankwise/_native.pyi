@@ -20,18 +20,18 @@ class Request:
     def done(self) -> bool: ...
 
 class Task:
-    """A piece of work on a stream."""
+    """A task of a stream."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until it has run; None: without limit. A collective ends at its communicator's timeout."""
 
     def done(self) -> bool: ...
 
-class Stream:
+class HostStream:
     """An ordered queue of the program's own work, run by a thread."""
 
     @staticmethod
-    def create() -> Stream: ...
+    def create() -> HostStream: ...
     @property
     def handle(self) -> int: ...
     def submit(self, function: Callable[[], None]) -> Task:
@@ -43,7 +43,7 @@ class Stream:
         """Idempotent; never raises. Whether all work ran within `timeout` seconds, and whether the thread has ended."""
 
 class HostEvents:
-    """Events of this process and its streams, by number; the stream 0 is the calling thread itself.
+    """Events of this process and its streams, by number; stream 0 is the calling thread itself.
 
     ValueError for a number that is not an event or a stream.
     """
@@ -74,7 +74,7 @@ class Comm:
     def allocate(self, bytes: int) -> Registered:
         """Zeroed memory of the segment, on which collectives work in place. MemoryError has the sizes."""
 
-    def holds(self, ptr: int, bytes: int) -> bool:
+    def in_segment(self, ptr: int, bytes: int) -> bool:
         """Whether these bytes are in the segment."""
 
     def barrier(self) -> None: ...
@@ -113,17 +113,17 @@ class Comm:
         self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: int
     ) -> Task: ...
     def start_call(self, function: Callable[[], None]) -> Task:
-        """Run a Python function on the stream, in the order started; its own calls of this communicator run at once.
+        """Run a Python function on the stream, in the order started. It must not raise.
 
-        It must not raise.
+        Its own calls of this communicator run at once.
         """
 
     def announce_end(self) -> None: ...
     def describe(self, shape: Sequence[int], operation: str) -> None: ...
-    def hold(self) -> None:
-        """Until `release` only this thread uses the communicator: other threads' calls and started ones wait."""
+    def lock(self) -> None:
+        """Until `unlock` only this thread uses the communicator: other threads' calls and started ones wait."""
 
-    def release(self) -> None: ...
+    def unlock(self) -> None: ...
 
     # See rankwise.contract.shortcuts.
     def all_reduce_array(self, x: object, op: object) -> bool: ...
@@ -323,10 +323,10 @@ class RankState:
     def inside(self) -> bool: ...
     @property
     def since(self) -> int:
-        """ns since the operation began, or, outside of any, since the last one ended."""
+        """ns since the operation began, or, if `inside` is false, since it ended."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """ "in all_reduce #3 for 4.2 s", "outside any collective for 1.0 s, last was barrier #2"."""
 
 class SegmentView:
@@ -381,29 +381,29 @@ def convert_local(dst: int, src: int, count: int, dtype: int, widen: bool) -> No
 def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
 
-class Turn:
-    """The turns of a communicator in Python: one call at a time. Its `with` is a turn for what is no call."""
+class CallLock:
+    """Serialises the calls of a communicator in Python. `with` locks it for work that is not a call."""
 
     refuses: bool
-    """Whether `run` raises what refused(comm) returns, in place of the call."""
+    """Whether `run` raises the error that refused(comm) returns, in place of the call."""
 
     def __init__(
         self,
-        other: Turn | None = None,
+        other: CallLock | None = None,
         refused: Callable[[Any], BaseException] | None = None,
         failing: Callable[[Any, BaseException], None] | None = None,
     ) -> None:
-        """other: turns of another communicator, where the two take one at a time.
+        """other: shares its lock, so that the calls of the two communicators are serialised.
 
         refused(comm) and failing(comm, error) are functions of the communicator, which this object must not keep
         alive; `run` needs both.
         """
 
     def run(self, comm: object, call: tuple[Any, ...], move: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """move(*args), in its turn. Where move raises, failing(comm, error) is called, still in this turn, and may
+        """Lock, and return move(*args). If move raises, failing(comm, error) is called before unlocking, and may
         raise another error.
 
-        call: what it is, for others to see.
+        call: a description of the call, which other threads can read.
         """
 
     def acquire(self, timeout: float) -> bool: ...
@@ -412,15 +412,15 @@ class Turn:
     def __exit__(self, kind: object, value: object, trace: object) -> None: ...
     @property
     def call(self) -> tuple[Any, ...]:
-        """The present or last call."""
+        """The current or last call."""
 
     @property
     def inside(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is in progress."""
 
     @property
     def sequence(self) -> int:
-        """How many there were."""
+        """The number of calls so far."""
 
 class PlainArrays:
     """The methods of rankwise.contract.shortcuts over a communicator written in Python, whose calls are blocking."""

@@ -120,7 +120,7 @@ def test_a_timeout_says_where_every_rank_is(backend: str) -> None:
     assert re.match(r"in reduce #1 for \d", error.states[0])
     assert re.match(r"outside any collective for \d.*, last was split #", error.states[1])
     assert "in _timeout" in error.stacks[1] if backend == "shm" else error.stacks == {}  # threads are not asked
-    assert str(error).startswith("rank 1 did not come to reduce #1 within 0.3 s\n  rank 0: in reduce #1 for ")
+    assert str(error).startswith("rank 1 did not reach reduce #1 within 0.3 s\n  rank 0: in reduce #1 for ")
 
 
 STACKS = """

@@ -78,15 +78,15 @@ def test_a_rank_that_waits_is_seen_from_outside() -> None:
         assert state.inside
         assert state.operation is not None
         assert (state.operation.name, state.operation.end, state.operation.bytes) == ("all_reduce", None, 800)
-        assert state.words.startswith(f"in all_reduce #{state.operation.sequence} for ")
+        assert state.description.startswith(f"in all_reduce #{state.operation.sequence} for ")
         assert state.since > 0
         assert (state.joined, state.exited, state.exit_status) == (True, False, None)
         assert state.pid not in (0, os.getpid())
         mine = view.state(1)
         assert not mine.inside
-        assert mine.words.startswith("outside any collective for ")
+        assert mine.description.startswith("outside any collective for ")
         group.all_reduce(np.ones(100))
-        assert view.state(1).words.endswith(f", last was all_reduce #{state.operation.sequence}")
+        assert view.state(1).description.endswith(f", last was all_reduce #{state.operation.sequence}")
 
     run_ranks(2, body, backend="shm", timeout=20)
 

@@ -118,7 +118,7 @@ def test_a_forced_algorithm_that_cannot_run_says_what_it_needs(backend: str, mon
         f"RANKWISE_ALGORITHM=all_reduce=inline is not supported by the {backend} backend: it takes at most 96 bytes, "
         "and this call has 800",
         f"RANKWISE_ALGORITHM=broadcast=registered is not supported by the {backend} backend: it needs registered "
-        "buffers (group.empty) on all ranks, and this call has others",
+        "buffers (group.empty) on all ranks, and some rank passed another buffer",
     ]
     assert run_ranks(2, body, backend=backend) == [words, words]
 

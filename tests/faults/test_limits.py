@@ -40,6 +40,6 @@ def test_limit(trial: Trial, name: str) -> None:
         return
     assert ran.returncode in (1, 2), "no exit code of an error"
     if re.search("segment|shared memory", ran.stderr):
-        assert re.search(r"(needs \d+ MiB|\d+ MiB needed).*, (\d+ MiB|which rank \d+ did not get)", ran.stderr)
+        assert re.search(r"(needs \d+ MiB|\d+ MiB needed).*, (\d+ MiB|which rank \d+ could not allocate)", ran.stderr)
     else:
         assert re.search(r"open files|MemoryError|Cannot allocate|Resource temporarily unavailable|Errno", ran.stderr)

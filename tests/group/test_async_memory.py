@@ -235,7 +235,7 @@ def test_a_wait_on_the_stream_for_what_is_behind_it_is_refused(backend: str) -> 
             part.all_reduce(a, async_op=True).wait()
 
         work = part.all_reduce(np.ones(2), op, async_op=True)
-        with pytest.raises(rw.RankwiseError, match="cannot wait for what is queued behind it"):
+        with pytest.raises(rw.RankwiseError, match="cannot wait for work queued behind it"):
             work.wait(SOON)
         part.close(0.1)
 

@@ -21,7 +21,7 @@ SIZES = [3, 6000, 9999, 70_000]  # elements: beside the flag, slots, and what go
 
 def registered(group: Group, array: Any) -> bool:
     comm: Any = group.comm
-    return bool(comm._comm.holds(array.ctypes.data, array.nbytes))
+    return bool(comm._comm.in_segment(array.ctypes.data, array.nbytes))
 
 
 def results(group: Group, make: Any, size: int) -> list[Any]:

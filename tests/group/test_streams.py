@@ -98,7 +98,7 @@ def test_or_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_function_does_not_wait_for_itself() -> None:
     with rw.Stream() as stream:
-        with pytest.raises(RankwiseError, match="cannot wait for what is queued behind it"):
+        with pytest.raises(RankwiseError, match="cannot wait for work queued behind it"):
             stream.submit(lambda: stream.submit(int).wait()).wait(SOON)
         event = rw.Event()
 
@@ -106,7 +106,7 @@ def test_a_function_does_not_wait_for_itself() -> None:
             stream.record_event(event)
             event.synchronize()
 
-        with pytest.raises(RankwiseError, match="cannot wait for what is queued behind it"):
+        with pytest.raises(RankwiseError, match="cannot wait for work queued behind it"):
             stream.submit(wait_for_later).wait(SOON)
         stream.submit(stream.synchronize).wait(SOON)  # which is what has run already
 

@@ -177,7 +177,7 @@ def test_gradients_computed_in_place_are_not_copied() -> None:
         comm: Any = group.comm
         for step in range(3):
             views = reducer.views
-            assert all(comm._comm.holds(view.ctypes.data, view.nbytes) for view in views)
+            assert all(comm._comm.in_segment(view.ctypes.data, view.nbytes) for view in views)
             for number, gradient in enumerate(gradients(group.rank, step)):
                 views[number][...] = gradient
                 reducer.mark_ready(number, views[number])

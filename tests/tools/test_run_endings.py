@@ -367,20 +367,20 @@ def test_a_hang_is_reported_once_and_the_last_lines_are_about_the_missing_rank(t
     *lines, _, last = done.stderr.splitlines()
     if lines[-1].startswith("rankwise: "):  # else a busy machine left one rank alone the time to report
         assert re.fullmatch(r"rankwise: the same from ranks [0-7, -]+", lines.pop())
-    error = lines.index("rankwise.contract.errors.CollectiveTimeout: rank 3 did not come to all_reduce #2 within 3 s")
+    error = lines.index("rankwise.contract.errors.CollectiveTimeout: rank 3 did not reach all_reduce #2 within 3 s")
     waiting, missing, heading, *stack = lines[error + 1 :]
     assert re.fullmatch(r"  ranks 0-2, 4-7: in all_reduce #2 for .* s", waiting)
     assert re.fullmatch(r"  rank 3: outside any collective for .* s, last was barrier #1", missing)
     assert heading == "  Python stack of rank 3, innermost last:"
     assert any(line.endswith("in save_checkpoint") for line in stack)
     assert all(line.startswith("    ") for line in stack)
-    assert last == "rankwise: rank 3 did not come to all_reduce #2 within 3 s; all 8 ranks were ended"
+    assert last == "rankwise: rank 3 did not reach all_reduce #2 within 3 s; all 8 ranks were ended"
 
     shown = subprocess.run(
         [sys.executable, "-m", "rankwise", "trace", tmp_path / "t.json"], capture_output=True, text=True, timeout=50
     )
     said = shown.stdout.splitlines()
-    begin = said.index("failed: rank 3 did not come to all_reduce #2 within 3 s")
+    begin = said.index("failed: rank 3 did not reach all_reduce #2 within 3 s")
     assert said[begin + 1 : begin + 4] == [waiting, missing, heading]
     assert any(line.endswith("in save_checkpoint") for line in said[begin + 4 :])
 
@@ -426,7 +426,7 @@ rw.init()
     done = subprocess.run([*RUN, "-n", "8", "python", "-c", code], capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
     assert re.search(
-        r"RankwiseError: watching the other 7 ranks takes as many open files, and this process may have \d+ in all; "
+        r"RankwiseError: watching the other 7 ranks takes one open file each, and this process may have \d+ in all; "
         r"`ulimit -n \d+` before the command raises that",
         done.stderr,
     ), done.stderr

@@ -1,19 +1,19 @@
-// Every rank receives the blocks of all.
+// Every rank receives the blocks of all ranks.
 //
-// inline: in the slot header. staged: a rank writes its block into its slots, piece by piece, and copies out the
-// others'. single_copy, registered: ranks read the others' blocks in their memory. single_copy_put,
-// registered_put: a rank writes its block into the memory of the others.
+// inline: in the slot header. staged: each rank writes its block into its slots, piece by piece, and copies out the
+// other ranks' blocks. single_copy, registered: each rank reads the blocks from its peers' memory. single_copy_put,
+// registered_put: each rank writes its block into its peers' memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
 namespace {
 
-// False where memory of one cannot be read; then nothing was done.
+// Returns false, with nothing done, if some rank's memory cannot be read.
 bool get_blocks(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    ExposedBuffers exposed(s, s.readable(send, blocks.size(s.rank)));
-    if (!exposed.all_exposed()) return false;  // from here on all agree: what others refuse must not change recv
-    keep_own(s, recv + blocks.offset(s.rank), send, blocks.size(s.rank), blocks.total() * size_t(s.n));
+    ExposedBuffers exposed(s, s.reachable(send, blocks.size(s.rank)));
+    if (!exposed.all_exposed()) return false;  // all calls have been compared: a mismatched call must not change recv
+    copy_own_block(s, recv + blocks.offset(s.rank), send, blocks.size(s.rank), blocks.total() * size_t(s.n));
     for (int i = 1; i < s.n; ++i) {
         const int from = (s.rank + i) % s.n;
         exposed.get(from, recv + blocks.offset(from), 0, blocks.size(from));
@@ -22,17 +22,17 @@ bool get_blocks(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Block
     return true;
 }
 
-// A piece at a time, which is in the cache when it goes to the next rank. False where memory of one cannot be
-// written to; then nothing was done.
+// Writes a piece to all ranks before the next one, because after the first rank it is in the cache. Returns false, with
+// nothing done, if some rank's memory cannot be written.
 bool put_block(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     constexpr size_t kPiece = 256 << 10;
     const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
-    uint8_t* reached = s.readable(recv, blocks.total());
-    ExposedBuffers exposed(s, reached, reached);
+    uint8_t* buffer = s.reachable(recv, blocks.total());
+    ExposedBuffers exposed(s, buffer, buffer);
     if (!exposed.all_exposed()) return false;
     for (size_t at = 0; at < mine; at += kPiece) {
         const size_t length = std::min(kPiece, mine - at);
-        keep_own(s, recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
+        copy_own_block(s, recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
         for (int i = 1; i < s.n; ++i) exposed.put((s.rank + i) % s.n, send + at, begin + at, length);
     }
     exposed.finish_all();
@@ -45,18 +45,18 @@ void all_gather_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, cons
     const Copy copy_out = s.copy_for(blocks.total() * size_t(s.n));
     pipeline(
         s, rounds_of(largest, piece), std::min(largest, piece), true,
-        [&](uint64_t g, uint64_t k) {
+        [&](uint64_t position, uint64_t k) {
             const Piece p(k, piece, mine);
-            std::memcpy(s.slot(s.rank, g), send + p.offset, p.bytes);
+            std::memcpy(s.slot(s.rank, position), send + p.offset, p.bytes);
         },
-        [&](uint64_t g, uint64_t k, uint64_t step) {
+        [&](uint64_t position, uint64_t k, uint64_t step) {
             s.await_all(step);
             const Piece here(k, piece, mine);
             if (own != send) copy_out(own + here.offset, send + here.offset, here.bytes);  // while it is in the cache
-            for (int i = 1; i < s.n; ++i) {  // start with the neighbour: not all at one rank's slot
+            for (int i = 1; i < s.n; ++i) {  // from the next rank on, so that the ranks do not all read the same slot
                 const int from = (s.rank + i) % s.n;
                 const Piece p(k, piece, blocks.size(from));
-                copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
+                copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, position), p.bytes);
             }
         });
 }
@@ -66,8 +66,8 @@ void all_gather_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, cons
 void all_gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
     uint8_t* own = recv + blocks.offset(s.rank);
-    if (s.n == 1) return keep_own(s, own, send, mine, mine);  // a group of one has no staging
-    Choice choice = chosen(s, {largest, total}, [&](const Conditions& c) { return tuning::all_gather(c, largest, s.past_cache(total * size_t(s.n))); });
+    if (s.n == 1) return copy_own_block(s, own, send, mine, mine);  // a group of one has no staging
+    Choice choice = chosen(s, {largest, total}, [&](const Conditions& c) { return tuning::all_gather(c, largest, s.non_temporal(total * size_t(s.n))); });
     for (;; choice = choice.rest()) {
         switch (choice.first()) {
         case Algorithm::Inline: {
@@ -75,7 +75,7 @@ void all_gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Block
             s.await_all(step);
             for (int p = 0; p < s.n; ++p)
                 if (p != s.rank) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
-            return keep_own(s, own, send, mine, 0);
+            return copy_own_block(s, own, send, mine, 0);
         }
         case Algorithm::Registered:
             if (!AllRegistered(s, send, mine)) continue;

@@ -1,17 +1,18 @@
-// The reduction of what all ranks have, on all ranks. Every algorithm reduces in the order of the ranks, so that
-// every rank has the same bits.
+// All ranks receive the reduction of all ranks' data. Every algorithm reduces in the order of the ranks, so that all
+// ranks get the same bits.
 //
-// inline: exchanged in the slot header, and every rank reduces all of it. flat: likewise, through one slot. staged: in
-// pieces, each cut into one share a rank: a rank writes the others' shares into its slot, reduces its own share of
-// all slots, and copies the other ranks' results out (reduce-scatter and all-gather: Rabenseifner, "Optimization
-// of Collective Reduction Operations", ICCS 2004). single_copy, registered: the same in the ranks' own memory.
+// inline: the data travels in the slot headers, and every rank reduces all of it. flat: the same through one slot of
+// each rank. staged: the data is cut into pieces, and each piece into one share per rank. A rank writes the other ranks'
+// shares into its slot, reduces its own share from all slots, and copies out the other ranks' results (a reduce-scatter
+// followed by an all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004). single_copy,
+// registered: the same in the ranks' own memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
 namespace {
 
-constexpr size_t kCacheBlock = 16 << 10;  // reduced and passed on while it is in the L1 cache
+constexpr size_t kCacheBlock = 16 << 10;  // bytes reduced and copied at once, so that they stay in the L1 cache
 
 }  // namespace
 
@@ -20,14 +21,15 @@ void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, Re
     const uint64_t rounds = rounds_of(bytes, piece);
     const bool receives = root < 0 || s.rank == root;
     const Copy to_result = s.copy_for(bytes * size_t(s.n));
-    uint64_t place[kSlots], filled[kSlots], reduced[kSlots];  // of the pieces in flight, the latter two steps
+    // Of each piece in flight: its position, and the steps that announce that it is filled and reduced.
+    uint64_t position[kSlots], filled[kSlots], reduced[kSlots];
 
     auto fill = [&](uint64_t k) {
         const Piece p(k, piece, bytes);
         const Shares shares(p.bytes, s.n);
-        place[k % kSlots] = s.take(p.bytes);
-        s.claim(place[k % kSlots]);
-        uint8_t* slot = s.slot(s.rank, place[k % kSlots]);
+        position[k % kSlots] = s.reserve(p.bytes);
+        s.await_free(position[k % kSlots]);
+        uint8_t* slot = s.slot(s.rank, position[k % kSlots]);
         const size_t b = shares.begin(s.rank), e = shares.end(s.rank);
         std::memcpy(slot, data + p.offset, b);
         std::memcpy(slot + e, data + p.offset + e, p.bytes - e);
@@ -41,12 +43,12 @@ void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, Re
             const size_t length = std::min(kCacheBlock, end - at);
             const void* sources[kMaxRanks];
             for (int r = 0; r < s.n; ++r)
-                sources[r] = (r == s.rank ? data + p.offset : s.slot(r, place[k % kSlots])) + at;
-            // Into this rank's own memory, and from there in one go: memcpy need not fetch the slot's
-            // lines from the peers that read them last, as the kernel's stores would.
+                sources[r] = (r == s.rank ? data + p.offset : s.slot(r, position[k % kSlots])) + at;
+            // Reduce into this rank's own memory and copy the result from there: memcpy does not fetch the slot's lines
+            // from the peers that read them last, as the kernel's stores would.
             uint8_t* result = receives ? data + p.offset + at : s.scratch();
             kernel(result, sources, s.n, length / item, s.n);
-            std::memcpy(s.slot(s.rank, place[k % kSlots]) + at, result, length);
+            std::memcpy(s.slot(s.rank, position[k % kSlots]) + at, result, length);
         }
         reduced[k % kSlots] = s.post();
     };
@@ -57,9 +59,9 @@ void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, Re
             const int from = (s.rank + i) % s.n;
             s.await(from, reduced[k % kSlots]);
             const size_t b = shares.begin(from), e = shares.end(from);
-            to_result(data + p.offset + b, s.slot(from, place[k % kSlots]) + b, e - b);
+            to_result(data + p.offset + b, s.slot(from, position[k % kSlots]) + b, e - b);
         }
-        s.release(place[k % kSlots]);
+        s.release(position[k % kSlots]);
     };
     for (uint64_t k = 0; k < rounds + 2; ++k) {
         if (k < rounds) fill(k);
@@ -71,13 +73,13 @@ void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, Re
 static void all_reduce_flat(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
     const size_t bytes = count * item;
     const void* sources[kMaxRanks];
-    const uint64_t g = s.take(bytes);
-    s.claim(g);
-    std::memcpy(s.slot(s.rank, g), data, bytes);
+    const uint64_t position = s.reserve(bytes);
+    s.await_free(position);
+    std::memcpy(s.slot(s.rank, position), data, bytes);
     s.await_all(s.post());
-    for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.slot(r, g);
+    for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.slot(r, position);
     kernel(data, sources, s.n, count, s.n);
-    s.release(g);
+    s.release(position);
 }
 
 void all_reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {

@@ -1,8 +1,8 @@
-// Every rank has a block for every other.
+// Every rank sends a block to every other rank.
 //
-// inline: in the slot header, all blocks to all ranks. staged: each rank's slot holds a piece for every other rank,
-// side by side, and each copies out the pieces meant for it. single_copy, registered: each reads its blocks in the
-// peers' memory. Blocks of different lengths are staged: only the peer knows where this rank's begins.
+// inline: the slot header carries all blocks to all ranks. staged: each rank's slot holds a piece for every other rank,
+// and each rank copies out the pieces meant for it. single_copy, registered: each rank reads its blocks from its peers'
+// memory. Blocks of different lengths are always staged, because only the peer knows where this rank's block begins.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -16,12 +16,12 @@ static void all_to_all_inline(SlotProtocol& s, const uint8_t* send, uint8_t* rec
     }
 }
 
-// False where memory of one cannot be read; then nothing was done.
+// Returns false, with nothing done, if some rank's memory cannot be read.
 static bool all_to_all_get(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    ExposedBuffers exposed(s, s.readable(send, blocks.total()));
-    if (!exposed.all_exposed()) return false;  // from here on all agree: what others refuse must not change recv
+    ExposedBuffers exposed(s, s.reachable(send, blocks.total()));
+    if (!exposed.all_exposed()) return false;  // all calls have been compared: a mismatched call must not change recv
     const size_t block = blocks.size(0), mine = blocks.offset(s.rank);
-    keep_own(s, recv + mine, send + mine, block, blocks.total() * size_t(s.n));
+    copy_own_block(s, recv + mine, send + mine, block, blocks.total() * size_t(s.n));
     for (int i = 1; i < s.n; ++i) {
         const int from = (s.rank + i) % s.n;
         exposed.get(from, recv + blocks.offset(from), mine, block);
@@ -32,22 +32,22 @@ static bool all_to_all_get(SlotProtocol& s, const uint8_t* send, uint8_t* recv, 
 
 static void all_to_all_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
     const Copy copy_out = s.copy_for(in.total() * size_t(s.n));
-    const SideBySide cut(s, largest);
+    const DividedSlot divided(s, largest);
     pipeline(
-        s, cut.rounds, cut.bytes, true,
-        [&](uint64_t g, uint64_t k) {
+        s, divided.rounds, divided.bytes, true,
+        [&](uint64_t position, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
-                const Piece p(k, cut.piece, out.size(to));
-                std::memcpy(s.slot(s.rank, g) + cut.place(s.rank, to), send + out.offset(to) + p.offset, p.bytes);
+                const Piece p(k, divided.piece, out.size(to));
+                std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + out.offset(to) + p.offset, p.bytes);
             }
         },
-        [&](uint64_t g, uint64_t k, uint64_t step) {
+        [&](uint64_t position, uint64_t k, uint64_t step) {
             s.await_all(step);
             for (int i = 1; i < s.n; ++i) {
                 const int from = (s.rank + i) % s.n;
-                const Piece p(k, cut.piece, in.size(from));
-                copy_out(recv + in.offset(from) + p.offset, s.slot(from, g) + cut.place(from, s.rank), p.bytes);
+                const Piece p(k, divided.piece, in.size(from));
+                copy_out(recv + in.offset(from) + p.offset, s.slot(from, position) + divided.offset(from, s.rank), p.bytes);
             }
         });
     copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));

@@ -1,5 +1,5 @@
-// Every rank announces itself to all and waits for all: one step, which a full set of cores does in
-// one cache-line transfer, and ranks that share a core in one turn each.
+// Every rank posts a step and awaits all others' steps. With a core for each rank that takes one cache-line transfer;
+// on a shared core each rank runs once.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {

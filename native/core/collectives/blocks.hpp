@@ -1,4 +1,4 @@
-// How a buffer is cut into one block a rank.
+// How a buffer is divided into one block per rank.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -11,7 +11,7 @@ class Blocks {
 public:
     // n equal blocks.
     Blocks(int n, size_t bytes) : n_(n), each_(bytes) {}
-    // Block j holds counts[j] items and starts where the blocks before it end.
+    // Block j holds counts[j] items; the blocks follow each other without gaps.
     Blocks(const uint64_t* counts, int n, size_t item) : n_(n), each_(0), bounds_(size_t(n) + 1) {
         for (int j = 0; j < n; ++j) bounds_[j + 1] = bounds_[j] + counts[j] * item;
     }
@@ -29,10 +29,10 @@ public:
 private:
     int n_;
     size_t each_;
-    std::vector<size_t> bounds_;  // empty where the blocks are equal
+    std::vector<size_t> bounds_;  // empty if the blocks are equal
 };
 
-// One share a rank, whole cache lines; the last ones may be short or empty.
+// One share per rank, in whole cache lines; the last shares may be short or empty.
 struct Shares {
     size_t bytes, each;
     Shares(size_t bytes, int n) : bytes(bytes), each(((bytes + n - 1) / n + 63) / 64 * 64) {}
@@ -40,7 +40,7 @@ struct Shares {
     size_t end(int r) const { return std::min(bytes, each * size_t(r + 1)); }
 };
 
-// Round k of `size` bytes taken `piece` at a time: where it starts and how long it is (maybe 0).
+// Piece number k of `size` bytes that are divided into pieces of `piece` bytes; it may be empty.
 struct Piece {
     size_t offset, bytes;
     Piece(uint64_t k, size_t piece, size_t size)

@@ -1,21 +1,21 @@
-// Root's data, on all ranks.
+// All ranks receive root's data.
 //
-// inline: in the slot header. staged: root writes each piece into its slot, and the others copy it out. single_copy,
-// registered: the others read root's memory.
+// inline: in the slot header. staged: root writes each piece into its slot, and the other ranks copy it out.
+// single_copy, registered: the other ranks read root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
-// The others read root's memory; of two ranks root writes half of it, so that both copy. False where memory cannot be
-// reached; then nothing was done.
+// The other ranks read root's memory; with two ranks, root writes half of the data, so that both ranks copy. Returns
+// false, with nothing done, if the memory cannot be accessed.
 static bool broadcast_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
     const size_t read = s.n == 2 ? bytes / 2 : bytes;
     const bool from_me = s.rank == root, written = s.n == 2 && !from_me;
-    uint8_t* lent = from_me || written ? s.readable(data, bytes) : nullptr;
-    ExposedBuffers exposed(s, from_me ? lent : nullptr, written ? lent : nullptr);
+    uint8_t* buffer = from_me || written ? s.reachable(data, bytes) : nullptr;
+    ExposedBuffers exposed(s, from_me ? buffer : nullptr, written ? buffer : nullptr);
     if (s.n == 2) exposed.await(1 - s.rank);
-    else if (!from_me) exposed.await_all();  // from here on all agree: what others refuse must not change data
-    if (!(from_me ? lent != nullptr : exposed.exposes(root, false)) || (s.n == 2 && !exposed.exposes(1 - root, true))) return exposed.finish_all(), false;
+    else if (!from_me) exposed.await_all();  // all calls have been compared: a mismatched call must not change data
+    if (!(from_me ? buffer != nullptr : exposed.exposes(root, false)) || (s.n == 2 && !exposed.exposes(1 - root, true))) return exposed.finish_all(), false;
     if (from_me) {
         if (s.n == 2) exposed.put(1 - root, data + read, read, bytes - read);
         exposed.finish_all();
@@ -33,16 +33,16 @@ static void broadcast_staged(SlotProtocol& s, uint8_t* data, size_t bytes, int r
     const uint64_t rounds = rounds_of(bytes, piece);
     pipeline(
         s, rounds, std::min(bytes, piece), from_me,
-        [&](uint64_t g, uint64_t k) {
+        [&](uint64_t position, uint64_t k) {
             const Piece p(k, piece, bytes);
-            std::memcpy(s.slot(root, g), data + p.offset, p.bytes);
+            std::memcpy(s.slot(root, position), data + p.offset, p.bytes);
         },
-        [&](uint64_t g, uint64_t k, uint64_t step) {
+        [&](uint64_t position, uint64_t k, uint64_t step) {
             if (from_me) return;
             const Piece p(k, piece, bytes);
-            if (k == 0 && rounds > 1) s.await_all(step);  // a call that others refuse must not change data
+            if (k == 0 && rounds > 1) s.await_all(step);  // compares all calls: a mismatched call must not change data
             else s.await(root, step);
-            copy_out(data + p.offset, s.slot(root, g), p.bytes);
+            copy_out(data + p.offset, s.slot(root, position), p.bytes);
         });
 }
 

@@ -1,7 +1,7 @@
-// The blocks of all ranks, on root.
+// Root receives the blocks of all ranks.
 //
 // inline: in the slot header. staged: every rank but root writes its block into its slots, piece by piece, and root
-// copies them out. single_copy, registered: every rank writes its block into root's memory.
+// copies the pieces out. single_copy, registered: every rank writes its block into root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -10,10 +10,10 @@ namespace rankwise::collectives {
 // too large for the caches, so that both copy as long. False where root's memory cannot be reached; then nothing was done.
 static bool gather_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
-    const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.past_cache(blocks.total()));
+    const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.non_temporal(blocks.total()));
     const bool read = s.n == 2 && !to_me;
-    ExposedBuffers exposed(s, read ? s.readable(send, blocks.size(s.rank)) : nullptr, to_me ? s.readable(recv, blocks.total()) : nullptr);
-    exposed.await_all();  // from here on all agree: what others refuse must not change recv
+    ExposedBuffers exposed(s, read ? s.reachable(send, blocks.size(s.rank)) : nullptr, to_me ? s.reachable(recv, blocks.total()) : nullptr);
+    exposed.await_all();  // all calls have been compared: a mismatched call must not change recv
     if (!exposed.exposes(root, true)) return exposed.finish_all(), false;
     const size_t taken = some && exposed.exposes(1 - root, false) && !exposed.registered(root, true) ? some : 0;
     const auto given = [&](int from) {
@@ -24,7 +24,7 @@ static bool gather_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* re
         exposed.put(root, send, blocks.offset(s.rank), given(s.rank));
         return exposed.finish_with(root), true;
     }
-    keep_own(s, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
+    copy_own_block(s, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
     for (int from = 0; from < s.n; ++from) {
         const size_t already = given(from);
         if (from != root) exposed.get(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
@@ -40,18 +40,18 @@ static void gather_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, c
     const size_t piece = s.slot_bytes();
     pipeline(
         s, rounds_of(largest, piece), std::min(largest, piece), !to_me,
-        [&](uint64_t g, uint64_t k) {
+        [&](uint64_t position, uint64_t k) {
             const Piece p(k, piece, mine);
-            std::memcpy(s.slot(s.rank, g), send + p.offset, p.bytes);
+            std::memcpy(s.slot(s.rank, position), send + p.offset, p.bytes);
         },
-        [&](uint64_t g, uint64_t k, uint64_t step) {
+        [&](uint64_t position, uint64_t k, uint64_t step) {
             if (!to_me) return;
             s.await_all(step);
-            if (k == 0) keep_own(s, recv + blocks.offset(root), send, mine, blocks.total());
+            if (k == 0) copy_own_block(s, recv + blocks.offset(root), send, mine, blocks.total());
             for (int from = 0; from < s.n; ++from) {
                 if (from == root) continue;
                 const Piece p(k, piece, blocks.size(from));
-                copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, g), p.bytes);
+                copy_out(recv + blocks.offset(from) + p.offset, s.slot(from, position), p.bytes);
             }
         });
 }
@@ -66,7 +66,7 @@ void gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& b
             const uint64_t step = s.post(send, to_me ? 0 : mine);
             if (!to_me) return;
             s.await_senders(step);
-            keep_own(s, recv + blocks.offset(root), send, mine, 0);
+            copy_own_block(s, recv + blocks.offset(root), send, mine, 0);
             for (int p = 0; p < s.n; ++p)
                 if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
             return;

@@ -1,8 +1,8 @@
-// The reduction of what all ranks have, on root.
+// Root receives the reduction of all ranks' data.
 //
-// inline: in the slot header; root reduces everything. flat: likewise, through the slots. staged: every rank reduces a
-// share of each piece, and root copies the shares out (all_reduce.cpp). single_copy, registered: every rank reduces
-// a share, and writes it into root's memory.
+// inline: the data travels in the slot headers, and root reduces all of it. flat: the same through the slots. staged:
+// every rank reduces a share of each piece, and root copies the shares out (all_reduce.cpp). single_copy, registered:
+// every rank reduces a share and writes it into root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -12,15 +12,15 @@ static void reduce_flat(SlotProtocol& s, uint8_t* data, size_t bytes, size_t ite
     const size_t piece = s.slot_bytes();
     pipeline(
         s, rounds_of(bytes, piece), std::min(bytes, piece), !to_me,
-        [&](uint64_t g, uint64_t k) {
+        [&](uint64_t position, uint64_t k) {
             const Piece p(k, piece, bytes);
-            std::memcpy(s.slot(s.rank, g), data + p.offset, p.bytes);
+            std::memcpy(s.slot(s.rank, position), data + p.offset, p.bytes);
         },
-        [&](uint64_t g, uint64_t k, uint64_t step) {
+        [&](uint64_t position, uint64_t k, uint64_t step) {
             if (!to_me) return;
             const Piece p(k, piece, bytes);
             const void* sources[kMaxRanks];
-            for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data + p.offset : s.slot(r, g);
+            for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data + p.offset : s.slot(r, position);
             s.await_all(step);
             kernel(data + p.offset, sources, s.n, p.bytes / item, s.n);
         });

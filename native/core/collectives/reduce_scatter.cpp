@@ -1,8 +1,8 @@
 // Each rank receives the reduction of its block. Every algorithm reduces in the order of the ranks.
 //
-// inline: in the slot header, all blocks to all ranks. staged: each rank's slot holds a piece of every other rank's
-// block, side by side, and each rank reduces the pieces of its own block. single_copy, registered: each rank reduces
-// its block from the peers' memory.
+// inline: the slot headers carry all blocks to all ranks. staged: each rank's slot holds a piece of every other rank's
+// block, and each rank reduces the pieces of its own block. single_copy, registered: each rank reduces its block from
+// its peers' memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -10,21 +10,21 @@ namespace rankwise::collectives {
 static void reduce_scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
     const uint8_t* own = send + blocks.offset(s.rank);
     const size_t mine = blocks.size(s.rank);
-    const SideBySide cut(s, blocks.largest());
+    const DividedSlot divided(s, blocks.largest());
     pipeline(
-        s, cut.rounds, cut.bytes, true,
-        [&](uint64_t g, uint64_t k) {
+        s, divided.rounds, divided.bytes, true,
+        [&](uint64_t position, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
-                const Piece p(k, cut.piece, blocks.size(to));
-                std::memcpy(s.slot(s.rank, g) + cut.place(s.rank, to), send + blocks.offset(to) + p.offset, p.bytes);
+                const Piece p(k, divided.piece, blocks.size(to));
+                std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + blocks.offset(to) + p.offset, p.bytes);
             }
         },
-        [&](uint64_t g, uint64_t k, uint64_t step) {
-            const Piece p(k, cut.piece, mine);
+        [&](uint64_t position, uint64_t k, uint64_t step) {
+            const Piece p(k, divided.piece, mine);
             const void* sources[kMaxRanks];
             for (int from = 0; from < s.n; ++from)
-                sources[from] = from == s.rank ? own + p.offset : s.slot(from, g) + cut.place(from, s.rank);
+                sources[from] = from == s.rank ? own + p.offset : s.slot(from, position) + divided.offset(from, s.rank);
             s.await_all(step);
             if (p.bytes) kernel(recv + p.offset, sources, s.n, p.bytes / item, s.n);
         });

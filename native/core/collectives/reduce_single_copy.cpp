@@ -1,14 +1,14 @@
-// Large reductions without the slots. Each rank reads its share of all data from the peers' memory, reduces it, and
+// Large reductions without the slots. Each rank reads its share of all data from its peers' memory, reduces it, and
 // writes the result into their memory while it is in the cache. Half as many cache lines move between cores as through
-// the slots, and ranks that share a core need not alternate for every piece. All ranks meet before and after.
+// the slots, and ranks that share a core need not alternate for every piece. All ranks synchronise before and after.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
 namespace {
 
-// Reduces `mine` bytes of the buffers that all ranks expose, from `offset` on, into `result`, or into scratch memory
-// where that is null. Calls done(reduced, offset, bytes) for each piece while it is in the cache.
+// Reduces `mine` bytes, from `offset` on, of the buffers that all ranks expose. The result goes to `result`, or to scratch
+// memory if that is null. Calls done(reduced, offset, bytes) for each piece while it is in the cache.
 template <class Done>
 void reduce_exposed(SlotProtocol& s, ExposedBuffers& exposed, const uint8_t* own, size_t offset, uint8_t* result, size_t mine, size_t item, ReduceKernel kernel, Done&& done) {
     const size_t piece = kScratch / size_t(s.n) / 64 * 64;
@@ -31,8 +31,8 @@ void reduce_exposed(SlotProtocol& s, ExposedBuffers& exposed, const uint8_t* own
 }  // namespace
 
 bool all_reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel) {
-    uint8_t* lent = s.readable(data, bytes);
-    ExposedBuffers exposed(s, lent, lent);
+    uint8_t* buffer = s.reachable(data, bytes);
+    ExposedBuffers exposed(s, buffer, buffer);
     if (!exposed.all_exposed()) return false;
     const Shares shares(bytes, s.n);
     const size_t begin = shares.begin(s.rank), mine = shares.end(s.rank) - begin;
@@ -45,8 +45,8 @@ bool all_reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t
 
 bool reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const bool to_me = s.rank == root;
-    uint8_t* lent = s.readable(data, bytes);
-    ExposedBuffers exposed(s, lent, to_me ? lent : nullptr);
+    uint8_t* buffer = s.reachable(data, bytes);
+    ExposedBuffers exposed(s, buffer, to_me ? buffer : nullptr);
     if (!exposed.all_exposed()) return false;
     const Shares shares(bytes, s.n);
     const size_t begin = shares.begin(s.rank), mine = shares.end(s.rank) - begin;
@@ -58,7 +58,7 @@ bool reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t ite
 }
 
 bool reduce_scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
-    ExposedBuffers exposed(s, s.readable(send, blocks.total()));
+    ExposedBuffers exposed(s, s.reachable(send, blocks.total()));
     if (!exposed.all_exposed()) return false;
     reduce_exposed(s, exposed, send, blocks.offset(s.rank), recv, blocks.size(s.rank), item, kernel, [](const uint8_t*, size_t, size_t) {});
     exposed.finish_all();

@@ -1,7 +1,7 @@
-// Root's blocks, one to each rank.
+// Each rank receives one of root's blocks.
 //
-// inline: in the slot header, all blocks to all ranks. staged: root's slot holds a piece for every other rank, side by
-// side, and each copies out its own. single_copy, registered: each reads its block in root's memory.
+// inline: the slot header carries all blocks to all ranks. staged: root's slot holds a piece for every other rank, and
+// each rank copies out its own. single_copy, registered: each rank reads its block from root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -10,13 +10,13 @@ namespace rankwise::collectives {
 // False where root's memory cannot be reached; then nothing was done.
 static bool scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
-    const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.past_cache(blocks.total()));
-    ExposedBuffers exposed(s, from_me ? s.readable(send, blocks.total()) : nullptr, some && !from_me ? s.readable(recv, blocks.size(s.rank)) : nullptr);
-    exposed.await_all();  // from here on all agree: what others refuse must not change recv
+    const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.non_temporal(blocks.total()));
+    ExposedBuffers exposed(s, from_me ? s.reachable(send, blocks.total()) : nullptr, some && !from_me ? s.reachable(recv, blocks.size(s.rank)) : nullptr);
+    exposed.await_all();  // all calls have been compared: a mismatched call must not change recv
     if (!exposed.exposes(root, false)) return exposed.finish_all(), false;
     const size_t taken = some && exposed.exposes(1 - root, true) && !exposed.registered(root, false) ? some : 0;
     if (from_me) {
-        keep_own(s, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
+        copy_own_block(s, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
         if (const int other = 1 - root; taken) {
             const size_t read = blocks.size(other) - taken;
             exposed.put(other, send + blocks.offset(other) + read, read, taken);
@@ -31,24 +31,24 @@ static void scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, 
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Copy copy_out = s.copy_for(blocks.total());
-    const SideBySide cut(s, blocks.largest());
+    const DividedSlot divided(s, blocks.largest());
     pipeline(
-        s, cut.rounds, cut.bytes, from_me,
-        [&](uint64_t g, uint64_t k) {
+        s, divided.rounds, divided.bytes, from_me,
+        [&](uint64_t position, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == root) continue;
-                const Piece p(k, cut.piece, blocks.size(to));
-                std::memcpy(s.slot(root, g) + cut.place(root, to), send + blocks.offset(to) + p.offset, p.bytes);
+                const Piece p(k, divided.piece, blocks.size(to));
+                std::memcpy(s.slot(root, position) + divided.offset(root, to), send + blocks.offset(to) + p.offset, p.bytes);
             }
         },
-        [&](uint64_t g, uint64_t k, uint64_t step) {
+        [&](uint64_t position, uint64_t k, uint64_t step) {
             if (from_me) return;
-            const Piece p(k, cut.piece, mine);
-            if (k == 0 && cut.rounds > 1) s.await_all(step);  // a call that others refuse must not change recv
+            const Piece p(k, divided.piece, mine);
+            if (k == 0 && divided.rounds > 1) s.await_all(step);  // compares all calls: a mismatched call must not change recv
             else s.await(root, step);
-            copy_out(recv + p.offset, s.slot(root, g) + cut.place(root, s.rank), p.bytes);
+            copy_out(recv + p.offset, s.slot(root, position) + divided.offset(root, s.rank), p.bytes);
         });
-    if (from_me) keep_own(s, recv, send + blocks.offset(root), mine, blocks.total());
+    if (from_me) copy_own_block(s, recv, send + blocks.offset(root), mine, blocks.total());
 }
 
 void scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {

@@ -1,15 +1,15 @@
-// Scatter of an array of which only root knows the dtype and shape: its header goes first, and short parts go with it.
+// Scatter of an array whose dtype and shape only root knows: root sends a header first, and short parts with it.
 //
-// inline: in the slot header, header and all parts to all ranks. staged: the header in the slot header, the parts in root's
-// slot. separate: the header alone; the parts follow in a scatter of their own.
+// inline: the slot header carries the header and all parts to all ranks. staged: the header travels in the slot header,
+// the parts in root's slot. separate: only the header is sent; the parts follow in a second scatter.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
 namespace {
 
-// Bytes of each part, where the first axis of an array that a header can describe divides evenly; else none. The
-// header alone says it, so that all ranks agree.
+// The bytes of each part, or kNoPart if the header cannot describe the array or the ranks cannot divide its first axis
+// evenly. Depends on the header alone, so that all ranks agree.
 size_t part_of(const SlotProtocol& s, const ArrayHeader& header) {
     if (header.dims < 1 || header.dims > ArrayHeader::kDims || header.dim[0] % s.n) return tuning::kNoPart;
     return header.bytes() / size_t(s.n);
@@ -21,23 +21,23 @@ Algorithm algorithm_of(const SlotProtocol& s, const ArrayHeader& header, size_t 
 
 // Not inlined, as in pipeline().
 [[gnu::noinline]] void write_parts(SlotProtocol& s, const ArrayHeader& header, const uint8_t* send, size_t part) {
-    const SideBySide cut(s, part);
-    const uint64_t taken = s.take(cut.bytes);
-    s.claim(taken);
+    const DividedSlot divided(s, part);
+    const uint64_t position = s.reserve(divided.bytes);
+    s.await_free(position);
     for (int to = 0; to < s.n; ++to)
-        if (to != s.rank) std::memcpy(s.slot(s.rank, taken) + cut.place(s.rank, to), send + size_t(to) * part, part);
+        if (to != s.rank) std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + size_t(to) * part, part);
     s.post(&header, header.used());
-    s.release(taken);
+    s.release(position);
 }
 
-[[gnu::noinline]] void read_part(SlotProtocol& s, const Place& place, size_t part, int root) {
-    const SideBySide cut(s, part);
-    const uint64_t taken = s.take(cut.bytes);  // before `place`, which may throw
-    std::memcpy(place(part), s.slot(root, taken) + cut.place(root, s.rank), part);
-    s.release(taken);
+[[gnu::noinline]] void read_part(SlotProtocol& s, const PartBuffer& part_buffer, size_t part, int root) {
+    const DividedSlot divided(s, part);
+    const uint64_t position = s.reserve(divided.bytes);  // before part_buffer, which may throw
+    std::memcpy(part_buffer(part), s.slot(root, position) + divided.offset(root, s.rank), part);
+    s.release(position);
 }
 
-bool describe(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, int root) {
+bool send_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, int root) {
     const size_t part = part_of(s, header), used = header.used();
     const Algorithm algorithm = algorithm_of(s, header, part);
     if (algorithm == Algorithm::Inline) {
@@ -50,25 +50,25 @@ bool describe(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t
         s.post(&header, used);
     }
     if (algorithm == Algorithm::Separate) return false;
-    if (part) keep_own(s, recv, send + size_t(root) * part, part, part);
+    if (part) copy_own_block(s, recv, send + size_t(root) * part, part, part);
     return true;
 }
 
 }  // namespace
 
-bool scatter_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, const Place& place, int root) {
-    if (s.rank == root) return describe(s, header, send, recv, root);
+bool scatter_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, const PartBuffer& part_buffer, int root) {
+    if (s.rank == root) return send_described(s, header, send, recv, root);
     const uint64_t step = s.post();
     s.await_sender(root, step);
     std::memcpy(&header, s.payload(root, step), sizeof header);
     const size_t part = part_of(s, header);
     switch (algorithm_of(s, header, part)) {
     case Algorithm::Inline: {
-        uint8_t* to = place(part);
+        uint8_t* to = part_buffer(part);
         if (part) std::memcpy(to, s.payload(root, step) + header.used() + size_t(s.rank) * part, part);
         return true;
     }
-    case Algorithm::Staged: return read_part(s, place, part, root), true;
+    case Algorithm::Staged: return read_part(s, part_buffer, part, root), true;
     default: return false;
     }
 }

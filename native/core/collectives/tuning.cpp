@@ -15,7 +15,7 @@ template <class List, class Name> std::string joined(const List& list, Name&& na
     return text;
 }
 
-// What keeps the algorithm from running, or nothing.
+// Why the algorithm cannot run, or "".
 std::string obstacle(const Conditions& c, Op op, const Extent& e, Algorithm algorithm) {
     using enum Algorithm;
     const bool by_block = op == Op::AllGather || op == Op::AllGatherV || op == Op::Gather || op == Op::GatherV;
@@ -23,7 +23,7 @@ std::string obstacle(const Conditions& c, Op op, const Extent& e, Algorithm algo
     if (algorithm == Inline || (algorithm == Flat && op == Op::AllReduce))
         if (bytes > limit) return "it takes at most " + std::to_string(limit) + " bytes, and this call has " + std::to_string(bytes);
     if ((algorithm == SingleCopy || algorithm == SingleCopyPut) && !c.single_copy)
-        return "it needs ranks that may read and write each other's memory, which the system does not allow these, or RANKWISE_DIRECT=0 forbids";
+        return "it needs ranks that can read and write each other's memory, which the system or RANKWISE_DIRECT=0 forbids here";
     return "";
 }
 
@@ -54,8 +54,8 @@ Choice forced(const Conditions& c, Op op, const Extent& e, Algorithm algorithm) 
 void none_can_run(const Conditions& c, Op op) {
     const Algorithm algorithm = c.forced[size_t(op)];
     const bool registered = algorithm == Algorithm::Registered || algorithm == Algorithm::RegisteredPut;
-    refuse(c, op, algorithm, registered ? "it needs registered buffers (group.empty) on all ranks, and this call has others"
-                                        : "it needs memory that the other ranks can read and write, and a rank of this call has other memory");
+    refuse(c, op, algorithm, registered ? "it needs registered buffers (group.empty) on all ranks, and some rank passed another buffer"
+                                        : "it needs memory that the other ranks can read and write, and some rank passed other memory");
 }
 
 const char* name(Algorithm algorithm) {
@@ -109,14 +109,14 @@ std::string text_of(const Forced& forced) {
     return text.empty() ? "nothing" : text;
 }
 
-std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t streaming_from) {
+std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t non_temporal_from) {
     const size_t n = size_t(c.ranks);
     const auto table = [&]() -> Choice {
         switch (op) {
         case Op::AllReduce: return all_reduce(c, bytes);
         case Op::Broadcast: return broadcast(c, bytes);
         case Op::Reduce: return reduce(c, bytes);
-        case Op::AllGather: return all_gather(c, bytes, bytes * n * n >= streaming_from);
+        case Op::AllGather: return all_gather(c, bytes, bytes * n * n >= non_temporal_from);
         case Op::Gather: return gather(c, bytes);
         case Op::Scatter: return scatter(c, {bytes / n, bytes});
         case Op::ReduceScatter: return reduce_scatter(c, bytes);

@@ -1,8 +1,8 @@
-// Which algorithm a collective runs, and how a message travels: the one place where that is decided. For a collective
-// it follows from the operation, the group's conditions and the sizes alone, which are the same on every rank.
+// The tuning table: decides which algorithm a collective runs and how a message is sent. For a collective the decision
+// depends only on the operation, the group's conditions and the sizes, which are the same on every rank.
 //
-// Where a number comes from stands beside it: the commit that measured it, on two cores of a virtual
-// machine (benchmarks/RESULTS.md), unless it says otherwise.
+// Beside each number is its source: the commit that measured it, on two cores of a virtual machine
+// (benchmarks/RESULTS.md), unless noted otherwise.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -15,36 +15,36 @@ namespace rankwise::tuning {
 
 inline constexpr size_t KiB = 1 << 10, MiB = 1 << 20;
 
-// Every rank reduces everything up to here, divided by the ranks: one step in place of two (7196b1c).
+// Up to this size, divided by the number of ranks, every rank reduces everything: one step instead of two (7196b1c).
 inline constexpr size_t kFlatAllReduce = 16 * KiB;
-inline constexpr size_t kFlatLimit = 64 * KiB;  // which fits any slot: more cannot be forced on it
-// Root alone reduces everything up to here; above, each of more than two ranks reduces a share (dfdcd02).
+inline constexpr size_t kFlatLimit = 64 * KiB;  // fits any slot: a forced flat all_reduce cannot be larger
+// Up to this size root alone reduces everything; above, with more than two ranks, each rank reduces a share (dfdcd02).
 inline constexpr size_t kFlatReduce = 16 * KiB;
-// Reductions work in registered buffers from here: the agreement on them is one step more (5be98cc).
+// From this size on, reductions use registered buffers; agreeing on them takes one more step (5be98cc).
 inline constexpr size_t kRegisteredReduction = 8 * KiB;
-// Reductions work in the peers' private memory from here. Measured with arrays that the ranks had just
-// written; others gain earlier (ec68fc1, e3f0ba2).
+// From these sizes on, reductions use the peers' private memory. Measured with arrays that the ranks had just
+// written; with other arrays smaller sizes would already gain (ec68fc1, e3f0ba2).
 inline constexpr size_t kSingleCopyReduction = 256 * KiB;
 inline constexpr size_t kSingleCopyReductionOversubscribed = 1 * MiB;
 inline constexpr size_t kSingleCopyReduceScatter = 4 * MiB;               // ec68fc1
-inline constexpr size_t kSingleCopyReduceScatterOversubscribed = 1 * MiB;  // where waiting costs more than copying (04e7b78)
-// A block is copied from the peer's memory from here (2bc7955).
+inline constexpr size_t kSingleCopyReduceScatterOversubscribed = 1 * MiB;  // here waiting costs more than copying (04e7b78)
+// From this size on, a block is copied from the peer's memory (2bc7955).
 inline constexpr size_t kSingleCopyBlock = 24 * KiB;
-// all_gather: from here a rank writes its block into the memory of those who get it. It reads the block once
-// for all of them, and large results are not in their caches yet (b3536a0; with yielding ranks e3f0ba2).
+// all_gather: from this size on, a rank writes its block into the receivers' memory. It reads the block once
+// for all of them, and large results are not yet in their caches (b3536a0; with yielding ranks e3f0ba2).
 inline constexpr size_t kPutBlock = 1 * MiB;
 inline constexpr size_t kPutBlockYielding = 256 * KiB;
 
-// The bytes of a call: of its largest block (one rank's part), and of all blocks together. An operation
-// without blocks has one.
+// The bytes of a call: of its largest block (one rank's part), and of all blocks together. An operation without blocks
+// counts as one block.
 struct Extent {
     size_t largest, total;
     Extent(size_t bytes) : largest(bytes), total(bytes) {}
     Extent(size_t largest, size_t total) : largest(largest), total(total) {}
 };
 
-// The algorithms of a call, in the order in which they are tried. One that works in the ranks' own memory may
-// find in its first step, and all ranks find the same, that it cannot reach that; then the next has its turn.
+// The algorithms of a call, in the order in which they are tried. An algorithm that uses the ranks' own memory may find
+// in its first step that some memory cannot be accessed; all ranks find the same, and try the next algorithm.
 class Choice {
 public:
     constexpr Choice(Algorithm first, Algorithm second = Algorithm::None, Algorithm third = Algorithm::None)
@@ -57,7 +57,7 @@ private:
     uint32_t packed_;
 };
 
-// A forced algorithm, where it can run. Throws Unsupported, which says what it needs.
+// Returns the forced algorithm. If it cannot run, throws Unsupported, which says what it needs.
 Choice forced(const Conditions& c, Op op, const Extent& e, Algorithm algorithm);
 
 // All ranks have found that the algorithm that is forced on this call cannot run. Throws Unsupported.
@@ -153,15 +153,16 @@ inline size_t copied_by_root(const Conditions& c, size_t block, bool streams) {
 inline constexpr uint64_t ring_bytes(int ranks) { return ranks <= 8 ? 256 * KiB : 64 * KiB; }
 // Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us (f48a851).
 inline constexpr uint64_t kShortMessage = 1 * KiB;
-// So much is announced at a time, so that both ranks copy at once from twice as much on (3b3350c).
+// The sender announces pieces of this size, so that from two pieces on both ranks copy at once (3b3350c).
 inline constexpr uint64_t kRingPiece = 32 * KiB;
-// From here a message goes directly into the memory of a receive that is posted: 256 KiB 18.5 to 12.5 us (f48a851).
+// From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us (f48a851).
 inline constexpr uint64_t kRendezvous = 16 * KiB;
-// From here a blocking send first waits a little for the receive to be posted: 256 KiB 12.5 to 7.8 us (4ebdd04) ...
+// From this size on, a blocking send first polls briefly for a posted receive: 256 KiB 12.5 to 7.8 us (4ebdd04) ...
 inline constexpr uint64_t kPollForReceive = 64 * KiB;
-// ... and where ranks share cores, yields so often meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us (f569150).
+// ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us (f569150).
 inline constexpr int kYieldsForReceive = 4;
-// Up to here a send for which nobody waits copies into a posted receive itself; a thread copies more (f48a851).
+// Up to this size a send that no thread waits for copies into a posted receive itself; above, the progress thread copies
+// (f48a851).
 inline constexpr uint64_t kUnwaitedCopy = 256 * KiB;
 // Both ranks copy pieces of this size, whole pages (f48a851).
 inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
@@ -169,18 +170,18 @@ inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
     return std::clamp<uint64_t>((bytes / 4 + page - 1) / page * page, 16 * KiB, 256 * KiB);
 }
 
-// ---- for who asks by name ----
+// ---- the table by names ----
 
 const char* name(Algorithm algorithm);
-// The operations that have more than one algorithm, and these.
+// The operations that have several algorithms, with their algorithms.
 const std::vector<std::pair<Op, std::vector<Algorithm>>>& algorithms();
-// Throws BadArgument for an operation that has none to choose from.
+// Throws BadArgument for a name that is not among them.
 Op op_named(const std::string& name);
 // {("all_reduce", "staged"), ("gather", "inline")}. Throws BadArgument, which lists the names that `backend` has.
 Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names, const std::string& backend);
 std::string text_of(const Forced& forced);
-// What a call tries where each rank's array has `bytes`, counted as rankwise bench counts them; nothing where the
-// forced algorithm cannot run.
-std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t streaming_from);
+// The algorithms that a call tries if each rank's array has `bytes`, counted as rankwise bench does; empty if the forced
+// algorithm cannot run.
+std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t non_temporal_from);
 
 }  // namespace rankwise::tuning

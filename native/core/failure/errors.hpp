@@ -1,4 +1,4 @@
-// What the core throws. The bindings translate each type once, in one file.
+// The exceptions of the core. The bindings translate each type in one place.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -9,7 +9,7 @@
 
 namespace rankwise {
 
-using Calls = std::vector<std::pair<int, std::string>>;  // what each rank called or where it is
+using RankTexts = std::vector<std::pair<int, std::string>>;  // a text for each of several ranks
 
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -27,22 +27,22 @@ struct PeerLost : Error {
 };
 
 struct Mismatch : Error {
-    Calls calls, sites;
-    std::vector<int> different;  // ranks whose calls are not what most called
+    RankTexts calls, sites;
+    std::vector<int> different;  // ranks whose calls differ from the most frequent one
     int64_t sequence;
-    Mismatch(const std::string& text, Calls calls, Calls sites, std::vector<int> different, int64_t sequence)
+    Mismatch(const std::string& text, RankTexts calls, RankTexts sites, std::vector<int> different, int64_t sequence)
         : Error(text), calls(std::move(calls)), sites(std::move(sites)), different(std::move(different)), sequence(sequence) {}
 };
 
 struct TimedOut : Error {
     double limit;
     std::vector<int> missing;
-    Calls states;
+    RankTexts states;
     std::string operation;
     int64_t sequence;
-    Calls stacks;
-    TimedOut(const std::string& text, double limit, std::vector<int> missing, Calls states,
-             std::string operation, int64_t sequence, Calls stacks = {})
+    RankTexts stacks;
+    TimedOut(const std::string& text, double limit, std::vector<int> missing, RankTexts states,
+             std::string operation, int64_t sequence, RankTexts stacks = {})
         : Error(text), limit(limit), missing(std::move(missing)), states(std::move(states)),
           operation(std::move(operation)), sequence(sequence), stacks(std::move(stacks)) {}
 };
@@ -50,7 +50,7 @@ struct TimedOut : Error {
 struct Closed : Error { using Error::Error; };
 struct BadArgument : Error { using Error::Error; };
 
-// The backend cannot do this, here or for this call. It does the group no harm.
+// The backend cannot do this, here or for this call. The group does not fail.
 struct Unsupported : Error {
     std::string operation, backend, why;
     Unsupported(std::string operation, std::string backend, std::string why)
@@ -65,7 +65,7 @@ inline void add_to_list(std::string& list, std::string_view item, std::string_vi
     list += item;
 }
 
-// The embedding's interrupt check asked the wait to stop (in Python: a pending exception).
+// The embedding's interrupt_check stopped the wait (in Python: an exception is pending).
 struct Interrupted : Error { Interrupted() : Error("interrupted") {} };
 
 }  // namespace rankwise

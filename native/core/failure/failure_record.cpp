@@ -1,4 +1,4 @@
-// What a rank says when its group has failed: who, what and where.
+// The errors of a failed group: which ranks caused the failure, how, and in which operation.
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,52 +14,52 @@ std::string (*call_site)() = [] { return std::string(); };
 
 namespace {
 
-constexpr std::chrono::milliseconds kSitesWithin{200};  // that ranks wait for each other's call sites
-const char* const kNotYet = "nothing yet";
+constexpr std::chrono::milliseconds kCallSiteTimeout{200};  // to wait for other ranks' call sites
+const char* const kNoCall = "nothing yet";
 
 std::string host_name() {
     char name[256] = {};
     return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-// A call as others see it.
-struct Called {
+// A call as other ranks see it.
+struct SeenCall {
     Call call;
-    std::string operation, shape;  // of its Description: "exscan", "(3, 2)"; empty where it had none
-    bool described = true;         // as far as is known: a rank says it of its latest call that has one
-    bool operator==(const Called& other) const {
+    std::string operation, shape;  // from its Description: "exscan", "(3, 2)"; empty if it had none
+    bool described = true;         // false if it may have had a Description that a later call has overwritten
+    bool operator==(const SeenCall& other) const {
         return call == other.call && (!described || !other.described || (operation == other.operation && shape == other.shape));
     }
     // "exscan: reduce_scatter(count=3, dtype=float32, op=sum, shape=(3, 1))"
-    std::string words() const {
-        std::string text = call.words();
+    std::string to_string() const {
+        std::string text = call.to_string();
         if (!shape.empty()) text.insert(text.size() - 1, ", shape=" + shape);
         return (operation.empty() ? "" : operation + ": ") + text;
     }
 };
 
-std::string shape_in_words(const Described& d) {
+std::string shape_text(const LastDescription& d) {
     const uint32_t dims = d.dims.load(std::memory_order_relaxed);
     if (dims == 1) return "";
     std::string list;
-    for (uint32_t i = 0; i < std::min<uint32_t>(dims, Described::kDims); ++i) add_to_list(list, std::to_string(d.dim[i].load(std::memory_order_relaxed)));
-    if (dims > Described::kDims) add_to_list(list, "...");
+    for (uint32_t i = 0; i < std::min<uint32_t>(dims, LastDescription::kDims); ++i) add_to_list(list, std::to_string(d.dim[i].load(std::memory_order_relaxed)));
+    if (dims > LastDescription::kDims) add_to_list(list, "...");
     return "(" + list + ")";
 }
 
-// Call `number` of a rank, with its Description as far as that is still there.
-Called described(const Call& call, uint64_t number, const Described& latest) {
-    const uint64_t there = latest.number.load(std::memory_order_acquire);
-    if (there != number) return {call, "", "", there < number};
+// Call `number` of a rank, with its Description if that has not been overwritten.
+SeenCall with_description(const Call& call, uint64_t number, const LastDescription& latest) {
+    const uint64_t described_call = latest.number.load(std::memory_order_acquire);
+    if (described_call != number) return {call, "", "", described_call < number};
     const Op operation = Op(latest.operation.load(std::memory_order_relaxed));
-    Called found{call, operation == Op::None ? "" : name(operation), shape_in_words(latest)};
+    SeenCall found{call, operation == Op::None ? "" : name(operation), shape_text(latest)};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (latest.number.load(std::memory_order_relaxed) != number) return {call, "", "", false};
     return found;
 }
 
-// In what two calls differ: "count, dtype".
-std::string differences(const Called& one, const Called& other) {
+// What differs between two calls: "count, dtype".
+std::string differences(const SeenCall& one, const SeenCall& other) {
     const Call &a = one.call, &b = other.call;
     if (a.op() != b.op() || (one.described && other.described && one.operation != other.operation)) return "operation";
     std::string text;
@@ -74,11 +74,11 @@ std::string differences(const Called& one, const Called& other) {
     return text;
 }
 
-using Numbered = std::map<uint64_t, Called>;  // a rank's latest calls, by their number in the group
+using Numbered = std::map<uint64_t, SeenCall>;  // a rank's latest calls, by their number in the group
 
-// The call of this number that most ranks have in common; of several the lowest rank's.
-const Called* usual(const std::vector<Numbered>& calls, uint64_t number) {
-    const Called* best = nullptr;
+// The most frequent call with this number; in a tie, the lowest rank's.
+const SeenCall* most_frequent(const std::vector<Numbered>& calls, uint64_t number) {
+    const SeenCall* best = nullptr;
     size_t most = 0;
     for (const Numbered& mine : calls) {
         const auto call = mine.find(number);
@@ -91,7 +91,7 @@ const Called* usual(const std::vector<Numbered>& calls, uint64_t number) {
     return best;
 }
 
-// The number of the first call in which the ranks differ, as far as is known; else of the latest.
+// The number of the first call that is known to differ between ranks; if there is none, the latest call's.
 uint64_t first_different(const std::vector<Numbered>& calls) {
     Numbered one_of_each;
     uint64_t first = UINT64_MAX;
@@ -119,11 +119,12 @@ void SlotProtocol::mismatch() {
     throw_failure();
 }
 
-// Some operations end on a rank that has waited for nobody, such as a small broadcast on its root. If they were the
-// last ones, nothing else compares the calls: here each peer's at the latest step that both have come to.
+// Some operations end on a rank that has waited for no other, such as a small broadcast on its root. If they are the
+// last ones, their calls have not been compared. This compares them, with each peer, at the latest step that both ranks
+// have posted.
 void SlotProtocol::compare_last() {
     makes_calls_ = false;
-    if (group_.failed() && group_.failure().cause == Cause::Mismatch && !mismatch_thrown_) throw_mismatch();  // a peer has found it
+    if (group_.failed() && group_.failure().cause == Cause::Mismatch && !mismatch_thrown_) throw_mismatch();  // found by a peer
     if (group_.failed()) return;
     const SlotHeader* mine = group_.peers[rank].headers;
     for (int p = 0; p < n; ++p) {
@@ -133,7 +134,7 @@ void SlotProtocol::compare_last() {
             if (theirs.seq.load() != end) continue;
             const uint64_t history = theirs.history.load(std::memory_order_relaxed);
             std::atomic_thread_fence(std::memory_order_acquire);
-            if (theirs.seq.load(std::memory_order_relaxed) != end) continue;  // it goes on, and compares
+            if (theirs.seq.load(std::memory_order_relaxed) != end) continue;  // overwritten: the peer makes further calls and compares
             if (history != mine[at].history.load(std::memory_order_relaxed)) mismatch();
             break;
         }
@@ -141,8 +142,8 @@ void SlotProtocol::compare_last() {
 }
 
 void SlotProtocol::timed_out(uint64_t value) {
-    // Of those waited for, the ones that have not begun the operation are to blame, if there are any: the others
-    // may themselves wait for these.
+    // The awaited ranks that have not begun the operation are to blame, if there are any: the other awaited ranks may
+    // be waiting for them too.
     std::vector<int> behind, absent;
     for (int p = 0; p < n; ++p) {
         if (p == rank || group_.peers[p].headers[(value - 1) % kHeaders].seq.load() >= value) continue;
@@ -151,10 +152,10 @@ void SlotProtocol::timed_out(uint64_t value) {
     }
     TimeoutReport report;
     report.missing = absent.empty() ? behind : absent;
-    report.headline = ranks_in_words(report.missing) + (absent.empty() ? " did not finish " : " did not come to ") + name(call_.op()) + " #" +
+    report.headline = list_ranks(report.missing) + (absent.empty() ? " did not finish " : " did not reach ") + name(call_.op()) + " #" +
                       std::to_string(calls_) + " within " + seconds(timeout);
     report.states = states();
-    report.stacks = ask_for_stacks(report.missing);
+    report.stacks = request_stacks(report.missing);
     std::string missing;
     for (int p : report.missing) add_to_list(missing, std::to_string(p), ",");
     group_.peers[rank].report.store(write_report(segment_, report));
@@ -162,29 +163,29 @@ void SlotProtocol::timed_out(uint64_t value) {
     throw_failure();
 }
 
-Calls SlotProtocol::states() const {
-    Calls result;
+RankTexts SlotProtocol::states() const {
+    RankTexts result;
     for (int p = 0; p < n; ++p) {
         const RankRecord& r = segment_.record(group_.member()[p]);
         std::string text;
         if (!r.joined.load()) text = "has not joined";
         else if (r.exited.load()) text = segment_.how_it_ended(group_.member()[p]);
-        else text = words(whereabouts(segment_.header(), group_.member()[p]), group_.number);
+        else text = to_string(whereabouts(segment_.header(), group_.member()[p]), group_.number);
         result.emplace_back(p, text);
     }
     return result;
 }
 
-Calls SlotProtocol::ask_for_stacks(const std::vector<int>& peers) const {
+RankTexts SlotProtocol::request_stacks(const std::vector<int>& peers) const {
     std::vector<int> world;
     for (int p : peers) world.push_back(group_.member()[p]);
-    Calls result = rankwise::ask_for_stacks(segment_, world);
+    RankTexts result = rankwise::request_stacks(segment_, world);
     for (auto& [r, text] : result) r = peers[size_t(std::find(world.begin(), world.end(), r) - world.begin())];
     return result;
 }
 
-// Once for each group: the place in the program from where this rank made the call that failed, and
-// the call itself if it was refused.
+// Publishes, once for each group, where in the program this rank made the call that failed, and the call itself if it
+// was refused.
 void SlotProtocol::publish_call_site() {
     CallSite& site = group_.peers[rank].site;
     uint32_t none = 0;
@@ -196,10 +197,10 @@ void SlotProtocol::publish_call_site() {
     site.state.store(2);
 }
 
-// Those who are in a call of this group are about to learn that it failed: give them a moment to say
-// where they called it.
+// Ranks that are in a call of this group will soon notice that it failed: wait briefly until they have published where
+// they made the call.
 void SlotProtocol::await_call_sites() const {
-    const auto until = Clock::now() + kSitesWithin;
+    const auto until = Clock::now() + kCallSiteTimeout;
     for (int p = 0; p < n; ++p) {
         const int world_rank = group_.member()[p];
         auto inside = [&] {
@@ -215,17 +216,17 @@ std::string SlotProtocol::call_site_of(int peer) const {
     return site.state.load() == 2 ? site.text : "";
 }
 
-// The latest calls of a rank, as far as its slot headers still hold them.
+// A rank's latest calls that its slot headers still hold.
 std::map<uint64_t, Call> SlotProtocol::recent_calls(int peer) const {
     std::map<uint64_t, const SlotHeader*> by_step;
-    for (const SlotHeader& line : group_.peers[peer].headers)
-        if (const uint64_t seq = line.seq.load()) by_step[seq] = &line;
+    for (const SlotHeader& header : group_.peers[peer].headers)
+        if (const uint64_t seq = header.seq.load()) by_step[seq] = &header;
     std::map<uint64_t, Call> calls;
     uint64_t number = group_.peers[peer].calls.load();
-    for (auto line = by_step.rbegin(); line != by_step.rend() && number > 0; ++line) {
-        calls[number] = line->second->said();
-        const auto before = std::next(line);
-        if (before != by_step.rend() && before->second->history.load() != line->second->history.load()) --number;
+    for (auto header = by_step.rbegin(); header != by_step.rend() && number > 0; ++header) {
+        calls[number] = header->second->call();
+        const auto previous = std::next(header);
+        if (previous != by_step.rend() && previous->second->history.load() != header->second->history.load()) --number;
     }
     return calls;
 }
@@ -237,14 +238,14 @@ void SlotProtocol::throw_mismatch() {
     await_call_sites();
     std::vector<Numbered> calls{size_t(n)};
     for (int p = 0; p < n; ++p)
-        for (const auto& [number, call] : recent_calls(p)) calls[size_t(p)].emplace(number, described(call, number, group_.peers[p].described));
+        for (const auto& [number, call] : recent_calls(p)) calls[size_t(p)].emplace(number, with_description(call, number, group_.peers[p].last_description));
     const uint64_t first = first_different(calls);
-    for (int p = 0; p < n; ++p) {  // who came to it too late
+    for (int p = 0; p < n; ++p) {  // a rank that made this call after the group had failed
         const PeerSlot& peer_slot = group_.peers[p];
-        if (peer_slot.site.state.load() == 2 && peer_slot.site.number == first) calls[size_t(p)].emplace(first, described(peer_slot.site.call, first, peer_slot.described));
+        if (peer_slot.site.state.load() == 2 && peer_slot.site.number == first) calls[size_t(p)].emplace(first, with_description(peer_slot.site.call, first, peer_slot.last_description));
     }
     const Failure f = group_.failure();
-    Calls said, sites;
+    RankTexts texts, sites;
     std::vector<int> different;
     std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by rank " + std::to_string(f.rank) +
                        " at its operation #" + std::to_string(f.sequence) + ")";
@@ -252,9 +253,9 @@ void SlotProtocol::throw_mismatch() {
         const Numbered& mine = calls[size_t(p)];
         std::string call, differs;
         for (auto one = mine.lower_bound(first); one != mine.end() && one->first < first + kShown; ++one)
-            add_to_list(call, one->second.words(), ", then ");
-        if (const auto one = mine.find(first); one != mine.end()) differs = differences(one->second, *usual(calls, first));
-        if (call.empty()) call = kNotYet;
+            add_to_list(call, one->second.to_string(), ", then ");
+        if (const auto one = mine.find(first); one != mine.end()) differs = differences(one->second, *most_frequent(calls, first));
+        if (call.empty()) call = kNoCall;
         const int world_rank = group_.member()[p];
         const Whereabouts where = whereabouts(segment_.header(), world_rank);
         if (const std::string site = call_site_of(p); !site.empty()) {
@@ -263,13 +264,13 @@ void SlotProtocol::throw_mismatch() {
         } else if (segment_.record(world_rank).exited.load()) {
             call += " (" + segment_.how_it_ended(world_rank) + ")";
         } else if (!where.inside || where.operation->group != group_.number) {
-            call += " (now " + words(where, group_.number) + ")";
+            call += " (now " + to_string(where, group_.number) + ")";
         }
-        said.emplace_back(p, call);
+        texts.emplace_back(p, call);
         if (!differs.empty()) different.push_back(p);
         text += "\n  rank " + std::to_string(p) + ": " + call + (differs.empty() ? "" : "   <-- other " + differs);
     }
-    throw Mismatch(text, said, sites, different, int64_t(f.sequence));
+    throw Mismatch(text, texts, sites, different, int64_t(f.sequence));
 }
 
 void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence) {
@@ -285,10 +286,10 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
         if (how.empty()) {
             how = segment_.how_it_ended(world_rank);
             const Whereabouts last = whereabouts(segment_.header(), world_rank);
-            if (last.begun()) where = (last.inside ? " in " : " after ") + words(*last.operation, group_.number);
+            if (last.begun()) where = (last.inside ? " in " : " after ") + to_string(*last.operation, group_.number);
         }
         const int32_t pid = segment_.record(world_rank).pid.load();  // 0: it never joined
-        const std::string host = host_name();  // all ranks of a segment are on one
+        const std::string host = host_name();  // all ranks of a segment are on the same host
         const std::string process = pid ? " (pid " + std::to_string(pid) + " on " + host + ") " : " ";
         throw PeerLost(who + process + how + where + here, f.rank, how, operation, sequence, host, pid);
     }
@@ -299,12 +300,12 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
         } else {
             for (const char* at = f.how; *at; at += *at == ',') report.missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
             report.headline = report.missing == std::vector<int>{f.rank}
-                                  ? who + " waited for an event, before its next operation, longer than its timeout allows"
-                                  : ranks_in_words(report.missing) + " did not come within " + seconds(timeout);
+                                  ? who + " waited for an event, before its next operation, longer than its timeout"
+                                  : list_ranks(report.missing) + " did not arrive within " + seconds(timeout);
             report.states = states();
         }
-        // In the same operation all ranks say the same.
-        const std::string text = report.headline + (sequence == int64_t(f.sequence) ? "" : here) + states_in_words(report.states);
+        // Ranks in the same operation throw the same text.
+        const std::string text = report.headline + (sequence == int64_t(f.sequence) ? "" : here) + list_states(report.states);
         throw TimedOut(text, timeout, report.missing, report.states, operation, sequence, report.stacks);
     }
     throw_mismatch();

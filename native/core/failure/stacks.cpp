@@ -17,16 +17,16 @@ std::string (*program_stacks)() = [] { return std::string(); };
 namespace {
 
 constexpr size_t kText = 32 << 10;
-constexpr std::chrono::seconds kAnswerWithin{1};
+constexpr std::chrono::seconds kAnswerTimeout{1};
 
-// The last line of a text that is cut still begins a line.
+// The end of a text, from the beginning of a line on.
 std::string tail(const std::string& text) {
     if (text.size() < kText) return text;
     const size_t line = text.find('\n', text.size() - kText + 5);
     return "...\n" + text.substr(line == std::string::npos ? text.size() - kText + 5 : line + 1);
 }
 
-// The pipe behind /proc/PID/fd/N, if it still is that pipe.
+// Opens the pipe behind /proc/PID/fd/N, if the descriptor still is that pipe.
 int open_pipe(const std::string& process, int fd, uint64_t inode, int how) {
     const std::string path = "/proc/" + process + "/fd/" + std::to_string(fd);
     const int pipe = open(path.c_str(), how | O_NONBLOCK | O_CLOEXEC);
@@ -47,16 +47,16 @@ bool notify(const RankRecord& r) {
 bool is_stopped(int pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
     const std::string text{std::istreambuf_iterator<char>(file), {}};
-    const size_t state = text.rfind(')');  // the command before it may contain anything
+    const size_t state = text.rfind(')');  // the command name before it may contain anything
     return state != std::string::npos && state + 2 < text.size() && (text[state + 2] == 'T' || text[state + 2] == 't');
 }
 
 void answer(Segment& segment, RankRecord& r) {
-    for (uint32_t asked; (asked = r.stacks_asked.load()) != r.stacks_told.load();) {
+    for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
         const std::string text = tail(program_stacks());
         if (!r.stacks.load()) r.stacks.store(segment.allocate(kText, BlockKind::Buffer));
         std::memcpy(segment.at<char>(r.stacks.load()), text.c_str(), text.size() + 1);
-        r.stacks_told.store(asked);
+        r.stacks_answered.store(request);
     }
 }
 
@@ -65,7 +65,7 @@ void answer(Segment& segment, RankRecord& r) {
 int open_doorbell(Segment& segment, int rank) {
     int ends[2];
     if (pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) return -1;
-    // One descriptor for both ends: the pipe never hangs up, and takes no second one.
+    // One descriptor for both ends, so that the pipe never reports a hang-up.
     struct stat info;
     const int both = fstat(ends[0], &info) == 0 ? open_pipe("self", ends[0], info.st_ino, O_RDWR) : -1;
     close(ends[0]);
@@ -80,7 +80,7 @@ int open_doorbell(Segment& segment, int rank) {
 void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell) {
     char bytes[64];
     while (read(doorbell, bytes, sizeof bytes) > 0) {}
-    // The watcher must not wait for the program, which may never let its interpreter go.
+    // The watcher must not wait for the program, which may never release its interpreter.
     static std::atomic<bool> answering{false};
     if (answering.exchange(true)) return;
     engine_thread([segment, rank] {
@@ -88,41 +88,41 @@ void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int door
         do {
             try {
                 answer(*segment, r);
-            } catch (const Error&) {  // no memory in the segment: who asked gives up in a moment
+            } catch (const Error&) {  // the segment has no memory left: the request times out
                 answering.store(false);
                 return;
             }
             answering.store(false);
-        } while (r.stacks_asked.load() != r.stacks_told.load() && !answering.exchange(true));
+        } while (r.stacks_requested.load() != r.stacks_answered.load() && !answering.exchange(true));
     }).detach();
 }
 
-Calls ask_for_stacks(Segment& segment, const std::vector<int>& ranks) {
-    std::vector<std::pair<int, uint32_t>> asked;  // rank, number of the question
+RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks) {
+    std::vector<std::pair<int, uint32_t>> requests;  // rank, number of the request
     for (int rank : ranks) {
         RankRecord& r = segment.record(rank);
         if (!r.doorbell.load() || r.exited.load()) continue;
-        asked.emplace_back(rank, r.stacks_asked.fetch_add(1) + 1);
+        requests.emplace_back(rank, r.stacks_requested.fetch_add(1) + 1);
         notify(r);
     }
-    Calls said;
-    const auto until = Clock::now() + kAnswerWithin;
-    for (const auto& [rank, question] : asked) {
+    RankTexts answers;
+    const auto until = Clock::now() + kAnswerTimeout;
+    for (const auto& [rank, request] : requests) {
         const RankRecord& r = segment.record(rank);
         const int pid = r.pid.load();
-        const auto answered = [&, question = question] { return int32_t(r.stacks_told.load() - question) >= 0; };
+        const auto answered = [&, request = request] { return int32_t(r.stacks_answered.load() - request) >= 0; };
         while (!answered() && !r.exited.load() && !is_stopped(pid) && Clock::now() < until) usleep(500);
         if (answered()) {
             const char* text = segment.at<char>(r.stacks.load());
             const size_t length = strnlen(text, kText);
-            if (length > 0) said.emplace_back(rank, std::string(text, length));  // none of an interpreter that shuts down
+            if (length > 0) answers.emplace_back(rank, std::string(text, length));  // empty while the interpreter shuts down
         } else if (is_stopped(pid)) {
-            said.emplace_back(rank, "its process is stopped; kill -CONT " + std::to_string(pid) + " lets it go on");
+            answers.emplace_back(rank, "its process is stopped; kill -CONT " + std::to_string(pid) + " resumes it");
         } else if (!r.exited.load()) {
-            said.emplace_back(rank, "no answer: its process is in native code that holds the interpreter; gdb -p " + std::to_string(pid) + " shows where");
+            answers.emplace_back(rank, "no answer: its process is in native code that holds the interpreter; gdb -p " + std::to_string(pid) + " shows where");
         }
     }
-    return said;
+    return answers;
 }
 
 }  // namespace rankwise

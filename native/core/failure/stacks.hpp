@@ -1,8 +1,7 @@
-// The stacks of the ranks' programs, as the embedding formats them, asked for by other ranks.
+// The stacks of other ranks' programs, as the embedding formats them.
 //
-// A rank that is a process has a pipe that its watcher (watchdog.cpp) polls beside all else. Another
-// process of the same user writes a byte there; a thread that is started only then puts the answer
-// into a block of the segment.
+// A rank that is a process has a doorbell: a pipe that its watcher thread (watchdog.cpp) polls. Another process of the
+// same user writes a byte to it; then the rank starts a thread that writes the answer into a block of the segment.
 #pragma once
 #include <memory>
 #include <string>
@@ -13,17 +12,17 @@
 
 namespace rankwise {
 
-// The stacks of this process's threads. Set once by the embedding, called in an engine thread; it may
-// block for ever.
+// Returns the stacks of this process's threads. Set once by the embedding. Called in an engine thread; it may block for
+// ever.
 extern std::string (*program_stacks)();
 
-// For the answering rank: the descriptor to poll, the caller's to close, -1 where there can be none;
-// what to do when it is readable.
+// For the answering rank: returns the descriptor to poll, which the caller closes, or -1 if it cannot be opened.
 int open_doorbell(Segment& segment, int rank);
+// To be called when the descriptor is readable.
 void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell);
 
-// Ask these (world) ranks and give them a second altogether. What each answered, of which the last
-// 32 KiB count, or why it did not; nothing of a rank that has ended or cannot be asked.
-Calls ask_for_stacks(Segment& segment, const std::vector<int>& ranks);
+// Request the stacks of these (world) ranks, and wait at most a second in all. Returns the last 32 KiB of each answer, or
+// why a rank did not answer; nothing for a rank that has ended or has no doorbell.
+RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks);
 
 }  // namespace rankwise

@@ -8,7 +8,7 @@ namespace rankwise {
 
 namespace {
 
-// Numbers and texts, one after the other.
+// Serialises numbers and texts.
 class Writer {
 public:
     void add(uint64_t number) { bytes_.append(reinterpret_cast<const char*>(&number), sizeof number); }
@@ -16,9 +16,9 @@ public:
         add(text.size());
         bytes_ += text;
     }
-    void add(const Calls& calls) {
-        add(calls.size());
-        for (const auto& [rank, text] : calls) add(uint64_t(rank)), add(text);
+    void add(const RankTexts& texts) {
+        add(texts.size());
+        for (const auto& [rank, text] : texts) add(uint64_t(rank)), add(text);
     }
     const std::string& bytes() const { return bytes_; }
 
@@ -41,8 +41,8 @@ public:
         at_ += size;
         return value;
     }
-    Calls calls() {
-        Calls value;
+    RankTexts rank_texts() {
+        RankTexts value;
         for (uint64_t left = number(); left > 0; --left) {
             const int rank = int(number());
             value.emplace_back(rank, text());
@@ -54,14 +54,14 @@ private:
     const uint8_t* at_;
 };
 
-// A state without its time: "in all_reduce #12 for 2.9 s" is this place, since 2.9.
-struct Place {
+// Ranks whose states differ only in the time: "in all_reduce #12 for 2.9 s", split before and after the 2.9.
+struct SameState {
     std::string before, after;
-    std::string least, most;  // seconds, as they are written; empty where the state has none
+    std::string least, most;  // seconds, as the texts give them; empty if the state has no time
     std::vector<int> ranks;
 };
 
-Place place_of(int rank, const std::string& state) {
+SameState parse_state(int rank, const std::string& state) {
     const std::string mark = " for ";
     const size_t begin = state.find(mark), end = begin == std::string::npos ? begin : state.find(" s", begin);
     if (end == std::string::npos) return {state, "", "", "", {rank}};
@@ -82,7 +82,7 @@ uint64_t write_report(Segment& segment, const TimeoutReport& report) {
         const uint64_t offset = segment.allocate(writer.bytes().size(), BlockKind::Buffer);
         std::memcpy(segment.at(offset), writer.bytes().data(), writer.bytes().size());
         return offset;
-    } catch (const Error&) {  // no memory, or its lock's holder is stopped: each rank then says what it knows
+    } catch (const Error&) {  // no memory, or the heap is locked: then each rank reports what it knows
         return 0;
     }
 }
@@ -92,12 +92,12 @@ TimeoutReport read_report(const Segment& segment, uint64_t offset) {
     TimeoutReport report;
     report.headline = reader.text();
     for (uint64_t left = reader.number(); left > 0; --left) report.missing.push_back(int(reader.number()));
-    report.states = reader.calls();
-    report.stacks = reader.calls();
+    report.states = reader.rank_texts();
+    report.stacks = reader.rank_texts();
     return report;
 }
 
-std::string ranks_in_words(const std::vector<int>& ranks) {
+std::string list_ranks(const std::vector<int>& ranks) {
     std::string list;
     for (size_t i = 0; i < ranks.size();) {
         size_t last = i;
@@ -111,13 +111,13 @@ std::string ranks_in_words(const std::vector<int>& ranks) {
     return (ranks.size() == 1 ? "rank " : "ranks ") + list;
 }
 
-std::string states_in_words(const Calls& states) {
-    std::vector<Place> places;
+std::string list_states(const RankTexts& states) {
+    std::vector<SameState> groups;
     for (const auto& [rank, state] : states) {
-        Place mine = place_of(rank, state);
-        const auto same = std::find_if(places.begin(), places.end(), [&](const Place& p) { return p.before == mine.before && p.after == mine.after; });
-        if (same == places.end()) {
-            places.push_back(std::move(mine));
+        SameState mine = parse_state(rank, state);
+        const auto same = std::find_if(groups.begin(), groups.end(), [&](const SameState& s) { return s.before == mine.before && s.after == mine.after; });
+        if (same == groups.end()) {
+            groups.push_back(std::move(mine));
             continue;
         }
         same->ranks.push_back(rank);
@@ -125,8 +125,8 @@ std::string states_in_words(const Calls& states) {
         if (std::atof(mine.most.c_str()) > std::atof(same->most.c_str())) same->most = mine.most;
     }
     std::string text;
-    for (const Place& p : places)
-        text += "\n  " + ranks_in_words(p.ranks) + ": " + p.before + p.least + (p.least == p.most ? "" : " to " + p.most) + p.after;
+    for (const SameState& s : groups)
+        text += "\n  " + list_ranks(s.ranks) + ": " + s.before + s.least + (s.least == s.most ? "" : " to " + s.most) + s.after;
     return text;
 }
 

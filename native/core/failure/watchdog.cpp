@@ -29,8 +29,8 @@ struct PidfdInfo {
 };
 constexpr uint64_t kInfoExit = 1 << 3;
 
-// How the process ended, where the kernel tells one who is not its parent: it does so once the
-// parent has reaped it. As subprocess's returncode.
+// How the process ended, in the form of subprocess's returncode. Newer kernels report it even to a process that is not
+// the parent, once the parent has reaped the process.
 int32_t exit_status(int pidfd) {
     PidfdInfo info{};
     info.mask = kInfoExit;
@@ -39,19 +39,19 @@ int32_t exit_status(int pidfd) {
     return (code & 0x7f) ? -(code & 0x7f) : (code >> 8 & 0xff);
 }
 
-// Ends a watcher. The thread and the segment share it; a forked child's copy says nothing.
+// Ends a watcher thread. The thread and the segment share it; a forked child's copy has no effect.
 struct Stop {
     const int fd = eventfd(0, EFD_CLOEXEC);
     const int pid = getpid();
     ~Stop() { close(fd); }
-    void say() const {
+    void signal() const {
         if (getpid() == pid) eventfd_write(fd, 1);
     }
 };
 
-// fds[r] watches rank r; -1 where there is nothing (more) to watch. The last two are the doorbell, at which
-// others ask for this rank's stacks, and `stop`'s.
-void watch(std::vector<pollfd> fds, int rank, std::weak_ptr<Segment> held, std::shared_ptr<Stop> /*keeps it open*/) {
+// fds[r] is the pidfd of rank r, or -1 if it is not watched (any more). The last two are the doorbell, through which other
+// ranks request this rank's stacks, and the one of `stop`.
+void watch(std::vector<pollfd> fds, int rank, std::weak_ptr<Segment> watched, std::shared_ptr<Stop> /*keeps its fd open*/) {
     const size_t n = fds.size() - 2;
     size_t alive = 0;
     for (size_t r = 0; r < n; ++r) alive += fds[r].fd >= 0;
@@ -60,10 +60,10 @@ void watch(std::vector<pollfd> fds, int rank, std::weak_ptr<Segment> held, std::
             if (errno == EINTR) continue;
             break;
         }
-        const std::shared_ptr<Segment> segment = held.lock();
+        const std::shared_ptr<Segment> segment = watched.lock();
         if (!segment) break;
         if (fds[n].revents & POLLIN) answer_doorbell(segment, rank, fds[n].fd);
-        else if (fds[n].revents) fds[n].fd = -1;  // the program has closed what it did not open
+        else if (fds[n].revents) fds[n].fd = -1;  // the program has closed a descriptor that it did not open
         for (size_t r = 0; r < n; ++r) {
             if (fds[r].fd < 0 || !fds[r].revents) continue;
             segment->mark_exited(int(r), kStatusUnknown);
@@ -91,12 +91,12 @@ void watch_peers(std::shared_ptr<Segment> segment, int rank) {
         fds[size_t(r)].fd = open_pidfd(segment->record(r).pid.load());
         if (fds[size_t(r)].fd >= 0) continue;
         if (errno == ESRCH) segment->mark_exited(r, kStatusUnknown);
-        if (errno == EMFILE || errno == ENFILE) {  // a peer that is not watched could die unnoticed
+        if (errno == EMFILE || errno == ENFILE) {  // the death of an unwatched peer would go unnoticed
             for (const pollfd& opened : fds)
                 if (opened.fd >= 0) close(opened.fd);
             rlimit limit{};
             getrlimit(RLIMIT_NOFILE, &limit);
-            throw Error("watching the other " + std::to_string(n - 1) + " ranks takes as many open files, and this process may have " +
+            throw Error("watching the other " + std::to_string(n - 1) + " ranks takes one open file each, and this process may have " +
                         std::to_string(limit.rlim_cur) + " in all; `ulimit -n " + std::to_string(limit.rlim_cur + rlim_t(n)) +
                         "` before the command raises that");
         }
@@ -104,8 +104,8 @@ void watch_peers(std::shared_ptr<Segment> segment, int rank) {
     fds.push_back({open_doorbell(*segment, rank), POLLIN, 0});
     auto stop = std::make_shared<Stop>();
     fds.push_back({stop->fd, POLLIN, 0});
-    segment->at_end([stop] { stop->say(); });
-    engine_thread([fds = std::move(fds), rank, held = std::weak_ptr(segment), stop] { watch(fds, rank, held, stop); }).detach();
+    segment->before_unmap([stop] { stop->signal(); });
+    engine_thread([fds = std::move(fds), rank, watched = std::weak_ptr(segment), stop] { watch(fds, rank, watched, stop); }).detach();
 }
 
 void end_with(int pid) {

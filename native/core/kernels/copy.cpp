@@ -18,20 +18,20 @@ constexpr size_t kUnit = 256;  // copied at once: four cache lines
 
 #if defined(__x86_64__)
 
-__attribute__((target("avx512f"))) void stream_unit_avx512(uint8_t* dst, const uint8_t* src) {
+__attribute__((target("avx512f"))) void store_unit_avx512(uint8_t* dst, const uint8_t* src) {
     __m512i x[4];
     for (int k = 0; k < 4; ++k) x[k] = _mm512_loadu_si512(src + 64 * k);
     for (int k = 0; k < 4; ++k) _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + 64 * k), x[k]);
 }
 
-void stream_unit_sse2(uint8_t* dst, const uint8_t* src) {
+void store_unit_sse2(uint8_t* dst, const uint8_t* src) {
     for (size_t i = 0; i < kUnit; i += 16) _mm_stream_si128(reinterpret_cast<__m128i*>(dst + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i)));
 }
 
-// Four pages in turns: the processor fetches ahead within each, so four times as much is on its way from memory.
-// glibc's memcpy does the same with what is larger than most of the last cache.
+// Interleaves four pages: the hardware prefetcher works within each of them, so four times as much data is in flight
+// from memory. glibc's memcpy does the same for copies larger than most of the last-level cache.
 template <auto unit>
-__attribute__((always_inline)) inline void stream_units(uint8_t* dst, const uint8_t* src, size_t bytes) {
+__attribute__((always_inline)) inline void copy_units(uint8_t* dst, const uint8_t* src, size_t bytes) {
     constexpr size_t kPage = 4096, kPages = 4;
     size_t done = 0;
     for (; done + kPages * kPage <= bytes; done += kPages * kPage)
@@ -40,8 +40,8 @@ __attribute__((always_inline)) inline void stream_units(uint8_t* dst, const uint
     for (; done < bytes; done += kUnit) unit(dst + done, src + done);
 }
 
-__attribute__((target("avx512f"))) void stream_avx512(uint8_t* dst, const uint8_t* src, size_t bytes) { stream_units<stream_unit_avx512>(dst, src, bytes); }
-void stream_sse2(uint8_t* dst, const uint8_t* src, size_t bytes) { stream_units<stream_unit_sse2>(dst, src, bytes); }
+__attribute__((target("avx512f"))) void copy_avx512(uint8_t* dst, const uint8_t* src, size_t bytes) { copy_units<store_unit_avx512>(dst, src, bytes); }
+void copy_sse2(uint8_t* dst, const uint8_t* src, size_t bytes) { copy_units<store_unit_sse2>(dst, src, bytes); }
 
 #endif
 
@@ -51,7 +51,7 @@ void plain(void* dst, const void* src, size_t bytes) {
 
 }  // namespace
 
-void stream_copy(void* dst, const void* src, size_t bytes) {
+void non_temporal_copy(void* dst, const void* src, size_t bytes) {
 #if defined(__x86_64__)
     static const bool avx512 = __builtin_cpu_supports("avx512f");
     auto* to = static_cast<uint8_t*>(dst);
@@ -59,8 +59,8 @@ void stream_copy(void* dst, const void* src, size_t bytes) {
     const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
     const size_t body = (bytes - head) / kUnit * kUnit;
     plain(to, from, head);
-    if (avx512) stream_avx512(to + head, from + head, body);
-    else stream_sse2(to + head, from + head, body);
+    if (avx512) copy_avx512(to + head, from + head, body);
+    else copy_sse2(to + head, from + head, body);
     plain(to + head + body, from + head + body, bytes - head - body);
     _mm_sfence();
 #else
@@ -68,8 +68,8 @@ void stream_copy(void* dst, const void* src, size_t bytes) {
 #endif
 }
 
-size_t stream_from() {
-    // The last level is shared, on a virtual machine with strangers: an eighth of it, in reason.
+size_t non_temporal_from() {
+    // An eighth of the last-level cache, within limits: on a virtual machine other tenants share it.
     static const size_t cache = [] {
         long bytes = 0;
 #ifdef _SC_LEVEL3_CACHE_SIZE
@@ -80,6 +80,6 @@ size_t stream_from() {
     return cache;
 }
 
-Copy copy_for(bool past_cache) { return past_cache ? stream_copy : plain; }
+Copy copy_for(bool non_temporal) { return non_temporal ? non_temporal_copy : plain; }
 
 }  // namespace rankwise

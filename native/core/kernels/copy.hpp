@@ -1,18 +1,18 @@
-// Copies that leave the cache alone.
+// Copies with non-temporal stores, which bypass the caches.
 #pragma once
 #include <cstddef>
 
 namespace rankwise {
 
-// As memcpy, but with stores that go with non-temporal stores: for results too large to stay in it, whose
-// lines need then not be read before they are overwritten. Ordered before any later release.
-void stream_copy(void* dst, const void* src, size_t bytes);
+// memcpy with non-temporal stores, for results too large to stay in the cache: their lines need not be read before they
+// are overwritten. Ordered before any later release.
+void non_temporal_copy(void* dst, const void* src, size_t bytes);
 
-// From so many bytes on, of all ranks' results in an operation, they would not stay in the cache that the ranks share
-// and are written with stream_copy.
-size_t stream_from();
+// When all ranks' results of an operation together have at least this many bytes, they would not stay in the cache that
+// the ranks share, and are written with non_temporal_copy.
+size_t non_temporal_from();
 
 using Copy = void (*)(void* dst, const void* src, size_t bytes);
-Copy copy_for(bool past_cache);
+Copy copy_for(bool non_temporal);
 
 }  // namespace rankwise

@@ -1,9 +1,9 @@
 // How each element type is stored, and what its reductions accumulate in.
 //
 // An element type has Storage, Acc, load (Storage -> Acc) and store (Acc -> Storage). The conversions
-// have no branches, so that loops over them vectorise. Included by isa.cpp alone, inside its
-// namespaces: a function shared between instruction sets could be linked from the wrong one, so
-// nothing of the standard library is used but types.
+// have no branches, so that loops over them vectorise. Only isa.cpp includes this file, inside its
+// namespaces. It uses no functions of the standard library, because a function that several instruction
+// sets share could be linked from the wrong one.
 
 // Numbers that are reduced as they are.
 template <class T>
@@ -39,8 +39,8 @@ uint32_t rounding(uint32_t bits) {
     return (1u << (drop - 1)) - 1 + ((bits >> drop) & 1);
 }
 
-// bfloat16 is the upper half of an f32. A NaN needs no care: those of bf16, and those that arithmetic
-// makes, have a lower half of zeros, so rounding leaves them alone.
+// bfloat16 is the upper half of an f32. NaNs need no special case: those of bf16, and those that
+// arithmetic produces, have a lower half of zeros, so rounding does not change them.
 struct BF16 {
     using Storage = uint16_t;
     using Acc = float;
@@ -48,9 +48,9 @@ struct BF16 {
     static Storage store(Acc x) { return static_cast<Storage>((bits_of(x) + rounding<16>(bits_of(x))) >> 16); }
 };
 
-// A float of 1 sign bit, `exponent` exponent bits of the usual bias, and `mantissa` bits.
-// IEEE: the top exponent holds infinity and NaN. Otherwise (the "fn" formats) only all ones is NaN,
-// and what is too large becomes NaN.
+// A float of 1 sign bit, `exponent` exponent bits with the usual bias, and `mantissa` bits.
+// IEEE: the top exponent encodes infinity and NaN. Otherwise (the "fn" formats) only all ones is NaN,
+// and a value that is too large becomes NaN.
 template <class S, int exponent, int mantissa, bool ieee>
 struct SmallFloat {
     using Storage = S;

@@ -1,4 +1,4 @@
-// Every reduction kernel, for one instruction set: RANKWISE_ISA names its namespace.
+// Every reduction kernel for one instruction set, in the namespace RANKWISE_ISA.
 #include <type_traits>
 
 #include "kernels/table.hpp"
@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-// dst may be one of the sources, so the compiler must be told that element i depends on element i alone.
+// dst may be one of the sources, so this asserts to the compiler that element i depends on element i alone.
 #ifdef __clang__
 #define RANKWISE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -22,8 +22,8 @@ namespace {
 
 #include "kernels/elements.hpp"
 
-// Packs of f32 accumulators, for f16 alone: compilers do not find the CPU's conversions of it, which
-// give the same bits as F16's.
+// Packs of f32 accumulators, for f16 only: compilers do not use the CPU's f16 conversions, which give the
+// same bits as F16's.
 #ifdef __F16C__
 #ifdef __AVX512F__
 constexpr size_t kLanes = 16;
@@ -56,7 +56,7 @@ constexpr bool kPacked = (std::is_same_v<E, F16> || ...);
 #endif
 
 // The operations, on one pair of accumulators or one pair of packs.
-// Integers are unsigned here wherever they may overflow; narrow ones would be promoted to a signed int.
+// Integers that may overflow are unsigned here, and narrow ones are widened first: promotion would make them signed.
 template <class T>
 struct Widened { using Type = T; };
 template <>
@@ -68,7 +68,7 @@ struct Sum {
     template <class T>
     static T apply(T a, T b) { return static_cast<T>(a + b); }
 };
-// GCC 12's vectoriser fuses a complex product although contraction is off; this keeps a product to itself.
+// GCC 12's vectoriser fuses a complex product although contraction is off; this rounds each product separately.
 #if __has_builtin(__builtin_assoc_barrier)
 #define RANKWISE_ROUNDED(x) __builtin_assoc_barrier(x)
 #else
@@ -86,7 +86,7 @@ struct Prod {
                 RANKWISE_ROUNDED(a.re * b.im) + RANKWISE_ROUNDED(a.im * b.re)};
     }
 };
-// The first NaN wins: a is kept if it is one, and a comparison with a b that is one fails.
+// The first NaN wins: a is kept if it is NaN, and every comparison with a b that is NaN is false.
 struct Min {
     template <class T>
     static T apply(T a, T b) { return ((a < b) | (a != a)) ? a : b; }
@@ -170,7 +170,7 @@ void reduce_into(typename E::Storage* dst, const void* const* src, int n, size_t
     if (n == 1) return convert(source(0, 0), Sink<E, Finish>{dst, finish}, count);
     if (n == 2) return combine<Op>(source(0, 0), source(1, 0), Sink<E, Finish>{dst, finish}, count);
 
-    // All sources of a block are read before dst is written, and the accumulators stay in the L1 cache.
+    // All sources of a block are read before dst, which may be one of them, is written; the accumulators fit the L1 cache.
     constexpr size_t kBlock = 8192 / sizeof(Acc);
     alignas(64) Acc block[kBlock];
     const Source<Native<Acc>> from_block{block};
@@ -192,7 +192,7 @@ template <class E>
 void mean(void* dst, const void* const* src, int n, size_t count, int divisor) {
     using Acc = typename E::Acc;
     const auto to = static_cast<typename E::Storage*>(dst);
-    // The reciprocal of a power of two is exact, so multiplying rounds as dividing does, and is faster.
+    // The reciprocal of a power of two is exact, so multiplying by it rounds as dividing does, and is faster.
     if ((divisor & (divisor - 1)) == 0) {
         reduce_into<E, Sum>(to, src, n, count, Scale<Acc>{Acc{1} / static_cast<Acc>(divisor)});
     } else {
@@ -227,7 +227,7 @@ constexpr void set_floating(ReduceKernel (&row)[kReduceOps]) {
     row[int(ReduceOp::MEAN)] = mean<E>;
 }
 
-// T orders the elements; Unsigned, of the same size, wraps. Bitwise operations take any element for bytes.
+// T orders the elements; Unsigned, of the same size, wraps. Bitwise operations treat any element as bytes.
 template <class T, class Unsigned>
 constexpr void set_integer(ReduceKernel (&row)[kReduceOps]) {
     row[int(ReduceOp::SUM)] = reduce<Native<Unsigned>, Sum>;

@@ -1,4 +1,4 @@
-# isa.cpp is compiled once for each instruction set, into a namespace of that name; kernels.cpp chooses at run time.
+# isa.cpp is compiled once for each instruction set, into a namespace of that name; kernels.cpp selects one at run time.
 target_sources(rankwise_core PRIVATE ${CMAKE_CURRENT_LIST_DIR}/kernels.cpp ${CMAKE_CURRENT_LIST_DIR}/copy.cpp)
 
 function(rankwise_kernels isa)
@@ -9,7 +9,7 @@ function(rankwise_kernels isa)
   # Optimised in every build type. Contraction off: a fused multiply-add would round differently on some machines.
   target_compile_options(${target} PRIVATE
     -O3 -ffp-contract=off -fno-trapping-math -fno-math-errno -fvisibility=hidden ${ARGN}
-    # GCC 12 warns of its own AVX-512 header; Clang, of a loop that became a memcpy.
+    # GCC 12 warns about its own AVX-512 header, and Clang about a loop that became a memcpy.
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
   target_sources(rankwise_core PRIVATE $<TARGET_OBJECTS:${target}>)
 endfunction()

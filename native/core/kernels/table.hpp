@@ -17,7 +17,7 @@ namespace baseline { extern const KernelTable table; }
 namespace avx2 { extern const KernelTable table; }
 namespace avx512 { extern const KernelTable table; }
 
-// The tables this CPU can run, best first. All of them give the same bits, save for which NaN comes of two.
+// The tables that this CPU can run, best first. All give the same bits, except for which of two NaNs results.
 std::span<const KernelTable* const> supported_tables();
 
 }  // namespace rankwise

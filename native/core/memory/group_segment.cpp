@@ -14,12 +14,12 @@ namespace {
 
 constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Slots small enough that the slots in use by all ranks stay in the cache; large enough that
-// synchronising costs little beside the copying.
+// Small enough that the slots that all ranks use stay in the cache; large enough that synchronising costs little
+// compared with copying.
 constexpr size_t slot_bytes_for(int nranks) { return nranks <= 16 ? 128 << 10 : 64 << 10; }
-static_assert(std::has_single_bit(slot_bytes_for(1)) && std::has_single_bit(slot_bytes_for(kMaxRanks)));  // places are masked
+static_assert(std::has_single_bit(slot_bytes_for(1)) && std::has_single_bit(slot_bytes_for(kMaxRanks)));  // positions are masked
 
-// Where the parts of a group segment of n ranks lie, from its start.
+// The offsets of the parts of a group segment of n ranks.
 struct Layout {
     size_t channels, members, staging, slot, bytes;
     explicit Layout(size_t n) {
@@ -66,7 +66,7 @@ bool Call::has_root() const {
            op() == Op::ScatterV || op() == Op::ScatterDescribed;
 }
 
-std::string Call::words() const {
+std::string Call::to_string() const {
     std::string text = name(op());
     if (!has_dtype()) return text + (has_root() ? "(root=" + std::to_string(root()) + ")" : "()");
     text += by_rank() ? "(counts#" + std::to_string(amount % 100000) : "(count=" + std::to_string(amount);
@@ -89,17 +89,17 @@ uint64_t create_group_segment(Segment& segment, const std::vector<int>& members)
     group.attached = uint32_t(n);
     group.slot_bytes = layout.slot;
     group.oversubscribed = segment.world_size() > usable_cores();
-    group.stream_from = stream_from();
+    group.non_temporal_from = non_temporal_from();
     group.staging = layout.staging;
     group.channels = layout.channels;
     group.members = layout.members;
     std::copy(members.begin(), members.end(), reinterpret_cast<int32_t*>(group.base() + layout.members));
-    for (int member : members)  // a rank whose end was marked before it could be marked here
+    for (int member : members)  // mark_exited has not seen this group if the rank ended before
         if (segment.record(member).exited.load()) group_lost_rank(group, member);
     return offset;
 }
 
-// Of the failure record's bits, from the lowest: 4 cause, 1 explained, 19 rank, 40 sequence.
+// The failure record's bits, from the lowest: 4 cause, 1 explained, 19 rank, 40 sequence.
 Failure GroupSegment::failure() const {
     const uint64_t v = failure_record.load();
     const int rank = int(v >> 5 & 0x7ffff);
@@ -110,7 +110,7 @@ void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, c
     PeerSlot& peer_slot = group.peers[rank];
     const bool explained = !how.empty();
     if (explained) {
-        if (peer_slot.explained.exchange(1)) {  // by another thread of this rank, which is a few stores away
+        if (peer_slot.explained.exchange(1)) {  // another thread of this rank is a few stores ahead
             while (!group.failed()) sched_yield();
             return;
         }
@@ -120,14 +120,14 @@ void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, c
     }
     uint64_t none = 0;
     group.failure_record.compare_exchange_strong(none, uint64_t(cause) | uint64_t(explained) << 4 | uint64_t(rank) << 5 | sequence << 24);
-    wake_all(group);  // also where another was faster: it may have died before it could
+    wake_all(group);  // even if another rank recorded a failure first: it may have died before it woke the sleepers
 }
 
 void group_lost_rank(GroupSegment& group, int world_rank) {
     for (int i = 0; i < group.nranks; ++i) {
         if (group.member()[i] != world_rank) continue;
         if (!group.peers[i].left.load()) fail_group(group, Cause::PeerLost, i, group.peers[i].calls.load(), "");
-        else if (group.asleep()) wake_all(group);  // it may have died while it left, before it could
+        else if (group.asleep()) wake_all(group);  // it may have died while leaving, before it woke the sleepers
     }
 }
 

@@ -23,7 +23,7 @@ Registered::~Registered() {
 }
 
 AllRegistered::AllRegistered(SlotProtocol& s, const void* memory, size_t bytes) : s_(s), own_(static_cast<uint8_t*>(const_cast<void*>(memory))) {
-    const uint64_t mine = !memory || !bytes ? kNotNeeded : s.segment().holds(memory, bytes) ? s.segment().offset_of(memory) : kNotRegistered;
+    const uint64_t mine = !memory || !bytes ? kNotNeeded : s.segment().contains(memory, bytes) ? s.segment().offset_of(memory) : kNotRegistered;
     step_ = s.post(&mine, sizeof mine);
     if (mine == kNotRegistered) return;
     s.await_all(step_);

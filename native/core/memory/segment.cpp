@@ -22,11 +22,11 @@ namespace rankwise {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr double kPatience = 30;  // seconds to wait for who holds the heap
+constexpr double kHeapTimeout = 30;  // seconds to wait for the lock of the heap
 
-// Stands in the first page of its block; the memory begins one page on. In address order.
+// The first page of each block of the heap; the block's memory follows it. Blocks are linked in address order.
 struct Block {
-    uint64_t bytes;  // of the whole block, this page included
+    uint64_t bytes;  // of the whole block, including this page
     BlockKind kind;
     uint64_t next;   // offset of the next block, 0 at the end
 };
@@ -52,7 +52,7 @@ size_t limit_of(decltype(RLIMIT_AS) resource) {
 uint8_t* map(int fd, size_t bytes) {
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED && errno == ENOMEM)
-        throw OutOfMemory("the shared segment needs " + mib(bytes) + " of addresses, " + mib(limit_of(RLIMIT_AS)) + " may be used in all (ulimit -v)");
+        throw OutOfMemory("the shared segment needs " + mib(bytes) + " of address space, " + mib(limit_of(RLIMIT_AS)) + " are allowed in all (ulimit -v)");
     if (base == MAP_FAILED) fail_system("mapping the shared segment");
     madvise(base, bytes, MADV_DONTDUMP);
     return static_cast<uint8_t*>(base);
@@ -81,7 +81,7 @@ Segment::Segment(int fd, uint8_t* base, size_t bytes)
     : fd_(fd), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)) {}
 
 Segment::~Segment() {
-    if (at_end_) at_end_();
+    if (before_unmap_) before_unmap_();
     munmap(base_, mapped_);
     close(fd_);
 }
@@ -140,7 +140,7 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
         throw BadArgument("fd: " + std::to_string(fd) + " given, expected an open descriptor of a rankwise segment");
     if (size_t(info.st_size) < sizeof(SegmentHeader))
         throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment");
-    constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW;  // else a page could go while we use it
+    constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW;  // else a page could vanish while we use it
     if (const int seals = fcntl(fd, F_GET_SEALS); seals < 0 || (seals & sealed) != sealed)
         throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment: its size is not sealed");
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -158,18 +158,18 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     return segment;
 }
 
-// The heap's lock, held for the time of a list walk. A holder that died is known by its record; one
-// that is stopped has to be waited for, so long as `patience` lasts.
+// The lock of the heap, held while the list of blocks is walked. If its owner has died, according to its record, the
+// lock passes to the next rank; an owner that is stopped is waited for, at most `timeout` seconds.
 struct Segment::HeapLock {
     SegmentHeader& h;
     bool held = false;
-    HeapLock(SegmentHeader& header, double patience) : h(header) {
+    HeapLock(SegmentHeader& header, double timeout) : h(header) {
         const uint32_t me = uint32_t(getpid());
         const auto start = Clock::now();
         for (uint32_t owner = 0; !h.heap_owner.compare_exchange_strong(owner, me, std::memory_order_acquire); owner = 0) {
             sched_yield();
             if (died(owner) && h.heap_owner.compare_exchange_strong(owner, me, std::memory_order_acquire)) break;
-            if (Clock::now() - start > std::chrono::duration<double>(patience)) return;
+            if (Clock::now() - start > std::chrono::duration<double>(timeout)) return;
         }
         held = true;
     }
@@ -177,7 +177,7 @@ struct Segment::HeapLock {
         if (held) h.heap_owner.store(0, std::memory_order_release);
     }
     void check() const {
-        if (!held) throw Error("the memory of the shared segment is held by process " + std::to_string(h.heap_owner.load()) + ", which does not go on");
+        if (!held) throw Error("process " + std::to_string(h.heap_owner.load()) + " holds the lock of the shared segment's memory and makes no progress");
     }
     bool died(uint32_t owner) const {
         for (int r = 0; r < h.world_size; ++r)
@@ -190,20 +190,20 @@ uint64_t Segment::allocate(size_t bytes, BlockKind kind) {
     const size_t need = round_up(bytes, kPage) + kPage;
     if (size_t free = available_memory(); need > free)
         throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(free) + " available");
-    HeapLock lock(*header_, kPatience);
+    HeapLock lock(*header_, kHeapTimeout);
     lock.check();
     size_t largest = 0;  // free block
     for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next) {
         Block& block = *at<Block>(offset);
         if (block.kind == BlockKind::Free) largest = std::max<size_t>(largest, block.bytes);
         if (block.kind != BlockKind::Free || block.bytes < need) continue;
-        // Commit the pages now: a page that cannot be had is an error here, not a SIGBUS later.
+        // Commit the pages now: if memory is short, that is an error here and not a SIGBUS later.
         const size_t remainder = block.bytes - need;
         if (fallocate(fd_, 0, off_t(offset), off_t(need + (remainder ? kPage : 0))) != 0)
             throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
         if (remainder) {
             *at<Block>(offset + need) = {remainder, BlockKind::Free, block.next};
-            block.bytes = need;  // first: should we die here, the rest is lost, but nothing is given twice
+            block.bytes = need;  // first: if we die here, the remainder is lost, but nothing is allocated twice
             std::atomic_signal_fence(std::memory_order_seq_cst);
             block.next = offset + need;
         }
@@ -214,18 +214,18 @@ uint64_t Segment::allocate(size_t bytes, BlockKind kind) {
 }
 
 void Segment::release(uint64_t offset) {
-    HeapLock lock(*header_, kPatience);
+    HeapLock lock(*header_, kHeapTimeout);
     lock.check();
     at<Block>(offset - kPage)->kind = BlockKind::Free;
     fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(at<Block>(offset - kPage)->bytes - kPage));
-    for (uint64_t here = header_->first_block; here;) {  // join neighbours that are both free
+    for (uint64_t here = header_->first_block; here;) {  // merge adjacent free blocks
         Block& block = *at<Block>(here);
         Block* next = block.next ? at<Block>(block.next) : nullptr;
         if (next && block.kind == BlockKind::Free && next->kind == BlockKind::Free) {
-            uint64_t gone = block.next;
+            uint64_t merged = block.next;
             block.bytes += next->bytes;
             block.next = next->next;
-            fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(gone), kPage);
+            fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(merged), kPage);
         } else {
             here = block.next;
         }
@@ -233,7 +233,7 @@ void Segment::release(uint64_t offset) {
 }
 
 size_t Segment::allocated_blocks() const {
-    HeapLock lock(*header_, kPatience);
+    HeapLock lock(*header_, kHeapTimeout);
     lock.check();
     size_t count = 0;
     for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
@@ -244,21 +244,23 @@ size_t Segment::allocated_blocks() const {
 void Segment::mark_exited(int rank, int32_t status) {
     RankRecord& r = record(rank);
     if (status != kStatusUnknown) r.exit_status.store(status);
-    // Every rank that notices fails the groups until one rank has failed them all: the first may have died meanwhile.
-    if (r.told.load()) return;
+    // Every rank that notices the exit fails the groups, until one rank has failed them all: the first may have died
+    // while it did so.
+    if (r.groups_failed.load()) return;
     r.exited.store(1);
     header_->roster.fetch_add(1);
     futex_wake_all(header_->roster);
-    // Should the holder be stopped, the walk goes without: what it finds is right but for the block
-    // that the holder is about to change.
+    // If the lock's owner is stopped, walk without the lock: the list is right except for the block that the owner is
+    // about to change.
     HeapLock lock(*header_, 0.05);
     for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
         if (at<Block>(offset)->kind == BlockKind::GroupSegment) group_lost_rank(*at<GroupSegment>(offset + kPage), rank);
-    r.told.store(1);
+    r.groups_failed.store(1);
 }
 
 namespace {
-constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};  // that an exit status is waited for
+// How long an exit status is waited for: if it may be reported, and if it is sure to be.
+constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};
 }  // namespace
 
 std::string Segment::how_it_ended(int rank) const {
@@ -266,7 +268,7 @@ std::string Segment::how_it_ended(int rank) const {
     const auto since = Clock::now();
     const auto ends = [&r] { return r.exited.load() || r.ending.load(); };
     while (r.exit_status.load() == kStatusUnknown) {
-        const bool sure = header_->statuses_come.load() && ends();
+        const bool sure = header_->statuses_expected.load() && ends();
         if (Clock::now() - since > (sure ? kSureStatus : kLikelyStatus)) break;
         usleep(1000);
         if (interrupted()) throw Interrupted();

@@ -1,4 +1,4 @@
-// What two ranks share for the messages of one direction: a ring of bytes, and the rendezvous of a large message.
+// The channel for messages from one rank to another: a ring of bytes, and the rendezvous of a large message.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -10,52 +10,51 @@
 
 namespace rankwise {
 
-// A receive of a large message that waits is posted here with the address of its buffer. A sender that finds it matches
-// it in place of using the ring, and both ranks copy the message directly, piece by piece from its two ends until they
-// meet.
+// A receive of a large message is posted here with the address of its buffer. A sender that finds it here matches it and
+// does not use the ring: both ranks copy the message directly, piece by piece, each from one end, until they meet.
 struct Rendezvous {
     enum Stage : uint64_t { Nothing, Posted, Matched };
     static Stage stage(uint64_t state) { return Stage(state & 3); }
 
-    // The stage, and above it a count of the receives posted, so that a sender matches only the receive it has read.
+    // The stage, and above it the number of receives posted, so that a sender can match only the receive that it has read.
     alignas(kCacheLine) std::atomic<uint64_t> state;
-    std::atomic<uint64_t> to, count;    // by the receiver, before it posts
+    std::atomic<uint64_t> to, count;    // written by the receiver before it posts, like the next two
     std::atomic<uint32_t> dtype;
     std::atomic<int32_t> tag;
-    alignas(kCacheLine) std::atomic<uint64_t> from;  // by the sender, before it matches the receive
-    std::atomic<uint64_t> begun, done;  // pieces
+    alignas(kCacheLine) std::atomic<uint64_t> from;  // written by the sender before it matches the receive
+    std::atomic<uint64_t> begun, done;  // number of pieces
     std::atomic<int32_t> sent_tag;
-    std::atomic<uint32_t> writing;      // the sender copies a piece, or is about to
+    std::atomic<uint32_t> writing;      // the sender is copying a piece, or about to
 };
 
-// Before each message in the ring.
+// Precedes each message in the ring.
 struct Header {
     uint64_t bytes, count;
     int32_t tag;
     uint32_t dtype;
-    uint64_t stamp;  // Channel::stamp: the header is here, and all of a short message with it
+    uint64_t stamp;  // Channel::stamp once the header, and all of a short message, have arrived
 
     static Header of(uint64_t count, DType dtype, int32_t tag) { return {count * itemsize(dtype), count, tag, uint32_t(dtype), 0}; }
 };
 
-// Bytes written and read so far; the difference lies in the ring.
+// `written` and `read` count bytes; their difference is in the ring.
 struct Channel {
     uint64_t capacity;
     uint64_t first_stamp;  // random
     Rendezvous rendezvous;
-    alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
-    alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
+    alignas(kCacheLine) std::atomic<uint64_t> written;  // changed by the sender
+    alignas(kCacheLine) std::atomic<uint64_t> read;     // changed by the receiver
     alignas(kCacheLine) uint8_t ring[];
 
-    // Messages start at multiples of a line.
+    // Messages start at multiples of kCacheLine.
     static uint64_t pad_of(uint64_t end) { return (kCacheLine - end % kCacheLine) % kCacheLine; }
     uint64_t room() const { return capacity - (written.load(std::memory_order_relaxed) - read.load()); }
     uint64_t waiting() const {
         const auto bytes = int64_t(written.load() - read.load(std::memory_order_relaxed));
-        return uint64_t(std::max(bytes, int64_t(0)));  // a short message may be read before it is counted
+        return uint64_t(std::max(bytes, int64_t(0)));  // a short message may be read before `written` counts it
     }
-    // The mark that a message has arrived, in the cache line where it begins: a receiver that polls it needs no other
-    // line first. Other data has the same value once in 2^64 cases.
+    // Marks a message as arrived in the cache line where it begins, so a receiver need poll only that line. Other data
+    // has the same value once in 2^64 cases.
     uint64_t stamp(uint64_t at) const { return first_stamp + at; }
     std::atomic_ref<uint64_t> stamp_at(uint64_t at) { return std::atomic_ref(reinterpret_cast<Header*>(ring + at % capacity)->stamp); }
     void put_header(uint64_t at, const Header& h) { std::memcpy(ring + at % capacity, &h, offsetof(Header, stamp)); }
@@ -64,7 +63,7 @@ struct Channel {
         std::memcpy(&h, ring + at % capacity, offsetof(Header, stamp));
         return h;
     }
-    // What a message of so many bytes takes of the ring.
+    // The bytes of the ring that a message of `bytes` occupies, with its header and padding.
     static uint64_t whole_of(uint64_t at, uint64_t bytes) { return sizeof(Header) + bytes + pad_of(at + sizeof(Header) + bytes); }
     void put(uint64_t at, const void* data, uint64_t bytes) {
         const uint64_t start = at % capacity, head = std::min(bytes, capacity - start);

@@ -1,5 +1,5 @@
-// Short messages whose callers wait: into the ring and out of it at once, without a Request, where no other message
-// comes first.
+// Short messages whose callers wait are written to the ring, or read from it, at once and without a Request, unless
+// another message comes first.
 #include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
@@ -8,7 +8,7 @@ namespace rankwise {
 bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag) {
     const uint64_t bytes = count * itemsize(dtype);
     if (bytes > tuning::kShortMessage || to == rank_ || group_.failed()) return false;
-    const auto lock = hold();
+    const auto lock = lock_requests();
     if (!sends_[to].empty() || closing_) return false;
     Channel& c = *channel(rank_, to, true);
     uint64_t at = c.written.load(std::memory_order_relaxed);
@@ -26,7 +26,7 @@ bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to,
 bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int tag) {
     const uint64_t bytes = count * itemsize(dtype);
     if (bytes > tuning::kShortMessage || from == rank_ || tag == kAny || group_.failed()) return false;
-    const auto lock = hold();
+    const auto lock = lock_requests();
     Channel* c = channel(from, rank_, false);
     Incoming& in = incoming_[from];
     if (!c || in.message || in.pad || !arrived_[from].empty() || !receives_.empty()) return false;

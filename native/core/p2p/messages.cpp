@@ -26,29 +26,29 @@ Messages::Messages(std::shared_ptr<Segment> segment, GroupSegment& group, SlotPr
 Messages::~Messages() { close(0); }
 
 std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps) {
-    // In a forked child it is left as it is: its thread is not there, and who knows what that held.
+    // A forked child does not delete it: its thread does not exist there, and may have held the mutex.
     return {new Messages(std::move(segment), group, steps), [](Messages* messages) {
                 if (!messages->forked()) delete messages;
             }};
 }
 
 Channel* Messages::channel(int from, int to, bool make) {
-    std::atomic<uint64_t>& place = group_.channel(from, to);
-    uint64_t offset = place.load(std::memory_order_acquire);
+    std::atomic<uint64_t>& entry = group_.channel(from, to);
+    uint64_t offset = entry.load(std::memory_order_acquire);
     if (!offset && make) {
         const uint64_t capacity = tuning::ring_bytes(n_);
         const uint64_t made = segment_->allocate(sizeof(Channel) + capacity, BlockKind::Channel);
         Channel& c = *segment_->at<Channel>(made);
         c.capacity = capacity;
         c.first_stamp = std::random_device{}() | uint64_t(std::random_device{}()) << 32;
-        if (place.compare_exchange_strong(offset, made)) return &c;
-        segment_->release(made);  // the other rank was there first
+        if (entry.compare_exchange_strong(offset, made)) return &c;
+        segment_->release(made);  // the other rank was faster
     }
     return offset ? segment_->at<Channel>(offset) : nullptr;
 }
 
-// While a large message is copied, another thread may hold it for milliseconds.
-std::unique_lock<std::mutex> Messages::hold() {
+// Another thread may hold the mutex for milliseconds while it copies a large message.
+std::unique_lock<std::mutex> Messages::lock_requests() {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) {
         before_waiting();
@@ -79,9 +79,9 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
 
 std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits) {
     const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag);
-    const auto lock = hold();
+    const auto lock = lock_requests();
     trace(*r, waits);
-    if (to == rank_) {  // arrives at once: nothing has to be read first
+    if (to == rank_) {  // arrives at once
         auto message = arrive(rank_, Header::of(count, dtype, tag));
         if (message->left) std::memcpy(message->at, data, message->left);
         message->left = 0;
@@ -98,7 +98,7 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
 
 std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits) {
     const auto r = request(Op::Recv, data, count, dtype, from, tag);
-    const auto lock = hold();
+    const auto lock = lock_requests();
     trace(*r, waits);
     if (auto m = first_arrived(from, tag); !m) {
         receives_.push_back(r);
@@ -111,7 +111,7 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
         m->kept = {};
         m->receive = r;
         receives_.push_back(r);
-        arrived_[m->from].remove(m);  // where bytes are still to come, incoming_ holds it too
+        arrived_[m->from].remove(m);  // incoming_ holds it too while bytes are still to come
         if (!m->left) finish(*m);
         else pull(m->from);
     }
@@ -127,7 +127,7 @@ void Messages::trace(Request& r, bool waits) {
 void Messages::end_trace(Request& r, bool failed) {
     if (!r.entry_) return;
     const uint64_t now = ticks();
-    if (r.matched_ && !r.sends_) r.entry_->tell_peer(r.peer_, r.tag_);  // the receive may have been for any
+    if (r.matched_ && !r.sends_) r.entry_->set_peer(r.peer_, r.tag_);  // the receive may have been from any rank
     tracer_.end(r.entry_, now, r.waits_since_ ? now - r.waits_since_ : 0, failed ? kFailed : 0);
     r.entry_ = nullptr;
 }
@@ -153,7 +153,7 @@ void Messages::abandon(const std::shared_ptr<Request>& r) {
             queue.erase(std::find(queue.begin(), queue.end(), r));
             return;
         }
-        if (r->met_)  // the receiver has stopped in the middle of a piece, which it reads from here
+        if (r->rendezvous_)  // the receiver may be reading a piece of this memory
             return fail_group(group_, Cause::PeerLost, rank_, 0, "gave up a send while rank " + std::to_string(r->peer_) + " was receiving it");
         r->copy_.assign(r->data_, r->data_ + r->bytes());
         r->data_ = r->copy_.data();
@@ -193,8 +193,8 @@ std::optional<Arrival> Messages::probe(int from, int tag) {
     return Arrival{m->from, m->header.tag, m->header.count, DType(m->header.dtype)};
 }
 
-// Whether the message is what the receive expects. If not the receive has failed, and the message
-// stays for another.
+// Whether the message has the count and dtype that the receive expects. If not, the receive fails, and the message is
+// kept for another receive.
 bool Messages::fits(Request& r, int from, const Header& h) {
     r.peer_ = from;
     r.tag_ = h.tag;
@@ -206,19 +206,19 @@ bool Messages::fits(Request& r, int from, const Header& h) {
     return false;
 }
 
-// A header was read: bind the message to the receive that waits for it, or keep it.
+// A header has been read: match the message to a posted receive, or keep it.
 std::shared_ptr<Messages::Message> Messages::arrive(int from, const Header& h) {
     auto m = std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_++, {}, nullptr});
-    auto asked = std::find_if(receives_.begin(), receives_.end(), [&](auto& r) {
+    auto posted = std::find_if(receives_.begin(), receives_.end(), [&](auto& r) {
         return !r->matched_ && (r->peer_ == from || r->peer_ == kAny) && (r->tag_ == h.tag || r->tag_ == kAny);
     });
-    if (asked != receives_.end()) {
-        if (fits(**asked, from, h)) {
-            m->receive = *asked;
+    if (posted != receives_.end()) {
+        if (fits(**posted, from, h)) {
+            m->receive = *posted;
             m->at = m->receive->data_;
             return m;
         }
-        receives_.erase(asked);
+        receives_.erase(posted);
     }
     m->kept.resize(h.bytes);
     m->at = m->kept.data();
@@ -226,7 +226,7 @@ std::shared_ptr<Messages::Message> Messages::arrive(int from, const Header& h) {
     return m;
 }
 
-// The last byte is here.
+// The last byte has arrived.
 void Messages::finish(Message& m) {
     if (!m.receive) return;
     receives_.remove(m.receive);
@@ -240,11 +240,11 @@ bool Messages::push(int to, bool at_once) {
     bool moved = false;
     while (!queue.empty()) {
         Request& r = *queue.front();
-        if (const uint64_t shown = r.matched_ ? 0 : receive_posted_for(c, r)) {
-            if (!at_once) break;  // a thread does it
-            moved |= take(c, r, to, shown);
+        if (const uint64_t state = r.matched_ ? 0 : receive_posted_for(c, r)) {
+            if (!at_once) break;  // the progress thread does it
+            moved |= match(c, r, to, state);
         }
-        if (r.met_) {
+        if (r.rendezvous_) {
             if (!copied(c.rendezvous, r.bytes())) break;
             complete(r);
             queue.pop_front();
@@ -335,7 +335,7 @@ bool Messages::progress() {
     return moved;
 }
 
-// Whether nothing more can come from this source: for kAny, from nobody else.
+// Whether no more messages can come from this source; for kAny, from any other rank.
 bool Messages::has_left(int from) const {
     for (int p = 0; p < n_; ++p)
         if (p != rank_ && (p == from || from == kAny) && !group_.peers[p].left.load()) return false;
@@ -347,14 +347,14 @@ bool Messages::pending() const {
     return std::any_of(sends_.begin(), sends_.end(), [](auto& q) { return !q.empty(); });
 }
 
-// Ends a wait for someone who will not come.
+// Throws if an awaited peer has left the group, or the group has failed.
 void Messages::check_peers(const Request* request) {
     const char* operation = name(!request ? Op::Sync : request->sends_ ? Op::Send : Op::Recv);
     if (group_.failed()) protocol_.throw_failure(operation);
     auto gone = [&](const Request& r) {
         std::unique_lock lock(mutex_);
         if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return;
-        while (progress()) {}  // what it left in the ring still counts
+        while (progress()) {}  // messages that it left in the ring are still received
         if (r.complete_) return;
         const int peer = r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
         lock.unlock();
@@ -372,7 +372,7 @@ void Messages::check_peers(const Request* request) {
 
 template <class Done> void Messages::wait_until(double timeout, Done&& done, Request* request) {
     auto try_once = [&] {
-        const auto lock = hold();
+        const auto lock = lock_requests();
         progress();
         return done();
     };
@@ -382,19 +382,19 @@ template <class Done> void Messages::wait_until(double timeout, Done&& done, Req
     }
     before_waiting();
     const auto since = Clock::now();
-    struct Waiting {
+    struct WaitTimer {
         Tracer& tracer;
         uint64_t since = ticks();
-        explicit Waiting(Tracer& t) : tracer(t) {}
-        ~Waiting() { tell(); }
-        void tell() {
+        explicit WaitTimer(Tracer& t) : tracer(t) {}
+        ~WaitTimer() { publish(); }
+        void publish() {
             const uint64_t now = ticks();
             tracer.waited(now - since);
             since = now;
         }
-    } waiting(tracer_);
+    } timer(tracer_);
     if (std::lock_guard lock(mutex_); request && request->entry_) {
-        request->waits_since_ = waiting.since;
+        request->waits_since_ = timer.since;
         request->entry_->clear(kBackground);
     }
     while (Clock::now() - since < policy_.spinning) {
@@ -406,11 +406,11 @@ template <class Done> void Messages::wait_until(double timeout, Done&& done, Req
         if (try_once()) return;
     }
     PeerSlot& peer_slot = group_.peers[rank_];
-    struct Registered {
+    struct SleeperRegistration {
         std::atomic<uint32_t>& sleepers;
-        explicit Registered(std::atomic<uint32_t>& s) : sleepers(s) { sleepers.fetch_add(1); }
-        ~Registered() { sleepers.fetch_sub(1); }
-    } registered(peer_slot.message_sleepers);
+        explicit SleeperRegistration(std::atomic<uint32_t>& s) : sleepers(s) { sleepers.fetch_add(1); }
+        ~SleeperRegistration() { sleepers.fetch_sub(1); }
+    } registration(peer_slot.message_sleepers);
     for (;;) {
         const uint32_t seen = peer_slot.message_notifications.load();
         if (try_once()) return;
@@ -424,14 +424,14 @@ template <class Done> void Messages::wait_until(double timeout, Done&& done, Req
                        describe(request->count_, request->dtype_, request->tag_) + ")";
                 if (request->peer_ != kAny) missing.push_back(request->peer_);
             }
-            const Calls where = protocol_.states();
-            // A shorter wait than the group's is the program's way to come back later: it disturbs nobody.
-            const Calls stacks = timeout < protocol_.timeout ? Calls() : protocol_.ask_for_stacks(missing);
+            const RankTexts where = protocol_.states();
+            // With a timeout shorter than the group's the program means to come back later: no stacks are requested.
+            const RankTexts stacks = timeout < protocol_.timeout ? RankTexts() : protocol_.request_stacks(missing);
             const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") + " not complete within " + seconds(timeout);
-            throw TimedOut(headline + states_in_words(where), timeout, missing, where,
+            throw TimedOut(headline + list_states(where), timeout, missing, where,
                            request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
         }
-        waiting.tell();
+        timer.publish();
         futex_sleep(peer_slot.message_notifications, seen, sleep_limit(left));
         if (interrupted()) throw Interrupted();
     }
@@ -506,8 +506,8 @@ std::string Messages::close(double timeout) {
 void Request::wait(std::optional<double> timeout) {
     if (!complete_) {
         auto messages = messages_.lock();
-        if (messages && messages->forked()) throw Closed("this message is under way in the parent of this forked process");
-        if (!messages || messages->closing_) throw Closed("the communicator of this request was closed before it was complete");
+        if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
+        if (!messages || messages->closing_) throw Closed("the communicator was closed before this request was complete");
         messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_.load(); }, this);
     }
     if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
@@ -516,9 +516,9 @@ void Request::wait(std::optional<double> timeout) {
 bool Request::done() {
     if (complete_) return true;
     auto messages = messages_.lock();
-    if (!messages || messages->forked()) return true;  // wait says why
+    if (!messages || messages->forked()) return true;  // wait throws
     std::lock_guard lock(messages->mutex_);
-    if (messages->closing_) return true;  // its memory may be gone
+    if (messages->closing_) return true;  // the segment may be unmapped
     messages->progress();
     return complete_ || messages->group_.failed();
 }

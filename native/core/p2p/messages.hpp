@@ -1,12 +1,12 @@
-// Messages between two ranks: a ring of bytes for each (source, destination) that has communicated, and the sends and
-// receives of this rank that are in progress.
+// Messages between two ranks: a ring of bytes for each (source, destination) that has communicated, and this rank's sends
+// and receives that are in progress.
 //
-// A send copies into the ring what fits at once (eager). Whoever waits makes progress on the rest and on receives that
-// found no message yet, or else a thread does, which starts with the first such request and sleeps while there is
-// nothing to move. A large message whose receive is already posted goes directly into the receiver's memory
-// (rendezvous.cpp). Messages match by (source, tag) in the order sent. One that arrives before its receive is kept in
-// this rank's private memory, so it never blocks the next one, and two ranks that send large messages to each other
-// both make progress.
+// A send copies at once into the ring what fits (eager). A thread that waits for a request makes progress on the rest,
+// and on receives without a message; so does a progress thread, which starts with the first request that no thread waits
+// for, and sleeps while there is nothing to move. A large message whose receive is already posted goes directly into the
+// receiver's memory (rendezvous.cpp). Messages match by (source, tag) in the order sent. A message that arrives before its
+// receive is kept in this rank's private memory, so it never blocks the next one, and two ranks that send large messages
+// to each other both make progress.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -27,9 +27,9 @@ namespace rankwise {
 
 class Messages;
 
-inline constexpr int kAny = -1;  // as a receive's source or tag: whichever comes first
+inline constexpr int kAny = -1;  // any source or any tag
 
-// A message that is there and has not been received.
+// A message that has arrived and not been received.
 struct Arrival {
     int source, tag;
     uint64_t count;
@@ -39,11 +39,11 @@ struct Arrival {
 // One send or receive.
 class Request {
 public:
-    // Until complete, at most `timeout` seconds, or the communicator's own; TimedOut leaves the
-    // request under way.
+    // Waits until it is complete, at most `timeout` seconds, by default the communicator's. After TimedOut the request is
+    // still in progress.
     void wait(std::optional<double> timeout);
     bool done();
-    // Of a complete receive: where the message came from, and its tag.
+    // Of a complete receive: the message's source and tag.
     int source() const { return peer_; }
     int tag() const { return tag_; }
 
@@ -58,14 +58,14 @@ private:
     DType dtype_ = DType::U8;
     uint64_t count_ = 0;
     uint8_t* data_ = nullptr;
-    std::vector<uint8_t> copy_;   // send: the rest of the data, once its owner has gone
-    uint64_t sent_ = 0;           // send: bytes that are in the ring
-    bool matched_ = false;        // send: its header is in the ring, or the receive taken; receive: it has its message
-    bool met_ = false;            // send: it goes without the ring
+    std::vector<uint8_t> copy_;   // send: the data, after the caller has abandoned the request
+    uint64_t sent_ = 0;           // send: bytes written to the ring
+    bool matched_ = false;        // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
+    bool rendezvous_ = false;     // send: it bypasses the ring
     std::atomic<bool> complete_{false};
-    std::string failure_;         // receive: the message was not what was expected
+    std::string failure_;         // receive: how the message differs from what the receive expects
     TraceEntry* entry_ = nullptr;
-    uint64_t waits_since_ = 0;    // ticks; 0 while nobody has waited for long
+    uint64_t waits_since_ = 0;    // ticks; 0 until a thread waits for longer than the first polls
 };
 
 class Messages : public std::enable_shared_from_this<Messages> {
@@ -73,20 +73,21 @@ public:
     static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps);
     ~Messages();
 
-    // waits: the caller waits at once, so that no thread need be woken to move the message.
+    // waits: the caller will wait at once, so the progress thread need not be woken.
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false);
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false);
-    // The same at once, or not at all: false where it is a long message or others come first.
+    // Sends or receives a short message at once. Returns false, with nothing done, if the message is long or must wait for
+    // others.
     bool send_short(const void* data, uint64_t count, DType dtype, int to, int tag);
     bool recv_short(void* data, uint64_t count, DType dtype, int from, int tag);
-    // The caller stops waiting, and its memory may go: a receive is taken back (what has come of its
-    // message is kept for another), a send goes on from a copy where it has begun, else not at all.
+    // The caller stops waiting and may free its memory. A receive is withdrawn, and what has arrived of its message is kept
+    // for another receive. A send that has begun continues from a copy of the data; another is cancelled.
     void abandon(const std::shared_ptr<Request>& request);
-    // The first message that a receive from `from` with `tag` (either may be kAny) would match.
+    // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
-    // Until every request of this rank is complete.
+    // Waits until every request of this rank is complete.
     void sync(double timeout);
-    // Sends that did not get out within `timeout`, in words; then no thread runs any more.
+    // Waits at most `timeout` seconds for the sends, and ends the progress thread. Returns a text about what is incomplete.
     std::string close(double timeout);
 
 private:
@@ -97,8 +98,8 @@ private:
         uint64_t left;                     // bytes still to come
         uint8_t* at;                       // where the next one goes
         uint64_t number;                   // in the order of arrival at this rank
-        std::vector<uint8_t> kept;         // the bytes, while no receive has asked for them
-        std::shared_ptr<Request> receive;  // who asked for them
+        std::vector<uint8_t> kept;         // the bytes, until a receive matches
+        std::shared_ptr<Request> receive;  // the matching receive
     };
     struct Incoming {  // what is being read from one source
         std::shared_ptr<Message> message;
@@ -108,19 +109,19 @@ private:
     Channel* channel(int from, int to, bool make);
     Messages(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps);
     bool forked() const { return forks_ != forks_so_far(); }
-    // Past the ring (rendezvous.cpp).
+    // Without the ring (rendezvous.cpp).
     void post_receive(const std::shared_ptr<Request>& receive);
     bool progress_rendezvous(int from, bool& moved);
     void withdraw_receive(int from);
     uint64_t receive_posted_for(Channel& c, const Request& send) const;
     void poll_for_receive(int to, const Request& send);
     static bool may_copy_at_once(const Request& send);
-    bool take(Channel& c, Request& send, int to, uint64_t state);
+    bool match(Channel& c, Request& send, int to, uint64_t state);
     bool copied(const Rendezvous& m, uint64_t bytes) const;
     bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
 
     std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);
-    bool progress();  // with mutex_ held; true when a byte moved
+    bool progress();  // with mutex_ locked; true if a byte moved
     bool push(int to, bool at_once = true);
     bool pull(int from);
     void pull_from(int from);  // which may be kAny
@@ -134,7 +135,7 @@ private:
     void end_trace(Request& request, bool failed);
     bool fits(Request& receive, int from, const Header& header);
     bool pending() const;
-    std::unique_lock<std::mutex> hold();
+    std::unique_lock<std::mutex> lock_requests();
     void notify(int whom);
     template <class Done> void wait_until(double timeout, Done&& done, Request* request);
     void check_peers(const Request* request);
@@ -150,12 +151,12 @@ private:
     WaitPolicy policy_;
     std::mutex mutex_;
     std::vector<std::deque<std::shared_ptr<Request>>> sends_;     // by destination
-    std::vector<std::list<std::shared_ptr<Message>>> arrived_;    // by source: without a receive yet
+    std::vector<std::list<std::shared_ptr<Message>>> arrived_;    // by source: not matched yet
     std::list<std::shared_ptr<Request>> receives_;                // posted, in order
     std::vector<Incoming> incoming_;                              // by source
-    std::vector<std::shared_ptr<Request>> posted_;                 // by source: the receive in its Rendezvous
+    std::vector<std::shared_ptr<Request>> posted_;                // by source: the receive in its Rendezvous
     uint64_t arrivals_ = 0;
-    Reached reached_;                                             // by peers, of this rank's memory
+    ReachableRanges reachable_;                                   // guarded by mutex_
     std::condition_variable work_;
     bool closing_ = false;
     std::thread thread_;

@@ -1,4 +1,4 @@
-// Large messages that go directly from the sender's memory into the receiver's: see Rendezvous (channel.hpp).
+// Large messages are copied directly from the sender's memory into the receiver's: see Rendezvous (channel.hpp).
 #include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
@@ -6,18 +6,18 @@ namespace rankwise {
 
 namespace {
 
-constexpr uint64_t kUnreachable = 0;  // in place of the address of a message, which the sender then copies alone
+constexpr uint64_t kUnreachable = 0;  // instead of the message's address: the sender copies all of it
 
 }  // namespace
 
-// Nothing that could match a message from there first may be waiting, neither a receive nor a message.
+// Posts a receive only if no earlier receive could match its message, and no earlier message is being read.
 void Messages::post_receive(const std::shared_ptr<Request>& r) {
     const int from = r->peer_;
     if (r->complete_ || r->matched_ || from == kAny || from == rank_ || posted_[from] || incoming_[from].message) return;
     if (!protocol_.conditions().single_copy || r->bytes() < tuning::kRendezvous) return;
     for (auto& other : receives_)
         if (other != r && !other->matched_ && (other->peer_ == from || other->peer_ == kAny)) return;
-    if (!protocol_.readable(r->data_, r->bytes(), reached_)) return;
+    if (!protocol_.reachable(r->data_, r->bytes(), reachable_)) return;
     Rendezvous& m = channel(from, rank_, true)->rendezvous;
     m.to.store(reinterpret_cast<uint64_t>(r->data_), std::memory_order_relaxed);
     m.count.store(r->count_, std::memory_order_relaxed);
@@ -27,8 +27,8 @@ void Messages::post_receive(const std::shared_ptr<Request>& r) {
     m.state.store((m.state.load(std::memory_order_relaxed) & ~uint64_t(3)) + 4 + Rendezvous::Posted);
 }
 
-// What is shown for this source, if anything: whether the ring is to be read next. Not while a
-// receive is shown and nothing has come, nor while a message is on its way without the ring.
+// Makes progress on the receive posted for this source, if there is one. Returns whether to read the ring next: not while
+// the receive is posted and the ring is empty, nor while its message is being copied.
 bool Messages::progress_rendezvous(int from, bool& moved) {
     std::shared_ptr<Request>& r = posted_[from];
     if (!r) return true;
@@ -37,7 +37,7 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
     uint64_t state = m.state.load();
     if (Rendezvous::stage(state) == Rendezvous::Posted) {
         if (!c.waiting()) return false;
-        if (m.state.compare_exchange_strong(state, state - Rendezvous::Posted)) {  // what comes next comes in the ring
+        if (m.state.compare_exchange_strong(state, state - Rendezvous::Posted)) {  // the next message comes through the ring
             r.reset();
             return true;
         }
@@ -56,7 +56,8 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
     return moved = true;
 }
 
-// The memory of a shown receive may go. A message that a sender is putting there is kept for another.
+// Withdraws a posted receive, whose memory may then be freed. A message that a sender is already copying there is kept
+// for another receive.
 void Messages::withdraw_receive(int from) {
     const std::shared_ptr<Request> r = posted_[from];
     if (!r) return;
@@ -67,7 +68,7 @@ void Messages::withdraw_receive(int from) {
         return;
     }
     const RankRecord& sender = segment_->record(group_.member()[from]);
-    const auto until = Clock::now() + std::chrono::seconds(5);  // a sender stopped in the middle cannot hold us for ever
+    const auto until = Clock::now() + std::chrono::seconds(5);  // a sender that is stopped meanwhile cannot block us for ever
     bool moved = false;
     while (!progress_rendezvous(from, moved)) {
         if (sender.exited.load() || (group_.failed() && !m.writing.load())) break;
@@ -85,7 +86,7 @@ void Messages::withdraw_receive(int from) {
     arrived_[from].push_back(kept);
 }
 
-// The state in which the receive that waits there is for this message; 0 where none is, or others come first.
+// The state of the Rendezvous if the receive posted there matches this message and the ring is empty, else 0.
 uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
     const Rendezvous& m = c.rendezvous;
     const uint64_t state = m.state.load();
@@ -95,7 +96,7 @@ uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
     return fits ? state : 0;
 }
 
-// Wait a little for the receive of a large message: what it saves is more.
+// Polls briefly for the receive of a large message, because the rendezvous saves more than that costs.
 void Messages::poll_for_receive(int to, const Request& r) {
     if (!protocol_.conditions().single_copy || r.bytes() < tuning::kPollForReceive) return;
     Channel& c = *channel(rank_, to, true);
@@ -105,24 +106,24 @@ void Messages::poll_for_receive(int to, const Request& r) {
 
 bool Messages::may_copy_at_once(const Request& r) { return r.bytes() <= tuning::kUnwaitedCopy; }
 
-// Whether the receive shown in this state was taken for the message.
-bool Messages::take(Channel& c, Request& r, int to, uint64_t state) {
+// Matches the receive posted in this state, unless it has been withdrawn; returns whether it did.
+bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     Rendezvous& m = c.rendezvous;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
-    const bool shared = protocol_.readable(r.data_, r.bytes(), reached_);
+    const bool shared = protocol_.reachable(r.data_, r.bytes(), reachable_);
     m.from.store(shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable, std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
     m.sent_tag.store(r.tag_, std::memory_order_relaxed);
-    m.writing.store(1);  // before it is taken, so that its owner never misses it
-    r.matched_ = r.met_ = m.state.compare_exchange_strong(state, state - Rendezvous::Posted + Rendezvous::Matched);
-    if (r.met_) {
+    m.writing.store(1);  // before the match, so that the receiver never misses it
+    r.matched_ = r.rendezvous_ = m.state.compare_exchange_strong(state, state - Rendezvous::Posted + Rendezvous::Matched);
+    if (r.rendezvous_) {
         notify(to);
         copy_pieces(m, to, true, r.data_, there, r.bytes());
         notify(to);
     }
     m.writing.store(0);
-    return r.met_;
+    return r.rendezvous_;
 }
 
 bool Messages::copied(const Rendezvous& m, uint64_t bytes) const {
@@ -130,16 +131,17 @@ bool Messages::copied(const Rendezvous& m, uint64_t bytes) const {
     return m.done.load() == (bytes + piece - 1) / piece && !group_.failed();
 }
 
-// The pieces that the other has not begun; whether there were any. None where the other's memory cannot be reached.
+// Copies pieces that the other rank has not begun, and returns whether there were any. Copies none if the other rank's
+// memory cannot be accessed.
 bool Messages::copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes) {
     const uint64_t piece = tuning::rendezvous_piece(bytes), pieces = (bytes + piece - 1) / piece;
     if (there == kUnreachable) return false;
     uint64_t mine = 0;
     while (m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() && m.begun.fetch_add(1) < pieces) {
-        // From both ends, so that the next time too a core finds the same pieces in its cache.
+        // From both ends, so that a core that copies the message again finds the same pieces in its cache.
         const uint64_t at = (sends ? mine : pieces - 1 - mine) * piece;
         ++mine;
-        if (!protocol_.reach(peer, sends, here + at, there + at, std::min(piece, bytes - at))) return true;
+        if (!protocol_.try_copy(peer, sends, here + at, there + at, std::min(piece, bytes - at))) return true;
         m.done.fetch_add(1);
     }
     return mine > 0;

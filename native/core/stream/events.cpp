@@ -14,7 +14,7 @@ constexpr double kForever = 1e9;  // seconds
 
 struct Table {
     std::mutex mutex;
-    uint64_t last = kThisThread;  // number given out
+    uint64_t last = kThisThread;  // the last number used
     std::unordered_map<uint64_t, std::shared_ptr<Task>> events;
     std::unordered_map<uint64_t, std::weak_ptr<HostStream>> streams;
 
@@ -22,27 +22,27 @@ struct Table {
         lock_around_forks([] { table().mutex.lock(); }, [] { table().mutex.unlock(); });
     }
     static Table& table() {
-        static Table& one = *new Table;  // never destroyed: threads may outlive main
+        static Table& one = *new Table;  // never destroyed, because threads may outlive main
         return one;
     }
 
-    [[noreturn]] void not_there(const char* kind, uint64_t number) const {
+    [[noreturn]] void refuse(const char* kind, uint64_t number) const {
         std::string text = std::string(kind) + ": " + std::to_string(number) + " given, ";
         if (events.count(number)) text += "which is an event";
         else if (streams.count(number)) text += "which is a stream";
-        else if (number > last) text += std::string("which no ") + kind + " of this process ever was";
-        else text += std::string("which is no ") + kind + " any longer, or never was one";
+        else if (number > last) text += std::string("which this process has never used for an event or a stream");
+        else text += std::string("which is not a valid ") + kind + " any more, or never was";
         throw BadArgument(text);
     }
     std::shared_ptr<Task>& event(uint64_t number) {
         const auto found = events.find(number);
-        if (found == events.end()) not_there("event", number);
+        if (found == events.end()) refuse("event", number);
         return found->second;
     }
     std::shared_ptr<HostStream> stream(uint64_t number) {
         const auto found = streams.find(number);
         auto stream = found == streams.end() ? nullptr : found->second.lock();
-        if (!stream) not_there("stream", number);
+        if (!stream) refuse("stream", number);
         return stream;
     }
 };
@@ -86,11 +86,11 @@ void destroy(uint64_t event) {
 
 void record(uint64_t event, std::shared_ptr<Task> mark) {
     Lock lock(table().mutex);
-    table().event(event).swap(mark);  // the earlier one is let go of without the lock
+    table().event(event).swap(mark);  // the previous mark is released after the lock
 }
 
 void record(uint64_t event, uint64_t stream) {
-    mark(event);  // it exists, before anything is queued
+    mark(event);  // throws if there is no such event, before anything is queued
     record(event, stream == kThisThread ? Stream::reached_mark() : stream_of(stream)->mark());
 }
 

@@ -1,5 +1,5 @@
-// Events, and streams of the program's own, by number. A number is looked up in a table and never
-// given out twice, so that a wrong one is an error and nothing worse.
+// Events, and the program's own streams, identified by numbers. Numbers are looked up in a table and never reused, so a
+// wrong number is an error and nothing worse.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace rankwise {
 
-// A stream for the program's own work. Its handle is never kThisThread.
+// A stream for the program's own work. Its handle never equals kThisThread.
 class HostStream : public Stream {
 public:
     static std::shared_ptr<HostStream> create();
@@ -19,26 +19,27 @@ private:
     uint64_t handle_ = 0;
 };
 
-// In the place of a stream: what the calling thread itself has done. Recorded on it, an event is
-// reached at once; waiting for an event on it blocks the caller.
+// Denotes the calling thread in place of a stream. An event recorded on it is reached at once; waiting for an event on it
+// blocks the caller.
 inline constexpr uint64_t kThisThread = 0;
 
-// All throw BadArgument for a number that is no event, or no longer one.
+// All throw BadArgument for a number that is not an event, or not any more.
 namespace events {
 
 uint64_t create();
-// What waits for it goes on waiting.
+// Streams that wait for the event continue to wait.
 void destroy(uint64_t event);
-// From now on the event stands for the present end of the stream's queue; earlier waits stay as they are.
+// Records the current end of the stream's queue in the event. Does not change earlier waits for the event.
 void record(uint64_t event, uint64_t stream);
 void record(uint64_t event, std::shared_ptr<Task> mark);
-// What was recorded last, or nullptr.
+// The mark recorded last, or nullptr.
 std::shared_ptr<Task> mark(uint64_t event);
-// What is submitted to the stream after this waits for what was recorded last; if nothing was, it does not.
+// Work that is submitted to the stream from now on waits for the mark recorded last, if there is one.
 void wait(uint64_t stream, uint64_t event);
-// Whether what was recorded last is reached, or nothing was recorded.
+// Whether the mark recorded last is reached; true if nothing was recorded.
 bool reached(uint64_t event);
-// Blocks until then, at most `timeout` seconds. TimedOut past it; what made it unreachable.
+// Blocks until the event is reached, at most `timeout` seconds. Throws TimedOut after that, and the error that made the
+// event unreachable.
 void synchronize(uint64_t event, double timeout);
 
 }  // namespace events

@@ -14,15 +14,14 @@ namespace rankwise {
 
 namespace {
 
-thread_local const void* running_stream = nullptr;  // whose thread this is
-constexpr std::chrono::hours kForever{1};            // of one sleep, where nothing but a wake-up can change things
+thread_local const void* running_stream = nullptr;  // the core of the stream whose thread this is
+constexpr std::chrono::hours kForever{1};           // one sleep, if nothing but a wake-up can end the wait
 
-// Asks for longer turns on the core than other threads have (Linux 6.12 and later), with no more of it in
-// all. A thread with shorter ones then takes the core at once when it wakes: the program's own, back from
-// a sleep or from a device, is not kept waiting until a piece of the stream has run. No longer than
-// that takes, since a thread also waits for its turn the longer, the longer these are. Where it is
-// refused, it stays as it was.
-void take_longer_turns() {
+// Requests longer time slices than other threads have (Linux 6.12 and later); the total share of the core stays the
+// same. A thread with shorter time slices then preempts this one as soon as it wakes, so the program's own thread, back
+// from a sleep or from a device, need not wait until a task of the stream has run. The slices are only twice as long,
+// because a thread also waits longer for its slice, the longer it is. If the kernel refuses, nothing changes.
+void request_longer_time_slices() {
     struct {
         uint32_t size, policy;
         uint64_t flags;
@@ -39,7 +38,7 @@ void take_longer_turns() {
 }  // namespace
 
 std::thread engine_thread(std::function<void()> body) {
-    sigset_t all, before;  // signals are for the program's own threads
+    sigset_t all, before;  // only the program's own threads handle signals
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     std::thread thread([body = std::move(body)] {
@@ -65,7 +64,7 @@ void Task::run() {
     finish();
 }
 
-void Task::drop(std::exception_ptr why) {
+void Task::cancel(std::exception_ptr why) {
     failure_ = std::move(why);
     finish();
 }
@@ -73,8 +72,8 @@ void Task::drop(std::exception_ptr why) {
 void Task::wait(double timeout) {
     const auto since = Clock::now();
     for (uint32_t seen; !((seen = state_.load()) & kDone);) {
-        if (forks_ != forks_so_far()) throw Closed("this operation is under way in the parent of this forked process");
-        if (running_stream && home_ == running_stream) throw Error("work on a stream cannot wait for what is queued behind it on the same stream");
+        if (forks_ != forks_so_far()) throw Closed("this operation belongs to the parent of this forked process");
+        if (running_stream && stream_ == running_stream) throw Error("work on a stream cannot wait for work queued behind it on the same stream");
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
         if (left.count() <= 0)
             throw TimedOut("the operation was not complete within " + seconds(timeout) + "; it stays queued", timeout, {}, {}, "wait", -1);
@@ -86,12 +85,12 @@ void Task::wait(double timeout) {
 
 struct Stream::Core {
     std::mutex mutex;
-    std::condition_variable wake;     // for the thread: work, or the end
-    std::condition_variable settled;  // for others: the queue is empty, or the thread has ended
+    std::condition_variable wake;     // wakes the thread: there is work, or the stream is closed
+    std::condition_variable settled;  // wakes the others: all tasks have run, or the thread has ended
     std::deque<std::shared_ptr<Task>> queue;
-    std::shared_ptr<Task> current;  // the piece that runs
-    std::shared_ptr<Task> awaited;  // the mark that it waits for
-    std::exception_ptr broken;      // why all that follows is dropped; the thread's own
+    std::shared_ptr<Task> current;  // the running task
+    std::shared_ptr<Task> awaited;  // the mark for which it waits
+    std::exception_ptr broken;      // why all following tasks are cancelled; only the thread uses it
     std::atomic<uint32_t> pending{0};
     std::atomic<bool> closing{false};
     bool ended = false;
@@ -99,9 +98,9 @@ struct Stream::Core {
     const unsigned forks = forks_so_far();
 
     void run();
-    Met meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough);
+    Outcome wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop);
     bool forked() const { return forks != forks_so_far(); }
-    // A child has a copy of this but not the thread; it may not even ask for the mutex.
+    // A forked child has a copy of this but not the thread; it must not even lock the mutex.
     void check_usable() const {
         if (forked()) throw Closed("this stream belongs to the parent of this forked process");
     }
@@ -109,13 +108,13 @@ struct Stream::Core {
 
 Stream::Stream() : core_(std::make_shared<Core>()), pending_(&core_->pending) {}
 
-bool Stream::here() const { return running_stream == core_.get(); }
+bool Stream::on_own_thread() const { return running_stream == core_.get(); }
 
-std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool foreign) {
+std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code) {
     core_->check_usable();
     auto task = std::make_shared<Task>(std::move(body));
-    task->home_ = core_.get();
-    task->foreign_ = foreign;
+    task->stream_ = core_.get();
+    task->user_code_ = user_code;
     std::lock_guard lock(core_->mutex);
     if (core_->closing) throw Closed("this stream is closed");
     core_->queue.push_back(task);
@@ -142,47 +141,47 @@ std::shared_ptr<Task> Stream::reached_mark() {
 
 void Stream::follow(std::shared_ptr<Task> mark) {
     core_->check_usable();
-    if (mark->home_ == core_.get() || mark->succeeded()) return;
-    submit([core = core_.get(), mark = std::move(mark)] {  // its thread keeps the core
-        switch (core->meet(mark, nullptr)) {
-        case Met::Failed: core->broken = mark->failure_; return;
-        case Met::Closing: throw Closed("this stream was closed while it waited for an event");
+    if (mark->stream_ == core_.get() || mark->succeeded()) return;
+    submit([core = core_.get(), mark = std::move(mark)] {  // the thread that runs this keeps the core alive
+        switch (core->wait_for(mark, nullptr)) {
+        case Outcome::Failed: core->broken = mark->failure_; return;
+        case Outcome::Closing: throw Closed("this stream was closed while it waited for an event");
         default: return;
         }
     });
 }
 
-Stream::Met Stream::meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough) {
-    return core_->meet(mark, enough);
+Stream::Outcome Stream::wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop) {
+    return core_->wait_for(mark, stop);
 }
 
-Stream::Met Stream::Core::meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough) {
+Stream::Outcome Stream::Core::wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop) {
     {
         std::lock_guard lock(mutex);
         awaited = mark;
     }
-    const auto limit = enough ? std::chrono::nanoseconds(kLongestSleep) : std::chrono::nanoseconds(kForever);
-    Met met;
+    const auto limit = stop ? std::chrono::nanoseconds(kLongestSleep) : std::chrono::nanoseconds(kForever);
+    Outcome outcome;
     for (;;) {
         const uint32_t seen = mark->state_.load();
         if (seen & Task::kDone) {
-            met = mark->succeeded() ? Met::Reached : Met::Failed;
+            outcome = mark->succeeded() ? Outcome::Reached : Outcome::Failed;
             break;
         }
-        met = Met::Closing;  // close sets `closing` before it nudges
+        outcome = Outcome::Closing;  // close sets `closing` before it increments the futex
         if (closing) break;
-        met = Met::Enough;
-        if (enough && enough()) break;
+        outcome = Outcome::Stopped;
+        if (stop && stop()) break;
         futex_sleep(mark->state_, seen, limit);
     }
     std::lock_guard lock(mutex);
     awaited.reset();
-    return met;
+    return outcome;
 }
 
 void Stream::Core::run() {
     running_stream = this;
-    take_longer_turns();
+    request_longer_time_slices();
     std::unique_lock lock(mutex);
     for (;;) {
         wake.wait(lock, [&] { return closing || !queue.empty(); });
@@ -191,7 +190,7 @@ void Stream::Core::run() {
         queue.pop_front();
         Task& task = *current;
         lock.unlock();
-        if (broken) task.drop(broken);
+        if (broken) task.cancel(broken);
         else task.run();
         lock.lock();
         const auto finished = std::move(current);
@@ -208,49 +207,49 @@ bool Stream::last_is_done() const {
 }
 
 void Stream::sync(double timeout) {
-    if (idle() || here()) return;
+    if (idle() || on_own_thread()) return;
     submit(nullptr)->wait(timeout);
 }
 
 bool Stream::drain(double timeout) {
     if (idle_but_for_caller() || core_->forked()) return true;
-    if (here()) return false;
+    if (on_own_thread()) return false;
     std::unique_lock lock(core_->mutex);
     return core_->settled.wait_for(lock, std::chrono::duration<double>(std::min(timeout, 1e9)), [&] { return core_->pending.load() == 0; });
 }
 
-bool Stream::close(double patience) {
+bool Stream::close(double timeout) {
     Core& core = *core_;
     if (core.forked()) return true;
-    std::deque<std::shared_ptr<Task>> dropped;
+    std::deque<std::shared_ptr<Task>> cancelled;
     std::thread thread;
     {
         std::lock_guard lock(core.mutex);
         core.closing = true;
-        dropped.swap(core.queue);
+        cancelled.swap(core.queue);
         thread = std::move(core.thread);
         core.wake.notify_all();
         if (core.awaited) {
-            core.awaited->state_.fetch_add(Task::kNudge);
+            core.awaited->state_.fetch_add(Task::kWakeUp);
             futex_wake_all(core.awaited->state_);
         }
     }
-    const auto why = std::make_exception_ptr(Closed("closed before this began, or what this waits for"));
-    for (auto& task : dropped) task->drop(why);
+    const auto why = std::make_exception_ptr(Closed("the stream was closed before this work, or work that it waits for, began"));
+    for (auto& task : cancelled) task->cancel(why);
     {
         std::lock_guard lock(core.mutex);
-        core.pending.fetch_sub(uint32_t(dropped.size()));
+        core.pending.fetch_sub(uint32_t(cancelled.size()));
         core.settled.notify_all();
     }
     if (!thread.joinable()) return true;
-    if (here()) {  // dropped by its own work
+    if (on_own_thread()) {  // closed by one of its own tasks
         thread.detach();
         return true;
     }
-    const auto until = Clock::now() + std::chrono::duration<double>(patience);
+    const auto until = Clock::now() + std::chrono::duration<double>(timeout);
     std::unique_lock lock(core.mutex);
     while (!core.ended) {
-        if (core.current && core.current->foreign_) {
+        if (core.current && core.current->user_code_) {
             if (Clock::now() >= until) {
                 thread.detach();
                 return false;

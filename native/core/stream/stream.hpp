@@ -1,5 +1,4 @@
-// An ordered queue of work run by a thread of its own, which exists from the first piece of work on
-// and sleeps while there is none.
+// An ordered queue of tasks, run by a thread that starts with the first task and sleeps while there is none.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -15,27 +14,27 @@
 
 namespace rankwise {
 
-// One piece of work. Safe to use from any thread. An empty one is a mark: done when all before it is.
+// A task of a stream. Any thread may use it. A task without a body is a mark: it is done when all tasks before it are.
 class Task {
 public:
     explicit Task(std::function<void()> body) : body_(std::move(body)) {}
-    // Until it has run, at most `timeout` seconds; rethrows what it threw. TimedOut leaves it queued.
+    // Waits until it has run, at most `timeout` seconds, and rethrows what it threw. After TimedOut it stays queued.
     void wait(double timeout);
     bool done() const { return state_.load() & kDone; }
     bool succeeded() const { return done() && !failure_; }
 
 private:
     friend class Stream;
-    static constexpr uint32_t kDone = 1, kNudge = 2;
+    static constexpr uint32_t kDone = 1, kWakeUp = 2;
     void run();
-    void drop(std::exception_ptr why);
+    void cancel(std::exception_ptr why);
     void finish();
     std::function<void()> body_;
     std::exception_ptr failure_;
-    std::atomic<uint32_t> state_{0};  // futex: kDone, and a count of nudges above it
+    std::atomic<uint32_t> state_{0};  // futex: kDone, and above it a count of wake-ups
     const unsigned forks_ = forks_so_far();
-    const void* home_ = nullptr;      // the stream it is queued on
-    bool foreign_ = false;
+    const void* stream_ = nullptr;    // the core of the stream on which it is queued
+    bool user_code_ = false;
 };
 
 class Stream {
@@ -43,42 +42,42 @@ public:
     Stream();
     Stream(const Stream&) = delete;
     ~Stream() { close(0); }
-    // foreign: the body is the program's own code, which may never end.
-    std::shared_ptr<Task> submit(std::function<void()> body, bool foreign = false);
-    // The present end of the queue.
+    // user_code: the body is the program's own code, which may never return.
+    std::shared_ptr<Task> submit(std::function<void()> body, bool user_code = false);
+    // A mark at the current end of the queue.
     std::shared_ptr<Task> mark();
-    // A mark that is reached already.
+    // A mark that is already reached.
     static std::shared_ptr<Task> reached_mark();
-    // What is submitted after this waits for `mark`, of any stream. Where that fails, since its stream
-    // was closed or its group failed, this stream drops all that follows, which fails in the same way.
+    // Tasks that are submitted from now on wait for `mark`, of any stream. If the mark fails, because its stream was
+    // closed or its group failed, all following tasks of this stream fail in the same way.
     void follow(std::shared_ptr<Task> mark);
-    enum class Met { Reached, Failed, Closing, Enough };
-    // In a piece of this stream: asleep until `mark` is done, this stream is closed, or `enough` says
-    // so, which is asked every kLongestSleep.
-    Met meet(const std::shared_ptr<Task>& mark, const std::function<bool()>& enough);
-    // Whether all that was submitted has run.
+    enum class Outcome { Reached, Failed, Closing, Stopped };
+    // Called by a task of this stream: sleeps until `mark` is done, this stream is closed, or `stop`, which is called
+    // every kLongestSleep, returns true.
+    Outcome wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop);
+    // Whether all submitted tasks have run.
     bool idle() const { return pending_->load() == 0 || last_is_done(); }
-    // The same but for the piece that asks.
-    bool idle_but_for_caller() const { return pending_->load() <= (here() ? 1 : 0); }
+    // The same, not counting a task that calls this.
+    bool idle_but_for_caller() const { return pending_->load() <= (on_own_thread() ? 1 : 0); }
     // Whether the caller is the stream's own thread.
-    bool here() const;
-    // Until all that was submitted before has run, at most `timeout` seconds. Throws TimedOut.
+    bool on_own_thread() const;
+    // Waits until all tasks submitted before have run, at most `timeout` seconds. Throws TimedOut.
     void sync(double timeout);
-    // The same, without an error: whether it is idle.
+    // The same without an error; returns whether the stream is idle.
     bool drain(double timeout);
-    // Lets the piece that runs end, drops the others (they fail with Closed), and ends the thread.
-    // False where a foreign piece did not end within `patience` seconds: its thread is left to it.
-    bool close(double patience);
+    // Lets the running task finish, cancels the others (they fail with Closed), and ends the thread. Returns false if
+    // user code did not return within `timeout` seconds; then its thread is detached.
+    bool close(double timeout);
 
 private:
-    // A piece is done for those who wait for it a little before its thread has counted it.
+    // A task is done for its waiters slightly before its thread has decremented `pending`.
     bool last_is_done() const;
     struct Core;
-    std::shared_ptr<Core> core_;  // the thread's too, which may outlive the stream
+    std::shared_ptr<Core> core_;  // shared with the thread, which may outlive the stream
     const std::atomic<uint32_t>* pending_;
 };
 
-// A thread of the engine: it takes no signals and never asks the embedding about interrupts.
+// Starts a thread of the engine: it receives no signals and never calls interrupt_check.
 std::thread engine_thread(std::function<void()> body);
 
 }  // namespace rankwise

@@ -1,5 +1,4 @@
-// Times that are cheap to take: the processor's counter, which all cores of a host share, and what it
-// says in the time of clocks.
+// Cheap timestamps: the processor's counter, which all cores of a host share, and its conversion to clock time.
 #pragma once
 #include <cstdint>
 #include <ctime>

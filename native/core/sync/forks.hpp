@@ -1,13 +1,13 @@
-// Forks: a child of this process has its memory, but neither its threads nor its place among the ranks.
+// Forks: a forked child has a copy of this process's memory, but neither its threads nor its rank.
 #pragma once
 #include <atomic>
 
 namespace rankwise {
 
 extern std::atomic<unsigned> forks;
-// How often this process had been forked off, one from the other.
+// How many forks lie between the first process and this one.
 inline unsigned forks_so_far() { return forks.load(std::memory_order_relaxed); }
-// Around a fork the forking thread holds what `lock` locks, so that no child finds it locked for ever.
+// The forking thread calls `lock` before a fork and `unlock` after it, so that no child inherits a lock that is held.
 void lock_around_forks(void (*lock)(), void (*unlock)());
 
 }  // namespace rankwise

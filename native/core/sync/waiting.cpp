@@ -43,8 +43,8 @@ cpu_set_t allowed_cores() {
     return cores;
 }
 
-void move_to_cores(const cpu_set_t& some, const cpu_set_t& allowed) {
-    if (sched_setaffinity(0, sizeof some, &some) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+void move_to_cores(const cpu_set_t& cores, const cpu_set_t& allowed) {
+    if (sched_setaffinity(0, sizeof cores, &cores) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
 int usable_cores() {
@@ -54,7 +54,7 @@ int usable_cores() {
     return std::max(1, cores);
 }
 
-uint64_t scheduled_in() {
+uint64_t scheduler_session() {
     int grouped = 0;
     std::ifstream("/proc/sys/kernel/sched_autogroup_enabled") >> grouped;
     return grouped ? uint64_t(getsid(0)) : 0;

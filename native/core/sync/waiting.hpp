@@ -1,4 +1,4 @@
-// How a rank waits: a short spin, then yielding, then asleep on a futex with a deadline.
+// How a rank waits: it spins briefly, then yields, then sleeps on a futex with a deadline.
 #pragma once
 #include <sched.h>
 
@@ -20,69 +20,69 @@ inline void cpu_relax() {
 #endif
 }
 
-// Ask for a cache line to be here, and only here, by the time it is written.
-inline void fetch_to_write(const void* line) {
+// Prefetch a cache line exclusively, so that it is in this core's cache when it is written.
+inline void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
-    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));  // the builtin's would only be to read
+    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));  // the builtin would prefetch for reading
 #else
     __builtin_prefetch(line, 1);
 #endif
 }
 
-// Cores this process may really use: its affinity mask, cut by the cgroup's CPU quota.
+// Cores that this process may use: its affinity mask, limited by the cgroup's CPU quota.
 int usable_cores();
 
-// What a rank does before it sleeps. Spinning pays only where every rank has a core of its own:
-// otherwise it keeps the rank that is waited for from running.
+// What a rank does before it sleeps. Spinning pays only if every rank has a core of its own: otherwise
+// the spinning rank may keep the awaited rank from running.
 struct WaitPolicy {
-    int first_polls;                      // of the flag, with a pause in between, before anything else
+    int first_polls;                      // polls, with a pause between them, before anything else
     std::chrono::microseconds spinning;   // then this long in the same way
-    int yields;                           // then this often, yielding the core between two polls: counted
-                                          // rather than timed, since others may keep the core for long
-    std::chrono::milliseconds yielding;   // but not for so long that an error is noticed late
+    int yields;                           // then this many polls, yielding the core between them: counted and not
+                                          // timed, because other threads may keep the core for long
+    std::chrono::milliseconds yielding;   // upper limit of all that, so that errors are noticed soon
     static WaitPolicy when(bool oversubscribed);
-    // How often the calling thread may yield. A stream's thread may not: its time slices are longer than others'
-    // (stream.cpp), and so is what it would lose by each yield.
+    // How many times the calling thread may yield. A stream's thread may not: its time slices are longer than other
+    // threads' (stream.cpp), so each yield would cost it more.
     int may_yield() const;
 };
 
-// The session of this process where the kernel schedules by session (autogroup), else 0. A thread that yields does not
-// yield its core to one of another session then.
-uint64_t scheduled_in();
+// This process's session if the kernel schedules by session (autogroup), else 0. With autogroup a thread cannot yield
+// its core to a thread of another session.
+uint64_t scheduler_session();
 
-// The cores that the calling thread may use; none where the system does not say.
+// The cores that the calling thread may use; empty if the system does not say.
 cpu_set_t allowed_cores();
-// Moves the calling thread to one of some of these, if there are any. It stays free to use all of them.
-void move_to_cores(const cpu_set_t& some, const cpu_set_t& allowed);
+// Moves the calling thread to one of `cores`, if there are any, and leaves it free to use all `allowed` cores.
+void move_to_cores(const cpu_set_t& cores, const cpu_set_t& allowed);
 
 // Sleep while *word == seen, at most `limit`. Returns false when a signal interrupted the sleep.
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit);
 void futex_wake_all(std::atomic<uint32_t>& word);
 
-// Asked, in the thread that waits, after a signal and at least every kLongestSleep of sleep: true
-// means stop waiting (in Python: a signal handler raised). Set once by the embedding.
+// Called in the waiting thread after a signal, and at least once per kLongestSleep of sleep. Returns true
+// to stop the wait (in Python: a signal handler raised). Set once by the embedding.
 extern bool (*interrupt_check)();
 inline thread_local bool is_engine_thread = false;  // started by the engine: nothing interrupts it
 inline int WaitPolicy::may_yield() const { return is_engine_thread ? 0 : yields; }
 inline bool interrupted() { return !is_engine_thread && interrupt_check(); }
 
-// What a thread holds that others may need: it lets go of it before it waits for longer than a few polls. Set by the
-// embedding for the time of a short call.
-struct Lendable {
-    virtual void let_go() = 0;
+// A lock of the embedding (in Python: the GIL) that the calling thread keeps during a short call, and releases before it
+// waits for longer than a few polls. Set by the embedding for the duration of the call.
+struct ReleasedToWait {
+    virtual void release() = 0;
 
 protected:
-    ~Lendable() = default;
+    ~ReleasedToWait() = default;
 };
-[[gnu::tls_model("initial-exec")]] inline thread_local constinit Lendable* held_here = nullptr;
+[[gnu::tls_model("initial-exec")]] inline thread_local constinit ReleasedToWait* released_to_wait = nullptr;
 inline void before_waiting() {
-    if (held_here) held_here->let_go();
+    if (released_to_wait) released_to_wait->release();
 }
 
 // The longest sleep between two checks of the deadline, the failure record and interrupts.
 inline constexpr std::chrono::milliseconds kLongestSleep{100};
 
-// How long to sleep with `left` seconds to the deadline.
+// How long to sleep if the deadline is `left` seconds away.
 inline std::chrono::nanoseconds sleep_limit(std::chrono::duration<double> left) {
     const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(std::min<std::chrono::duration<double>>(left, kLongestSleep));
     return std::max(limit, std::chrono::nanoseconds(1000));

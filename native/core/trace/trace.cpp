@@ -17,7 +17,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr auto release = std::memory_order_release;
 
-// ns for each tick, from the clock at the segment's creation and the clock now.
+// ns per tick, from the clocks at the segment's creation and now.
 double ns_per_tick(const SegmentHeader& h) {
     const ClockReading now = ClockReading::now();
     const uint64_t ticks = now.ticks - h.started.ticks;
@@ -30,27 +30,27 @@ int64_t ns_since_epoch(const SegmentHeader& h, uint64_t ticks, double rate) {
 
 bool is_message(Op op) { return op == Op::Send || op == Op::Recv; }
 
-// False where the entry is being written, or has become another operation's while it was read.
+// Returns false if the entry is being written, or was reused for another operation while it was read.
 bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o) {
     const uint64_t stamp = e.stamp.load(acquire);
     if (!stamp) return false;
-    const uint64_t end = e.end.load(acquire);  // before what is only there once it has ended
-    const uint64_t what = e.what.load(acquire), place = e.place.load(acquire), begin = e.begin.load(acquire);
+    const uint64_t end = e.end.load(acquire);  // before the fields that are complete only when the operation has ended
+    const uint64_t what = e.what.load(acquire), group_and_tag = e.group_and_tag.load(acquire), begin = e.begin.load(acquire);
     const uint64_t waited = e.waited.load(acquire);
     o.sequence = e.sequence.load(acquire);
     o.bytes = e.bytes.load(acquire);
     if (e.stamp.load(relaxed) != stamp) return false;
     const Call call{what, 0};
     const bool message = is_message(call.op());
-    const int32_t who = int32_t(what >> 32);
+    const int32_t root_or_peer = int32_t(what >> 32);
     o.number = stamp - 1;
     o.kind = call.op();
-    o.group = uint32_t(place);
+    o.group = uint32_t(group_and_tag);
     o.dtype = call.has_dtype() ? std::optional(call.dtype()) : std::nullopt;
     o.op = call.reduces() ? std::optional(call.reduce()) : std::nullopt;
-    o.root = call.has_root() ? std::optional(int(who)) : std::nullopt;
-    o.peer = message ? std::optional(int(who)) : std::nullopt;
-    o.tag = message ? std::optional(int(int32_t(place >> 32))) : std::nullopt;
+    o.root = call.has_root() ? std::optional(int(root_or_peer)) : std::nullopt;
+    o.peer = message ? std::optional(int(root_or_peer)) : std::nullopt;
+    o.tag = message ? std::optional(int(int32_t(group_and_tag >> 32))) : std::nullopt;
     o.begin = ns_since_epoch(h, begin, rate);
     o.waited = int64_t(double(waited) * rate);
     o.end = end ? std::optional(ns_since_epoch(h, end, rate)) : std::nullopt;
@@ -65,11 +65,11 @@ TraceEntry* Tracer::begin(uint64_t what, uint32_t group, int tag, uint64_t seque
     for (int tries = 0; tries < kTraced; ++tries) {
         const uint64_t number = record_.operations.fetch_add(1, relaxed);
         TraceEntry& e = ring_[number % kTraced];
-        if (e.stamp.load(relaxed) && !e.end.load(relaxed)) continue;  // still under way
-        __builtin_prefetch(&ring_[(number + 2) % kTraced], 1);  // the ring is larger than the nearest cache
+        if (e.stamp.load(relaxed) && !e.end.load(relaxed)) continue;  // still in progress
+        __builtin_prefetch(&ring_[(number + 2) % kTraced], 1);  // the ring does not fit the L1 cache
         e.stamp.store(0, relaxed);
-        e.what.store(what, release);  // each: not before the stamp is gone
-        e.place.store(group | uint64_t(uint32_t(tag)) << 32, release);
+        e.what.store(what, release);  // like the stores below: not before the stamp is cleared
+        e.group_and_tag.store(group | uint64_t(uint32_t(tag)) << 32, release);
         e.sequence.store(sequence, release);
         e.bytes.store(bytes, release);
         e.begin.store(at, release);
@@ -109,18 +109,18 @@ std::vector<Operation> operations(const SegmentHeader& header, int rank) {
 
 Whereabouts whereabouts(const SegmentHeader& header, int rank) {
     const std::vector<Operation> all = operations(header, rank);
-    const Operation *present = nullptr, *last = nullptr;
+    const Operation *current = nullptr, *last = nullptr;
     for (const Operation& o : all) {
-        if (!o.end && !o.background && (!present || o.begin >= present->begin)) present = &o;
+        if (!o.end && !o.background && (!current || o.begin >= current->begin)) current = &o;
         if (o.end && (!last || *o.end >= *last->end)) last = &o;
     }
-    const Operation* one = present ? present : last;
+    const Operation* one = current ? current : last;
     if (!one) return {};
     const int64_t now = ns_since_epoch(header, ticks(), ns_per_tick(header));
-    return {*one, present != nullptr, std::max<int64_t>(0, now - (present ? one->begin : *one->end))};
+    return {*one, current != nullptr, std::max<int64_t>(0, now - (current ? one->begin : *one->end))};
 }
 
-std::string words(const Operation& o, uint32_t group) {
+std::string to_string(const Operation& o, uint32_t group) {
     std::string text = name(o.kind);
     if (o.peer) {
         text += (o.kind == Op::Send ? " to " : " from ") + (*o.peer < 0 ? "any rank" : "rank " + std::to_string(*o.peer));
@@ -132,9 +132,9 @@ std::string words(const Operation& o, uint32_t group) {
     return text;
 }
 
-std::string words(const Whereabouts& where, uint32_t group) {
+std::string to_string(const Whereabouts& where, uint32_t group) {
     if (!where.operation) return "outside any collective";
-    const std::string what = words(*where.operation, group);
+    const std::string what = to_string(*where.operation, group);
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, " for %.1f s", double(where.since) / 1e9);
     if (where.inside) return "in " + what + seconds;
@@ -142,11 +142,11 @@ std::string words(const Whereabouts& where, uint32_t group) {
 }
 
 SegmentView::SegmentView(int fd) {
-    const std::string given = "fd: " + std::to_string(fd) + " is not a segment of this version of rankwise";
+    const std::string refusal = "fd: " + std::to_string(fd) + " is not a segment of this version of rankwise";
     struct stat info;
-    if (fstat(fd, &info) != 0 || size_t(info.st_size) < sizeof(SegmentHeader)) throw BadArgument(given);
+    if (fstat(fd, &info) != 0 || size_t(info.st_size) < sizeof(SegmentHeader)) throw BadArgument(refusal);
     void* first = mmap(nullptr, sizeof(SegmentHeader), PROT_READ, MAP_SHARED, fd, 0);
-    if (first == MAP_FAILED) throw BadArgument(given);
+    if (first == MAP_FAILED) throw BadArgument(refusal);
     const auto& h = *static_cast<const SegmentHeader*>(first);
     const bool whole = h.magic == kSegmentMagic && h.world_size >= 1 && h.world_size <= kMaxRanks;
     bytes_ = h.first_block;
@@ -155,7 +155,7 @@ SegmentView::SegmentView(int fd) {
     const bool fits = whole && h.traces >= records && h.traces % alignof(TraceEntry) == 0 && h.traces <= bytes_ &&
                       traces <= bytes_ - h.traces && bytes_ <= size_t(info.st_size);
     munmap(first, sizeof(SegmentHeader));
-    if (!fits) throw BadArgument(given);
+    if (!fits) throw BadArgument(refusal);
     base_ = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
     if (base_ == MAP_FAILED) throw Error("mapping the segment for reading failed");
 }

@@ -1,10 +1,10 @@
-// The last operations of each rank, in the segment: whoever maps it may read them at any time, also
+// The last operations of each rank, stored in the segment: any process that maps it can read them at any time, even
 // after the rank has died.
 //
-// A rank writes an entry when an operation begins and completes it when the operation ends. Any of
-// its threads may do so; an entry belongs to its operation from begin to end, however long that
-// takes, so that what a rank is in can always be read. Times are ticks of the processor's counter,
-// which costs less to read than a clock; the segment's header says what they mean.
+// A rank writes an entry when an operation begins and completes it when the operation ends. Any of its threads may do
+// so. An entry is not reused before its operation has ended, however long that takes, so a reader always finds the
+// operation that a rank is in. Times are ticks of the processor's counter, which is cheaper to read than a clock; the
+// segment's header has what is needed to convert them.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -18,29 +18,28 @@ namespace rankwise {
 
 inline constexpr int kTraced = 1024;  // entries of a rank
 
-// Operations of fewer bytes that did not have to wait for long take less than about a microsecond;
-// the end of these is not measured.
+// The end of an operation on fewer bytes is not measured unless it waited: it takes less than about a microsecond.
 inline constexpr uint64_t kTimedFrom = 4096;
 
-// As Call::what says it, and above these, in the bits between op and root:
+// Flags in TraceEntry::what, in bits that Call::what does not use.
 inline constexpr uint64_t kFailed = 1 << 24;
-inline constexpr uint64_t kBackground = 1 << 25;  // nobody waits for it yet
+inline constexpr uint64_t kBackground = 1 << 25;  // the program does not wait for the operation yet
 
 struct alignas(64) TraceEntry {
-    std::atomic<uint64_t> stamp;     // its place among the rank's operations, + 1; 0 while the rest is written
-    std::atomic<uint64_t> what;
-    std::atomic<uint64_t> place;     // number of the group | tag << 32
-    std::atomic<uint64_t> sequence;  // in its group; 0 for messages
+    std::atomic<uint64_t> stamp;         // number of the operation + 1; 0 while the rest is written
+    std::atomic<uint64_t> what;          // Call::what and flags
+    std::atomic<uint64_t> group_and_tag; // number of the group | tag << 32
+    std::atomic<uint64_t> sequence;      // in its group; 0 for messages
     std::atomic<uint64_t> bytes;
     std::atomic<uint64_t> begin;
     std::atomic<uint64_t> waited;
-    std::atomic<uint64_t> end;       // 0 while it is under way
+    std::atomic<uint64_t> end;           // 0 while it is in progress
 
     void clear(uint64_t flag) { what.store(what.load(std::memory_order_relaxed) & ~flag, std::memory_order_relaxed); }
-    // Who a message came from, and its tag, where any would do.
-    void tell_peer(int peer, int tag) {
+    // The source and tag of the message, for a receive from any rank or with any tag.
+    void set_peer(int peer, int tag) {
         what.store((what.load(std::memory_order_relaxed) & UINT32_MAX) | uint64_t(uint32_t(peer)) << 32, std::memory_order_relaxed);
-        place.store((place.load(std::memory_order_relaxed) & UINT32_MAX) | uint64_t(uint32_t(tag)) << 32, std::memory_order_relaxed);
+        group_and_tag.store((group_and_tag.load(std::memory_order_relaxed) & UINT32_MAX) | uint64_t(uint32_t(tag)) << 32, std::memory_order_relaxed);
     }
 };
 static_assert(sizeof(TraceEntry) == 64);
@@ -50,16 +49,16 @@ inline TraceEntry* trace_of(const SegmentHeader& header, int rank) {
     return reinterpret_cast<TraceEntry*>(base + header.traces) + size_t(rank) * kTraced;
 }
 
-// The writing side: one for each communicator of a rank.
+// Writes a rank's entries; each communicator has one.
 class Tracer {
 public:
     Tracer(Segment& segment, int rank) : record_(segment.record(rank)), ring_(trace_of(segment.header(), rank)) {}
 
-    // nullptr where all entries are of operations under way.
+    // Returns nullptr if the operations of all entries are in progress.
     TraceEntry* begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at);
     // entry may be nullptr.
     void end(TraceEntry* entry, uint64_t at, uint64_t waited, uint64_t flags = 0);
-    // Add to the rank's totals.
+    // These two add to the rank's totals.
     void moved(uint64_t bytes) { record_.bytes.fetch_add(bytes, std::memory_order_relaxed); }
     void waited(uint64_t ticks) { record_.waited.fetch_add(ticks, std::memory_order_relaxed); }
 
@@ -68,46 +67,46 @@ private:
     TraceEntry* ring_;
 };
 
-// What an entry says, as a reader sees it. Times in ns, `begin` and `end` since the epoch.
+// An entry as read. Times are in ns, `begin` and `end` since the epoch.
 struct Operation {
     uint64_t number;                   // among the rank's operations
     Op kind;
-    uint32_t group;                    // 0: all ranks; the others are numbered as they are made
+    uint32_t group;                    // 0: all ranks; other groups are numbered in the order of their creation
     uint64_t sequence;                 // in its group; 0 for messages
-    std::optional<DType> dtype;        // where it has one, as the next three
+    std::optional<DType> dtype;        // absent, like the next four, if the operation has none
     std::optional<ReduceOp> op;
     std::optional<int> root;
     std::optional<int> peer, tag;      // of a message; -1: any
     uint64_t bytes;                    // of this rank's argument
     int64_t begin, waited;
-    std::optional<int64_t> end;        // absent while it is under way
+    std::optional<int64_t> end;        // absent while it is in progress
     bool failed;                       // it ended in an error
     bool background;                   // a message that this rank does not wait for
 };
 
-// Where a rank is: its present operation, or the last where `inside` is false.
+// What a rank is doing: `operation` is its current one, or, if `inside` is false, its last one.
 struct Whereabouts {
     std::optional<Operation> operation;  // absent before the first
     bool inside = false;
-    int64_t since = 0;                   // ns that it has been there
-    // Whether the ranks have met and this one has begun an operation of the program.
+    int64_t since = 0;                   // ns since the operation began, or, if `inside` is false, ended
+    // Whether the rank has joined and begun an operation of the program.
     bool begun() const { return operation && operation->kind != Op::Join; }
 };
 
-// The operations still in the trace, in the order they began.
+// The operations still in the trace, in the order in which they began.
 std::vector<Operation> operations(const SegmentHeader& header, int rank);
 Whereabouts whereabouts(const SegmentHeader& header, int rank);
 int64_t ns_of_ticks(const SegmentHeader& header, uint64_t ticks);
 
-// "all_reduce #3", "recv from rank 1, tag 4", "barrier #2 of group 5" where that is not `group`.
-std::string words(const Operation& operation, uint32_t group);
+// "all_reduce #3", "recv from rank 1, tag 4"; "barrier #2 of group 5" if the operation is not in `group`.
+std::string to_string(const Operation& operation, uint32_t group);
 // "in all_reduce #3 for 4.2 s", "outside any collective for 1 s, last was barrier #2".
-std::string words(const Whereabouts& where, uint32_t group);
+std::string to_string(const Whereabouts& where, uint32_t group);
 
-// A segment as seen from outside its ranks, mapped for reading alone.
+// A segment as seen from outside its ranks, mapped read-only.
 class SegmentView {
 public:
-    // The descriptor is not kept. Throws BadArgument where it is no segment of this version.
+    // The descriptor is not kept. Throws BadArgument if it is not a segment of this version.
     explicit SegmentView(int fd);
     ~SegmentView();
     SegmentView(const SegmentView&) = delete;

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 
-
 namespace rankwise {
 
 namespace {
@@ -20,7 +19,7 @@ uint8_t* SlotProtocol::scratch() {
     return scratch_.get();
 }
 
-// Copies up to `bytes` to or from another rank's memory. Returns how many, or -1 with errno.
+// Copies up to `bytes` to or from another rank's memory. Returns how many were copied, or -1 with errno.
 ssize_t SlotProtocol::transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const {
     const pid_t pid = segment_.record(group_.member()[peer]).pid.load(std::memory_order_relaxed);
     const iovec local{here, bytes}, remote{reinterpret_cast<void*>(there), bytes};
@@ -29,13 +28,13 @@ ssize_t SlotProtocol::transfer(int peer, bool writes, void* here, uint64_t there
     return ssize_t(bytes);
 }
 
-bool SlotProtocol::reach(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const {
+bool SlotProtocol::try_copy(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const {
     for (size_t done = 0; done < bytes;) {
         const ssize_t moved = transfer(peer, writes, here + done, there + done, bytes - done);
         if (moved <= 0) {
             const int why = errno;
             if (why != ESRCH)
-                fail_group(group_, Cause::PeerLost, rank, group_.peers[rank].calls.load(), "could not reach the memory of rank " + std::to_string(peer) + " (" + std::strerror(why) + "); with RANKWISE_DIRECT=0 nobody tries");
+                fail_group(group_, Cause::PeerLost, rank, group_.peers[rank].calls.load(), "could not access the memory of rank " + std::to_string(peer) + " (" + std::strerror(why) + "); RANKWISE_DIRECT=0 avoids such access");
             return false;
         }
         done += size_t(moved);
@@ -46,35 +45,36 @@ bool SlotProtocol::reach(int peer, bool writes, uint8_t* here, uint64_t there, s
 void SlotProtocol::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) {
     uint8_t* const in_segment = there & kInSegment ? segment_.at(there & ~kInSegment) : nullptr;
     const Copy copy = this->copy_for(bytes * size_t(n));
-    const auto go_on = [&](bool reached) {
-        if (reached && !group_.failed()) return;
-        set_writing(false);  // before the words are made: peers may wait for it
-        if (!reached) lost(peer, name(call_.op()), int64_t(calls_));
+    const auto check_copied = [&](bool copied) {
+        if (copied && !group_.failed()) return;
+        set_writing(false);  // before the error is put together, because peers may wait for this
+        if (!copied) lost(peer, name(call_.op()), int64_t(calls_));
         check();
     };
-    go_on(true);
+    check_copied(true);
     for (size_t done = 0; done < bytes; done += kChunk) {
         const size_t length = std::min(kChunk, bytes - done);
         if (in_segment) copy((writes ? in_segment : here) + done, (writes ? here : in_segment) + done, length);
-        go_on(in_segment || reach(peer, writes, here + done, there + done, length));  // after the last one too: what was read from a rank that has left is worth nothing
+        // After the last chunk too: data read from a rank that has left may be overwritten.
+        check_copied(in_segment || try_copy(peer, writes, here + done, there + done, length));
     }
 }
 
 void SlotProtocol::get(int peer, void* dst, uint64_t address, size_t bytes) { copy_peer_memory(peer, false, static_cast<uint8_t*>(dst), address, bytes); }
 
 void SlotProtocol::put(int peer, const void* src, uint64_t address, size_t bytes) {
-    struct Writing {
+    struct WriteMark {
         SlotProtocol& s;
-        explicit Writing(SlotProtocol& s) : s(s) { s.set_writing(true); }
-        ~Writing() { s.set_writing(false); }
-    } writing(*this);
+        explicit WriteMark(SlotProtocol& s) : s(s) { s.set_writing(true); }
+        ~WriteMark() { s.set_writing(false); }
+    } mark(*this);
     copy_peer_memory(peer, true, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes);
 }
 
 void SlotProtocol::await_no_writers() {
-    // The group has failed, or it will now: the owner of the memory is leaving.
+    // Fail the group unless it has failed already, because the owner of the memory is leaving the operation.
     fail_group(group_, Cause::PeerLost, rank, calls_, std::string("left ") + name(call_.op()));
-    const auto until = Clock::now() + std::chrono::seconds(5);  // a peer stopped in the middle cannot hold us for ever
+    const auto until = Clock::now() + std::chrono::seconds(5);  // a peer that is stopped meanwhile cannot block us for ever
     for (int p = 0; p < n; ++p) {
         if (p == rank) continue;
         const RankRecord& r = segment_.record(group_.member()[p]);
@@ -87,17 +87,17 @@ bool SlotProtocol::can_read(int peer, uint64_t address, uint64_t expected) const
     return transfer(peer, false, &word, address, sizeof word) == ssize_t(sizeof word) && word == expected;
 }
 
-uint8_t* SlotProtocol::readable(const void* memory, size_t bytes, Reached& reached) const {
-    static uint8_t nothing;
-    if (bytes == 0) return &nothing;
+uint8_t* SlotProtocol::reachable(const void* memory, size_t bytes, ReachableRanges& known) const {
+    static uint8_t empty;
+    if (bytes == 0) return &empty;
     auto* const p = static_cast<uint8_t*>(const_cast<void*>(memory));
     const pid_t own = record_.pid.load(std::memory_order_relaxed);
     const bool threads = own == segment_.record(group_.member()[(rank + 1) % n]).pid.load(std::memory_order_relaxed);
-    if (threads || reached.has(p, bytes) || segment_.holds(p, bytes)) return p;
+    if (threads || known.contains(p, bytes) || segment_.contains(p, bytes)) return p;
     char ends[2];
     const iovec local{ends, sizeof ends}, remote[2] = {{p, 1}, {p + bytes - 1, 1}};
     if (process_vm_readv(own, &local, 1, remote, 2, 0) != ssize_t(sizeof ends)) return nullptr;
-    reached.add(p, bytes);
+    known.add(p, bytes);
     return p;
 }
 

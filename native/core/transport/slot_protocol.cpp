@@ -13,7 +13,7 @@ uint64_t mix(uint64_t h, uint64_t word) {
     return h ^ h >> 32;
 }
 
-constexpr uint32_t kSharingWaits = 16;  // of so many waits of a rank that shares its core, one checks where the others run
+constexpr uint32_t kWaitsPerBalance = 16;  // when oversubscribed, one wait in so many balances the ranks over the cores
 
 }  // namespace
 
@@ -23,12 +23,12 @@ SlotProtocol::SlotProtocol(Segment& segment, GroupSegment& group, int rank, Wait
       policy_(policy), slot_bits_(std::countr_zero(group.slot_bytes)) {}
 
 void SlotProtocol::begin(const Call& call, uint64_t bytes, const Description* description) {
-    if (description) note(*description);
+    if (description) publish_description(*description);
     if (group_.failed()) refuse(call);
     call_ = call;
     ++calls_;
-    const uint64_t about = description ? call.amount ^ description->digest() : call.amount;
-    history_ = mix(mix(history_, call.what), about);
+    const uint64_t amount = description ? call.amount ^ description->digest() : call.amount;
+    history_ = mix(mix(history_, call.what), amount);
     group_.peers[rank].calls.store(calls_, std::memory_order_relaxed);
     bytes_ = bytes;
     waited_ = 0;
@@ -36,14 +36,14 @@ void SlotProtocol::begin(const Call& call, uint64_t bytes, const Description* de
     if (bytes >= kTimedFrom) trace();
 }
 
-// Of the next call: so that others can show it where the calls differ.
-void SlotProtocol::note(const Description& description) {
-    Described& here = group_.peers[rank].described;
-    here.number.store(Described::kBeingWritten, std::memory_order_relaxed);
+// The description of the next call, which other ranks show if the calls differ.
+void SlotProtocol::publish_description(const Description& description) {
+    LastDescription& here = group_.peers[rank].last_description;
+    here.number.store(LastDescription::kBeingWritten, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
     here.operation.store(uint32_t(description.operation), std::memory_order_relaxed);
     here.dims.store(uint32_t(description.dims), std::memory_order_relaxed);
-    for (int i = 0; i < std::min(description.dims, Described::kDims); ++i) here.dim[i].store(description.dim[i], std::memory_order_relaxed);
+    for (int i = 0; i < std::min(description.dims, LastDescription::kDims); ++i) here.dim[i].store(description.dim[i], std::memory_order_relaxed);
     here.number.store(calls_ + 1, std::memory_order_release);
 }
 
@@ -54,7 +54,7 @@ void SlotProtocol::trace() {
 }
 
 void SlotProtocol::end() {
-    fetch_to_write(&group_.peers[rank].headers[next_ % kHeaders]);  // while the program comes to its next call
+    prefetch_for_write(&group_.peers[rank].headers[next_ % kHeaders]);  // it arrives before the program's next call
     if (!traced_) trace();
     const bool quick = bytes_ < kTimedFrom && !waited_;
     tracer_.end(entry_, quick ? began_ : ticks(), waited_, group_.failed() ? kFailed : 0);
@@ -67,14 +67,14 @@ void SlotProtocol::publish_bytes() {
     unpublished_bytes_ = 0;
 }
 
-// A wait that is not over at once: its duration is published for observers.
-class SlotProtocol::Waiting {
+// Measures a wait that did not end within the first polls, and publishes its duration for observers.
+class SlotProtocol::WaitTimer {
 public:
-    explicit Waiting(SlotProtocol& s) : s_(s), since_(ticks()) {
+    explicit WaitTimer(SlotProtocol& s) : s_(s), since_(ticks()) {
         if (!s.traced_) s.trace();
     }
-    ~Waiting() { tell(); }
-    void tell() {
+    ~WaitTimer() { publish(); }
+    void publish() {
         const uint64_t now = ticks(), waited = now - since_;
         since_ = now;
         s_.waited_ += waited;
@@ -88,7 +88,7 @@ private:
     uint64_t since_;
 };
 
-void SlotProtocol::count_from_here() {
+void SlotProtocol::restart_numbering() {
     calls_ = 0;
     group_.peers[rank].calls.store(0, std::memory_order_relaxed);
 }
@@ -102,9 +102,10 @@ void SlotProtocol::wake_sleepers() {
     }
 }
 
-// Where two ranks run on one core although each could have its own, the waiting one moves away. The scheduler tends to
-// place a thread beside the one that woke it, and two ranks that spin on one core wait for each other's time slices.
-void SlotProtocol::take_own_core(int peer) {
+// If two ranks run on one core although each could have its own, the waiting rank moves away. The scheduler tends to
+// place a thread on the core of the thread that woke it, and two ranks that spin on one core wait for each other's time
+// slices.
+void SlotProtocol::move_to_own_core(int peer) {
     const int core = sched_getcpu();
     const bool shared = group_.peers[peer].core.load(std::memory_order_relaxed) == core + 1;
     if (shared) {
@@ -116,11 +117,11 @@ void SlotProtocol::take_own_core(int peer) {
     group_.peers[rank].core.store((shared ? sched_getcpu() : core) + 1, std::memory_order_relaxed);
 }
 
-// Where the host is oversubscribed, a waiting rank moves from a core with more than its part of the ranks to the core
-// with the fewest. The scheduler does not: a rank that waits by yielding counts as busy, so it may leave one rank alone
-// on a core and three on another.
-void SlotProtocol::share_cores() {
-    if (waits_++ % kSharingWaits) return;
+// If the host is oversubscribed, a waiting rank moves from a core with too many ranks to the core with the fewest. The
+// scheduler does not do that, because a rank that waits by yielding counts as busy: it may leave one rank alone on a
+// core and three on another.
+void SlotProtocol::balance_cores() {
+    if (waits_++ % kWaitsPerBalance) return;
     const int core = sched_getcpu();
     std::atomic<int32_t>& mine = group_.peers[rank].core;
     if (mine.load(std::memory_order_relaxed) != core + 1) mine.store(core + 1, std::memory_order_relaxed);
@@ -131,7 +132,7 @@ void SlotProtocol::share_cores() {
     };
     const int here = ranks_on(core);
     if (here < 2) return;
-    int fewest = here - 1, best = core;  // two fewer, or it is no better there
+    int fewest = here - 1, best = core;  // another core must have at least two ranks fewer, or the move gains nothing
     const cpu_set_t allowed = allowed_cores();
     for (int other = 0; other < CPU_SETSIZE; ++other) {
         if (!CPU_ISSET(other, &allowed)) continue;
@@ -148,9 +149,9 @@ void SlotProtocol::share_cores() {
 void SlotProtocol::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     before_waiting();
     const auto since = Clock::now();
-    Waiting waiting(*this);
+    WaitTimer timer(*this);
     if (policy_.first_polls) {
-        take_own_core(peer);
+        move_to_own_core(peer);
         do {
             for (int i = 0; i < 16; ++i) {
                 cpu_relax();
@@ -158,7 +159,7 @@ void SlotProtocol::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t valu
             }
         } while (Clock::now() - since < policy_.spinning);
     } else if (!is_engine_thread) {
-        share_cores();
+        balance_cores();
     }
     for (int i = 0; i < policy_.may_yield() && Clock::now() - since < policy_.yielding; ++i) {
         sched_yield();
@@ -166,25 +167,25 @@ void SlotProtocol::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t valu
     }
 
     PeerSlot& peer_slot = group_.peers[rank];
-    struct Registered {  // also withdrawn when a wait ends in an exception
+    struct SleeperRegistration {  // withdrawn even if the wait ends in an exception
         PeerSlot& peer_slot;
         GroupSegment& group;
-        Registered(PeerSlot& peer_slot, GroupSegment& group, uint32_t whom) : peer_slot(peer_slot), group(group) {
+        SleeperRegistration(PeerSlot& peer_slot, GroupSegment& group, uint32_t whom) : peer_slot(peer_slot), group(group) {
             peer_slot.waits_for.store(whom);
             group.sleepers.fetch_add(1);
         }
-        ~Registered() {
+        ~SleeperRegistration() {
             group.sleepers.fetch_sub(1);
             peer_slot.waits_for.store(0);
         }
-    } registered(peer_slot, group_, uint32_t(peer) + 1);
+    } registration(peer_slot, group_, uint32_t(peer) + 1);
 
     for (;;) {
         const uint32_t seen = peer_slot.notifications.load();
         if (seq.load() >= value) return;
         check_for_failure(peer, seq, value, since);
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
-        waiting.tell();
+        timer.publish();
         futex_sleep(peer_slot.notifications, seen, sleep_limit(left));
         if (seq.load() >= value) return;
         if (interrupted()) {
@@ -196,8 +197,7 @@ void SlotProtocol::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t valu
 
 void SlotProtocol::check_for_failure(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since) {
     if (group_.failed()) throw_failure();
-    if (group_.peers[peer].left.load() && seq.load() < value) 
-        lost(peer, name(call_.op()), int64_t(calls_));
+    if (group_.peers[peer].left.load() && seq.load() < value) lost(peer, name(call_.op()), int64_t(calls_));
     if (Clock::now() - since >= std::chrono::duration<double>(timeout)) timed_out(value);
 }
 

@@ -1,13 +1,13 @@
 // The protocol under every collective: numbered steps, announced by slot headers, with data in slots.
 //
 // All ranks of a group run the same schedule of steps. post() announces this rank's next step; await() waits for a
-// peer's step and compares what both ranks are calling. To post a step also says that this rank has finished with
-// everything it released before, and with every step more than kAhead earlier. So a header or a slot may be written
-// again once every peer has posted far enough: release() notes how far that is for a slot, and claim() waits for it.
-// No message is sent only to acknowledge another.
+// peer's step and compares the two ranks' calls. Posting a step also acknowledges everything that this rank released
+// before, and every step more than kAhead earlier. So a header or a slot may be overwritten once every peer has posted
+// far enough: release() records how far that is for a slot, and await_free() waits for it. No message is sent only to
+// acknowledge another.
 //
-// Where a peer does not come, await() throws: the peer died or left, it called something else, the group failed
-// elsewhere, the deadline passed, or the embedding interrupted the wait.
+// If a peer does not arrive, await() throws: the peer died or left, it made a different call, the group failed, the
+// deadline passed, or the embedding interrupted the wait.
 #pragma once
 #include <sys/types.h>
 
@@ -32,15 +32,15 @@ struct FreeAligned {
     void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t(64)); }
 };
 
-// Asked, in the thread that makes a call, when that call's group has failed: where in the program it
-// was made, "train.py:12", or "". Set once by the embedding.
+// Returns where in the program the calling thread made its call, "train.py:12", or "". Called when the group of that
+// call has failed. Set once by the embedding.
 extern std::string (*call_site)();
 
-// Memory of this rank's own that was tried lately and that peers can reach: programs use the same arrays again and
-// again, and to try takes as long as a short message. Should other memory be there by now, the copy itself fails.
-class Reached {
+// Ranges of this rank's memory that were recently found to be accessible to peers. Programs reuse their arrays, and each
+// test takes as long as a short message. If a range has been remapped since, the copy itself fails.
+class ReachableRanges {
 public:
-    bool has(const void* memory, size_t bytes) const {
+    bool contains(const void* memory, size_t bytes) const {
         for (const Range& one : ranges_)
             if (one.memory == memory && one.bytes == bytes) return true;
         return false;
@@ -56,7 +56,7 @@ private:
     size_t next_ = 0;
 };
 
-class alignas(kCacheLine) SlotProtocol {  // so that the layout of its members does not depend on what precedes it
+class alignas(kCacheLine) SlotProtocol {  // aligned, so that its members' cache lines do not depend on what precedes it
 public:
     SlotProtocol(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy);
 
@@ -66,39 +66,39 @@ public:
     GroupSegment& group() const { return group_; }
     size_t slot_bytes() const { return group_.slot_bytes; }
     uint64_t calls() const { return calls_; }
-    Op op() const { return call_.op(); }  // of the present call
+    Op op() const { return call_.op(); }  // of the current call
     const WaitPolicy& policy() const { return policy_; }
     const Conditions& conditions() const { return conditions_; }
     void set_conditions(const Conditions& agreed) { conditions_ = agreed; }
 
-    // A new operation of this rank, of so many bytes. description: may be null. Throws where the group has failed.
+    // Begin an operation of this rank on `bytes` of data. description may be null. Throws if the group has failed.
     void begin(const Call& call, uint64_t bytes, const Description* description);
-    // The operation turned out to be about so many bytes.
-    void count_bytes(uint64_t bytes) { bytes_ = bytes; }
-    // The operation has ended, by an exception or normally.
+    // Correct the number of bytes that begin() gave.
+    void set_bytes(uint64_t bytes) { bytes_ = bytes; }
+    // The operation has ended, normally or by an exception.
     void end();
-    // This rank makes no more calls: throw where the calls differed and none of this rank's has thrown that.
+    // This rank makes no more calls: throw if the ranks' calls differed and no call of this rank has reported it.
     void compare_last();
-    // Until now the ranks were joining: the program's first operation is number 1.
-    void count_from_here();
+    // All ranks have joined: number the program's operations from 1.
+    void restart_numbering();
 
     // Announce the next step, with an inline payload of up to kInline bytes. Returns its number.
     uint64_t post(const void* payload = nullptr, size_t bytes = 0) {
         const uint64_t step = next_++;
-        // The line's former step is kHeaders back; its readers are done once they are kAhead past it.
+        // This header's previous step is kHeaders back; its readers have finished once they are kAhead past it.
         if (step >= kHeaders) await_value_all(step - kHeaders + kAhead + 2);
-        SlotHeader& line = group_.peers[rank].headers[step % kHeaders];
-        line.say(history_, call_);
-        if (bytes) std::memcpy(line.payload, payload, bytes);
-        // Sequentially consistent, as is a sleeper's registration: either this rank sees the sleeper, or the
+        SlotHeader& header = group_.peers[rank].headers[step % kHeaders];
+        header.set_call(history_, call_);
+        if (bytes) std::memcpy(header.payload, payload, bytes);
+        // Sequentially consistent, as is the registration of a sleeper: either this rank sees the sleeper, or the
         // sleeper sees the step.
-        line.seq.exchange(step + 1);
-        if (!traced_) trace();  // only now: it costs no time while the peers' headers are in transit
+        header.seq.exchange(step + 1);
+        if (!traced_) trace();  // here it costs no time, because the peers' headers are still in transit
         if (group_.sleepers.load()) wake_sleepers();
         return step;
     }
 
-    // Wait for a peer's step, and compare the calls.
+    // Wait for a peer's step and compare the calls.
     void await(int peer, uint64_t step) {
         await_value(peer, step + 1);
         if (group_.peers[peer].headers[step % kHeaders].history.load(std::memory_order_relaxed) != history_) mismatch();
@@ -108,8 +108,8 @@ public:
             if (p != rank) await(p, step);
         seen_ = std::max(seen_, step + 1);
     }
-    // The same for a rank that only sends and so may be ahead of this one: then its next header is prefetched while
-    // the program comes to its next call.
+    // The same for a rank that only sends and so may be ahead of this one. If it is, prefetch its next header, which
+    // arrives before the program's next call.
     void await_sender(int peer, uint64_t step) {
         const SlotHeader* headers = group_.peers[peer].headers;
         const bool ahead = headers[step % kHeaders].seq.load(std::memory_order_acquire) > step;
@@ -128,69 +128,69 @@ public:
         return group_.peers[peer].headers[step % kHeaders].payload;
     }
 
-    // The place of the next piece of so many bytes: an offset in the staging of each rank, which only grows. Every rank
-    // takes the same places, also one that writes nothing. Short pieces share a slot, so that a sender can be three
-    // slots of them ahead of the receivers.
-    uint64_t take(size_t bytes) {
+    // Reserve room for the next piece of so many bytes, and return its position in the staging of every rank, which
+    // only grows. Every rank reserves the same positions, even if it writes nothing. Short pieces share a slot, so a
+    // sender can be three slots full of them ahead of the receivers.
+    uint64_t reserve(size_t bytes) {
         const uint64_t slot = group_.slot_bytes, room = std::max<uint64_t>(1, (bytes + kCell - 1) / kCell) * kCell;
-        if ((place_ & (slot - 1)) == 0 || (place_ & (slot - 1)) + room > slot) {  // the next slot
-            place_ = (place_ + slot - 1) & ~(slot - 1);
-            claim_at_[slot_of(place_)] = free_at_[slot_of(place_)];
+        if ((position_ & (slot - 1)) == 0 || (position_ & (slot - 1)) + room > slot) {  // the next slot
+            position_ = (position_ + slot - 1) & ~(slot - 1);
+            await_free_at_[slot_of(position_)] = free_at_[slot_of(position_)];
         }
-        return std::exchange(place_, place_ + room);
+        return std::exchange(position_, position_ + room);
     }
-    uint8_t* slot(int of, uint64_t place) const {
+    uint8_t* slot(int of, uint64_t position) const {
         const uint64_t ring = kSlots * group_.slot_bytes;
-        return group_.base() + group_.staging + size_t(of) * ring + (place & (ring - 1));
+        return group_.base() + group_.staging + size_t(of) * ring + (position & (ring - 1));
     }
-    // Wait until what was in this rank's slot there before has been read by all.
-    void claim(uint64_t place) { await_value_all(claim_at_[slot_of(place)]); }
-    // This rank has read what it had to there; its next post says so.
-    void release(uint64_t place) { free_at_[slot_of(place)] = next_ + 1; }
+    // Wait until all ranks have read the previous content of this rank's slot at that position.
+    void await_free(uint64_t position) { await_value_all(await_free_at_[slot_of(position)]); }
+    // This rank has finished reading at that position; its next post announces it.
+    void release(uint64_t position) { free_at_[slot_of(position)] = next_ + 1; }
 
-    // Whether results are written with non-temporal stores where all ranks together write so many bytes, and the copy to use.
-    bool past_cache(size_t written) const { return written >= group_.stream_from; }
-    Copy copy_for(size_t written) const { return rankwise::copy_for(past_cache(written)); }
+    // Whether results are written with non-temporal stores if all ranks together write so many bytes, and the copy to use.
+    bool non_temporal(size_t written) const { return written >= group_.non_temporal_from; }
+    Copy copy_for(size_t written) const { return rankwise::copy_for(non_temporal(written)); }
 
     // Copy from or to the memory of a peer that is in the same operation.
     void get(int peer, void* dst, uint64_t address, size_t bytes);
     void put(int peer, const void* src, uint64_t address, size_t bytes);
-    // The same in any thread, from or to an address of the peer's own. False where that fails: the group
-    // has failed by it, or will when the peer's death is noticed.
-    bool reach(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const;
-    // How a peer finds memory of this rank: by its address, or by its offset in the segment, marked as such.
+    // The same from any thread, at an address in the peer's process. Returns false if it fails: then the group has
+    // failed, or will fail when the peer's death is noticed.
+    bool try_copy(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const;
+    // How peers find memory of this rank: its address, or its offset in the segment with this bit set.
     static constexpr uint64_t kInSegment = uint64_t(1) << 63;
     uint64_t describe_buffer(const void* p) const {
-        return segment_.holds(p, 1) ? segment_.offset_of(p) | kInSegment : reinterpret_cast<uint64_t>(p);
+        return segment_.contains(p, 1) ? segment_.offset_of(p) | kInSegment : reinterpret_cast<uint64_t>(p);
     }
     // A rank sets this before it writes into a peer's memory, and then checks whether the group has failed. The
     // memory's owner fails the group first and checks this afterwards. So either the writer stops or the owner waits.
     void set_writing(bool now) { group_.peers[rank].writing.store(now); }
-    // Throws where the group has failed.
+    // Throws if the group has failed.
     void check() {
         if (group_.failed()) throw_failure();
     }
-    // Return when no peer writes into this rank's memory any more.
+    // Wait until no peer writes into this rank's memory any more.
     void await_no_writers();
-    // Whether a peer's memory can be read at all.
+    // Whether this rank can read a peer's memory: it reads a word that should have the expected value.
     bool can_read(int peer, uint64_t address, uint64_t expected) const;
-    // `memory` of this rank's own, or null where peers cannot reach it: what a driver maps, say.
-    uint8_t* readable(const void* memory, size_t bytes) { return readable(memory, bytes, reached_); }
-    // The same in any thread that owns `reached`.
-    uint8_t* readable(const void* memory, size_t bytes, Reached& reached) const;
-    // Memory of this rank's own for what is read from peers, kScratch bytes.
+    // `memory` of this rank, or null if peers cannot access it, for example because a device driver mapped it.
+    uint8_t* reachable(const void* memory, size_t bytes) { return reachable(memory, bytes, reachable_); }
+    // The same from any thread that owns `known`.
+    uint8_t* reachable(const void* memory, size_t bytes, ReachableRanges& known) const;
+    // kScratch bytes of private memory for data read from peers.
     uint8_t* scratch();
 
-    // Throws why the group failed. `operation` is what the caller was doing; `sequence` its number
-    // where it has one.
+    // Throws the error that says why the group failed. `operation` is the caller's operation, and `sequence` its
+    // number, or -1.
     [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1);
     // Fail the group because `peer` ended or left, and throw.
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
-    Calls states() const;  // where each rank is, in words
-    Calls ask_for_stacks(const std::vector<int>& peers) const;  // those of peers' programs, as stacks.hpp says
+    RankTexts states() const;  // what each rank is doing
+    RankTexts request_stacks(const std::vector<int>& peers) const;  // of these peers' programs (failure/stacks.hpp)
 
 private:
-    size_t slot_of(uint64_t place) const { return (place >> slot_bits_) % kSlots; }
+    size_t slot_of(uint64_t position) const { return (position >> slot_bits_) % kSlots; }
     void await_value(int peer, uint64_t value) {
         std::atomic<uint64_t>& seq = group_.peers[peer].headers[(value - 1) % kHeaders].seq;
         if (seq.load(std::memory_order_acquire) >= value) return;
@@ -213,16 +213,16 @@ private:
     void await_call_sites() const;
     std::string call_site_of(int peer) const;
     [[noreturn]] void throw_mismatch();
-    void note(const Description& description);
+    void publish_description(const Description& description);
     void trace();
     void publish_bytes();
-    class Waiting;
-    void take_own_core(int peer);
-    void share_cores();
+    class WaitTimer;
+    void move_to_own_core(int peer);
+    void balance_cores();
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void check_for_failure(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since);
     void wake_sleepers();
-    [[noreturn]] void refuse(const Call& call);  // one that comes when the group has failed
+    [[noreturn]] void refuse(const Call& call);  // because the group has failed
     [[noreturn]] void mismatch();
     [[noreturn]] void timed_out(uint64_t value);
     [[noreturn]] void throw_failure() { throw_failure(name(call_.op()), int64_t(calls_)); }
@@ -231,53 +231,53 @@ private:
     GroupSegment& group_;
     RankRecord& record_;
     Tracer tracer_;
-    TraceEntry* entry_ = nullptr;  // of the present operation
-    bool traced_ = true;           // it has its entry
-    uint64_t began_ = 0;           // ticks
-    uint64_t waited_ = 0;          // ticks in this operation
-    uint64_t bytes_ = 0;           // of this operation
-    uint64_t unpublished_bytes_ = 0;    // not yet in the rank's record
+    TraceEntry* entry_ = nullptr;     // of the current operation
+    bool traced_ = true;              // the current operation has its entry
+    uint64_t began_ = 0;              // ticks
+    uint64_t waited_ = 0;             // ticks in the current operation
+    uint64_t bytes_ = 0;              // of the current operation
+    uint64_t unpublished_bytes_ = 0;  // not yet added to the rank's record
     const WaitPolicy policy_;
-    uint32_t waits_ = 0;           // that were not over at once
+    uint32_t waits_ = 0;              // that did not end within the first polls
     Call call_{};
-    uint64_t history_ = 0;         // digest of all calls so far
+    uint64_t history_ = 0;            // digest of all calls so far
     uint64_t calls_ = 0;
     Call refused_{};
-    bool makes_calls_ = true;                   // not any more once the group is being closed
-    std::atomic<bool> mismatch_thrown_{false};  // this rank knows that the calls differed
-    uint64_t next_ = 0;            // the step that the next post announces
-    uint64_t seen_ = 0;            // every peer has posted at least this many steps
-    uint64_t place_ = 0;           // of the next piece
+    bool makes_calls_ = true;                   // false once the group is being closed
+    std::atomic<bool> mismatch_thrown_{false};  // a call of this rank has reported that the calls differed
+    uint64_t next_ = 0;               // the step that the next post announces
+    uint64_t seen_ = 0;               // every peer has posted at least this many steps
+    uint64_t position_ = 0;           // of the next piece
     Conditions conditions_;
     std::unique_ptr<uint8_t[], FreeAligned> scratch_;
     const int slot_bits_;
-    uint64_t free_at_[kSlots] = {};   // steps each peer must have posted before what is in the slot has been read
-    uint64_t claim_at_[kSlots] = {};  // the same of what was in it before
-    Reached reached_;
+    uint64_t free_at_[kSlots] = {};        // steps that each peer must have posted before all have read the slot's content
+    uint64_t await_free_at_[kSlots] = {};  // the same for the slot's previous content
+    ReachableRanges reachable_;
 };
 
-// Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(place, k) writes this rank's piece of
-// round k, drain(place, k, step) awaits and reads the peers'. Copying in runs ahead of waiting by a round.
-// Not inlined: the inline algorithm of an operation is faster without it in the same function.
+// Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(position, k) writes this rank's piece of round k,
+// drain(position, k, step) awaits and reads the peers' pieces. Copying in is one round ahead of waiting.
+// Not inlined: an operation's inline algorithm is faster if this is not in the same function.
 template <class Fill, class Drain>
 [[gnu::noinline]] void pipeline(SlotProtocol& s, uint64_t rounds, size_t bytes, bool writes, Fill&& fill, Drain&& drain) {
-    uint64_t step_before = 0, place_before = 0;
+    uint64_t previous_step = 0, previous_position = 0;
     for (uint64_t k = 0; k <= rounds; ++k) {
-        uint64_t step = 0, place = 0;
+        uint64_t step = 0, position = 0;
         if (k < rounds) {
-            place = s.take(bytes);
+            position = s.reserve(bytes);
             if (writes) {
-                s.claim(place);
-                fill(place, k);
+                s.await_free(position);
+                fill(position, k);
             }
             step = s.post();
         }
         if (k > 0) {
-            drain(place_before, k - 1, step_before);
-            s.release(place_before);
+            drain(previous_position, k - 1, previous_step);
+            s.release(previous_position);
         }
-        step_before = step;
-        place_before = place;
+        previous_step = step;
+        previous_position = position;
     }
 }
 

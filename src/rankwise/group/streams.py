@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
-from rankwise._native import HostEvents
-from rankwise._native import Stream as NativeStream
+from rankwise._native import HostEvents, HostStream
 from rankwise.contract.closing import CLOSE_TIMEOUT, ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
@@ -176,7 +175,7 @@ class Stream:
     """
 
     def __init__(self, name: str | None = None) -> None:
-        self._native = NativeStream.create()
+        self._native = HostStream.create()
         self._pid = os.getpid()
         self._closed = False
         self.name = name or f"stream {self._native.handle}"

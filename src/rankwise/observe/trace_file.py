@@ -117,7 +117,7 @@ def rank_trace(view: SegmentView, rank: int, ended: str | None, spans: bytes) ->
         TracedOperation(**{name: getattr(operation, name) for name in names}) for operation in view.operations(rank)
     ]
     state = view.state(rank)
-    return RankTrace(rank, state.pid, ended, state.words, operations, _spans(spans))
+    return RankTrace(rank, state.pid, ended, state.description, operations, _spans(spans))
 
 
 def _spans(lines: bytes) -> list[Span]:

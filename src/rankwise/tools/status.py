@@ -121,7 +121,7 @@ def _lines(job: RunningJob) -> list[Line]:
             rank.how,
             amount(rank.state.bytes),
             f"{duration(rank.state.waited / 1e9)} {100 * rank.state.waited / 1e9 / age:3.0f} %",
-            rank.state.words if rank.state.joined else "",
+            rank.state.description if rank.state.joined else "",
         )
         for rank in ranks
     ]
@@ -170,5 +170,5 @@ def _rank_json(rank: RankView) -> dict[str, Any]:
         "bytes": state.bytes,
         "waited": state.waited / 1e9,
         "behind": rank.behind,
-        "where": state.words,
+        "where": state.description,
     }

@@ -69,7 +69,7 @@ def test_negative_counts_are_named() -> None:
         ):
             with pytest.raises(ValueError, match=r"^count: -1 given, expected"):
                 call()
-        with pytest.raises(ValueError, match=r"^counts: -1 among those given, expected"):
+        with pytest.raises(ValueError, match=r"^counts: -1 given among them, expected"):
             comm.all_gather_v(p, p, [-1], f64)
         comm.barrier()
 

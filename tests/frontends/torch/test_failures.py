@@ -105,7 +105,7 @@ def test_a_timeout_in_backward(on_ranks: Callable[..., Any]) -> None:
         store.set("over", "")
         return str(caught.value)
 
-    assert "rank 1 did not come to all_reduce" in on_ranks(2, body)[0]
+    assert "rank 1 did not reach all_reduce" in on_ranks(2, body)[0]
 
 
 def dist_errors() -> Any:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise._native import PlainArrays, Turn, reduce_local
+from rankwise._native import CallLock, PlainArrays, reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
@@ -63,16 +63,18 @@ class ComposedCommunicator(OpenCommunicator):
     blocking = True
     engine_errors: tuple[type[Exception], ...]
 
-    def __init__(self, rank: int, world_size: int, timeout: float, *, checks: bool, turn: Turn | None = None) -> None:
+    def __init__(
+        self, rank: int, world_size: int, timeout: float, *, checks: bool, shared_lock: CallLock | None = None
+    ) -> None:
         """checks: whether the ranks compare what they call before each collective.
 
-        turn: the lock shared with other communicators, if the engine allows one call per process at a time.
+        shared_lock: the lock of other communicators, if the engine allows one call per process at a time.
         """
         self._timeout = timeout
         self.checks = checks and world_size > 1
         self._inline = tuning.inline(self.backend)
         self._forced: dict[str, str] = {}
-        self._turn = Turn(turn, ComposedCommunicator._refused, ComposedCommunicator._failing)
+        self._call_lock = CallLock(shared_lock, ComposedCommunicator._refused, ComposedCommunicator._failing)
         self._queue: WorkQueue | None = None
         self._refusal = None
         self._envelopes: Envelopes | None = None
@@ -122,7 +124,7 @@ class ComposedCommunicator(OpenCommunicator):
     @_refusal.setter
     def _refusal(self, error: RankwiseError | None) -> None:
         self._refused_by = error
-        self._turn.refuses = error is not None
+        self._call_lock.refuses = error is not None
 
     # ---- the contract ----
 
@@ -233,7 +235,7 @@ class ComposedCommunicator(OpenCommunicator):
         return self.start_call(described)
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
-        with self._turn:
+        with self._call_lock:
             if self._refusal is not None:
                 raise self._refused()
             if self._queue is None:
@@ -259,7 +261,7 @@ class ComposedCommunicator(OpenCommunicator):
                     trouble = f"operations that were started did not complete within {timeout:g} s"
                 self._queue.close()
             # If another thread is in a call, it holds the lock, and the engine's resources are not released.
-            if not self._turn.acquire(max(0.0, end - time.monotonic())):
+            if not self._call_lock.acquire(max(0.0, end - time.monotonic())):
                 trouble = "another thread is in a call"
             else:
                 try:
@@ -267,7 +269,7 @@ class ComposedCommunicator(OpenCommunicator):
                     self._refusal = ClosedError("this communicator was closed")
                     self._release(max(0.0, end - time.monotonic()), healthy and not trouble)
                 finally:
-                    self._turn.release()
+                    self._call_lock.release()
         except Exception as error:  # noqa: BLE001 - close never raises
             trouble = str(error)
         if trouble:
@@ -275,7 +277,7 @@ class ComposedCommunicator(OpenCommunicator):
 
     def forked(self) -> None:
         # The lock's holder, if any, is a thread of the parent.
-        self._turn = Turn(None, ComposedCommunicator._refused, ComposedCommunicator._failing)
+        self._call_lock = CallLock(None, ComposedCommunicator._refused, ComposedCommunicator._failing)
         self._queue = None
         self.closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
@@ -412,11 +414,11 @@ class ComposedCommunicator(OpenCommunicator):
             if call[0] in self._forced:
                 call = (*call, Forced(self._forced[call[0]]))
         if not self.checks:
-            return self._turn.run(self, call, move, args)
+            return self._call_lock.run(self, call, move, args)
         if (description := self._take_description()) is not None:
             call = (*call, description)
         checked: Callable[..., T] = self._checked
-        return self._turn.run(self, call, checked, (call, payload, move, args))
+        return self._call_lock.run(self, call, checked, (call, payload, move, args))
 
     def _failing(self, error: BaseException) -> None:
         """A call has raised, so the group may fail. Raises what explains an engine's error."""
@@ -463,7 +465,7 @@ class ComposedCommunicator(OpenCommunicator):
         everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
         self._mover(address(mine), address(everybody), mine.nbytes)()
         described = {rank: calls.decoded(row.tobytes()) for rank, row in enumerate(everybody)}
-        return calls.mismatch(described, self._turn.sequence)
+        return calls.mismatch(described, self._call_lock.sequence)
 
     def _split(self, color: int, key: int) -> Communicator | None:
         wishes = np.empty((self._world_size, 2), np.int64)

@@ -36,7 +36,7 @@ class Task(Work[None]):
 
     def wait(self, timeout: float | None = None) -> None:
         if not self._over.is_set() and threading.current_thread() is self._thread:
-            raise RankwiseError("work on a stream cannot wait for what is queued behind it on the same stream")
+            raise RankwiseError("work on a stream cannot wait for work queued behind it on the same stream")
         if not self._over.wait(timeout):
             limit = timeout or 0.0
             raise CollectiveTimeout(f"the operation was not complete within {limit:g} s", limit=limit)

@@ -221,8 +221,8 @@ class GlooCommunicator(ComposedCommunicator):
         self._splits += 1
 
     def _explain(self, error: Exception, operation: str = "") -> RankwiseError:
-        where = operation or calls.describe(self._turn.call)
-        return self._record.explain(error, where, self._turn.sequence, self._timeout)
+        where = operation or calls.describe(self._call_lock.call)
+        return self._record.explain(error, where, self._call_lock.sequence, self._timeout)
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         self._record.record(error)

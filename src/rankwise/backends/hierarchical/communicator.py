@@ -360,7 +360,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _lanes(self, amount: int, whole: int) -> list[int]:
         """How much of `amount` each lane carries; whole: the total bytes, which decide how many lanes are used."""
         lanes = self._layout.lanes
-        if self._algorithm(self._turn.call[0], tuning.lanes(whole)) == "one_lane":
+        if self._algorithm(self._call_lock.call[0], tuning.lanes(whole)) == "one_lane":
             return [amount] + [0] * (lanes - 1)
         return cut(amount, lanes)
 
@@ -431,7 +431,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             if not part.blocking:
                 part.sync()
         except RankwiseError as error:
-            where = f"{self._turn.call[0]} failed {where}, in {operation} of ranks {list(ranks)}"
+            where = f"{self._call_lock.call[0]} failed {where}, in {operation} of ranks {list(ranks)}"
             raise of_the_group(error, ranks, where) from error
 
     # ---- what ComposedCommunicator needs ----

@@ -89,12 +89,12 @@ class MpiCommunicator(ComposedCommunicator):
         self._memory, self._byte, self._most = transport.memory, transport.byte, transport.most
         self._here = MPI.IN_PLACE
         self._reductions = reductions(MPI)
-        super().__init__(comm.rank, comm.size, timeout, checks=checks, turn=transport.lock)
+        super().__init__(comm.rank, comm.size, timeout, checks=checks, shared_lock=transport.lock)
 
     @property
     def present_call(self) -> tuple[int, Call] | None:
         """The sequence number of the call that this rank is in, and the call; for the watchdog."""
-        return (self._turn.sequence, self._turn.call) if self._turn.inside else None
+        return (self._call_lock.sequence, self._call_lock.call) if self._call_lock.inside else None
 
     def end_job(self) -> None:
         """End all ranks of the job."""
@@ -287,13 +287,13 @@ class MpiCommunicator(ComposedCommunicator):
         self._comm.Split(self._mpi.UNDEFINED)
 
     def _explain(self, error: Exception) -> RankwiseError:
-        return self._explained(error, f"{calls.describe(self._turn.call)} #{self._turn.sequence}")
+        return self._explained(error, f"{calls.describe(self._call_lock.call)} #{self._call_lock.sequence}")
 
     def _explained(self, error: Exception, where: str) -> RankwiseError:
         text = " ".join(str(error).split())
         if isinstance(error, self._mpi.Exception) and error.Get_error_class() == self._mpi.ERR_TRUNCATE:
             message = f"another rank sent more than rank {self._rank} expected in {where}: {text}"
-            return MismatchError(message, calls={self._rank: where}, sequence=self._turn.sequence)
+            return MismatchError(message, calls={self._rank: where}, sequence=self._call_lock.sequence)
         return RankwiseError(f"MPI failed in {where}: {text}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:

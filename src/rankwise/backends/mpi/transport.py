@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from rankwise._native import Turn
+from rankwise._native import CallLock
 from rankwise.backends.composed.calls import ITEMSIZE
 from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.types import DType
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TAGS_PER_TAG = 32  # MPI's tags for each of ours: one per dtype
 BLOCK = 1 << 30  # bytes; larger sizes are made of such blocks, as they may exceed an int
 
-_ONE_AT_A_TIME = Turn()  # the lock of all calls into an MPI without MPI_THREAD_MULTIPLE
+_ONE_AT_A_TIME = CallLock()  # the lock of all calls into an MPI without MPI_THREAD_MULTIPLE
 
 
 class Transport:

@@ -185,11 +185,11 @@ class EngineCommunicator(OpenCommunicator):
         self._comm.describe(shape, operation)
 
     def call(self, function: Callable[[], T]) -> T:
-        self._comm.hold()
+        self._comm.lock()
         try:
             return function()
         finally:
-            self._comm.release()
+            self._comm.unlock()
 
     def start(self, operation: str, *args: Any) -> Work[None]:
         return EngineWork(getattr(self._comm, f"start_{operation}")(*args))

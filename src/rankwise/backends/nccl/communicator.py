@@ -173,8 +173,9 @@ class NcclCommunicator(ComposedCommunicator):
             self._check_failure()
             now = time.monotonic()
             if now > end:
-                why = f"rank {self._rank} waited longer than {limit:g} s for its GPU after {self._turn.call[0]}"
-                error = CollectiveTimeout(why, limit=limit, operation=self._turn.call[0], sequence=self._turn.sequence)
+                operation, sequence = self._call_lock.call[0], self._call_lock.sequence
+                why = f"rank {self._rank} waited longer than {limit:g} s for its GPU after {operation}"
+                error = CollectiveTimeout(why, limit=limit, operation=operation, sequence=sequence)
                 if timeout is None:
                     self._fail(error)
                 raise error
@@ -203,11 +204,10 @@ class NcclCommunicator(ComposedCommunicator):
             raise
 
     def _async_error(self, status: int) -> RankwiseError:
-        text = f"{self._turn.call[0]}: {self._nccl.get_error_string(status)} ({self._nccl.get_last_error(self._comm)})"
+        operation = self._call_lock.call[0]
+        text = f"{operation}: {self._nccl.get_error_string(status)} ({self._nccl.get_last_error(self._comm)})"
         remote = status in (2, 6)  # ncclSystemError, ncclRemoteError: a connection ended
-        return (
-            PeerLostError(f"a rank was lost: {text}", operation=self._turn.call[0]) if remote else RankwiseError(text)
-        )
+        return PeerLostError(f"a rank was lost: {text}", operation=operation) if remote else RankwiseError(text)
 
     # ---- messages, through the host ----
 
@@ -417,7 +417,7 @@ class NcclCommunicator(ComposedCommunicator):
         self._nccl.comm_split(self._comm, _NO_COLOR, 0, 0)
 
     def _explain(self, error: Exception) -> RankwiseError:
-        return RankwiseError(f"{calls.describe(self._turn.call)} #{self._turn.sequence}: {error}")
+        return RankwiseError(f"{calls.describe(self._call_lock.call)} #{self._call_lock.sequence}: {error}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         """Abort: the kernels that wait for other ranks end, and `side` informs the other ranks."""

@@ -1,5 +1,5 @@
-// The turns of a communicator in Python: one call at a time, and which it is. In C++ since a lock of
-// Python's, taken and left by `with`, costs as much as a short message.
+// Serialises the calls of a communicator in Python and records the current call. It is in C++ because a Python lock,
+// acquired and released by `with`, costs as much as a short message.
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -15,11 +15,11 @@ namespace {
     nb::raise_python_error();
 }
 
-class Turn {
+class CallLock {
 public:
-    // other: whose calls and these are one at a time. refused(comm): the error of a call while `refuses` is set.
-    // failing(comm, error): gets the error of a call, and raises another where it has a better one.
-    Turn(const Turn* other, nb::object refused, nb::object failing)
+    // other: shares its lock, so that the two communicators' calls are serialised. refused(comm): returns the error of a
+    // call while `refuses` is set. failing(comm, error): called with the error of a call; may raise a better one.
+    CallLock(const CallLock* other, nb::object refused, nb::object failing)
         : lock_(other ? other->lock_ : std::make_shared<std::timed_mutex>()), refused_(std::move(refused)), failing_(std::move(failing)) {}
 
     nb::object run(nb::handle comm, nb::handle call, nb::handle move, nb::handle args) {
@@ -28,7 +28,7 @@ public:
         ++sequence_;
         call_ = nb::borrow(call);
         inside_ = true;
-        PyObject* result = ask_for_gil([&] { return PyObject_Call(move.ptr(), args.ptr(), nullptr); });
+        PyObject* result = acquiring_gil([&] { return PyObject_Call(move.ptr(), args.ptr(), nullptr); });
         if (!result) {
             nb::python_error error;
             failing_(comm, nb::borrow(error.value()));
@@ -56,15 +56,15 @@ public:
 
 private:
     struct Inside {
-        Turn& turn;
-        explicit Inside(Turn& turn_) : turn(turn_) { turn.enter(); }
+        CallLock& calls;
+        explicit Inside(CallLock& calls_) : calls(calls_) { calls.enter(); }
         ~Inside() {
-            turn.inside_ = false;
-            turn.leave();
+            calls.inside_ = false;
+            calls.leave();
         }
         Inside(const Inside&) = delete;
     };
-    static constexpr std::chrono::duration<double> kCheckEvery = 50ms;  // between two checks for a Ctrl-C
+    static constexpr std::chrono::duration<double> kCheckEvery = 50ms;  // between two checks for Ctrl-C
 
     std::shared_ptr<std::timed_mutex> lock_;
     nb::object refused_, failing_;
@@ -76,18 +76,18 @@ private:
 
 }  // namespace
 
-void bind_turns(nb::module_& m) {
-    nb::class_<Turn>(m, "Turn", "The turns of a communicator in Python.")
-        .def(nb::init<const Turn*, nb::object, nb::object>(), nb::arg("other").none() = nb::none(), nb::arg("refused").none() = nb::none(),
+void bind_call_lock(nb::module_& m) {
+    nb::class_<CallLock>(m, "CallLock", "Serialises the calls of a communicator in Python.")
+        .def(nb::init<const CallLock*, nb::object, nb::object>(), nb::arg("other").none() = nb::none(), nb::arg("refused").none() = nb::none(),
              nb::arg("failing").none() = nb::none())
-        .def_prop_rw("refuses", &Turn::refuses, &Turn::set_refuses)
-        .def("run", &Turn::run, nb::arg("comm"), nb::arg("call"), nb::arg("move"), nb::arg("args"))
-        .def("__enter__", &Turn::enter)
-        .def("__exit__", [](Turn& t, nb::handle, nb::handle, nb::handle) { t.leave(); }, nb::arg("kind").none(), nb::arg("value").none(),
+        .def_prop_rw("refuses", &CallLock::refuses, &CallLock::set_refuses)
+        .def("run", &CallLock::run, nb::arg("comm"), nb::arg("call"), nb::arg("move"), nb::arg("args"))
+        .def("__enter__", &CallLock::enter)
+        .def("__exit__", [](CallLock& c, nb::handle, nb::handle, nb::handle) { c.leave(); }, nb::arg("kind").none(), nb::arg("value").none(),
              nb::arg("trace").none())
-        .def("acquire", &Turn::acquire, nb::arg("timeout"))
-        .def("release", &Turn::leave)
-        .def_prop_ro("call", &Turn::call)
-        .def_prop_ro("inside", &Turn::inside)
-        .def_prop_ro("sequence", &Turn::sequence);
+        .def("acquire", &CallLock::acquire, nb::arg("timeout"))
+        .def("release", &CallLock::leave)
+        .def_prop_ro("call", &CallLock::call)
+        .def_prop_ro("inside", &CallLock::inside)
+        .def_prop_ro("sequence", &CallLock::sequence);
 }

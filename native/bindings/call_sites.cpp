@@ -1,4 +1,4 @@
-#include "sites.hpp"
+#include "call_sites.hpp"
 
 #include "bindings.hpp"
 #include "failure/stacks.hpp"
@@ -9,7 +9,7 @@ thread_local const std::string* started_at = nullptr;
 
 namespace {
 
-// The folder of this package's Python files, with a slash.
+// The folder of this package's Python files, with a trailing slash.
 const std::string& package() {
     static const std::string folder = [] {
         const std::string file = nb::cast<std::string>(nb::module_::import_("rankwise.contract.errors").attr("__file__"));
@@ -18,7 +18,7 @@ const std::string& package() {
     return folder;
 }
 
-// Files whose frames pass calls on: our own, torch.distributed, and what is compiled into Python.
+// Whether a frame of this file only passes a call on: in this package, torch.distributed, or Python's frozen modules.
 bool passes_on(const char* file) {
     const std::string_view name(file);
     return name.starts_with(package()) || name.starts_with("<frozen ") || name.find("/torch/distributed/") != std::string_view::npos;
@@ -26,7 +26,7 @@ bool passes_on(const char* file) {
 
 }  // namespace
 
-std::string python_site() {
+std::string python_call_site() {
     PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
     std::string site;
     while (frame && site.empty()) {
@@ -43,12 +43,12 @@ std::string python_site() {
     return site;
 }
 
-void bind_sites() {
+void bind_call_sites() {
     rankwise::call_site = [] {
         if (started_at) return *started_at;
         if (rankwise::is_engine_thread) return std::string();
         HoldGil gil;
-        return python_site();
+        return python_call_site();
     };
     rankwise::program_stacks = [] {
         HoldGil gil;

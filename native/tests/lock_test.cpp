@@ -1,4 +1,4 @@
-// Calls that belong together, from several threads of each rank.
+// Tests that a locked communicator runs no other thread's calls in between.
 #include "ranks.hpp"
 
 using namespace rankwise;
@@ -10,27 +10,27 @@ int main() {
         for (int t = 0; t < kThreads; ++t)
             threads.emplace_back([&] {
                 for (int round = 0; round < kRounds; ++round) {
-                    c.hold();
+                    c.lock();
                     uint64_t length = 3, lengths[2] = {};
                     c.all_gather(&length, lengths, 1, DType::U64);
-                    c.hold();  // nested
+                    c.lock();  // nested
                     float x[3] = {1, 1, 1};
                     c.all_reduce(x, lengths[1], DType::F32, ReduceOp::SUM);
-                    c.release();
+                    c.unlock();
                     c.broadcast(x, 3, DType::F32, 1);
-                    c.release();
+                    c.unlock();
                     CHECK_EQ(x[2], 2.0f);
                 }
             });
         for (auto& t : threads) t.join();
 
-        // What was started waits for its turn, and does not stand in the way of who has it.
-        c.hold();
+        // A started operation waits until the communicator is unlocked, and does not block the owner of the lock.
+        c.lock();
         float y = 1;
         auto task = c.start([&] { c.all_reduce(&y, 1, DType::F32, ReduceOp::SUM); });
         c.barrier();
         CHECK(!task->done());
-        c.release();
+        c.unlock();
         task->wait(60);
         CHECK_EQ(y, 2.0f);
     });

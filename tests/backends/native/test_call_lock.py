@@ -1,4 +1,4 @@
-"""The turns of a communicator in Python."""
+"""The lock that serialises the calls of a communicator in Python."""
 
 import signal
 import threading
@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankwise._native import Turn
+from rankwise._native import CallLock
 
 
 class Comm:
-    """As much of a communicator as a Turn asks for."""
+    """The part of a communicator that CallLock needs."""
 
     def refused(self):
         return ValueError("refused")
@@ -20,45 +20,45 @@ class Comm:
             raise LookupError("in other words") from error
 
 
-def new_turn(other=None):
-    return Turn(other, Comm.refused, Comm.failing)
+def new_lock(other=None):
+    return CallLock(other, Comm.refused, Comm.failing)
 
 
-def test_a_call_gives_its_result_and_counts():
-    turn = new_turn()
-    assert turn.run(Comm(), ("sum", 3), sum, ([1, 2],)) == 3
-    assert (turn.call, turn.inside, turn.sequence) == (("sum", 3), False, 1)
+def test_run_returns_the_result_and_counts_the_call():
+    lock = new_lock()
+    assert lock.run(Comm(), ("sum", 3), sum, ([1, 2],)) == 3
+    assert (lock.call, lock.inside, lock.sequence) == (("sum", 3), False, 1)
 
 
-def test_a_call_is_seen_from_outside():
-    turn = new_turn()
-    assert turn.run(Comm(), ("look",), lambda: (turn.call, turn.inside, turn.sequence), ()) == (("look",), True, 1)
+def test_the_current_call_is_visible():
+    lock = new_lock()
+    assert lock.run(Comm(), ("peek",), lambda: (lock.call, lock.inside, lock.sequence), ()) == (("peek",), True, 1)
 
 
 def test_a_refused_call_is_not_made():
-    comm, turn, made = Comm(), new_turn(), []
-    turn.refuses = True
+    comm, lock, made = Comm(), new_lock(), []
+    lock.refuses = True
     with pytest.raises(ValueError, match="refused"):
-        turn.run(comm, ("call",), made.append, (1,))
-    assert (made, turn.sequence) == ([], 0)
-    assert turn.acquire(0)
+        lock.run(comm, ("call",), made.append, (1,))
+    assert (made, lock.sequence) == ([], 0)
+    assert lock.acquire(0)
 
 
-def test_errors_come_out_as_they_are_or_in_other_words():
-    turn = new_turn()
+def test_errors_are_raised_as_they_are_or_replaced():
+    lock = new_lock()
     with pytest.raises(ZeroDivisionError):
-        turn.run(Comm(), ("divide",), lambda: 1 / 0, ())
+        lock.run(Comm(), ("divide",), lambda: 1 / 0, ())
     with pytest.raises(LookupError, match="in other words") as caught:
-        turn.run(Comm(), ("look up",), {}.__getitem__, (1,))
+        lock.run(Comm(), ("look up",), {}.__getitem__, (1,))
     assert isinstance(caught.value.__cause__, KeyError)
-    assert not turn.inside
-    assert turn.acquire(0)
+    assert not lock.inside
+    assert lock.acquire(0)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_one_call_at_a_time(shared):
-    first = new_turn()
-    second = new_turn(first) if shared else first
+def test_calls_are_serialised(shared):
+    first = new_lock()
+    second = new_lock(first) if shared else first
     inside, most = SimpleNamespace(now=0), []
     pause = threading.Event()
 
@@ -68,11 +68,11 @@ def test_one_call_at_a_time(shared):
         pause.wait(0.001)  # lets the other threads run
         inside.now -= 1
 
-    def calls(turn):
+    def calls(lock):
         for _ in range(10):
-            turn.run(Comm(), ("call",), call, ())
+            lock.run(Comm(), ("call",), call, ())
 
-    threads = [threading.Thread(target=calls, args=(turn,)) for turn in (first, second, first)]
+    threads = [threading.Thread(target=calls, args=(lock,)) for lock in (first, second, first)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -80,26 +80,26 @@ def test_one_call_at_a_time(shared):
     assert most == [1] * 30
 
 
-def test_acquire_gives_up_in_the_end():
-    turn = new_turn()
-    with turn:
-        assert not turn.acquire(0.01)
-    assert turn.acquire(0.01)
-    turn.release()
+def test_acquire_gives_up_at_its_timeout():
+    lock = new_lock()
+    with lock:
+        assert not lock.acquire(0.01)
+    assert lock.acquire(0.01)
+    lock.release()
 
 
-def test_a_signal_ends_the_wait_for_a_turn():
-    turn, taken, over = new_turn(), threading.Event(), threading.Event()
+def test_a_signal_ends_the_wait_for_the_lock():
+    lock, taken, over = new_lock(), threading.Event(), threading.Event()
     waiting = SimpleNamespace(now=False)
 
     def hold():
-        with turn:
+        with lock:
             taken.set()
             over.wait()
 
     def wait():
         waiting.now = True
-        turn.run(Comm(), ("call",), int, ())
+        lock.run(Comm(), ("call",), int, ())
 
     def interrupt(_signum, _frame):
         if waiting.now:
