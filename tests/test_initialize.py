@@ -27,7 +27,7 @@ def run(code: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
-def test_alone_it_is_one_rank() -> None:
+def test_a_process_without_a_launcher_is_one_rank() -> None:
     assert run("import rankwise as rw; g = rw.init(); print(g, rw.all_reduce(3))") == (
         "<Group 'world', rank 0 of 1, solo backend> 3"
     )
@@ -41,7 +41,7 @@ def test_any_backend_serves_one_rank(backend: str) -> None:
     assert run(code.replace("sys.argv[1] or None", ""), RANKWISE_BACKEND=backend) == f"{backend} [1]"
 
 
-def test_called_again_it_gives_the_same_group_until_that_is_closed() -> None:
+def test_init_returns_the_same_group_until_it_is_closed() -> None:
     assert (
         run(
             """
@@ -97,7 +97,7 @@ def test_bad_environment() -> None:
         assert text in done.stderr.splitlines()[-1]
 
 
-def test_exit_closes_what_is_open() -> None:
+def test_exit_closes_open_groups() -> None:
     """Nothing is said and nothing hangs, whatever the interpreter's end finds open."""
     code = """
 import rankwise as rw

@@ -37,7 +37,7 @@ def parts(*words: str) -> tuple[int, str, list[str]]:
 
 
 @pytest.mark.usefixtures("make")
-def test_the_end_has_the_times_and_what_was_not_tested() -> None:
+def test_the_summary_lists_times_and_skipped_tests() -> None:
     code, printed, end = parts("test")
     assert code == 0
     assert "running test-native" in printed
@@ -47,7 +47,7 @@ def test_the_end_has_the_times_and_what_was_not_tested() -> None:
 
 
 @pytest.mark.usefixtures("make")
-def test_a_failure_does_not_stop_the_others_and_is_named_last() -> None:
+def test_a_failing_part_does_not_stop_the_others_and_is_named_last() -> None:
     code, printed, end = parts("all")
     assert code == 1
     assert "running test-torch-suite" in printed
@@ -55,7 +55,7 @@ def test_a_failure_does_not_stop_the_others_and_is_named_last() -> None:
 
 
 @pytest.mark.usefixtures("make")
-def test_what_does_not_fit_is_left_out_and_said_to_be() -> None:
+def test_parts_that_do_not_fit_are_skipped_and_listed() -> None:
     code, printed, end = parts("all", "--minutes", "9")
     assert code == 0
     assert "running test-python" in printed

@@ -46,7 +46,7 @@ def prepare(programs: Path, *words: str, **variables: str) -> subprocess.Complet
     return subprocess.run([str(PREPARE), *words], env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_a_machine_with_nothing_is_given_one_command_for_each_system(machine: Path) -> None:
+def test_a_bare_machine_gets_one_command_for_each_system(machine: Path) -> None:
     done = prepare(machine, "build")
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
@@ -68,7 +68,7 @@ def test_venv_and_headers_are_looked_for(machine: Path) -> None:
     assert "-dev" in lines[1]
 
 
-def test_a_machine_with_everything_is_left_in_peace(machine: Path) -> None:
+def test_a_complete_machine_gets_no_output(machine: Path) -> None:
     add(machine, "python3", real_python())
     add(machine, "c++", "exit 0")
     done = prepare(machine, "build", MAKE_VERSION="4.3")
@@ -86,7 +86,7 @@ def test_a_machine_with_everything_is_left_in_peace(machine: Path) -> None:
         ({"PYTHON": "small-python"}, "it needs a 64-bit Linux"),
     ],
 )
-def test_what_is_too_old_is_refused_by_name(machine: Path, variables: dict[str, str], said: str) -> None:
+def test_tools_that_are_too_old_are_refused_by_name(machine: Path, variables: dict[str, str], said: str) -> None:
     add(machine, "python3", real_python())
     add(machine, "c++", "exit 0")
     add(machine, "old-c++", "exit 1")
@@ -98,7 +98,7 @@ def test_what_is_too_old_is_refused_by_name(machine: Path, variables: dict[str, 
     assert done.stderr.count("\n") == 1
 
 
-def test_what_tests_need_is_named_and_does_not_stop_them(machine: Path) -> None:
+def test_missing_test_tools_are_named_and_do_not_stop_the_tests(machine: Path) -> None:
     add(machine, "python3", real_python())
     add(machine, "c++", "exit 1")
     done = prepare(machine, "tests")
@@ -121,7 +121,7 @@ def test_a_half_made_environment_is_made_again(machine: Path, tmp_path: Path) ->
     assert (folder / "kept").exists()
 
 
-def test_a_folder_that_is_no_environment_is_left_alone(machine: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_an_environment_is_left_alone(machine: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").touch()
     done = prepare(machine, "environment", str(tmp_path / "mine"))

@@ -88,7 +88,7 @@ def test_the_list() -> None:
     assert dir(rankwise) == sorted(rankwise.__all__)
 
 
-def test_each_is_there_and_documented() -> None:
+def test_each_name_exists_and_is_documented() -> None:
     for name in rankwise.__all__:
         value = getattr(rankwise, name)
         assert isinstance(value, str) or value.__doc__, name
@@ -96,7 +96,7 @@ def test_each_is_there_and_documented() -> None:
         rankwise.nonsense  # noqa: B018
 
 
-def test_operations_are_the_groups() -> None:
+def test_module_level_operations_are_the_groups() -> None:
     for name in OPERATIONS:
         function, method = getattr(rankwise, name), getattr(Group, name)
         parameters = list(inspect.signature(method).parameters.values())[1:]

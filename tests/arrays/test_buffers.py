@@ -72,7 +72,7 @@ def test_other_names_of_integer_types(dtype: str) -> None:
         assert buffer.dtype.itemsize == x.itemsize
 
 
-def test_contiguous_numpy_is_used_where_it_is() -> None:
+def test_contiguous_arrays_are_used_in_place() -> None:
     x = np.arange(6.0).reshape(2, 3)
     buffer = target(x)
     assert buffer.ptr == x.ctypes.data
@@ -92,7 +92,7 @@ def test_contiguous_numpy_is_used_where_it_is() -> None:
         pytest.param(lambda a: np.frombuffer(bytearray(81), np.uint8)[1:].view(np.float64), id="unaligned"),
     ],
 )
-def test_other_numpy_is_packed_and_put_back(view: Any) -> None:
+def test_other_arrays_are_packed_and_unpacked(view: Any) -> None:
     base = np.arange(24.0).reshape(4, 6)
     x = view(base)
     before = x.copy()
@@ -210,7 +210,7 @@ def test_immutable_arrays_give_new_ones() -> None:
         buffers.result(x, (3,), source(np.ones(3)))
 
 
-def test_memory_of_a_device_that_is_not_described() -> None:
+def test_memory_of_an_unknown_device() -> None:
     with pytest.raises(TypeError, match=r"^x: expected memory of the host, .* __cuda_array_interface__, got Exchanged"):
         source(Exchanged(np.ones(2), device=2))
 
@@ -246,13 +246,13 @@ def test_numbers_come_back_as_numbers(x: Any, dtype: DType, doubled: Any) -> Non
         np.str_("text"),
     ],
 )
-def test_types_that_do_not_travel(x: Any) -> None:
+def test_unsupported_types(x: Any) -> None:
     with pytest.raises(TypeError, match=re.escape(f"x: arrays of dtype {x.dtype} are not supported; expected bool")):
         source(x)
 
 
 @pytest.mark.parametrize("x", [None, "text", [1, 2], (1.0,), {}, object()])
-def test_what_is_no_array(x: Any) -> None:
+def test_objects_that_are_not_arrays(x: Any) -> None:
     with pytest.raises(TypeError, match=rf"^x: expected an array, a buffer or a number, got {type(x).__name__}$"):
         source(x)
 

@@ -165,11 +165,11 @@ def test_in_place(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*WRITABLE, *IMMUTABLE, *READ_ONLY])
-def test_what_is_only_read(kind: str) -> None:
+def test_read_only_inputs(kind: str) -> None:
     run_ranks(2, lambda group: uses(group, {**WRITABLE, **IMMUTABLE, **READ_ONLY}[kind]))
 
 
-def test_structured_arrays_are_refused_with_a_sentence() -> None:
+def test_structured_arrays_are_refused() -> None:
     def ranks(group: Group) -> None:
         x = np.zeros(3, [("a", "f8"), ("b", "i4")])
         sentence = r"x: structured arrays are not supported; pass each field separately, such as x\['a'\]"

@@ -36,7 +36,7 @@ def test_the_fast_table_agrees_with_the_contract(op: ReduceOp, dtype: DType) -> 
                     ops.resolve(spelled, dtype)
 
 
-def test_what_is_no_operation() -> None:
+def test_invalid_operations() -> None:
     with pytest.raises(ValueError, match=r"^op='median': expected one of sum, mean, avg, max, min,"):
         ops.resolve("median", DType.F32)
     for op in (0, None, ["sum"], sum):

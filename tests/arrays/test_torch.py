@@ -79,7 +79,7 @@ OPERATIONS = [
 
 
 @pytest.mark.parametrize("call", OPERATIONS)
-def test_every_operation_refuses_what_autograd_follows(call: Any) -> None:
+def test_every_operation_refuses_tensors_that_require_grad(call: Any) -> None:
     def ranks(group: Any) -> None:
         w = torch.ones(2, requires_grad=True)
         y = torch.exp(w)
@@ -106,7 +106,7 @@ WRITES = [
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_autograd_notices_a_saved_tensor_that_was_written(write: Any) -> None:
+def test_autograd_detects_a_write_to_a_saved_tensor(write: Any) -> None:
     def ranks(group: Any) -> None:
         w = torch.ones(2, 4, requires_grad=True)
         x = torch.full((2, 4), 3.0)
@@ -119,7 +119,7 @@ def test_autograd_notices_a_saved_tensor_that_was_written(write: Any) -> None:
     run_ranks(2, ranks)
 
 
-def test_what_is_only_read_is_not_marked_as_written() -> None:
+def test_input_tensors_are_not_marked_as_written() -> None:
     def ranks(group: Any) -> None:
         x = torch.ones(4)
         group.all_gather(x)

@@ -124,7 +124,7 @@ def test_messages_of_device_memory(make: Make, monkeypatch: pytest.MonkeyPatch) 
     run_ranks(2, body, backend=doubled(2, everywhere=True))
 
 
-def test_tensors_that_are_not_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_contiguous_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_cuda(monkeypatch)
 
     def body(group: Group) -> None:
@@ -196,7 +196,7 @@ def test_a_result_elsewhere_than_its_input_is_refused() -> None:
         (CudaArray(np.array(["a"])), "are not supported"),
     ],
 )
-def test_arrays_that_do_not_fit(array: CudaArray, why: str) -> None:
+def test_arrays_that_do_not_match(array: CudaArray, why: str) -> None:
     def body(group: Group) -> None:
         with pytest.raises(TypeError, match=why):
             group.all_reduce(array)

@@ -57,7 +57,7 @@ def _mismatch(group: Group, kind: str) -> MismatchError | None:
         ("compound", ("compound", "compound", "compound"), "other dtype"),
     ],
 )
-def test_a_mismatch_shows_every_call_and_its_place(
+def test_a_mismatch_shows_every_call_and_call_site(
     backend: str, kind: str, places: tuple[str, str, str], mark: str
 ) -> None:
     expected = {rank: _line(place) for rank, place in enumerate(places)}
@@ -94,7 +94,7 @@ def _absent(group: Group) -> str:
 
 
 @BACKENDS
-def test_a_rank_that_is_in_no_call_says_so(backend: str) -> None:
+def test_a_mismatch_names_a_rank_outside_any_call(backend: str) -> None:
     for calls in run_ranks(3, _absent, backend=backend, timeout=20)[:2]:
         assert "(now in barrier #" in calls or "(now outside any collective" in calls
 

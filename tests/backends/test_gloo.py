@@ -64,7 +64,7 @@ def test_scenario(name: str) -> None:
     run_ranks(4, SCENARIOS[name], backend="gloo")
 
 
-def test_what_gloo_does_not_reduce_is_reduced_in_the_order_of_the_ranks() -> None:
+def test_pairs_that_gloo_lacks_are_reduced_in_the_order_of_the_ranks() -> None:
     def body(group: Group) -> None:
         x = np.random.default_rng(group.rank).normal(size=100_003).astype(np.float32)
         everybody = group.all_gather(x)
@@ -80,7 +80,7 @@ def test_what_gloo_does_not_reduce_is_reduced_in_the_order_of_the_ranks() -> Non
     run_ranks(4, body, backend="gloo")
 
 
-def test_mismatches_end_in_an_error_on_every_rank_and_leave_the_outputs() -> None:
+def test_mismatches_raise_on_every_rank_and_leave_the_outputs_unchanged() -> None:
     def body(group: Group) -> list[str]:
         told = []
         for other in (
@@ -129,7 +129,7 @@ def test_a_message_of_another_size(sent: int) -> None:
     run_ranks(2, body, backend="gloo")
 
 
-def test_a_rank_that_does_not_come() -> None:
+def test_a_rank_that_does_not_join() -> None:
     def body(group: Group) -> tuple[int, ...]:
         with group.dup() as part:
             part.timeout = 0.3
@@ -163,7 +163,7 @@ def test_a_receive_may_be_waited_for_a_while() -> None:
     run_ranks(2, body, backend="gloo")
 
 
-def test_any_tag_that_the_array_level_takes() -> None:
+def test_every_tag_of_the_array_level() -> None:
     def body(group: Group) -> None:
         sending = group.isend(np.full(2, group.rank), 1 - group.rank, 2**31 - 1)
         assert group.recv((2,), 1 - group.rank, 2**31 - 1, dtype=int).tolist() == [1 - group.rank] * 2
@@ -199,7 +199,7 @@ def test_messages_from_any_rank_with_any_tag() -> None:
     run_ranks(3, body, backend="gloo")
 
 
-def test_receives_from_anybody_take_messages_in_the_order_in_which_both_came() -> None:
+def test_receives_from_any_rank_match_messages_in_order() -> None:
     def body(group: Group) -> None:
         if group.rank == 0:
             works = [group.irecv((1,), src, tag) for src, tag in ((None, None), (1, 7), (None, 7), (1, None))]
@@ -213,7 +213,7 @@ def test_receives_from_anybody_take_messages_in_the_order_in_which_both_came() -
     run_ranks(2, body, backend="gloo")
 
 
-def test_a_rank_that_leaves_does_not_end_receives_from_anybody() -> None:
+def test_a_rank_that_leaves_does_not_end_receives_from_any_rank() -> None:
     """Until all have left, since then none can come."""
 
     def body(group: Group) -> str:
@@ -337,7 +337,7 @@ def test_several_hosts_need_a_master_address() -> None:
         open(Job(0, 4, 0, 2, "srun", "x"), 1.0)
 
 
-def test_an_error_travels_whole() -> None:
+def test_errors_reach_other_ranks_in_full() -> None:
     """What the first rank writes down is what the others raise."""
 
     def body(group: Group) -> str:

@@ -44,7 +44,7 @@ def test_scenario(placement: str, name: str) -> None:
     run_ranks(len(hosts), SCENARIOS[name], backend=opener(hosts))
 
 
-def test_parts_within_a_host_are_shared_memory() -> None:
+def test_groups_within_a_host_use_shared_memory() -> None:
     def body(group: Group) -> None:
         same_host, one_of_each = group.split(group.rank // 2), group.split(group.rank % 2)
         assert same_host is not None
@@ -96,7 +96,7 @@ def test_messages_from_any_rank_of_any_host(size: int) -> None:
     run_ranks(4, with_own, backend=opener(PLACEMENTS["2x2 round-robin"]), timeout=60)
 
 
-def test_a_probe_says_what_the_next_receive_takes() -> None:
+def test_a_probe_describes_the_message_of_the_next_receive() -> None:
     def body(group: Group) -> None:
         if group.rank == 0:
             assert group.probe() is None
@@ -115,7 +115,7 @@ def test_a_probe_says_what_the_next_receive_takes() -> None:
     run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
 
 
-def test_a_receive_from_anybody_ends_with_the_group() -> None:
+def test_a_receive_from_any_rank_ends_with_the_group() -> None:
     def body(group: Group) -> None:
         part = group.dup()
         receiving = part.irecv((1,), None)
@@ -232,7 +232,7 @@ LEAST: dict[str, tuple[Callable[[Group, Any], object], int]] = {
 
 @pytest.mark.parametrize("placement", ["2x2", "2x2 round-robin"])
 @pytest.mark.parametrize("name", LEAST)
-def test_no_byte_crosses_twice(name: str, placement: str) -> None:
+def test_no_byte_crosses_between_hosts_twice(name: str, placement: str) -> None:
     call, least = LEAST[name]
     hosts = PLACEMENTS[placement]
     sent: Counter[int] = Counter()
@@ -347,7 +347,7 @@ def test_a_mismatch_reaches_every_rank(
         assert "rank 2" in text or "rank 3" in text, text
 
 
-def test_a_rank_that_gives_up_fails_the_others_at_once() -> None:
+def test_a_rank_that_aborts_fails_the_others_at_once() -> None:
     def body(group: Group) -> None:
         assert isinstance(group.comm, HierarchicalCommunicator)
         group.barrier()
@@ -363,7 +363,7 @@ def test_a_rank_that_gives_up_fails_the_others_at_once() -> None:
     run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+def test_a_missing_rank_is_named() -> None:
     over = threading.Event()
 
     def body(group: Group) -> None:

@@ -18,7 +18,7 @@ def test_hosts_are_numbered_by_their_first_ranks() -> None:
 
 
 @pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1, 2, 2, 1), (0, 1, 1)])
-def test_an_arrangement_puts_every_element_where_its_lane_carries_it(hosts: tuple[int, ...]) -> None:
+def test_an_arrangement_moves_every_element_to_its_lane(hosts: tuple[int, ...]) -> None:
     layout = Layout.of(hosts)
     rng = np.random.default_rng(len(hosts))
     for _ in range(20):

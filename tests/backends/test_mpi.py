@@ -107,7 +107,7 @@ def test_conformance_between_hosts(mpi: Path, hosts: tuple[int, ...]) -> None:
     assert_no_failures(run(mpi, len(hosts), program, *map(str, hosts)))
 
 
-def test_blocks_beyond_what_mpi_counts(mpi: Path) -> None:
+def test_blocks_larger_than_mpi_can_count(mpi: Path) -> None:
     """As MPIs before version 4 move more than 2^31 bytes; here they are said to count 100."""
     code = """
 from itertools import product
@@ -221,7 +221,7 @@ def test_on_one_host_shared_memory_is_the_default(mpi: Path) -> None:
     assert run(mpi, 3, "-c", code, RANKWISE_BACKEND="mpi").stdout == "mpi\n"
 
 
-def test_a_rank_that_does_not_come_ends_the_job(mpi: Path, tmp_path: Path) -> None:
+def test_a_rank_that_does_not_join_ends_the_job(mpi: Path, tmp_path: Path) -> None:
     code = "if group.rank:\n    time.sleep(60)\ngroup.all_reduce(np.ones(3))"
     ran = program(mpi, 2, code, tmp_path / "errors", RANKWISE_TIMEOUT="0.5")
     said = (tmp_path / "errors").read_text()
@@ -258,7 +258,7 @@ for other in (np.zeros(4), np.zeros(6), np.zeros(5, np.int32)):
     assert "(count=5, dtype=float64, tag=0), the receive expects (count=5, dtype=int32)" in lines[2]
 
 
-def test_mismatches_are_found_where_that_is_asked_for(mpi: Path) -> None:
+def test_mismatches_are_found_on_request(mpi: Path) -> None:
     code = """
 x = np.ones(5 + group.rank)
 try:

@@ -73,7 +73,7 @@ def one(calls: list[Any], **options: Any) -> NcclCommunicator:
     return comm
 
 
-def test_the_life_of_an_event() -> None:
+def test_event_lifecycle() -> None:
     """The contract's seven steps are CUDA's calls, in this order, and none of them blocks."""
     calls: list[Any] = []
     x = np.ones(4, np.float32)
@@ -100,7 +100,7 @@ def test_the_life_of_an_event() -> None:
             ops.record_on_stream(event, compute)
 
 
-def test_device_memory_goes_to_nccl_as_it_is() -> None:
+def test_device_memory_is_passed_to_nccl_without_a_copy() -> None:
     calls: list[Any] = []
     with one(calls) as comm:
         stream = comm._cuda.stream
@@ -121,7 +121,7 @@ def test_device_memory_goes_to_nccl_as_it_is() -> None:
         assert ("all_reduce", 1, 1, 0, stream) in calls
 
 
-def test_everything_is_given_back() -> None:
+def test_everything_is_released() -> None:
     calls: list[Any] = []
     made: list[Libraries] = []
     comm = one(calls, everywhere=False, made=made)
@@ -137,7 +137,7 @@ def test_everything_is_given_back() -> None:
     assert made[0].cuda.allocated == 0
 
 
-def test_a_started_operation_is_done_when_the_device_has_come_to_it() -> None:
+def test_a_started_operation_is_done_when_the_device_has_run_it() -> None:
     with one([]) as comm:
         x = np.ones(3)
         work = comm.start("all_reduce", x.ctypes.data, 3, DType.F64, ReduceOp.SUM)
@@ -146,7 +146,7 @@ def test_a_started_operation_is_done_when_the_device_has_come_to_it() -> None:
         assert work.done() or work.done()  # the double is busy every second time
 
 
-def test_a_device_that_does_not_answer_is_aborted_at_the_timeout() -> None:
+def test_an_unresponsive_device_is_aborted_at_the_timeout() -> None:
     calls: list[Any] = []
     made: list[Libraries] = []
     comm = one(calls, made=made)
@@ -174,7 +174,7 @@ def test_an_asynchronous_error_fails_the_group() -> None:
     comm.close()
 
 
-def test_one_rank_that_fails_ends_the_others() -> None:
+def test_a_failing_rank_ends_the_others() -> None:
     made: list[Libraries] = []
 
     def body(group: Group) -> None:
@@ -210,7 +210,7 @@ def own_methods(kind: type) -> dict[str, Callable[..., Any]]:
     ("module", "double", "package"),
     [("nccl.bindings.nccl", Nccl, "nccl4py"), ("cuda.bindings.runtime", Cuda, "cuda-bindings")],
 )
-def test_the_double_takes_what_the_real_library_takes(module: str, double: type, package: str) -> None:
+def test_the_double_has_the_signatures_of_the_real_library(module: str, double: type, package: str) -> None:
     try:
         real = importlib.import_module(module)
     except ImportError as error:
@@ -252,7 +252,7 @@ def no_gpu() -> str:
     return ""
 
 
-def test_without_a_gpu_it_says_what_is_missing() -> None:
+def test_without_a_gpu_the_error_names_the_cause() -> None:
     why = no_gpu()
     if not why:
         pytest.skip("there is a GPU here")

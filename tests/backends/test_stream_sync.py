@@ -38,7 +38,7 @@ def held(stream: rw.Stream) -> threading.Event:
 
 
 @pytest.mark.parametrize(("backend", "n"), [("solo", 1), ("threads", 2), ("threads", 3), ("shm", 2)])
-def test_the_life_of_an_event(backend: str, n: int) -> None:
+def test_event_lifecycle(backend: str, n: int) -> None:
     """Step by step. At each gate nothing behind it has happened, though everything is queued."""
 
     def rank(group: Group) -> None:
@@ -66,7 +66,7 @@ def test_the_life_of_an_event(backend: str, n: int) -> None:
     run_ranks(n, rank, backend=backend)
 
 
-def test_each_wait_is_needed_and_holds() -> None:
+def test_each_wait_is_needed_and_effective() -> None:
     """Rank 1 holds back its gradient: the sum, and what waits for that, come after it; what does not wait does not."""
     release = threading.Event()
 
@@ -95,7 +95,7 @@ def test_each_wait_is_needed_and_holds() -> None:
     run_ranks(2, rank)
 
 
-def test_a_blocking_operation_runs_after_what_is_queued() -> None:
+def test_a_blocking_operation_runs_after_queued_ones() -> None:
     gates = [threading.Event(), threading.Event()]
 
     def rank(group: Group) -> None:
@@ -114,7 +114,7 @@ def test_a_blocking_operation_runs_after_what_is_queued() -> None:
     run_ranks(2, rank)
 
 
-def test_sync_comm_stream_waits_for_what_was_started() -> None:
+def test_sync_comm_stream_waits_for_started_operations() -> None:
     def rank(group: Group) -> None:
         ops, x = ops_of(group.comm), np.ones(100_000)
         ops.sync_comm_stream()
@@ -145,7 +145,7 @@ def test_an_event_never_recorded_is_not_waited_for(alone: Communicator) -> None:
         alone.start("barrier").wait(SOON)
 
 
-def test_a_record_stands_for_the_queue_at_that_time(alone: Communicator) -> None:
+def test_a_record_captures_the_queue_at_that_time(alone: Communicator) -> None:
     """A later record changes nothing for who waited before, and what is queued later is not waited for."""
     ops = ops_of(alone)
     with rw.Stream() as first, rw.Stream() as late, rw.Stream() as waiting:
@@ -180,7 +180,7 @@ def test_a_destroyed_event_is_still_waited_for(alone: Communicator) -> None:
         work.wait(SOON)
 
 
-def test_this_thread_stands_for_a_stream(alone: Communicator) -> None:
+def test_the_calling_thread_is_a_stream(alone: Communicator) -> None:
     ops = ops_of(alone)
     with rw.Stream() as stream:
         gate, event = held(stream), ops.create_event()
@@ -194,7 +194,7 @@ def test_this_thread_stands_for_a_stream(alone: Communicator) -> None:
         assert done.done()
 
 
-def test_handles_that_are_none(alone: Communicator) -> None:
+def test_invalid_handles(alone: Communicator) -> None:
     ops = ops_of(alone)
     event, gone = ops.create_event(), ops.create_event()
     ops.destroy_event(gone)
@@ -230,7 +230,7 @@ def test_handles_that_are_none(alone: Communicator) -> None:
         ops.record_on_stream(third, handle)
 
 
-def test_closed_communicators_say_so(alone: Communicator) -> None:
+def test_closed_communicators_raise(alone: Communicator) -> None:
     ops = ops_of(alone)
     event = ops.create_event()
     alone.close()
@@ -266,7 +266,7 @@ def test_a_wait_longer_than_the_timeout_fails_the_group() -> None:
     run_ranks(2, rank)
 
 
-def test_an_event_of_a_closed_stream_fails_who_waits() -> None:
+def test_an_event_of_a_closed_stream_fails_its_waiters() -> None:
     def rank(group: Group) -> None:
         part = group.dup()
         ops = ops_of(part.comm)
@@ -294,7 +294,7 @@ def test_an_event_of_a_closed_stream_fails_who_waits() -> None:
     run_ranks(2, rank)
 
 
-def test_nothing_runs_on_the_numbers_of_a_group_that_failed() -> None:
+def test_work_behind_a_failed_group_is_cancelled() -> None:
     """What waits for the reduction is dropped, and tells why; another stream goes on."""
 
     def rank(group: Group) -> None:
@@ -317,7 +317,7 @@ def test_nothing_runs_on_the_numbers_of_a_group_that_failed() -> None:
     run_ranks(2, rank)
 
 
-def test_waiting_burns_no_core(alone: Communicator) -> None:
+def test_waiting_uses_no_cpu_time(alone: Communicator) -> None:
     """Half a second of waiting for an event, on both kinds of stream and in a thread, takes little CPU time."""
     ops = ops_of(alone)
     with rw.Stream() as first, rw.Stream() as second:

@@ -65,7 +65,7 @@ def test_operations_of_every_rank() -> None:
     run_ranks(2, body, backend="shm", timeout=20)
 
 
-def test_a_rank_that_waits_is_seen_from_outside() -> None:
+def test_a_waiting_rank_is_visible_from_outside() -> None:
     def body(group: Group) -> None:
         if group.rank == 0:
             group.all_reduce(np.ones(100))
@@ -91,7 +91,7 @@ def test_a_rank_that_waits_is_seen_from_outside() -> None:
     run_ranks(2, body, backend="shm", timeout=20)
 
 
-def test_what_failed_is_marked() -> None:
+def test_failed_operations_are_marked() -> None:
     segment = _native.Segment.create(1)
     with threads.connect(segment, 0, 5.0) as comm:
         x = np.ones(4)
@@ -105,7 +105,7 @@ def test_what_failed_is_marked() -> None:
     assert view.state(0).bytes == 24
 
 
-def test_something_else_is_no_segment() -> None:
+def test_other_files_are_not_segments() -> None:
     with open("/proc/self/cmdline", "rb") as file, pytest.raises(ValueError, match="not a segment"):
         _native.SegmentView(file.fileno())
     segment = _native.Segment.create(2)

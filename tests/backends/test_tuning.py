@@ -22,7 +22,7 @@ from forced_algorithms import check_all, expected
 from hosts_in_threads import PLACEMENTS, opener
 
 
-def test_what_is_chosen_on_both_sides_of_each_threshold() -> None:
+def test_the_choice_on_both_sides_of_each_threshold() -> None:
     for backend, edge in (("gloo", 1 << 17), ("mpi", 1 << 14), ("hierarchical", 1 << 14)):
         assert [tuning.all_reduce(backend, edge + more) for more in (0, 1)] == ["all_gather", "reduce_scatter"]
     assert [tuning.gloo_all_reduce((1 << 17) + more, True) for more in (0, 1)] == ["all_gather", "ring"]
@@ -43,7 +43,7 @@ def test_what_is_chosen_on_both_sides_of_each_threshold() -> None:
         ("nccl", {"all_reduce": "ring"}, r"given to nccl, expected none"),
     ],
 )
-def test_names_that_do_not_exist(backend: str, wanted: dict[str, str], words: str) -> None:
+def test_unknown_names(backend: str, wanted: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=f"RANKWISE_ALGORITHM: .*{words}"):
         tuning.check(backend, wanted)
 
@@ -61,7 +61,7 @@ def test_every_algorithm_of_hierarchical(placement: str) -> None:
         assert ran.keys() == expected("hierarchical")
 
 
-def test_a_forced_algorithm_that_cannot_run_says_what_it_needs() -> None:
+def test_a_forced_algorithm_that_cannot_run_names_its_needs() -> None:
     def body(group: Group) -> list[str]:
         said = []
         calls = {"ring": np.ones(10, np.float16), "inline": np.ones(10_000)}
@@ -107,7 +107,7 @@ def test_a_group_of_one_rank_forces_nothing() -> None:
     run_ranks(1, body, backend="gloo")
 
 
-def test_the_groups_that_are_split_off_force_the_same() -> None:
+def test_split_groups_force_the_same_algorithms() -> None:
     def body(group: Group) -> None:
         group.comm.force({"all_reduce": "one_lane"})  # type: ignore[attr-defined]
         part = group.dup()

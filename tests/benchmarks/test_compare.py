@@ -101,7 +101,7 @@ def test_interrupted_it_leaves_nothing_behind(folder: Path, signum: int, status:
         (("HEAD", "--operations", "all_reduce,sort"), "got sort"),
     ],
 )
-def test_a_bad_word_is_named(folder: Path, words: tuple[str, ...], fault: str) -> None:
+def test_a_bad_argument_is_named(folder: Path, words: tuple[str, ...], fault: str) -> None:
     process = command(*words, folder=folder)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -137,7 +137,7 @@ def test_a_revision_is_taken_out_of_git(compare: ModuleType, tmp_path: Path, mon
     assert not (tmp_path / "new" / "build").exists()
 
 
-def test_the_report_names_what_got_slower(compare: ModuleType) -> None:
+def test_the_report_names_slower_cells(compare: ModuleType) -> None:
     same, slower, once = (compare.Cell(2, "all_reduce", size, False) for size in (8, 1024, 1 << 20))
 
     def run(*new: float) -> dict[object, dict[str, float]]:

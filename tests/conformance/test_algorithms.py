@@ -100,7 +100,7 @@ def test_either_side_of_each_threshold(operation: str, direct: bool, monkeypatch
 
 
 @pytest.mark.parametrize("backend", ["shm", "threads"])
-def test_a_forced_algorithm_that_cannot_run_says_what_it_needs(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forced_algorithm_that_cannot_run_names_its_needs(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_ALGORITHM", "all_reduce=inline, broadcast = registered")
 
     def body(group: Group) -> list[str]:
@@ -134,7 +134,7 @@ def test_a_forced_algorithm_that_cannot_run_says_what_it_needs(backend: str, mon
         ("all_reduce", "expected operation=algorithm"),
     ],
 )
-def test_names_that_do_not_exist(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_ALGORITHM", text)
     with pytest.raises((RanksFailed, ValueError)) as caught:
         run_ranks(2, lambda group: group.rank, timeout=10)

@@ -41,7 +41,7 @@ def test_bad_arguments(arguments: list[str], words: str) -> None:
     assert words in ran.stderr.splitlines()[-1]
 
 
-def test_stress_prints_its_seed_and_what_the_ranks_hold() -> None:
+def test_stress_prints_its_seed_and_the_ranks_memory() -> None:
     ran = run("stress", "-n", "2", "--operations", "1000", "--seed", "7")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("seed 7\n")

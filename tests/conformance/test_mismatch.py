@@ -79,7 +79,7 @@ DIFFERENCES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
 
 @pytest.mark.parametrize(("backend", "n", "size"), [("threads", 2, 12), ("threads", 3, 120_000), ("shm", 3, 12)])
 @pytest.mark.parametrize("name", list(DIFFERENCES))
-def test_every_rank_is_told(backend: str, n: int, size: int, name: str) -> None:
+def test_every_rank_raises(backend: str, n: int, size: int, name: str) -> None:
     most, last, words = DIFFERENCES[name]
 
     def body(group: Group) -> str:
@@ -125,7 +125,7 @@ def test_a_difference_in_the_last_call_is_logged_when_the_group_is_closed(
         assert "root=1" in text
 
 
-def test_equal_last_calls_are_closed_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_last_calls_log_nothing_at_close(caplog: pytest.LogCaptureFixture) -> None:
     def body(group: Group) -> None:
         for last in (lambda g: g.broadcast(np.ones(3)), lambda g: g.gather(np.ones(3)), lambda g: g.reduce(np.ones(3))):
             with group.dup() as part:
@@ -136,7 +136,7 @@ def test_equal_last_calls_are_closed_in_silence(caplog: pytest.LogCaptureFixture
     assert not [record for record in caplog.records if record.name == "rankwise"]
 
 
-def test_a_description_is_of_one_call_alone() -> None:
+def test_a_description_applies_to_one_call() -> None:
     """One that is refused before it begins does not leave its shape to the next call."""
 
     def body(group: Group) -> None:

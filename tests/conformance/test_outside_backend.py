@@ -278,7 +278,7 @@ class MeanOfIntegers(TableCommunicator):
         (MeanOfIntegers, "all_reduce", "not refused"),
     ],
 )
-def test_a_wrong_backend_is_found_out(kind: type[TableCommunicator], operation: str, words: str) -> None:
+def test_a_wrong_backend_fails_the_suite(kind: type[TableCommunicator], operation: str, words: str) -> None:
     def open_wrong(job: Job, timeout: float) -> TableCommunicator:
         return kind(job.rank, job.world_size, job.id)
 
@@ -288,7 +288,7 @@ def test_a_wrong_backend_is_found_out(kind: type[TableCommunicator], operation: 
     assert any(words in failure and operation in failure for failure in report.failures), report.failures
 
 
-def test_writing_too_far_is_found_out() -> None:
+def test_writing_too_far_fails_the_suite() -> None:
     def open_wrong(job: Job, timeout: float) -> TableCommunicator:
         return WritesTooFar(job.rank, job.world_size, job.id)
 

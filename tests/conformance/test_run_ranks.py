@@ -26,7 +26,7 @@ def test_results_come_by_rank(backend: str) -> None:
 
 
 @both
-def test_a_failing_rank_is_shown_and_nobody_waits_for_it(backend: str) -> None:
+def test_a_failing_rank_is_reported_without_waiting(backend: str) -> None:
     def fails_on_rank_1(group: Group) -> None:
         if group.rank == 1:
             raise LookupError("lost my keys")
@@ -46,7 +46,7 @@ def test_a_failing_rank_is_shown_and_nobody_waits_for_it(backend: str) -> None:
 
 
 @both
-def test_a_hang_ends_with_the_time(backend: str) -> None:
+def test_a_hang_ends_at_the_timeout(backend: str) -> None:
     def rank_0_stays_away(group: Group) -> None:
         if group.rank != 0:
             group.barrier()
@@ -87,7 +87,7 @@ def test_calls_out_of_step_replace_the_processes() -> None:
     assert not set(first) & set(run_ranks(2, lambda group: os.getpid(), backend="shm"))
 
 
-def test_a_dead_process_is_named_and_the_others_are_told() -> None:
+def test_a_dead_process_is_named_and_the_others_raise() -> None:
     def dies(group: Group) -> None:
         if group.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -100,7 +100,7 @@ def test_a_dead_process_is_named_and_the_others_are_told() -> None:
     assert "PeerLostError" in caught.value.failures[0]
 
 
-def test_a_result_that_cannot_travel_is_an_error_of_its_rank() -> None:
+def test_an_unpicklable_result_is_an_error_of_its_rank() -> None:
     with pytest.raises(RanksFailed, match="pickle"):
         run_ranks(2, lambda group: threading.Lock() if group.rank else 0, backend="shm")
 

@@ -24,7 +24,7 @@ ALL = [(level, name, n) for level, names in OPERATIONS.items() for name in names
 
 
 @pytest.mark.parametrize(("level", "operation", "n"), ALL)
-def test_every_value_of_every_axis_comes(level: str, operation: str, n: int) -> None:
+def test_every_value_of_every_axis_occurs(level: str, operation: str, n: int) -> None:
     cases = select(operation, level, n)
     ops = set(ReduceOp) if operation in REDUCTIONS else {None}
     assert {(case.dtype, case.op) for case in cases} >= {(dtype, op) for dtype in numpy_dtypes() for op in ops}
@@ -44,7 +44,7 @@ def test_every_value_of_every_axis_comes(level: str, operation: str, n: int) -> 
     assert len({case.seed for case in cases}) == len(cases)
 
 
-def test_a_seed_gives_the_same_cases_and_another_gives_others() -> None:
+def test_equal_seeds_give_equal_cases_and_others_differ() -> None:
     assert select("reduce", "array", 4, 1) == select("reduce", "array", 4, 1)
     assert select("reduce", "array", 4, 1) != select("reduce", "array", 4, 2)
 

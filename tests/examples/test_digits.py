@@ -51,7 +51,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("n", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
-def test_ranks_do_what_one_rank_does(tmp_path: Path, one: list[str], n: int) -> None:
+def test_several_ranks_train_as_one_rank_does(tmp_path: Path, one: list[str], n: int) -> None:
     several = lines_of(digits(on_ranks(n), tmp_path, "--epochs", 8))
     check_pictures(tmp_path)
     if n == 1:

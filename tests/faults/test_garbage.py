@@ -107,7 +107,7 @@ def parsed() -> Iterator[list[bytes]]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(says=strangers)
-def test_strangers_at_the_meeting(says: list[list[Words]]) -> None:
+def test_strangers_connect_to_the_rendezvous(says: list[list[Words]]) -> None:
     name = f"garbage {uuid.uuid4()}"
     ranks = [Job(rank, 3, None, None, "test", id=name, secret=b"known to the ranks") for rank in range(3)]
     segments: list[Segment] = []
@@ -127,7 +127,7 @@ def test_strangers_at_the_meeting(says: list[list[Words]]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(answers=st.lists(st.binary(max_size=LONGEST), min_size=1, max_size=3), with_fd=st.booleans())
-def test_a_stranger_in_the_place_of_rank_0(answers: list[bytes], with_fd: bool) -> None:
+def test_a_stranger_listens_in_place_of_rank_0(answers: list[bytes], with_fd: bool) -> None:
     """It listens first, and answers what it likes: the ranks take nothing from it, and meet when it has gone."""
     name = f"garbage {uuid.uuid4()}"
     ranks = [Job(rank, 2, None, None, "test", id=name, secret=b"known to the ranks") for rank in range(2)]
@@ -223,7 +223,7 @@ def test_the_segment_is_sealed() -> None:
         os.ftruncate(segment.fd, 4096)
 
 
-def test_a_file_that_could_shrink_is_no_segment(tmp_path: Path) -> None:
+def test_an_unsealed_file_is_not_accepted_as_a_segment(tmp_path: Path) -> None:
     other = os.memfd_create("rankwise")
     try:
         os.ftruncate(other, 1 << 20)
@@ -251,7 +251,7 @@ sys.exit(3)
 """
 
 
-def test_the_secret_is_in_no_command_line_and_no_message() -> None:
+def test_the_secret_appears_in_no_command_line_or_message() -> None:
     jobs = [
         subprocess.run(
             [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", "python", "-c", SECRET],
@@ -288,7 +288,7 @@ print("done")
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
-def test_what_listens_does_so_on_this_host_alone(backend: str) -> None:
+def test_sockets_listen_on_this_host_only(backend: str) -> None:
     if backend == "gloo":
         pytest.importorskip("torch")
     done = subprocess.run(

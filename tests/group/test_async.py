@@ -69,7 +69,7 @@ def same(got: Any, want: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
-def test_every_operation_gives_what_the_blocking_one_gives(backend: str) -> None:
+def test_every_operation_gives_the_result_of_the_blocking_one(backend: str) -> None:
     def ranks(group: Group) -> None:
         for call in calls(group).values():
             work = call(async_op=True)
@@ -81,7 +81,7 @@ def test_every_operation_gives_what_the_blocking_one_gives(backend: str) -> None
     run_ranks(3, ranks, backend=backend)
 
 
-def test_all_of_them_under_way_at_once() -> None:
+def test_all_operations_in_progress_at_once() -> None:
     """They run in the order called; a blocking call comes after those before it."""
 
     def ranks(group: Group) -> None:
@@ -95,7 +95,7 @@ def test_all_of_them_under_way_at_once() -> None:
     run_ranks(3, ranks)
 
 
-def test_results_are_there_as_soon_as_done_says_so() -> None:
+def test_results_are_complete_once_done_is_true() -> None:
     def ranks(group: Group) -> None:
         base = np.ones((4, 4))
         work = group.all_reduce(base[:, 1], async_op=True)
@@ -106,7 +106,7 @@ def test_results_are_there_as_soon_as_done_says_so() -> None:
     run_ranks(2, ranks)
 
 
-def test_dropped_works_complete_all_the_same() -> None:
+def test_dropped_works_still_complete() -> None:
     def ranks(group: Group) -> None:
         for i in range(100):
             group.all_reduce(np.full(1000, i), async_op=True)
@@ -118,7 +118,7 @@ def test_dropped_works_complete_all_the_same() -> None:
     run_ranks(2, ranks)
 
 
-def test_bad_arguments_raise_at_once_and_do_no_harm() -> None:
+def test_bad_arguments_raise_at_once_and_do_not_fail_the_group() -> None:
     def ranks(group: Group) -> None:
         for call in (
             lambda: group.all_reduce("x", async_op=True),
@@ -189,7 +189,7 @@ def test_waits_with_a_timeout() -> None:
     run_ranks(2, ranks)
 
 
-def test_wait_any_finds_the_one_that_is_complete() -> None:
+def test_wait_any_returns_the_complete_work() -> None:
     def ranks(group: Group) -> None:
         if group.rank == 0:
             works = [group.irecv((), 1, tag, dtype=int) for tag in range(4)]
@@ -249,7 +249,7 @@ def test_await() -> None:
     run_ranks(2, ranks)
 
 
-def test_await_that_is_given_up() -> None:
+def test_a_cancelled_await() -> None:
     async def job(group: Group) -> None:
         work = group.irecv((), 1 - group.rank, dtype=int)
         with pytest.raises(asyncio.TimeoutError):

@@ -159,7 +159,7 @@ def test_objects_are_encoded_when_the_operation_runs(backend: str) -> None:
     run_ranks(2, ranks, backend=backend)
 
 
-def test_what_cannot_be_sent_is_refused_at_the_call() -> None:
+def test_objects_that_cannot_be_sent_are_refused_at_the_call() -> None:
     def ranks(group: Group) -> None:
         for call in (
             lambda: group.all_gather_object(print, async_op=True),
@@ -192,7 +192,7 @@ def test_synchronize_and_later_operations_find_the_result(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_close_keeps_what_is_complete_and_writes_nothing_later(backend: str) -> None:
+def test_close_keeps_complete_results_and_writes_nothing_later(backend: str) -> None:
     def ranks(group: Group) -> None:
         part = group.dup()
         x = np.ones(16)[::2]
@@ -206,7 +206,7 @@ def test_close_keeps_what_is_complete_and_writes_nothing_later(backend: str) -> 
     run_ranks(2, ranks, backend=backend)
 
 
-def test_close_drops_what_the_peer_never_joined() -> None:
+def test_close_cancels_operations_that_the_peer_never_joined() -> None:
     over = threading.Event()
 
     def ranks(group: Group) -> None:
@@ -227,7 +227,7 @@ def test_close_drops_what_the_peer_never_joined() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_wait_on_the_stream_for_what_is_behind_it_is_refused(backend: str) -> None:
+def test_a_wait_for_work_queued_behind_it_is_refused(backend: str) -> None:
     def ranks(group: Group) -> None:
         part = group.dup()
 

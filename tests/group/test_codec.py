@@ -75,7 +75,7 @@ def received(parts: list[Any]) -> list[Any]:
 
 @settings(deadline=None, max_examples=200)
 @given(values)
-def test_what_goes_in_comes_out(value: Any) -> None:
+def test_values_survive_a_round_trip(value: Any) -> None:
     same(codec.decode(received(codec.encode(value))), value)
 
 
@@ -111,7 +111,7 @@ def test_numpy_text_keeps_its_trailing_nuls(data: bytes) -> None:
         assert got == value  # compared as bytes and str, NULs included
 
 
-def test_large_arrays_travel_apart_and_small_ones_in_the_stream() -> None:
+def test_large_arrays_are_sent_separately_and_small_ones_in_the_stream() -> None:
     large, small = np.arange(1200.0), np.arange(10)
     parts = codec.encode({"a": large, "b": [small, large[::2]]})
     assert [part.size for part in parts[1:]] == [9600, 4800]
@@ -158,7 +158,7 @@ class Own:
         (np.ma.zeros(2), "MaskedArray"),
     ],
 )
-def test_what_is_not_plain_is_named(value: Any, name: str) -> None:
+def test_a_value_that_is_not_plain_data_is_named(value: Any, name: str) -> None:
     with pytest.raises(TypeError, match=rf"^obj: .*{name}.*allow_pickle=True"):
         codec.encode(value)
 

@@ -71,7 +71,7 @@ def test_functions_of_other_kinds() -> None:
     run_ranks(3, ranks)
 
 
-def test_a_function_that_raises_does_the_group_no_harm() -> None:
+def test_a_function_that_raises_does_not_fail_the_group() -> None:
     def broken(a: Any, b: Any) -> Any:
         raise KeyError("no such thing")
 

@@ -55,7 +55,7 @@ def test_synchronize_raises_the_failure_of_a_wait() -> None:
     run_ranks(1, ranks)
 
 
-def test_synchronize_raises_once_what_is_no_failure_of_the_group() -> None:
+def test_synchronize_raises_other_errors_once() -> None:
     def fail(a: Any, b: Any) -> Any:
         raise ArithmeticError("on purpose")
 
@@ -73,7 +73,7 @@ def test_synchronize_raises_once_what_is_no_failure_of_the_group() -> None:
     run_ranks(2, ranks)
 
 
-def test_or_it_is_logged_once_at_close(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_logs_a_failure_once(caplog: pytest.LogCaptureFixture) -> None:
     def ranks(group: Group) -> None:
         for known in (False, True):
             part = group.dup(f"part {known}")
@@ -97,7 +97,7 @@ def test_or_it_is_logged_once_at_close(caplog: pytest.LogCaptureFixture) -> None
         )
 
 
-def test_or_at_the_end_of_the_program() -> None:
+def test_the_end_of_the_program_logs_a_failure_once() -> None:
     code = """
 import numpy as np, rankwise as rw
 group = rw.init()
@@ -130,7 +130,7 @@ def test_a_dropped_receive_keeps_its_message() -> None:
     run_ranks(2, ranks)
 
 
-def test_a_receive_that_close_gave_up_is_not_delivered_later() -> None:
+def test_a_receive_abandoned_by_close_is_not_delivered_later() -> None:
     def ranks(group: Group) -> None:
         part = group.dup()
         work = part.irecv(np.zeros(16)[::2], group.rank)

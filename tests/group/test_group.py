@@ -155,7 +155,7 @@ def test_out_receives_the_result() -> None:
     run_ranks(3, ranks)
 
 
-def test_an_out_found_wrong_late_does_the_group_no_harm() -> None:
+def test_a_late_error_about_out_does_not_fail_the_group() -> None:
     """What a result's shape is, the others tell: by then they count on this rank."""
 
     def ranks(group: Group) -> None:
@@ -185,7 +185,7 @@ def test_scatter_in_types_of_ml_dtypes() -> None:
     run_ranks(2, ranks)
 
 
-def test_other_lengths_than_the_others() -> None:
+def test_ranks_pass_different_lengths() -> None:
     def ranks(group: Group) -> None:
         with pytest.raises(MismatchError):
             group.all_to_all(np.ones(4 + group.rank))
@@ -204,7 +204,7 @@ def test_broadcast_reads_read_only_on_src() -> None:
     run_ranks(2, ranks)
 
 
-def test_reduce_leaves_the_others_alone() -> None:
+def test_reduce_leaves_other_ranks_arrays_unchanged() -> None:
     def ranks(group: Group) -> None:
         x = np.full(6, group.rank + 1)[::2]
         if group.rank != 1:
@@ -235,7 +235,7 @@ def test_messages_keep_their_arrays_alive() -> None:
     run_ranks(2, ranks)
 
 
-def test_receive_into_what_is_not_contiguous() -> None:
+def test_receive_into_a_non_contiguous_array() -> None:
     def ranks(group: Group) -> None:
         base = np.zeros((4, 4))
         if group.rank == 0:
@@ -265,7 +265,7 @@ def test_a_message_of_another_size() -> None:
     run_ranks(2, ranks)
 
 
-def test_subgroups_that_disagree() -> None:
+def test_ranks_disagree_about_a_subgroup() -> None:
     def ranks(group: Group) -> None:
         if group.rank == 2:
             assert group.subgroup([0, 1]) is None
@@ -319,7 +319,7 @@ def test_ranks_and_translation() -> None:
     run_ranks(4, ranks)
 
 
-def test_the_messages_of_a_duplicate_do_not_meet_the_groups() -> None:
+def test_messages_of_a_duplicate_do_not_match_the_groups() -> None:
     def ranks(group: Group) -> None:
         copy = group.dup()
         other = 1 - group.rank
@@ -332,7 +332,7 @@ def test_the_messages_of_a_duplicate_do_not_meet_the_groups() -> None:
     run_ranks(2, ranks)
 
 
-def test_a_group_does_not_travel() -> None:
+def test_a_group_cannot_be_pickled() -> None:
     def ranks(group: Group) -> None:
         refused(
             lambda: pickle.dumps(group), TypeError, "group 'world' belongs to this rank and cannot be sent; every rank"

@@ -57,7 +57,7 @@ def most_dims(strided: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_rank_finds_it_before_anything_is_sent(case: str) -> None:
+def test_every_rank_refuses_too_many_dimensions_before_sending(case: str) -> None:
     call, words = CASES[case]
 
     def ranks(group: Group) -> int:
@@ -68,7 +68,7 @@ def test_every_rank_finds_it_before_anything_is_sent(case: str) -> None:
     assert run_ranks(2, ranks) == [2, 2]
 
 
-def test_functions_reduce_arrays_of_all_the_dimensions_there_are() -> None:
+def test_functions_reduce_arrays_of_the_most_dimensions() -> None:
     def ranks(group: Group) -> None:
         x = np.full((1,) * most_dims().ndim, group.rank + 1.0)
         assert group.scan(x, np.multiply).item() == [1, 2, 6][group.rank]

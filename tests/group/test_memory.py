@@ -157,7 +157,7 @@ def test_a_pending_operation_keeps_it() -> None:
     run_ranks(2, ranks)
 
 
-def test_the_context_makes_arrays_there() -> None:
+def test_arrays_made_in_the_context_are_registered() -> None:
     def ranks(group: Group) -> None:
         with rw.registered(group):
             x, small, zeros = np.ones(5000), np.ones(3), np.zeros((100, 100), np.float32)
@@ -197,7 +197,7 @@ def test_a_backend_without_such_memory() -> None:
     run_ranks(1, ranks, backend=open_plain)
 
 
-def test_other_counts_leave_the_memory_alone() -> None:
+def test_a_mismatch_leaves_the_memory_unchanged() -> None:
     def ranks(group: Group) -> None:
         x = group.empty(50_000 + group.rank)
         x[...] = 7
@@ -208,7 +208,7 @@ def test_other_counts_leave_the_memory_alone() -> None:
     run_ranks(2, ranks, backend="shm")
 
 
-def test_a_rank_that_dies_in_the_middle() -> None:
+def test_a_rank_dies_during_an_operation() -> None:
     def ranks(group: Group) -> None:
         x = group.empty(4_000_000, np.float32)
         for _ in range(3):

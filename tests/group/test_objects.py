@@ -69,7 +69,7 @@ def test_every_operation(n: int, backend: str, make: Any) -> None:
     run_ranks(n, ranks, backend=backend)
 
 
-def test_arrays_that_were_received_are_ones_own() -> None:
+def test_received_arrays_own_their_memory() -> None:
     def ranks(group: Group) -> None:
         arrays = [np.ones(3000, np.float32), np.ones(3), np.ones((3, 4), np.int8)]
         for got in (
@@ -85,7 +85,7 @@ def test_arrays_that_were_received_are_ones_own() -> None:
     run_ranks(2, ranks)
 
 
-def test_what_is_not_plain_is_refused_before_anything_is_sent() -> None:
+def test_values_that_are_not_plain_data_are_refused_before_anything_is_sent() -> None:
     def ranks(group: Group) -> None:
         thing = decimal.Decimal(1)
         text = r"^obj: decimal.Decimal is not plain data; pass allow_pickle=True if every rank"
@@ -110,7 +110,7 @@ def test_what_is_not_plain_is_refused_before_anything_is_sent() -> None:
     run_ranks(2, ranks)
 
 
-def test_a_pickle_is_not_read_where_it_is_not_allowed() -> None:
+def test_a_pickle_is_not_loaded_unless_allowed() -> None:
     def ranks(group: Group) -> None:
         thing = decimal.Decimal(1)
         if group.rank == 0:
@@ -123,7 +123,7 @@ def test_a_pickle_is_not_read_where_it_is_not_allowed() -> None:
     run_ranks(2, ranks)
 
 
-def test_plain_data_is_not_pickled_even_where_it_may_be() -> None:
+def test_plain_data_is_never_pickled() -> None:
     def ranks(group: Group) -> None:
         if group.rank == 0:
             group.broadcast_object([1, "a"], allow_pickle=True)

@@ -56,7 +56,7 @@ def test_any_keeps_the_order_of_one_sender() -> None:
     run_ranks(2, ranks)
 
 
-def test_a_dtype_other_than_the_arrays() -> None:
+def test_a_dtype_that_differs_from_the_arrays() -> None:
     def ranks(group: Group) -> None:
         work = group.isend(np.ones(3), 0)
         for receive in (group.recv, group.irecv):
@@ -95,7 +95,7 @@ def test_probe() -> None:
     run_ranks(2, ranks)
 
 
-def test_a_batch_in_which_everybody_sends_much_to_everybody() -> None:
+def test_a_batch_of_large_messages_between_all_ranks() -> None:
     def ranks(group: Group) -> None:
         n, me, size = group.world_size, group.rank, 200_000
         sends = [(np.full(size, 10.0 * me + to), to, me) for to in range(n)]
@@ -132,7 +132,7 @@ def test_a_batch_is_checked_before_it_begins() -> None:
     run_ranks(1, ranks)
 
 
-def test_a_backend_without_any_source_says_so() -> None:
+def test_a_backend_without_any_source_raises() -> None:
     def ranks(group: Group) -> None:
         group.comm.any_source = False
         with pytest.raises(UnsupportedError, match=r"^recv from any rank or with any tag is not supported"):

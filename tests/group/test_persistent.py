@@ -15,7 +15,7 @@ from rankwise.testing import run_ranks
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
-def test_a_plan_does_what_the_operation_does(backend: str) -> None:
+def test_a_plan_gives_the_result_of_the_operation(backend: str) -> None:
     def ranks(group: Group) -> None:
         me = group.rank
         for x in (np.ones((3, 2)), np.ones((), np.int8), np.ones(0), bytearray(b"\1\1"), np.ones(50_000, np.float32)):
@@ -36,7 +36,7 @@ def test_a_plan_does_what_the_operation_does(backend: str) -> None:
     run_ranks(3, ranks, backend=backend)
 
 
-def test_what_a_plan_cannot_keep_is_refused() -> None:
+def test_arguments_that_a_plan_cannot_keep_are_refused() -> None:
     torch = pytest.importorskip("torch")
 
     def ranks(group: Group) -> None:

@@ -65,7 +65,7 @@ def test_what_rank_0_receives() -> None:
     run_ranks(2, ranks)
 
 
-def test_signs_of_zero_infinities_and_nans_come_through() -> None:
+def test_signed_zeros_infinities_and_nans_are_preserved() -> None:
     def ranks(group: Group) -> None:
         x = np.array([-0.0, np.inf, np.nan, -np.inf])
         got = group.scan(x)
@@ -118,7 +118,7 @@ def test_kinds_out_and_functions() -> None:
 
 
 @pytest.mark.parametrize("function", [np.add, lambda a, b: np.repeat(a + b, 2, -1)[..., ::2]])
-def test_functions_of_numbers_and_functions_that_give_views(function: Callable[[Any, Any], Any]) -> None:
+def test_functions_of_numbers_and_functions_returning_views(function: Callable[[Any, Any], Any]) -> None:
     """What the function gives is copied while it lives, and as it looks, not as it lies in memory."""
 
     def ranks(group: Group) -> None:
@@ -132,7 +132,7 @@ def test_functions_of_numbers_and_functions_that_give_views(function: Callable[[
     run_ranks(3, ranks)
 
 
-def test_the_neutral_elements_are_of_every_pair() -> None:
+def test_every_pair_has_a_neutral_element() -> None:
     for dtype in DType:
         for op in OPS:
             if op.refused_for(dtype) is None:

@@ -32,7 +32,7 @@ SHAPES += [(4, *[1] * 9), (4, *[1] * 10), (8, *[1] * 12)]
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_ranks_that_take_their_part_in_different_ways(n: int) -> None:
+def test_ranks_receive_their_parts_in_different_ways(n: int) -> None:
     run_ranks(n, _ways, backend="threads" if n == 4 else "shm", timeout=60)
 
 
@@ -62,7 +62,7 @@ def _ways(group: Group) -> None:
     assert group.all_reduce(1) == n
 
 
-def test_its_first_step_is_no_broadcast() -> None:
+def test_scatter_does_not_begin_with_a_broadcast() -> None:
     """Both are a few words of one rank's: they must be told apart all the same."""
     run_ranks(2, _mixed, timeout=30)
 
@@ -78,7 +78,7 @@ def _mixed(group: Group) -> None:
     assert (words == 7).all()
 
 
-def test_a_row_of_them_from_changing_ranks() -> None:
+def test_many_scatters_from_changing_ranks() -> None:
     """Nobody overtakes what another still reads."""
     run_ranks(3, _row, backend="threads", timeout=60)
 

@@ -61,7 +61,7 @@ def test_submit_takes_arguments_and_returns_at_once() -> None:
 
 
 @pytest.mark.parametrize("error", [ArithmeticError, SystemExit, KeyboardInterrupt])
-def test_what_a_function_raises_comes_out_of_its_work(error: type[BaseException]) -> None:
+def test_a_work_raises_the_error_of_its_function(error: type[BaseException]) -> None:
     def function() -> None:
         raise error("on purpose")
 
@@ -75,7 +75,7 @@ def test_what_a_function_raises_comes_out_of_its_work(error: type[BaseException]
         stream.synchronize()  # it was told already
 
 
-def test_or_out_of_synchronize() -> None:
+def test_synchronize_raises_the_error_of_a_dropped_work() -> None:
     with rw.Stream() as stream:
         stream.submit(fail, "first")
         stream.submit(fail, "second")
@@ -85,7 +85,7 @@ def test_or_out_of_synchronize() -> None:
         stream.synchronize()
 
 
-def test_or_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_is_never_raised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "rankwise"), rw.Stream("lazy") as stream:
         for i in range(MOST_FAILURES + 2):
             stream.submit(fail, f"number {i}")
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_a_wait() -> None:
         gate.set()
 
 
-def test_memory_is_let_go() -> None:
+def test_a_function_is_released_after_it_ran() -> None:
     class Thing:
         pass
 
@@ -208,7 +208,7 @@ def test_close_is_bounded_and_logged(
     other.close()
 
 
-def test_close_lets_finish_what_is_quick() -> None:
+def test_close_waits_for_short_functions() -> None:
     stream = rw.Stream()
     works = [stream.submit(pow, 2, i) for i in range(50)]
     stream.close()
@@ -341,7 +341,7 @@ def training(group: Group) -> list[float]:
     return [float(number) for number in x]
 
 
-def test_without_streams_of_the_backend_the_same_program_gives_the_same() -> None:
+def test_a_backend_without_streams_gives_the_same_results() -> None:
     def rank(group: Group) -> None:
         with_streams = training(group)
         group.comm.start = lambda operation, *args: type(group.comm).__mro__[1].start(group.comm, operation, *args)  # type: ignore[method-assign]

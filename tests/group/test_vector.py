@@ -42,7 +42,7 @@ def test_arguments_are_refused_before_anything_is_sent() -> None:
     run_ranks(2, ranks)
 
 
-def test_an_out_found_wrong_late_does_the_group_no_harm() -> None:
+def test_a_late_error_about_out_does_not_fail_the_group() -> None:
     def ranks(group: Group) -> None:
         x = np.ones((2, 3))
         out = np.zeros((7, 3)) if group.rank == 0 else None
@@ -64,7 +64,7 @@ def test_an_out_found_wrong_late_does_the_group_no_harm() -> None:
     run_ranks(2, ranks)
 
 
-def test_counts_that_differ_between_the_ranks() -> None:
+def test_ranks_pass_different_counts() -> None:
     def ranks(group: Group) -> None:
         with pytest.raises(MismatchError):
             group.reduce_scatter_v(np.ones(4), [1, 3] if group.rank else [2, 2])

@@ -94,7 +94,7 @@ def test_torchrun() -> None:
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2", "SLURM_PROCID"),
     ],
 )
-def test_several_ranks_that_cannot_meet_are_not_one_alone(
+def test_ranks_that_cannot_find_each_other_do_not_run_alone(
     environ: dict[str, str], announces: str, missing: str
 ) -> None:
     found = ", ".join(f"{name}={value}" for name, value in environ.items())
@@ -119,11 +119,11 @@ def test_several_ranks_that_cannot_meet_are_not_one_alone(
         {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},  # a batch script
     ],
 )
-def test_what_announces_no_second_rank(environ: dict[str, str]) -> None:
+def test_variables_that_announce_no_second_rank(environ: dict[str, str]) -> None:
     assert find_job(environ, ALONE) == Job()
 
 
-def test_a_part_of_the_variables() -> None:
+def test_incomplete_variables() -> None:
     """What is there is listed, so that what is missing is seen."""
     for name, environ in (
         ("WORLD_SIZE", {"RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}),
@@ -155,7 +155,7 @@ def test_two_jobs() -> None:
     assert find_job({**OPEN_MPI, **agreeing}, ALONE).master == ("a", 7), "a script that passes mpiexec's numbers on"
 
 
-def test_where_to_meet_is_taken_from_every_launcher() -> None:
+def test_the_rendezvous_address_is_taken_from_every_launcher() -> None:
     where = {"MASTER_ADDR": "node1", "MASTER_PORT": "7"}
     for environ in (OPEN_MPI, MPICH, SLURM):
         assert find_job({**environ, **where}, ALONE, lambda _: "1").master == ("node1", 7)
@@ -191,7 +191,7 @@ def test_slurm() -> None:
     assert find_job(repeated, ALONE).local_world_size == 1
 
 
-def test_the_inner_launcher_holds() -> None:
+def test_the_inner_launcher_wins() -> None:
     assert find_job({**SLURM, **MPICH}, ALONE, lambda _: "1").launcher == "mpiexec (MPICH)"
     assert find_job({**SLURM, **MPICH, **OPEN_MPI}, ALONE).launcher == "mpiexec (Open MPI)"
     assert find_job({**SLURM, **OPEN_MPI, **TORCHRUN}, ALONE).launcher == "torchrun"
@@ -207,7 +207,7 @@ def test_the_inner_launcher_holds() -> None:
         ({"LOCAL_WORLD_SIZE": "two"}, "environment variable LOCAL_WORLD_SIZE='two': expected an integer"),
     ],
 )
-def test_what_cannot_be(change: dict[str, str], text: str) -> None:
+def test_impossible_values(change: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
         find_job({**TORCHRUN, **change}, ALONE)
 

@@ -39,7 +39,7 @@ def test_lines_are_passed_when_they_are_complete() -> None:
     assert file.bytes.getvalue() == b"a\none two\nthree\nb"
 
 
-def test_tags_stand_where_lines_begin() -> None:
+def test_tags_precede_lines() -> None:
     file = File()
     output = OutputMultiplexer(1, file, None, tag=True)
     stream, _ = output.add(7)
@@ -57,7 +57,7 @@ def test_one_rank_writes_as_if_alone() -> None:
     assert file.bytes.getvalue() == b"Name? "
 
 
-def test_an_endless_line_comes_in_pieces() -> None:
+def test_a_very_long_line_is_passed_in_pieces() -> None:
     file = File()
     output = OutputMultiplexer(2, file, None)
     (stream, _), _ = output.add(0), output.add(1)
@@ -111,7 +111,7 @@ def traceback(of: str) -> bytes:
 
 
 @pytest.mark.parametrize("tag", [False, True])
-def test_equal_tracebacks_appear_once_and_the_last_is_that_of_the_rank_to_blame(tag: bool) -> None:
+def test_equal_tracebacks_appear_once_and_the_rank_to_blames_comes_last(tag: bool) -> None:
     file = File()
     output = OutputMultiplexer(5, None, file, tag=tag)
     streams = [output.add(rank)[1] for rank in range(5)]

@@ -43,7 +43,7 @@ def test_the_function_need_not_communicate() -> None:
     assert rw.spawn(my_rank, 4) == [0, 1, 2, 3]
 
 
-def test_closures_and_large_arrays_travel() -> None:
+def test_closures_and_large_arrays_are_passed() -> None:
     pytest.importorskip("cloudpickle")
     x = np.arange(1 << 18, dtype=np.float64)
 
@@ -88,14 +88,14 @@ def dies_on_rank_1(how: str) -> None:
         ("os._exit(0)", "exited with status 0"),
     ],
 )
-def test_a_rank_that_dies_is_named(deed: str, how: str) -> None:
+def test_a_dead_rank_is_named(deed: str, how: str) -> None:
     with pytest.raises(rw.PeerLostError, match=r"rank 1") as caught:
         rw.spawn(dies_on_rank_1, 3, deed)
     assert caught.value.rank == 1
     assert how in str(caught.value)
 
 
-def test_a_death_is_told_with_its_place() -> None:
+def test_the_error_says_where_a_rank_died() -> None:
     with pytest.raises(rw.PeerLostError, match=r"rank 1 was killed by SIGKILL after barrier #1") as caught:
         rw.spawn(dies_on_rank_1, 2, "os.kill(os.getpid(), signal.SIGKILL)")
     lost = caught.value
@@ -109,7 +109,7 @@ def waits_for_a_late_rank() -> None:
     group.barrier()
 
 
-def test_timeout_is_that_of_the_operations() -> None:
+def test_the_timeout_applies_to_the_operations() -> None:
     with pytest.raises(rw.CollectiveTimeout) as caught:
         rw.spawn(waits_for_a_late_rank, 2, timeout=0.3)
     assert caught.value.limit == 0.3
@@ -123,12 +123,12 @@ def raises_what_cannot_travel() -> None:
     raise OwnError(threading.Lock(), 1)
 
 
-def test_a_result_that_cannot_travel() -> None:
+def test_an_unpicklable_result() -> None:
     with pytest.raises(TypeError, match=r"the result of fn, lock, cannot be sent back"):
         rw.spawn(gives_a_lock, 2)
 
 
-def test_an_error_that_cannot_travel_comes_as_text() -> None:
+def test_an_unpicklable_error_is_raised_as_text() -> None:
     with pytest.raises(rw.RankwiseError, match=r"rank \d raised .*OwnError") as caught:
         rw.spawn(raises_what_cannot_travel, 2)
     assert "raise OwnError(threading.Lock(), 1)" in str(caught.value.__cause__)
@@ -154,7 +154,7 @@ def test_bad_timeout() -> None:
         rw.spawn(my_rank, 2, timeout=0)
 
 
-def test_arguments_that_cannot_travel() -> None:
+def test_unpicklable_arguments() -> None:
     with pytest.raises(TypeError, match=r"cannot be sent"):
         rw.spawn(my_rank, 2, threading.Lock())
 
@@ -171,7 +171,7 @@ def prints() -> None:
     print("err", my_rank(), file=sys.stderr)
 
 
-def test_what_ranks_print_appears_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_output_appears_here(capsys: pytest.CaptureFixture[str]) -> None:
     rw.spawn(prints, 2)
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == ["out 0", "out 1"]

@@ -79,7 +79,7 @@ def test_digits(network: Make, tmp_path: Path, backend: str, placement: tuple[in
         assert "matches the one-rank run" in ranks.out(0), ranks.report()
 
 
-def test_the_least_crosses_between_hosts(network: Make, tmp_path: Path) -> None:
+def test_no_more_than_necessary_crosses_between_hosts(network: Make, tmp_path: Path) -> None:
     size = 1 << 20
     # Of what host 0 has, every byte that host 1 needs must leave it once.
     least = {
@@ -150,14 +150,14 @@ def test_a_host_cut_off_fails_both_sides(network: Make, tmp_path: Path, backend:
         assert end["after"] < ALLOWED + LATE, found
 
 
-def test_nothing_is_left_of_a_network(network: Make) -> None:
+def test_networks_are_removed_completely(network: Make) -> None:
     hosts = network(2)
     pids = [namespace.pid for namespace in hosts.hosts]
     hosts.close()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_where_namespaces_cannot_be_made_the_reason_is_given_and_nothing_stays_open(
+def test_a_failure_to_create_namespaces_is_explained_and_closes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unshare = tmp_path / "unshare"

@@ -69,7 +69,7 @@ def test_spans_made_elsewhere(kept: int) -> None:
     assert spans(kept) == [("gpu", "kernel", 10, 20)]
 
 
-def test_of_many_threads_none_is_lost(kept: int) -> None:
+def test_spans_of_many_threads_are_all_kept(kept: int) -> None:
     def body() -> None:
         for _ in range(3000):
             with rw.trace.span("short"):
@@ -83,7 +83,7 @@ def test_of_many_threads_none_is_lost(kept: int) -> None:
     assert len(spans(kept)) == 12_000
 
 
-def test_a_forked_child_does_not_tell_its_parents_spans(kept: int) -> None:
+def test_a_forked_child_does_not_report_its_parents_spans(kept: int) -> None:
     rw.trace.add("parent", 1, 2)
     pid = os.fork()
     if pid == 0:
@@ -95,7 +95,7 @@ def test_a_forked_child_does_not_tell_its_parents_spans(kept: int) -> None:
 
 
 @pytest.mark.parametrize("fd", ["", "0", "77"])
-def test_without_a_launcher_that_asks_nothing_is_kept(fd: str) -> None:
+def test_no_spans_are_kept_unless_a_launcher_requests_them(fd: str) -> None:
     """A descriptor of that number may be something else: a process that a rank started."""
     code = (
         "import rankwise as rw\nassert not rw.trace.on()\nwith rw.trace.span('x'): pass\n"

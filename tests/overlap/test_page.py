@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "overlap.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_there_are_programs() -> None:
+def test_the_page_has_programs() -> None:
     assert len(PROGRAMS) >= 4
 
 

@@ -18,7 +18,7 @@ PARAMETERS = st.lists(
 )
 
 
-def test_small_ones_share_a_bucket_and_large_ones_have_their_own() -> None:
+def test_small_gradients_share_a_bucket_and_large_ones_do_not() -> None:
     parameters = [GradientSpec((16,), DType.F32), GradientSpec((1000,), DType.F32), GradientSpec((3, 4), DType.F32)]
     assert plan(parameters, [2, 1, 0], 256) == [
         BucketLayout(DType.F32, (2,), (0,), 16),

@@ -119,7 +119,7 @@ def test_reduced_where_marked() -> None:
     run_ranks(2, ranks)
 
 
-def test_lent_gradients_are_taken_when_their_bucket_is_reduced() -> None:
+def test_lent_gradients_are_read_when_their_bucket_is_reduced() -> None:
     def ranks(group: Group) -> None:
         for options in ({}, {"hook": rw.BF16Hook("mean")}, {"async_op": False}):
             reducer = rw.GradientReducer([np.zeros(3), np.zeros(2)], group, **options)  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def test_a_compute_stream() -> None:
     run_ranks(2, ranks)
 
 
-def test_a_failure_comes_out() -> None:
+def test_wait_raises_a_failure() -> None:
     def ranks(group: Group) -> None:
         reducer = rw.GradientReducer([np.zeros(5000)], group)
         reducer.mark_ready(0, np.ones(5000))
@@ -246,7 +246,7 @@ def test_a_failure_comes_out() -> None:
     run_ranks(2, ranks)
 
 
-def test_a_failure_comes_out_where_it_is_marked() -> None:
+def test_mark_ready_raises_a_failure() -> None:
     def ranks(group: Group) -> None:
         reducer = rw.GradientReducer([np.zeros(5000)], group, async_op=False)
         if group.rank == 1:
@@ -270,7 +270,7 @@ def test_a_failure_comes_out_where_it_is_marked() -> None:
         lambda group: rw.GradientReducer([np.zeros(3), np.zeros((2, 2))], group, hook=rw.TopKHook()),
     ],
 )
-def test_other_parameters_on_another_rank(other: Callable[[Group], Any]) -> None:
+def test_ranks_with_different_parameters(other: Callable[[Group], Any]) -> None:
     def ranks(group: Group) -> None:
         this = partial(rw.GradientReducer, [np.zeros(3), np.zeros((2, 2))])
         with pytest.raises(MismatchError, match="different parameters or options") as caught:
@@ -319,7 +319,7 @@ def test_no_parameters() -> None:
     run_ranks(2, ranks)
 
 
-def test_tensors_of_several_types() -> None:
+def test_tensors_of_several_dtypes() -> None:
     torch = pytest.importorskip("torch")
 
     def ranks(group: Group) -> None:

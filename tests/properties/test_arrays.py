@@ -78,7 +78,7 @@ def test_gather_and_broadcast(n: int, shape: tuple[int, ...], dtype: str, data: 
 
 
 @given(n=sizes, shape=rows_first, dtype=dtypes, data=st.data())
-def test_splits_are_those_of_array_split(n: int, shape: tuple[int, ...], dtype: str, data: st.DataObject) -> None:
+def test_arrays_are_split_as_array_split_does(n: int, shape: tuple[int, ...], dtype: str, data: st.DataObject) -> None:
     """scatter and reduce_scatter split axis 0 unevenly where they must; all_gather_v undoes that."""
     root = data.draw(st.integers(0, n - 1))
     whole = numbers(root, shape, dtype)
@@ -122,7 +122,7 @@ def test_all_gather_v_takes_any_lengths(lengths: list[int], tail: tuple[int, ...
 
 
 @given(n=sizes, view=views(), dtype=dtypes)
-def test_views_are_worked_on_in_place_and_what_is_between_stays(
+def test_views_are_changed_in_place_and_the_gaps_are_not(
     n: int, view: tuple[tuple[int, ...], tuple[Any, ...], bool], dtype: str
 ) -> None:
     shape, index, transpose = view

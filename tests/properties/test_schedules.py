@@ -42,7 +42,7 @@ def plain(value: Any) -> Any:
 
 @settings(deadline=None, max_examples=40)
 @given(schedules())
-def test_works_give_what_blocking_calls_give(schedule: tuple[int, list[tuple[str, int, int, bool]], int]) -> None:
+def test_works_give_the_results_of_blocking_calls(schedule: tuple[int, list[tuple[str, int, int, bool]], int]) -> None:
     n, steps, seed = schedule
 
     def ranks(group: Group) -> None:

@@ -192,7 +192,7 @@ def test_a_wrong_byte_is_found(peer_env: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("fault", "why"), [("dies", "exited with status 7"), ("raises", "RuntimeError: no such luck")])
-def test_a_peer_that_fails_is_left_out(peer_env: str, tmp_path: Path, fault: str, why: str) -> None:
+def test_a_failing_peer_is_skipped(peer_env: str, tmp_path: Path, fault: str, why: str) -> None:
     done, document = against_fake(peer_env, tmp_path / "r.json", fault)
     assert done.returncode == 0
     assert list(document["left_out"]) == ["mpich"]
@@ -301,7 +301,7 @@ def test_bad_words_are_an_error_of_one_line(words: list[str], named: str) -> Non
     assert named in done.stderr
 
 
-def test_an_unknown_backend_is_an_error_that_names_it() -> None:
+def test_an_unknown_backend_is_named() -> None:
     done = bench("barrier", "--backend", "pigeons")
     assert done.returncode == 1
     assert "pigeons" in done.stderr

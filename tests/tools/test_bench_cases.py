@@ -36,7 +36,7 @@ def test_sizes(text: str, factor: int, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-8", "8:", "64:8", "1.5K", "8,,16", "8:16:32"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_sizes(text, 4)
 
@@ -74,7 +74,7 @@ def test_counts_are_whole_elements_and_whole_parts() -> None:
         ("send_recv", 1, 1),
     ],
 )
-def test_bandwidths_of_4_ranks_are_those_of_nccl_tests(name: str, total: int, factor: float) -> None:
+def test_bandwidths_of_4_ranks_match_nccl_tests(name: str, total: int, factor: float) -> None:
     operation = OPERATIONS[name]
     algorithm = operation.algorithm_bandwidth(1000, 4, 1e-6)
     assert algorithm == pytest.approx(total)
@@ -141,7 +141,7 @@ CASES = [
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 @pytest.mark.parametrize(("operation", "op", "name"), sorted(CASES))
-def test_expected_results_are_those_of_the_definitions(operation: str, op: str, name: str, n: int) -> None:
+def test_expected_results_match_the_definitions(operation: str, op: str, name: str, n: int) -> None:
     dtype = np.dtype(name)
     count = 1200 * n  # more than a period
     given = [rank.repeated(pattern, dtype, 0, count) for pattern in rank.patterns(op, n)]
@@ -155,7 +155,7 @@ def test_expected_results_are_those_of_the_definitions(operation: str, op: str, 
 
 
 @pytest.mark.parametrize("op", [*OPS_OF_INTEGERS, "mean"])
-def test_check_data_tells_ranks_and_places_apart(op: str) -> None:
+def test_check_data_differs_between_ranks_and_positions(op: str) -> None:
     rows = rank.patterns(op, 4)
     assert all((a != b).any() for a, b in itertools.combinations(rows, 2))
     result = rank.reduced(op, rows)

@@ -42,7 +42,7 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize("words", [["--version"], ["status", "--json"]])
-def test_a_reader_that_has_gone_is_no_error(words: list[str]) -> None:
+def test_a_closed_output_pipe_is_not_an_error(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as out:

@@ -19,7 +19,7 @@ TRIED = [
 ]
 
 
-def test_facts_name_the_cores_that_count() -> None:
+def test_facts_name_the_usable_cores() -> None:
     found = {fact.name: fact for fact in facts()}
     assert list(found) == list(FACTS)
     assert re.fullmatch(r"[1-9]\d* usable", found["cores"].value)
@@ -28,7 +28,7 @@ def test_facts_name_the_cores_that_count() -> None:
     assert found["segment"].value == "memfd works"
 
 
-def test_a_fact_that_cannot_be_found_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_fact_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> tuple[str, str]:
         raise OSError("no such thing")
 
@@ -49,7 +49,7 @@ def test_trials_are_real_and_independent(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "unheard-of" in found["unheard-of"].why
 
 
-def test_a_trial_that_does_not_end_is_ended() -> None:
+def test_a_trial_that_hangs_is_terminated() -> None:
     start = time.monotonic()
     (trial,) = trials(["shm"], 0.01)
     assert (trial.works, trial.why) == (False, "no result within 0.01 s")
@@ -89,7 +89,7 @@ def test_tables(rich: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_would_be_chosen_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choices_for_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -56,7 +56,7 @@ def test_a_command(dashes: list[str]) -> None:
     assert sorted(done.stdout.splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
 
 
-def test_python_is_the_one_that_rankwise_is_installed_in() -> None:
+def test_python_is_the_interpreter_of_rankwise() -> None:
     done = run("-n", "1", "python", "-c", "import sys; print(sys.executable)", PATH="/usr/bin:/bin")
     assert done.stdout.strip() == sys.executable
 

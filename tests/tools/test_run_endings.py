@@ -103,7 +103,7 @@ def test_the_first_failure_is_blamed(program: str, deed: str, code: int, how: st
     assert said == {0, 1, 3}, "the other ranks had no time to tell"
 
 
-def test_a_rank_that_takes_its_time_to_end_is_blamed_all_the_same() -> None:
+def test_a_rank_that_ends_slowly_is_still_blamed() -> None:
     code = """
 import atexit, os, sys, time
 
@@ -165,7 +165,7 @@ deep(group, 40)
 
 
 @pytest.mark.parametrize("options", [[], ["--tag-output"]])
-def test_a_rank_that_only_lost_another_is_not_blamed(tmp_path: Path, options: list[str]) -> None:
+def test_a_rank_that_only_lost_a_peer_is_not_blamed(tmp_path: Path, options: list[str]) -> None:
     """Also where the launcher cannot see who lost whom, as on gloo: these ranks never call rankwise.init."""
     (tmp_path / "program.py").write_text("""
 import os, sys, time
@@ -192,7 +192,7 @@ raise LookupError("lost my keys")
     assert "PeerLostError: rank 1 closed its socket" in done.stderr
 
 
-def test_a_traceback_of_a_rank_that_goes_on_is_shown_while_it_runs(tmp_path: Path) -> None:
+def test_a_traceback_of_a_running_rank_is_shown_at_once(tmp_path: Path) -> None:
     code = """
 import os, sys, time, traceback
 try:
@@ -221,7 +221,7 @@ def test_a_rank_that_never_joined_is_blamed_too() -> None:
     )
 
 
-def test_a_rank_that_does_not_heed_sigterm_is_killed() -> None:
+def test_a_rank_that_ignores_sigterm_is_killed() -> None:
     script = "[ $RANKWISE_RANK = 1 ] && sleep 0.3 && exit 5; trap '' TERM; sleep 30; sleep 30"
     start = time.monotonic()
     done = subprocess.run([*RUN, "-n", "3", "sh", "-c", script], capture_output=True, text=True, timeout=50)
@@ -290,7 +290,7 @@ import time; time.sleep(50)
     until(lambda: not any(lives(pid) for pid in pids))
 
 
-def test_what_ranks_leave_behind_is_ended(tmp_path: Path) -> None:
+def test_processes_left_by_ranks_are_ended(tmp_path: Path) -> None:
     script = """
 sh -c 'echo $$ > $0/$RANKWISE_RANK.child; exec sleep 50' $0 &
 setsid sh -c 'echo $$ > $0/$RANKWISE_RANK.daemon; exec sleep 50' $0 &
@@ -303,7 +303,7 @@ while [ $(cat $0/$RANKWISE_RANK.* 2>/dev/null | wc -l) -lt 2 ]; do sleep 0.01; d
     assert not any(lives(pid) for pid in pids_in(tmp_path, 4))
 
 
-def test_a_reader_that_goes_ends_the_job() -> None:
+def test_a_closed_output_pipe_ends_the_job() -> None:
     launcher = subprocess.Popen([*RUN, "-n", "2", "yes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == b"y\n"
@@ -385,7 +385,7 @@ def test_a_hang_is_reported_once_and_the_last_lines_are_about_the_missing_rank(t
     assert any(line.endswith("in save_checkpoint") for line in said[begin + 4 :])
 
 
-def test_a_message_that_does_not_come(tmp_path: Path) -> None:
+def test_a_message_that_never_arrives(tmp_path: Path) -> None:
     """A message has no number: "after recv #0" is no place."""
     code = """
 import sys, rankwise as rw
@@ -415,7 +415,7 @@ def test_too_few_open_files_for_so_many_ranks() -> None:
     )
 
 
-def test_too_few_open_files_to_watch_the_others() -> None:
+def test_too_few_open_files_to_watch_the_peers() -> None:
     code = """
 import os, resource, rankwise as rw
 from rankwise.backends.native import shm

@@ -48,7 +48,7 @@ def test_a_slow_line_is_not_torn() -> None:
     assert done.stdout == "ab\n" * 12
 
 
-def test_bytes_pass_unharmed_and_streams_stay_apart() -> None:
+def test_bytes_pass_unchanged_and_streams_stay_separate() -> None:
     data = bytes(range(256)) * 300
     code = (
         "import sys; data = bytes(range(256)) * 300; sys.stdout.buffer.write(data); sys.stderr.buffer.write(data[::-1])"
@@ -57,7 +57,7 @@ def test_bytes_pass_unharmed_and_streams_stay_apart() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, data, data[::-1])
 
 
-def test_a_last_line_without_its_end_comes_and_is_not_joined_to_another() -> None:
+def test_an_incomplete_last_line_is_shown_on_its_own() -> None:
     done = subprocess.run([*RUN, "-n", "3", "--tag-output", "printf", "a\nb"], capture_output=True, timeout=50)
     assert sorted(done.stdout.split(b"\n")) == [b"[0] a", b"[0] b", b"[1] a", b"[1] b", b"[2] a", b"[2] b"]
 
@@ -115,7 +115,7 @@ else:
         os.close(screen)
 
 
-def test_ranks_have_no_terminal_that_could_stop_them() -> None:
+def test_ranks_have_no_controlling_terminal() -> None:
     code = """
 import os
 try:

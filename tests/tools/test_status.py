@@ -141,7 +141,7 @@ def test_live_in_a_terminal() -> None:
         (["--watch"], "--watch needs a terminal"),
     ],
 )
-def test_what_cannot_be_shown_is_one_line(words: list[str], why: str) -> None:
+def test_errors_are_one_line(words: list[str], why: str) -> None:
     with subprocess.Popen(["sleep", "60"]) as another:
         done = status(*[str(another.pid) if word == "another" else word for word in words])
         another.kill()
@@ -182,7 +182,7 @@ except rw.PeerLostError:
 """
 
 
-def test_a_rank_that_died() -> None:
+def test_a_dead_rank() -> None:
     launcher = subprocess.Popen(
         [*RANKWISE, "run", "-n", "2", "--", "python", "-c", DEATH], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -196,7 +196,7 @@ def test_a_rank_that_died() -> None:
     assert launcher.returncode == 128 + signal.SIGKILL
 
 
-def test_ranks_that_have_not_come() -> None:
+def test_ranks_that_have_not_joined() -> None:
     program = "import sys; print('here', flush=True); sys.stdin.read()"
     launcher = subprocess.Popen(
         [*RANKWISE, "run", "-n", "1", "--", "python", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -62,7 +62,7 @@ def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
-def test_a_good_run_is_kept_where_it_is_asked_for(tmp_path: Path, how: str) -> None:
+def test_the_trace_of_a_good_run_is_kept_on_request(tmp_path: Path, how: str) -> None:
     done = run(tmp_path, "--trace", "t.json") if how == "option" else run(tmp_path, RANKWISE_TRACE="t.json")
     assert done.returncode == 0
     assert done.stderr == "rankwise: the trace is in t.json; to see it: rankwise trace t.json\n"
@@ -141,7 +141,7 @@ def test_a_job_without_operations_leaves_no_trace(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_file(tmp_path: Path) -> None:
     done = run(tmp_path, "--trace", "nowhere/t.json")
     assert done.returncode == 2
     assert done.stderr == (
@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "rankwise trace 0"}', '{"format": "rankwise trace 1"}'])
-def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
+def test_files_that_are_not_traces(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.json").write_text(text)
     done = rankwise("trace", "t.json", folder=tmp_path)
     assert done.returncode == 1
@@ -191,7 +191,7 @@ def trace(*ranks: list[TracedOperation], spans: list[Span] | None = None) -> Tra
     return Trace(["program"], 0, 100 * MS, None, told)
 
 
-def test_the_last_to_come_and_what_the_others_waited() -> None:
+def test_the_last_rank_and_the_waiting_times_of_the_others() -> None:
     made = trace(
         [operation(1, 0, 10, waited=9), operation(2, 20, 21)],
         [operation(1, 9, 10), operation(2, 11, 21, waited=7)],
@@ -211,7 +211,7 @@ def test_the_last_to_come_and_what_the_others_waited() -> None:
     assert (kind.calls, kind.spent, kind.waited) == (6, (10 + 1 + 5 + 1 + 10 + 9) * MS, (9 + 7 + 3 + 8) * MS)
 
 
-def test_who_never_comes_is_the_last() -> None:
+def test_a_rank_that_never_arrives_is_the_last() -> None:
     made = trace(
         [operation(1, 0, 1), operation(2, 2, None, waited=90)],
         [operation(1, 0, 1)],
@@ -222,13 +222,13 @@ def test_who_never_comes_is_the_last() -> None:
     assert stragglers([second], 3)[0].rank == 1
 
 
-def test_what_is_no_more_in_a_trace_is_left_out() -> None:
+def test_overwritten_operations_are_left_out() -> None:
     """Rank 1 has done more since, for example messages: its trace begins later."""
     made = trace([operation(1, 0, 1), operation(2, 2, 3)], [operation(2, 2, 3)])
     assert [operation.sequence for operation in group_operations(made)] == [2]
 
 
-def test_a_group_of_some_ranks_concerns_these_alone() -> None:
+def test_a_subgroups_operations_involve_only_its_ranks() -> None:
     made = trace(
         [operation(1, 0, 1), operation(1, 2, 5, waited=2, group=1)],
         [operation(1, 0, 1)],
@@ -258,6 +258,6 @@ def test_the_timeline() -> None:
     assert slices["forward", rows["compute"]]["ts"] == 1_000
 
 
-def test_a_trace_of_nothing() -> None:
+def test_an_empty_trace() -> None:
     assert summary(trace([]))[-1] == "the trace holds no operation that all ranks began"
     assert timeline(trace([]))["traceEvents"]

@@ -45,7 +45,7 @@ def test_mypy() -> None:
 
 
 @pytest.mark.slow
-def test_mypy_on_what_the_documents_show(snippets: list[Path]) -> None:
+def test_mypy_on_the_documents_snippets(snippets: list[Path]) -> None:
     # Without the project's own strictness: readers leave their functions untyped.
     done = run("mypy", "--config-file=", "--check-untyped-defs", "--follow-imports=silent", *map(str, snippets))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +60,7 @@ def test_pyright(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("pyright") is None, reason="pyright is not installed; pip install pyright")
-def test_pyright_on_what_the_documents_show(snippets: list[Path]) -> None:
+def test_pyright_on_the_documents_snippets(snippets: list[Path]) -> None:
     check_by_pyright(snippets[0].parent, snippets)
 
 

@@ -60,7 +60,7 @@ def test_a_difference_is_found_by_every_rank(other: Callable[[Group, object], ob
     assert len({text for texts in run_ranks(3, body, backend=open_checked) for text in texts}) == 1
 
 
-def test_groups_that_are_split_off_are_checked_too() -> None:
+def test_split_groups_are_checked_too() -> None:
     def body(group: Group) -> None:
         part = group.dup()
         assert isinstance(part.comm, CheckedCommunicator)
@@ -72,7 +72,7 @@ def test_groups_that_are_split_off_are_checked_too() -> None:
 
 
 @pytest.mark.parametrize("check", ["1", ""])
-def test_init_wraps_an_outside_backend_where_that_is_asked_for(tmp_path: Path, check: str) -> None:
+def test_init_wraps_an_outside_backend_on_request(tmp_path: Path, check: str) -> None:
     info = tmp_path / "outside-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")

@@ -27,7 +27,7 @@ def alone() -> EngineCommunicator:
     return solo.open(Job(), 5.0)
 
 
-def test_after_close_every_operation_says_so() -> None:
+def test_after_close_every_operation_raises() -> None:
     comm = alone()
     comm.close()
     comm.close()
@@ -122,7 +122,7 @@ def test_a_dropped_communicator_is_closed() -> None:
         assert blocks_in_use(comm) == blocks_in_use(comm)
 
 
-def test_parts_outlive_the_whole() -> None:
+def test_split_groups_outlive_their_parent() -> None:
     def ranks(group: Group) -> None:
         part = group.comm.split(group.rank % 2, -group.rank)
         assert part is not None
@@ -148,7 +148,7 @@ def test_abort_fails_every_rank() -> None:
     run_ranks(3, ranks)
 
 
-def test_timeout_holds_for_operations() -> None:
+def test_the_timeout_applies_to_operations() -> None:
     over = threading.Event()
 
     def ranks(group: Group) -> None:

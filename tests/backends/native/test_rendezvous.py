@@ -75,7 +75,7 @@ def connection(job: Job) -> socket.socket:
 
 @pytest.mark.parametrize("secret", [b"", b"only we know"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 12])
-def test_all_get_one_segment(world_size: int, secret: bytes) -> None:
+def test_all_ranks_receive_the_same_segment(world_size: int, secret: bytes) -> None:
     results = meet_all(jobs(world_size, secret=secret))
     assert same_segment(results)
     assert isinstance(results[0], Segment)
@@ -100,7 +100,7 @@ def test_nothing_is_left() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_garbage_is_dropped_and_the_meeting_goes_on() -> None:
+def test_garbage_is_ignored() -> None:
     ranks = jobs(2)
 
     def disturb() -> None:
@@ -124,7 +124,7 @@ def test_garbage_is_dropped_and_the_meeting_goes_on() -> None:
     assert same_segment(results)
 
 
-def test_without_the_secret_one_gets_nothing() -> None:
+def test_a_client_without_the_secret_gets_nothing() -> None:
     ranks = jobs(2, secret=b"right")
     stranger = Job(1, 2, None, None, "test", ranks[1].id, b"wrong")
     results: list[Segment] = []
@@ -149,7 +149,7 @@ def test_a_replayed_greeting_gets_nothing() -> None:
         assert isinstance(rendezvous.meet(ranks[1], 20.0), Segment)
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_missing_ranks_are_named() -> None:
     ranks = jobs(4)
     results = meet_all([ranks[0], ranks[2]], timeout=1.0)
     for error in results:
@@ -162,7 +162,7 @@ def test_who_does_not_come_is_named() -> None:
     assert "no process listens" in str(error)
 
 
-def test_a_rank_that_ends_while_the_others_wait() -> None:
+def test_a_rank_ends_while_the_others_wait() -> None:
     ranks = jobs(3)
 
     def ends() -> None:
@@ -179,7 +179,7 @@ def test_a_rank_that_ends_while_the_others_wait() -> None:
     assert "rank 1 ended before all ranks had come" in str(results[0])
 
 
-def test_ranks_that_disagree() -> None:
+def test_ranks_disagree() -> None:
     ranks = jobs(3)
     other = Job(1, 4, None, None, "test", ranks[0].id)
     for error in meet_all([ranks[0], other]):
@@ -191,7 +191,7 @@ def test_ranks_that_disagree() -> None:
 
 
 @pytest.mark.parametrize("part", ["host", "container (pid namespace)", "container (network namespace)"])
-def test_ranks_elsewhere_are_no_neighbours(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_other_hosts_are_not_accepted(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = jobs(2)
     real = rendezvous._identity
 
@@ -214,7 +214,7 @@ def test_another_users_socket_is_not_trusted(monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(error, CollectiveTimeout)
 
 
-def test_a_job_without_a_name_cannot_meet() -> None:
+def test_a_job_without_an_id_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"test gives the job no id to meet by"):
         rendezvous.meet(jobs(2, id="")[0], 1.0)
 

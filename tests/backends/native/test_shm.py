@@ -19,7 +19,7 @@ print("ok")
 """
 
 
-def test_ranks_come_back_after_close() -> None:
+def test_ranks_can_open_again_after_close() -> None:
     segment = Segment.create(2)
     ranks = [
         subprocess.Popen(
@@ -143,7 +143,7 @@ print("ok")
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_memory_that_peers_cannot_reach_is_staged(n: int) -> None:
+def test_unreachable_memory_is_staged(n: int) -> None:
     """As what a driver maps: of one rank, of another, of all."""
     done = ranks(n, UNREADABLE_BY_SOME)
     if "no memfd_secret" in done.stderr:
@@ -152,7 +152,7 @@ def test_memory_that_peers_cannot_reach_is_staged(n: int) -> None:
     assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["ok"] * n
 
 
-def test_memory_that_no_peer_can_read() -> None:
+def test_unreadable_memory() -> None:
     done = two_ranks(UNREADABLE)
     if "no memfd_secret" in done.stderr:
         pytest.skip("this kernel makes no memory that other processes cannot read (memfd_secret)")
@@ -160,7 +160,7 @@ def test_memory_that_no_peer_can_read() -> None:
     assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["ok", "ok"]
 
 
-def test_a_descriptor_that_is_not_there() -> None:
+def test_a_missing_descriptor() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import rankwise as rw; rw.init()"],
         env={**os.environ, "RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "2", "RANKWISE_SEGMENT_FD": "97"},
@@ -186,6 +186,6 @@ except rw.PeerLostError as error:
 """
 
 
-def test_a_death_is_told_in_a_group_that_the_launcher_did_not_make() -> None:
+def test_a_death_fails_a_second_group() -> None:
     done = two_ranks(IN_A_SECOND_GROUP)
     assert "rank 1 (pid" in done.stdout, done.stderr

@@ -51,7 +51,7 @@ tensor_mul tensor_div tensor_sum tensor_mean tensor_save tensor_load tensor_dele
 """
 
 
-def test_the_commands_of_the_design_are_there() -> None:
+def test_the_commands_of_the_design_exist() -> None:
     assert set(WANTED.split()) <= set(COMMANDS)
     names = [name for command in COMMANDS.values() for name in {command.name, command.alias}]
     assert len(names) == len(set(names))
@@ -59,7 +59,7 @@ def test_the_commands_of_the_design_are_there() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
-def test_every_row_is_sound(command: object, session: Session) -> None:
+def test_every_table_row_is_consistent(command: object, session: Session) -> None:
     row = COMMANDS[command.name]  # type: ignore[attr-defined]
     names = [parameter.name for parameter in row.parameters]
     for form in row.positional:
@@ -192,7 +192,7 @@ def test_named_parameters_in_any_order(session: Session) -> None:
     assert call(session, "tensor_shape", gathered) == "1 2 3"
 
 
-def test_numbers_below_zero_are_no_options(session: Session) -> None:
+def test_negative_numbers_are_not_options(session: Session) -> None:
     assert to_list(session, "arange", "-2", "1") == "-2.0 -1.0 0.0"
     assert to_list(session, "tensor_create", "-1.5") == "-1.5"
     assert to_list(session, "tensor_create", "-inf nan") == "-inf nan"
@@ -232,7 +232,7 @@ def test_alone_collectives_give_copies(session: Session) -> None:
             assert call(session, "tensor_shape", call(session, *words)) == "1 2 3"
 
 
-def test_modes_say_what_they_are(session: Session) -> None:
+def test_init_names_its_mode(session: Session) -> None:
     facts = ("get_rank", "get_world_size", "is_distributed", "distributed_barrier")
 
     def now() -> list[str]:
@@ -319,13 +319,13 @@ def test_every_dtype_keeps_its_numbers(session: Session, tmp_path: Path, dtype: 
         assert (call(session, "tensor_to_list", loaded), call(session, "tensor_dtype", loaded)) == (numbers, shown)
 
 
-def test_bfloat16_is_not_saved_as_something_else(session: Session, tmp_path: Path) -> None:
+def test_bfloat16_is_not_saved_as_another_dtype(session: Session, tmp_path: Path) -> None:
     given = call(session, "ones", "1", "bfloat16")
     assert "bfloat16" in error(session, "tensor_save", given, str(tmp_path / "x.npy"))
     assert not (tmp_path / "x.npy").exists()
 
 
-def test_files_that_are_no_tensors(session: Session, tmp_path: Path) -> None:
+def test_loading_files_without_a_tensor(session: Session, tmp_path: Path) -> None:
     (tmp_path / "text.npy").write_text("no array")
     np.save(tmp_path / "complex.npy", np.ones(2, np.complex64))
     np.savez(tmp_path / "many.npz", np.ones(2), np.ones(2))

@@ -25,14 +25,14 @@ def outputs(text: str) -> list[str]:
     return [line.removeprefix("# Output: ") for line in text.splitlines() if line.startswith("# Output: ")]
 
 
-def test_the_reference_is_that_of_the_table() -> None:
+def test_the_reference_matches_the_command_table() -> None:
     written = TEXT.partition("\n### ")[2]
     assert "### " + written.rstrip() == reference(COMMANDS).rstrip(), (
         "python -m rankwise.frontends.tcl.commands prints it anew"
     )
 
 
-def test_every_command_has_an_example_that_says_what_it_prints() -> None:
+def test_every_command_has_an_example_with_its_output() -> None:
     for command in COMMANDS.values():
         assert command.example
         assert f"torch::{command.name}" in command.example

@@ -74,7 +74,7 @@ def test_first_examples_of_the_pages(start: str, text: str, printed: list[str]) 
     assert done.stdout.splitlines() == printed
 
 
-def test_a_copy_of_the_library_finds_python_on_the_path_or_where_told() -> None:
+def test_a_copied_library_finds_python_on_the_path_or_by_its_variable() -> None:
     assert FOLDER is not None
     Path("libtorchtcl.so").unlink()
     shutil.copy(FOLDER / "libtorchtcl.so", "libtorchtcl.so")
@@ -86,7 +86,7 @@ def test_a_copy_of_the_library_finds_python_on_the_path_or_where_told() -> None:
         assert (done.stdout, done.stderr) == ("3\n", "")
 
 
-def test_the_library_is_small_and_has_no_python_in_it() -> None:
+def test_the_library_is_small_and_does_not_link_python() -> None:
     assert FOLDER is not None
     data = (FOLDER / "libtorchtcl.so").read_bytes()
     assert len(data) < 100_000
@@ -103,7 +103,7 @@ def test_a_python_without_rankwise_is_named() -> None:
     assert done.stdout.startswith("torchtcl: false cannot run rankwise; ")
 
 
-def test_errors_text_and_help_come_through_the_pipe() -> None:
+def test_errors_output_and_help_pass_through_the_pipe() -> None:
     done = tclsh(
         REQUIRE
         + """
@@ -201,7 +201,7 @@ def test_the_child_ends_when_tclsh_is_killed(how: signal.Signals) -> None:
     process.stdout.close()
 
 
-def test_a_child_that_waits_for_other_ranks_ends_too() -> None:
+def test_a_child_waiting_for_other_ranks_ends_too() -> None:
     text = REQUIRE + PID + 'torch::distributed_init 1 2 127.0.0.1 29519 "gloo"'
     process = subprocess.Popen(command(text), stdout=subprocess.PIPE, text=True)
     child = child_of(process)

@@ -65,7 +65,7 @@ def test_standard_input_is_a_script() -> None:
 
 
 @both_hosts
-def test_the_library_and_the_package_are_there_already() -> None:
+def test_the_library_and_the_package_are_already_loaded() -> None:
     done = tclsh(stdin="load ./libtorchtcl.so; puts [package require torchtcl]; load libtorchtcl.so")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1.0\n", "")
 
@@ -80,7 +80,7 @@ def test_exit_ends_at_once_with_its_code_and_all_output(tmp_path: Path, where: s
 
 
 @both_hosts
-def test_an_error_that_is_not_caught_ends_with_error_info(tmp_path: Path) -> None:
+def test_an_uncaught_error_prints_error_info(tmp_path: Path) -> None:
     done = tclsh(script(tmp_path, 'puts first\nproc f {} {torch::distributed_gather "x"}\nf\nputs never'), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "first\n")
     lines = done.stderr.splitlines()
@@ -117,9 +117,7 @@ def test_ctrl_c_ends_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_tclsh")
-def test_without_tcl_and_tclsh_it_says_which_package_brings_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_tcl_and_tclsh_the_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     done = tclsh(stdin="puts x")
     assert (done.returncode, done.stdout) == (1, "")
@@ -148,7 +146,7 @@ def test_ranks_run_a_script(tmp_path: Path) -> None:
 
 @both_hosts
 @pytest.mark.parametrize("end", ["error boom", "torch::distributed_gather nonexistent", "exit 1"])
-def test_a_rank_that_ends_ends_the_job(tmp_path: Path, end: str) -> None:
+def test_a_rank_that_exits_ends_the_job(tmp_path: Path, end: str) -> None:
     text = f"""
         torch::distributed_init 0 3 "shm"
         torch::distributed_barrier
@@ -177,7 +175,7 @@ def test_a_lost_rank_can_be_caught(tmp_path: Path) -> None:
     assert re.match(r"lost: rank 1 \(pid \d+ on \S+\) exited with status 0", done.stdout), done.stdout
 
 
-def test_a_script_that_is_not_there() -> None:
+def test_a_missing_script() -> None:
     assert ranks(2, "nowhere.tcl").returncode == 127
     done = tclsh("nowhere.tcl")
     assert (done.returncode, done.stderr) == (1, "rankwise tclsh: error: script not found: nowhere.tcl\n")
