@@ -27,7 +27,7 @@ def loaded_by(code: str, *launcher: str) -> set[str]:
 
 
 def test_import_loads_few_modules() -> None:
-    """Not how long it takes: that is the machine's, and depends on what else it does."""
+    """Counts modules, not time, which depends on the machine and its load."""
     added = f"import sys, numpy; before = len(sys.modules); {EVERY_NAME}; print(len(sys.modules) - before)"
     assert int(python(added)) < MOST
 
@@ -58,7 +58,7 @@ def test_the_launcher_and_the_contract_do_without_numpy(code: str) -> None:
 
 
 def test_the_launcher_imports_little() -> None:
-    """Each of these takes it one to seven ms. What its libraries import of them is theirs."""
+    """Each of these costs the launcher one to seven ms, unless one of its libraries imports it anyway."""
     slow = {"ctypes", "dataclasses", "inspect", "json", "logging", "pathlib", "shutil", "tempfile", "typing"}
     libraries = "import argparse, contextlib, selectors, socket, subprocess, rankwise"
     assert slow & loaded_by("import rankwise.tools.run") <= loaded_by(libraries)

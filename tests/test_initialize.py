@@ -98,7 +98,7 @@ def test_bad_environment() -> None:
 
 
 def test_exit_closes_open_groups() -> None:
-    """Nothing is said and nothing hangs, whatever the interpreter's end finds open."""
+    """Exit prints nothing and does not hang, whatever is open."""
     code = """
 import rankwise as rw
 group = rw.init("shm")

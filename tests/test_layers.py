@@ -1,4 +1,4 @@
-"""The rooms import each other along the arrows only, light things import nothing heavy, files stay short.
+"""The rooms import each other only along the arrows, light modules import nothing heavy, files stay short.
 
 frontends, tools -> overlap -> group -> arrays -> contract <- backends -> native
                                  launch, observe -> contract

@@ -1,4 +1,4 @@
-"""tests/parts.py: it runs the parts by make, and ends with times, what failed and what was not tested."""
+"""tests/parts.py runs the parts by make, and ends with their times, the failures, and what was not tested."""
 
 from __future__ import annotations
 

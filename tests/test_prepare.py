@@ -1,4 +1,4 @@
-"""prepare.sh: it finds what a machine lacks, names the commands that bring it, and makes environments again."""
+"""prepare.sh finds what a machine lacks, names the commands that install it, and recreates environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names that `import rankwise` offers, and what a newcomer sees of them."""
+"""The names that `import rankwise` offers, and their documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anything that holds numbers becomes checked memory."""
+"""Arrays of any kind become checked buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operation on every kind of array: right results, of the input's kind."""
+"""Every operation on every kind of array gives right results, of the input's kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch tensors: in host memory, without a copy, and back as tensors."""
+"""torch tensors in host memory: used without a copy, and returned as tensors."""
 
 from __future__ import annotations
 

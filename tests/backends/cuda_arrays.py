@@ -1,4 +1,4 @@
-"""Arrays that say they lie in CUDA memory, for nccl over the double of nccl4py: their memory is this process's."""
+"""Arrays that claim to be in CUDA memory, for nccl over the double of nccl4py; their memory is host memory."""
 
 from __future__ import annotations
 

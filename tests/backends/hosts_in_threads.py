@@ -1,4 +1,4 @@
-"""Hosts that are not there: ranks that are threads, with the engine of this host in the place of that between hosts."""
+"""Simulated hosts: ranks are threads, and this host's engine replaces the engine between hosts."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def host(x: Any) -> Any:
 @pytest.mark.parametrize("make", [CudaArray, cuda_tensor], ids=["cupy", "torch"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_takes_device_memory(name: str, make: Make, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results are on the device too; started, and into out=, as well."""
+    """The results are on the device too, also for started operations and with out=."""
     pretend_cuda(monkeypatch)
     call, expected = OPERATIONS[name]
     calls: list[Any] = []
@@ -143,7 +143,7 @@ def test_non_contiguous_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("make", [CudaArray, cuda_tensor], ids=["cupy", "torch"])
 @pytest.mark.parametrize("name", [*OPERATIONS, "send", "recv", "batch", "plan", "minloc"])
 def test_other_backends_refuse_it_by_name(name: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is sent, so that the group works on."""
+    """It is refused before anything is sent, so the group continues."""
     pretend_cuda(monkeypatch)
     more: dict[str, Callable[[Group, Any], Any]] = {
         "send": lambda g, x: g.send(x, 1 - g.rank),

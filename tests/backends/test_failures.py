@@ -1,4 +1,4 @@
-"""What the errors of a failed group say: who, what and where. That they come at all is tests/faults'."""
+"""The text of the errors of a failed group; tests/faults tests that they are raised."""
 
 from __future__ import annotations
 

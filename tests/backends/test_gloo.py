@@ -110,7 +110,7 @@ def test_mismatches_raise_on_every_rank_and_leave_the_outputs_unchanged() -> Non
 
 @pytest.mark.parametrize("sent", [5, 200_000])
 def test_a_message_of_another_size(sent: int) -> None:
-    """Neither a longer nor a shorter one is written anywhere, and none ends the process, as gloo would."""
+    """A message of another length is written nowhere, and does not end the process, as it would in gloo alone."""
 
     def body(group: Group) -> None:
         for expected in (sent - 1, sent + 1, 300_000, 2):
@@ -173,7 +173,7 @@ def test_every_tag_of_the_array_level() -> None:
 
 
 def test_messages_from_any_rank_with_any_tag() -> None:
-    """Small and large ones, to oneself too; a probe finds what the next receive takes, and takes nothing."""
+    """Small and large messages, to oneself too; a probe finds the next receive's message and does not receive it."""
 
     def body(group: Group) -> None:
         n, me = group.world_size, group.rank
@@ -214,7 +214,7 @@ def test_receives_from_any_rank_match_messages_in_order() -> None:
 
 
 def test_a_rank_that_leaves_does_not_end_receives_from_any_rank() -> None:
-    """Until all have left, since then none can come."""
+    """It ends them only when all other ranks have left, because then no message can arrive."""
 
     def body(group: Group) -> str:
         part = group.dup()
@@ -299,7 +299,7 @@ time.sleep(0.5)
 
 
 def test_ranks_of_a_master_address() -> None:
-    """As another launcher would start them; a second group in the same processes meets there as well."""
+    """As another launcher would start them; a second group of the same processes also uses the address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     code = """
@@ -317,7 +317,7 @@ print(first, rw.init("gloo").all_reduce(1))
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """Whose agent serves the store."""
+    """torchrun's agent serves the store."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os, rankwise as rw; g = rw.init(); os.write(1, b'%s %d\\n' % (g.backend.encode(), g.all_reduce(1)))"
@@ -338,7 +338,7 @@ def test_several_hosts_need_a_master_address() -> None:
 
 
 def test_errors_reach_other_ranks_in_full() -> None:
-    """What the first rank writes down is what the others raise."""
+    """The error that the first rank records is the one that the others raise."""
 
     def body(group: Group) -> str:
         with group.dup() as part:

@@ -1,4 +1,4 @@
-"""hierarchical over hosts that are not there: conformance, what crosses between hosts, failures."""
+"""hierarchical over simulated hosts: conformance, the traffic between hosts, failures."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ class Recording:
 @pytest.mark.parametrize("name", ["barrier", "all_reduce", "broadcast", "all_gather", "reduce", "scatter"])
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_a_call_is_compared_in_one_round_trip_between_hosts(name: str, size: int) -> None:
-    """One that a small collective's data shares, so that no other follows."""
+    """A small collective's data shares that round trip, so no other follows."""
     calls: list[list[str]] = [[] for _ in range(4)]
 
     def body(group: Group) -> None:

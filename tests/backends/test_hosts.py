@@ -1,4 +1,4 @@
-"""Which ranks share a host, and how data is cut for the lanes."""
+"""Which ranks share a host, and how data is divided among the lanes."""
 
 from __future__ import annotations
 

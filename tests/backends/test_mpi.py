@@ -108,7 +108,7 @@ def test_conformance_between_hosts(mpi: Path, hosts: tuple[int, ...]) -> None:
 
 
 def test_blocks_larger_than_mpi_can_count(mpi: Path) -> None:
-    """As MPIs before version 4 move more than 2^31 bytes; here they are said to count 100."""
+    """The way MPIs before version 4 move more than 2^31 bytes; here the limit is set to 100."""
     code = """
 from itertools import product
 from rankwise.backends.mpi import communicator
@@ -198,7 +198,7 @@ def assert_no_failures(ran: subprocess.CompletedProcess[str]) -> None:
 
 
 def test_groups_and_messages(mpi: Path) -> None:
-    """What the scenarios say of them, in one start of the ranks."""
+    """The scenarios for groups and messages, with the ranks started once."""
     code = """
 from rankwise.testing.scenarios import SCENARIOS
 for name in ("nested_splits", "negative_color_takes_no_part", "large_colors", "every_pair", "messages_from_any_rank",
@@ -231,7 +231,7 @@ def test_a_rank_that_does_not_join_ends_the_job(mpi: Path, tmp_path: Path) -> No
 
 
 def test_a_rank_that_raises_ends_the_job(mpi: Path, tmp_path: Path) -> None:
-    """MPI's Finalize would wait for the others, and they for this rank."""
+    """Otherwise MPI's Finalize would wait for the other ranks, and they for this one."""
     code = "if group.rank:\n    1 / 0\ngroup.all_reduce(np.ones(3))"
     ran = program(mpi, 2, code, tmp_path / "errors")
     assert ran.returncode != 0

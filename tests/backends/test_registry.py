@@ -1,4 +1,4 @@
-"""Backends by name, those of other packages included."""
+"""Backends by name, including those of other packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seven operations on events, by the contract alone: the life of an event, the order of effects, misuse."""
+"""The contract's seven operations on events: lifecycle, order of effects, misuse."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def held(stream: rw.Stream) -> threading.Event:
 
 @pytest.mark.parametrize(("backend", "n"), [("solo", 1), ("threads", 2), ("threads", 3), ("shm", 2)])
 def test_event_lifecycle(backend: str, n: int) -> None:
-    """Step by step. At each gate nothing behind it has happened, though everything is queued."""
+    """Step by step: at each gate, nothing behind it has happened, although everything is queued."""
 
     def rank(group: Group) -> None:
         comm, ops, x = group.comm, ops_of(group.comm), np.zeros(1000)
@@ -67,7 +67,7 @@ def test_event_lifecycle(backend: str, n: int) -> None:
 
 
 def test_each_wait_is_needed_and_effective() -> None:
-    """Rank 1 holds back its gradient: the sum, and what waits for that, come after it; what does not wait does not."""
+    """Rank 1 delays its gradient: the sum and work that waits for it come later; work that does not wait does not."""
     release = threading.Event()
 
     def rank(group: Group) -> None:
@@ -146,7 +146,7 @@ def test_an_event_never_recorded_is_not_waited_for(alone: Communicator) -> None:
 
 
 def test_a_record_captures_the_queue_at_that_time(alone: Communicator) -> None:
-    """A later record changes nothing for who waited before, and what is queued later is not waited for."""
+    """A later record does not change earlier waits, and work queued later is not waited for."""
     ops = ops_of(alone)
     with rw.Stream() as first, rw.Stream() as late, rw.Stream() as waiting:
         event = ops.create_event()
@@ -295,7 +295,7 @@ def test_an_event_of_a_closed_stream_fails_its_waiters() -> None:
 
 
 def test_work_behind_a_failed_group_is_cancelled() -> None:
-    """What waits for the reduction is dropped, and tells why; another stream goes on."""
+    """Work that waits for the reduction is cancelled and raises the cause; another stream continues."""
 
     def rank(group: Group) -> None:
         part, ran = group.dup(), list[str]()

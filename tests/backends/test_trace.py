@@ -1,4 +1,4 @@
-"""What a segment shows of its ranks to who looks in from outside."""
+"""The state of the ranks, read from their segment by another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of algorithms: what it chooses, what it refuses, and that every algorithm is right."""
+"""The table of algorithms: its choices, its refusals, and the results of every algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every algorithm of the native engine, forced, and those it chooses on either side of each threshold."""
+"""Every algorithm of the native engine, forced, and the ones it chooses on either side of each threshold."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORCED += [("shm", 2, operation, name) for operation, name in ALGORITHMS if name
 
 @pytest.mark.parametrize(("backend", "n", "operation", "algorithm"), FORCED)
 def test_forced(backend: str, n: int, operation: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cases of the suite; those that the algorithm cannot run are refused, and the group goes on."""
+    """The suite's cases; those that the algorithm cannot run are refused, and the group continues."""
     monkeypatch.setenv("RANKWISE_ALGORITHM", f"{operation}={algorithm}")
 
     def body(group: Group) -> list[Result]:

@@ -1,4 +1,4 @@
-"""Ranks that call different things: every rank gets MismatchError with both sides, outputs stay as they were."""
+"""Ranks make different calls: every rank raises MismatchError with both sides, and outputs are unchanged."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_every_rank_raises(backend: str, n: int, size: int, name: str) -> None:
 def test_a_difference_in_the_last_call_is_logged_when_the_group_is_closed(
     last: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where each rank's own part is complete at once, so that no call of it compares."""
+    """If each rank's own part is complete at once, none of its calls compares."""
 
     def body(group: Group) -> None:
         part = group.dup()
@@ -137,7 +137,7 @@ def test_equal_last_calls_log_nothing_at_close(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_description_applies_to_one_call() -> None:
-    """One that is refused before it begins does not leave its shape to the next call."""
+    """A call that is refused before it begins does not pass its shape on to the next call."""
 
     def body(group: Group) -> None:
         group.all_reduce(np.ones((2, 2)))

@@ -1,4 +1,4 @@
-"""The errors carry their facts, also through pickle (a spawned rank's error reaches the caller so)."""
+"""The errors keep their fields, also through pickle, by which a spawned rank's error reaches the caller."""
 
 import pickle
 

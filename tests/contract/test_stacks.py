@@ -1,4 +1,4 @@
-"""How stacks are told. That they are asked for is tested in tests/backends/test_failures.py."""
+"""How stacks are formatted. tests/backends/test_failures.py tests that they are requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are killed, and what the others learn: who, how, in which operation, at once."""
+"""Ranks are killed, and the others at once raise an error that says which rank, how, and in which operation."""
 
 from __future__ import annotations
 

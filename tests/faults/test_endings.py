@@ -1,4 +1,4 @@
-"""A rank, or the launcher, that ends before its time or stands still for a while."""
+"""A rank or the launcher ends early, or is stopped for a while."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_launcher_killed(trial: Trial) -> None:
 
 @fault(2, "the launcher is killed, starting", few=1, full=60)
 def test_launcher_killed_while_it_starts_ranks(trial: Trial) -> None:
-    """The ranks know nothing of rankwise: nobody but the launcher's watchdog would end them."""
+    """The ranks do not use rankwise, so only the launcher's watchdog can end them."""
     n = trial.rng.randint(1, 6)
     command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), "sleep", "1000"]
     before = started_processes()

@@ -1,4 +1,4 @@
-"""Closing: by whatever way, in whatever state, it is bounded, logged where something was lost, and silent otherwise."""
+"""Closing, however it happens and in any state, is bounded, logs what was lost, and is silent otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fork after init: the child is no rank and is told so; the parent works on."""
+"""fork after init: the child is not a rank and gets an error; the parent continues."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_strangers_connect_to_the_rendezvous(says: list[list[Words]]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(answers=st.lists(st.binary(max_size=LONGEST), min_size=1, max_size=3), with_fd=st.booleans())
 def test_a_stranger_listens_in_place_of_rank_0(answers: list[bytes], with_fd: bool) -> None:
-    """It listens first, and answers what it likes: the ranks take nothing from it, and meet when it has gone."""
+    """It listens first and answers anything: the ranks accept nothing from it, and meet when it has gone."""
     name = f"garbage {uuid.uuid4()}"
     ranks = [Job(rank, 2, None, None, "test", id=name, secret=b"known to the ranks") for rank in range(2)]
     segments: list[Segment] = []
@@ -169,7 +169,7 @@ print("done")
 
 @fault(15, "garbage sent to a socket", few=1, full=50)
 def test_a_job_under_garbage(trial: Trial) -> None:
-    """Processes that meet by a socket, again and again, while strangers knock all the time."""
+    """Processes meet over a socket, again and again, while strangers keep connecting."""
     environment = {
         "WORLD_SIZE": "3",
         "LOCAL_WORLD_SIZE": "3",

@@ -1,4 +1,4 @@
-"""Too few addresses, descriptors, or too small files: an error that names what is needed and there, or it works."""
+"""Limits on address space, descriptors or file size: it works, or the error names what is needed and available."""
 
 from __future__ import annotations
 

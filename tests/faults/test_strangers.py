@@ -1,4 +1,4 @@
-"""Garbage at the socket where the ranks of a job meet: dropped, and the job goes on."""
+"""Garbage at the socket where the ranks of a job meet is ignored, and the job continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that do not come, or call something else: every rank is told, with the facts."""
+"""Ranks do not arrive, or make another call: every rank raises an error with the facts."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_every_operation_gives_the_result_of_the_blocking_one(backend: str) -> N
 
 
 def test_all_operations_in_progress_at_once() -> None:
-    """They run in the order called; a blocking call comes after those before it."""
+    """They run in the order called; a blocking call runs after all before it."""
 
     def ranks(group: Group) -> None:
         wants = [call() for call in calls(group).values()]

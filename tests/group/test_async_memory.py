@@ -51,7 +51,7 @@ def fill_late(group: Group, compute: rw.Stream, x: Any, value: float) -> threadi
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_between_two_streams(operation: str, backend: str) -> None:
-    """What a stream wrote before is read, and what comes after on the stream reads the result."""
+    """An operation reads what a stream wrote before it, and later work on the stream reads its result."""
 
     def ranks(group: Group) -> None:
         for make in ARRAYS.values():
@@ -90,7 +90,7 @@ def test_a_wait_does_not_disturb_autograd() -> None:
 
 
 def test_tensors_of_inference_mode() -> None:
-    """They can be written in that mode alone, in which the group's stream is not."""
+    """They can be written only in that mode, in which the group's stream does not run."""
 
     def ranks(group: Group) -> None:
         with torch.inference_mode():
@@ -107,7 +107,7 @@ def test_tensors_of_inference_mode() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_way_to_give_an_array(backend: str) -> None:
-    """Inputs and `out` that are packed, of the operations that have both."""
+    """Packed inputs and `out`, for the operations that have both."""
 
     def ranks(group: Group) -> None:
         me, n = group.rank, group.world_size

@@ -1,4 +1,4 @@
-"""The encoding of plain data: what comes back, what is refused, and that garbage is only ever an error."""
+"""The encoding of plain data: round trips, refusals, and errors for garbage."""
 
 from __future__ import annotations
 

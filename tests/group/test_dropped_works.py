@@ -1,4 +1,4 @@
-"""Works that nobody waits for: what failed is raised by the stream's synchronize, or logged; what came is kept."""
+"""Works that are dropped: failures are raised by the stream's synchronize or logged; received messages are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_synchronize_raises_the_groups_failure(backend: str) -> None:
 
 
 def test_synchronize_raises_the_failure_of_a_wait() -> None:
-    """Behind which no operation is, whose Work could tell."""
+    """No operation follows the wait, so no Work can raise the failure."""
 
     def ranks(group: Group) -> None:
         part = group.dup()
@@ -148,7 +148,7 @@ def test_a_receive_abandoned_by_close_is_not_delivered_later() -> None:
 
 
 def test_another_thread_completes_a_receive_before_irecv_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a barrier of a second thread does, which finishes what is complete."""
+    """For example a barrier of a second thread, which finishes complete receives."""
 
     def ranks(group: Group) -> None:
         add = group._pending.add

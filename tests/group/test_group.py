@@ -1,4 +1,4 @@
-"""What the group object adds to the operations: arguments, kinds of array, uneven parts, numbers."""
+"""What Group adds to the operations: arguments, kinds of array, uneven parts, numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
 
 
 def test_arguments_are_refused_before_anything_is_sent() -> None:
-    """Rank 1 of 2 makes every mistake while rank 0 makes none; the group works on as if nothing had been."""
+    """Rank 1 of 2 makes every mistake and rank 0 makes none; the group continues unharmed."""
 
     def ranks(group: Group) -> None:
         x = np.ones(4, np.float32)
@@ -156,7 +156,7 @@ def test_out_receives_the_result() -> None:
 
 
 def test_a_late_error_about_out_does_not_fail_the_group() -> None:
-    """What a result's shape is, the others tell: by then they count on this rank."""
+    """The shape of a result comes from the other ranks, which by then rely on this rank."""
 
     def ranks(group: Group) -> None:
         x = np.ones((group.rank + 1, 2))
@@ -217,7 +217,7 @@ def test_reduce_leaves_other_ranks_arrays_unchanged() -> None:
 
 
 def test_messages_keep_their_arrays_alive() -> None:
-    """Works that were dropped complete all the same, from memory that nobody else holds."""
+    """Dropped works still complete, from memory to which they hold the only reference."""
 
     def ranks(group: Group) -> None:
         n = 200

@@ -1,4 +1,4 @@
-"""Arguments of sizes that nothing can hold: the error names the argument, and the group goes on."""
+"""Arguments of impossible sizes: the error names the argument, and the group continues."""
 
 from __future__ import annotations
 

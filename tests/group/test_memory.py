@@ -1,4 +1,4 @@
-"""Registered memory: the same results as any other, freed with its arrays, safe where things go wrong."""
+"""Registered memory: the same results as other memory, freed with its arrays, safe in failures."""
 
 from __future__ import annotations
 

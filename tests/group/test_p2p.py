@@ -1,4 +1,4 @@
-"""Messages from any rank, with any tag; what came; batches."""
+"""Messages from any rank with any tag, probe, and batches."""
 
 from __future__ import annotations
 

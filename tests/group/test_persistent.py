@@ -1,4 +1,4 @@
-"""Plans: checked once, called often."""
+"""Plans: operations that are checked once and called many times."""
 
 from __future__ import annotations
 

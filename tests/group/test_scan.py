@@ -119,7 +119,7 @@ def test_kinds_out_and_functions() -> None:
 
 @pytest.mark.parametrize("function", [np.add, lambda a, b: np.repeat(a + b, 2, -1)[..., ::2]])
 def test_functions_of_numbers_and_functions_returning_views(function: Callable[[Any, Any], Any]) -> None:
-    """What the function gives is copied while it lives, and as it looks, not as it lies in memory."""
+    """The function's result is copied while it is alive, by its elements and not by its memory layout."""
 
     def ranks(group: Group) -> None:
         me = group.rank

@@ -1,4 +1,4 @@
-"""scatter: the parts come along with what src tells of its array, or by themselves, to ranks of every kind."""
+"""scatter: the parts travel with src's header or in a second call, to ranks with every kind of array."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _ways(group: Group) -> None:
 
 
 def test_scatter_does_not_begin_with_a_broadcast() -> None:
-    """Both are a few words of one rank's: they must be told apart all the same."""
+    """Both send a short header from one rank, and must still not match each other."""
     run_ranks(2, _mixed, timeout=30)
 
 
@@ -79,7 +79,7 @@ def _mixed(group: Group) -> None:
 
 
 def test_many_scatters_from_changing_ranks() -> None:
-    """Nobody overtakes what another still reads."""
+    """No rank overwrites data that another still reads."""
     run_ranks(3, _row, backend="threads", timeout=60)
 
 

@@ -138,7 +138,7 @@ ended.append(time.monotonic())
 
 @pytest.mark.parametrize("queue", STUCK)
 def test_the_end_of_the_program(queue: Queue) -> None:
-    """Both ranks end by themselves, rank 0 within its limit, and rank 1 is told."""
+    """Both ranks end, rank 0 within its limit, and rank 1 gets an error."""
     program = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), queue.__name__]
     command = [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", *program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -277,7 +277,7 @@ AT_EXIT = {
 
 @pytest.mark.parametrize("queued", AT_EXIT)
 def test_the_program_ends(queued: str) -> None:
-    """With work queued that never ends: in a bounded time, with a logged line, and well."""
+    """With queued work that never ends, the program ends in bounded time, successfully, and with a logged line."""
     code = f"""
 import threading, time
 import rankwise as rw

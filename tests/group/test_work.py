@@ -1,4 +1,4 @@
-"""The life of a Work of the array level, with a communicator's Work that does as it is told."""
+"""The lifetime of an array-level Work, over a communicator's Work that the test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who this process is, from the environment that each launcher makes (recorded from real ones)."""
+"""The rank of this process, from the environment of each launcher (recorded from real ones)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_variables_that_announce_no_second_rank(environ: dict[str, str]) -> None
 
 
 def test_incomplete_variables() -> None:
-    """What is there is listed, so that what is missing is seen."""
+    """The error lists the variables that are set, so that the missing one is seen."""
     for name, environ in (
         ("WORLD_SIZE", {"RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}),
         ("RANK", {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}),
@@ -213,7 +213,7 @@ def test_impossible_values(change: dict[str, str], text: str) -> None:
 
 
 def test_starting_process_is_the_same_for_all_it_started() -> None:
-    """Also through a shell between. This test stands where mpiexec does."""
+    """Also with a shell in between. This test plays the part of mpiexec."""
     code = "from rankwise.launch.environment import starting_process; print(starting_process('SOME_RANK'))"
     commands = [[sys.executable, "-c", code], ["sh", "-c", '"$0" -c "$1"; true', sys.executable, code]]
     told = [

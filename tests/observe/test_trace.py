@@ -96,7 +96,7 @@ def test_a_forked_child_does_not_report_its_parents_spans(kept: int) -> None:
 
 @pytest.mark.parametrize("fd", ["", "0", "77"])
 def test_no_spans_are_kept_unless_a_launcher_requests_them(fd: str) -> None:
-    """A descriptor of that number may be something else: a process that a rank started."""
+    """In a process that a rank started, the descriptor with that number may be another file."""
     code = (
         "import rankwise as rw\nassert not rw.trace.on()\nwith rw.trace.span('x'): pass\n"
         "rw.trace.add('y', 1, 2)\nfrom rankwise.observe import trace; assert not trace._pending"

@@ -1,4 +1,4 @@
-"""Hooks that send less: what they give, that nothing is lost for good, and that a model learns with them."""
+"""Hooks that compress: their results, that they lose nothing for good, and that a model learns with them."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_unused_parameters() -> None:
 
 @pytest.mark.parametrize("async_op", [True, False])
 def test_one_rank_uses_less_than_the_other(async_op: bool) -> None:
-    """Its buckets are full at the end alone, the other's long before: they are reduced in one order all the same."""
+    """Its buckets are full only at the end, the other rank's long before; both reduce them in the same order."""
 
     def ranks(group: Group) -> None:
         parts = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(3)])

@@ -1,4 +1,4 @@
-"""The bucket plan: everything once, one dtype a bucket, nothing too large, the first full first."""
+"""The bucket plan: each gradient once, one dtype per bucket, no bucket too large, in the order in which they fill."""
 
 from __future__ import annotations
 

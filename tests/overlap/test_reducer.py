@@ -189,7 +189,7 @@ def test_gradients_computed_in_place_are_not_copied() -> None:
 
 
 def test_reduction_runs_while_gradients_are_computed() -> None:
-    """A bucket that is full is reduced although this rank has not come by its next gradient yet."""
+    """A full bucket is reduced even though this rank has not computed its next gradient yet."""
 
     def ranks(group: Group) -> None:
         params = [np.zeros(5000), np.zeros(5000)]
@@ -206,7 +206,7 @@ def test_reduction_runs_while_gradients_are_computed() -> None:
 
 
 def test_a_compute_stream() -> None:
-    """Gradients that functions on a stream compute: nothing of the reducer blocks, after the first step."""
+    """Functions on a stream compute the gradients; after the first step the reducer never blocks."""
 
     def ranks(group: Group) -> None:
         params = [np.zeros(3000), np.zeros(10)]

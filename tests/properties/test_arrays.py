@@ -79,7 +79,7 @@ def test_gather_and_broadcast(n: int, shape: tuple[int, ...], dtype: str, data: 
 
 @given(n=sizes, shape=rows_first, dtype=dtypes, data=st.data())
 def test_arrays_are_split_as_array_split_does(n: int, shape: tuple[int, ...], dtype: str, data: st.DataObject) -> None:
-    """scatter and reduce_scatter split axis 0 unevenly where they must; all_gather_v undoes that."""
+    """scatter and reduce_scatter split axis 0 unevenly if necessary; all_gather_v is the inverse."""
     root = data.draw(st.integers(0, n - 1))
     whole = numbers(root, shape, dtype)
     total = np.stack([numbers(rank, shape, dtype) for rank in range(n)]).sum(axis=0, dtype=dtype)
@@ -180,7 +180,7 @@ def test_split_makes_any_partition(places: list[tuple[int, int]]) -> None:
 
 @given(n=sizes, data=st.data())
 def test_messages_arrive_by_sender_tag_and_order(n: int, data: st.DataObject) -> None:
-    """Any plan of messages; each rank takes what is meant for it in an order of its own."""
+    """Any set of messages; each rank receives its messages in its own order."""
     ends = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1), st.integers(0, 2), st.integers(0, 50))
     plan = data.draw(st.lists(ends, max_size=12))
     turns = data.draw(st.permutations([(sender, tag) for sender in range(n) for tag in range(3)]))

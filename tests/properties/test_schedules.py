@@ -1,4 +1,4 @@
-"""Any mix of blocking calls and Works, over any groups, waited for in any order, gives what blocking calls give."""
+"""Any mix of blocking calls and Works, over any groups, waited for in any order, gives the same as blocking calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many more ranks than cores: every operation, and messages, groups and failures, still right."""
+"""Many more ranks than cores: every operation, messages, groups and failures still work."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_eight_threads_a_rank(backend: str, n: int) -> None:
 
 
 def test_one_group_closed_under_eight_threads() -> None:
-    """Each call either is right or says that the group was closed; none hangs, none crashes."""
+    """Each call either gives the right result or raises that the group was closed; none hangs or crashes."""
 
     def rank(group: Group) -> None:
         part = group.dup()

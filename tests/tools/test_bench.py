@@ -1,4 +1,4 @@
-"""`rankwise bench` as a command: runs of two ranks, and peers that lie, fail or are missing."""
+"""`rankwise bench` as a command: runs of two ranks, and peers that are wrong, fail or are missing."""
 
 from __future__ import annotations
 

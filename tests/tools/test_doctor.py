@@ -1,4 +1,4 @@
-"""rankwise doctor: it says what is there, tries what can be tried, and neither crashes nor hangs."""
+"""rankwise doctor reports what the machine has, runs trials, and neither crashes nor hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankwise run`: what it runs, with what environment, and what it says to bad words."""
+"""`rankwise run`: the programs it runs, their environment, and its errors for bad arguments."""
 
 from __future__ import annotations
 

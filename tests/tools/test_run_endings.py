@@ -1,4 +1,4 @@
-"""How a job ends: whose exit code it has, what the last line says, and that nothing is left."""
+"""How a job ends: its exit code, its last line, and that no process is left."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ deep(group, 40)
 
 @pytest.mark.parametrize("options", [[], ["--tag-output"]])
 def test_a_rank_that_only_lost_a_peer_is_not_blamed(tmp_path: Path, options: list[str]) -> None:
-    """Also where the launcher cannot see who lost whom, as on gloo: these ranks never call rankwise.init."""
+    """Even if the launcher cannot see which rank was lost, as on gloo: these ranks never call rankwise.init."""
     (tmp_path / "program.py").write_text("""
 import os, sys, time
 from pathlib import Path
@@ -315,14 +315,14 @@ def test_a_closed_output_pipe_ends_the_job() -> None:
 
 
 def test_a_finished_rank_is_not_ended_again() -> None:
-    """A rank that ends well long before the others does the job no harm, and its exit counts as good."""
+    """A rank that succeeds long before the others does not affect the job, and its exit counts as success."""
     script = "[ $RANKWISE_RANK = 0 ] && exit 0; sleep 0.5; echo later"
     done = subprocess.run([*RUN, "-n", "2", "sh", "-c", script], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (0, "later\n", "")
 
 
 def test_ranks_have_no_descriptors_but_their_own() -> None:
-    """Standard streams and the segment: nothing of the launcher's or of another rank's."""
+    """Only the standard streams and the segment; no descriptor of the launcher or of another rank."""
     code = """
 import os
 found = []
@@ -386,7 +386,7 @@ def test_a_hang_is_reported_once_and_the_last_lines_are_about_the_missing_rank(t
 
 
 def test_a_message_that_never_arrives(tmp_path: Path) -> None:
-    """A message has no number: "after recv #0" is no place."""
+    """A message has no number, so the text must not say "after recv #0"."""
     code = """
 import sys, rankwise as rw
 group = rw.init()

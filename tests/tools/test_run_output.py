@@ -1,4 +1,4 @@
-"""What `rankwise run` passes on: every byte of every rank, line by line, live where somebody looks."""
+"""`rankwise run` passes on every byte of every rank, in whole lines, and at once on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: what `rankwise run` keeps of a job, and what `rankwise trace` makes of it."""
+"""Traces: what `rankwise run` keeps of a job, and how `rankwise trace` shows it."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_rank_that_never_arrives_is_the_last() -> None:
 
 
 def test_overwritten_operations_are_left_out() -> None:
-    """Rank 1 has done more since, for example messages: its trace begins later."""
+    """Rank 1 has begun more operations since, for example messages, so its trace begins later."""
     made = trace([operation(1, 0, 1), operation(2, 2, 3)], [operation(2, 2, 3)])
     assert [operation.sequence for operation in group_operations(made)] == [2]
 

@@ -1,4 +1,4 @@
-"""mypy and pyright read uses.py, which says what they must find, and the Python that the documents show."""
+"""mypy and pyright check uses.py, which says what they must find, and the Python snippets of the documents."""
 
 from __future__ import annotations
 

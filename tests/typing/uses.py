@@ -1,4 +1,4 @@
-"""What type checkers must make of the array level. Never run: test_types.py has mypy and pyright read it.
+"""The types of the array level that type checkers must infer. Never run: test_types.py checks it with mypy and pyright.
 
 assert_type fails where the type is another; `type: ignore` fails where there is no error to ignore.
 """

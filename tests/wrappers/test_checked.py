@@ -1,4 +1,4 @@
-"""CheckedCommunicator around a backend of an outsider, which compares nothing."""
+"""CheckedCommunicator around another package's backend, which does not compare calls."""
 
 from __future__ import annotations
 

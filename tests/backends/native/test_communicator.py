@@ -1,4 +1,4 @@
-"""The engine's communicator: life and death. What its operations compute is the conformance suite's."""
+"""The lifetime of the engine's communicator; the conformance suite tests the results of its operations."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_the_timeout_applies_to_operations() -> None:
 
 
 def test_ctrl_c_while_an_error_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words of an error are made in Python, where the signal's handler may run."""
+    """An error's text is made in Python, where a signal handler may run."""
 
     def interrupted(text: str) -> None:
         signal.raise_signal(signal.SIGINT)

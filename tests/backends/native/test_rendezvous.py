@@ -1,4 +1,4 @@
-"""Ranks that nobody handed a segment meet by a socket, whoever else may knock there."""
+"""Ranks that inherit no segment meet over a socket, even if other processes connect to it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_client_without_the_secret_gets_nothing() -> None:
 
 
 def test_a_replayed_greeting_gets_nothing() -> None:
-    """What a rank once said does not open the door again: rank 0's nonce is another each time."""
+    """A recorded greeting is not accepted again, because rank 0's nonce is new each time."""
     ranks = jobs(3)
     with in_background(lambda: meet_all([ranks[0], ranks[2]])):
         with connection(ranks[0]) as once, connection(ranks[0]) as again:
@@ -223,7 +223,7 @@ PROGRAM = "import rankwise as rw; g = rw.init(); print(g.rank, g.world_size, g.b
 
 
 def test_processes_under_a_foreign_launcher() -> None:
-    """As under torchrun: the environment says who is who, and nothing is inherited."""
+    """As under torchrun: the environment gives the ranks, and nothing is inherited."""
     name = str(uuid.uuid4())
     ranks = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Joining what a launcher left for this process."""
+"""Joining a segment that a launcher passes to this process."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ print("ok")
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_unreachable_memory_is_staged(n: int) -> None:
-    """As what a driver maps: of one rank, of another, of all."""
+    """As memory that a driver maps: on one rank, on the other, on all."""
     done = ranks(n, UNREADABLE_BY_SOME)
     if "no memfd_secret" in done.stderr:
         pytest.skip("this kernel makes no memory that other processes cannot read (memfd_secret)")

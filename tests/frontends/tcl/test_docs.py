@@ -1,4 +1,4 @@
-"""docs/tcl.md: its reference is that of the table, its examples print what they say, its commands run."""
+"""docs/tcl.md: its reference matches the command table, its examples print what they claim, its commands run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Tcl examples: the same numbers on every number of ranks, and what each pattern says."""
+"""The Tcl examples: the same numbers on every number of ranks, and each pattern's output."""
 
 from __future__ import annotations
 

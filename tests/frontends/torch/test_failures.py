@@ -1,4 +1,4 @@
-"""What goes wrong comes through in our words, and nobody waits for ever."""
+"""Failures raise rankwise's errors, and no rank waits for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What autograd makes of the operations of torch.distributed on rankwise: the same as on gloo."""
+"""autograd treats the operations of torch.distributed on rankwise as on gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks meet by a store that may hold what earlier meetings left."""
+"""Ranks meet through a store that may hold entries of earlier meetings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operation of torch.distributed on rankwise, against what it should give."""
+"""Every operation of torch.distributed on rankwise, against the expected result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks however torch users start them."""
+"""Ranks, started in every way that torch users start them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on torch.distributed: the same training on rankwise and on gloo gives the same numbers."""
+"""Libraries on torch.distributed: the same training gives the same numbers on rankwise and on gloo."""
 
 from __future__ import annotations
 
