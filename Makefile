@@ -9,6 +9,7 @@ DEV ?= .venv
 TORCH := torch==2.13.0
 TEST_ARGS ?=
 SUITE_ARGS ?=
+CLIENT_ARGS ?=
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 MPIS := build/mpi/openmpi/.made build/mpi/mpich/.made
@@ -18,7 +19,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-torch-suite test-faults test-multihost test-engines test-gpu lint format dev clean
+.PHONY: help demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-torch-suite test-clients test-faults test-multihost test-engines test-gpu lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +75,9 @@ test-model: test-tools ## every state of the model of the waiting protocol, with
 test-torch-suite: $(ENV)/.test ## torch's own tests of its backends, on rankwise and on gloo: half an hour; SUITE_ARGS="--ranks 2"
 	$(ENV)/bin/python $(PIP) expecttest
 	nice $(ENV)/bin/python tests/torch_suite/run.py $(SUITE_ARGS)
+
+test-clients: $(ENV)/.test ## programs of accelerate, Lightning, Ray and others, on gloo and on rankwise: 8 minutes; CLIENT_ARGS="--clients ray"
+	PYTHONPATH=tests nice $(ENV)/bin/python -m clients.run $(CLIENT_ARGS)
 
 # $(call build_native,FOLDER,SANITIZER)
 define build_native

@@ -32,6 +32,7 @@ REST = (
     Part("test-engines", 6),
     Part("test-multihost", 6),
     Part("test-faults", 16),
+    Part("test-clients", 8),
     Part("test-torch-suite", 35),
 )
 
