@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "collectives/collectives.hpp"
-#include "memory/registered.hpp"
+#include "collectives/all_registered.hpp"
 #include "p2p/messages.hpp"
 #include "stream/stream.hpp"
 #include "transport/slot_protocol.hpp"

@@ -1,4 +1,4 @@
-#include "memory/registered.hpp"
+#include "collectives/all_registered.hpp"
 
 #include <unistd.h>
 
