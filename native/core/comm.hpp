@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "collectives/collectives.hpp"
-#include "collectives/all_registered.hpp"
+#include "memory/registered.hpp"
 #include "p2p/messages.hpp"
 #include "stream/stream.hpp"
 #include "transport/slot_protocol.hpp"

@@ -1,7 +1,5 @@
 #include "collectives/all_registered.hpp"
 
-#include <unistd.h>
-
 #include "collectives/blocks.hpp"
 
 namespace rankwise {
@@ -14,13 +12,6 @@ constexpr size_t kCacheBlock = 16 << 10;    // reduced and passed on while it is
 constexpr size_t kCheckEvery = 512 << 10;    // bytes between two checks for a failure of the group
 
 }  // namespace
-
-Registered::Registered(std::shared_ptr<Segment> segment, size_t bytes)
-    : segment_(std::move(segment)), bytes_(bytes), offset_(segment_->allocate(std::max<size_t>(bytes, 1), BlockKind::Buffer)), owner_(getpid()) {}
-
-Registered::~Registered() {
-    if (getpid() == owner_) segment_->release(offset_);
-}
 
 AllRegistered::AllRegistered(SlotProtocol& s, const void* memory, size_t bytes) : s_(s), own_(static_cast<uint8_t*>(const_cast<void*>(memory))) {
     const uint64_t mine = !memory || !bytes ? kNotNeeded : s.segment().contains(memory, bytes) ? s.segment().offset_of(memory) : kNotRegistered;
@@ -39,10 +30,10 @@ void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes,
     const bool receives = root < 0 || s.rank == root;
     const Shares shares(bytes, s.n);
     const size_t end = shares.end(s.rank);
-    for (size_t at = shares.begin(s.rank), look = 0; at < end; at += kCacheBlock) {
-        if (at >= look) {
+    for (size_t at = shares.begin(s.rank), next_check = 0; at < end; at += kCacheBlock) {
+        if (at >= next_check) {
             visit.go_on();
-            look = at + kCheckEvery;
+            next_check = at + kCheckEvery;
         }
         const size_t length = std::min(kCacheBlock, end - at);
         const void* sources[kMaxRanks];
@@ -51,7 +42,7 @@ void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes,
         kernel(result, sources, s.n, length / item, s.n);
         for (int i = 1; i < s.n; ++i) {
             const int to = (s.rank + i) % s.n;
-            // Its lines were read a moment ago: stores that go with non-temporal stores would be slower, at any size.
+            // Its lines were read a moment ago: non-temporal stores would be slower, at any size.
             if (root < 0 || to == root) std::memcpy(data.of(to) + at, result, length);
         }
     }

@@ -1,33 +1,10 @@
-// Registered buffers: memory in the segment, which peers read and write in place.
-//
-// The segment's heap is one sparse file, as large as the machine's memory allows and mapped by every rank from the
-// start. So a buffer needs no mapping of its own and never moves, and peers know it by its offset. Any rank makes
-// buffers of any size whenever it likes. A collective works in place where all ranks give registered buffers, and by
-// another algorithm, with the same bits as result, where one does not.
+// The algorithm `registered`: collectives in place on registered buffers (memory/registered.hpp), once the ranks have
+// agreed that all of them gave one. Where one did not, another algorithm runs, with the same bits as result.
 #pragma once
-#include <memory>
-
 #include "kernels/kernels.hpp"
 #include "transport/slot_protocol.hpp"
 
 namespace rankwise {
-
-// A buffer of this rank, freed with this object; it keeps the segment mapped, also after its group was
-// closed. Zeroed. Throws OutOfMemory.
-class Registered {
-public:
-    Registered(std::shared_ptr<Segment> segment, size_t bytes);
-    ~Registered();
-    Registered(const Registered&) = delete;
-    uint8_t* data() const { return segment_->at(offset_); }
-    size_t bytes() const { return bytes_; }
-
-private:
-    std::shared_ptr<Segment> segment_;
-    const size_t bytes_;
-    const uint64_t offset_;
-    const int owner_;  // pid: a forked child sees the buffer too, and is not to free it
-};
 
 // Whether all ranks gave registered buffers to one operation. Posts a step. Only a rank that gave one waits for the
 // others; for the rest it costs one more store.

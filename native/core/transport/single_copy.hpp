@@ -8,7 +8,7 @@
 // operation can a peer read memory that its owner has reused, and then the result is discarded. A rank that exposes
 // memory for writing does not leave a failing operation until no peer writes there any more.
 #pragma once
-#include "collectives/all_registered.hpp"
+#include "transport/slot_protocol.hpp"
 
 namespace rankwise {
 
