@@ -39,29 +39,30 @@ class Settings:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Read the variables. A ValueError names a variable with an invalid value."""
-        self.rank = _integer(environ, "RANKWISE_RANK")
-        self.world_size = _integer(environ, "RANKWISE_WORLD_SIZE")
-        self.segment_fd = _integer(environ, "RANKWISE_SEGMENT_FD")
-        self.launcher_pid = _integer(environ, "RANKWISE_LAUNCHER_PID")
+        self.rank = integer(environ, "RANKWISE_RANK")
+        self.world_size = integer(environ, "RANKWISE_WORLD_SIZE")
+        self.segment_fd = integer(environ, "RANKWISE_SEGMENT_FD")
+        self.launcher_pid = integer(environ, "RANKWISE_LAUNCHER_PID")
         self.secret = os.fsencode(environ.get("RANKWISE_SECRET", ""))
         self.backend = environ.get("RANKWISE_BACKEND") or None
         self.timeout = _seconds(environ, "RANKWISE_TIMEOUT", 300.0)
         self.trace = environ.get("RANKWISE_TRACE") or None
-        self.trace_fd = _integer(environ, "RANKWISE_TRACE_FD")
-        check = _integer(environ, "RANKWISE_CHECK")
+        self.trace_fd = integer(environ, "RANKWISE_TRACE_FD")
+        check = integer(environ, "RANKWISE_CHECK")
         self.check = None if check is None else bool(check)
         self.algorithms = _algorithms(environ)
-        self.direct = _integer(environ, "RANKWISE_DIRECT") != 0
-        oversubscribed = _integer(environ, "RANKWISE_OVERSUBSCRIBED")
+        self.direct = integer(environ, "RANKWISE_DIRECT") != 0
+        oversubscribed = integer(environ, "RANKWISE_OVERSUBSCRIBED")
         self.oversubscribed = None if oversubscribed is None else bool(oversubscribed)
-        self.tcl_simulate = bool(_integer(environ, "RANKWISE_TCL_SIMULATE"))
+        self.tcl_simulate = bool(integer(environ, "RANKWISE_TCL_SIMULATE"))
 
     @classmethod
     def read(cls) -> Settings:
         return cls(os.environ)
 
 
-def _integer(environ: Mapping[str, str], name: str) -> int | None:
+def integer(environ: Mapping[str, str], name: str) -> int | None:
+    """The variable as an int; None if it is absent or empty. ValueError names it if it is no integer."""
     text = environ.get(name)
     if not text:
         return None

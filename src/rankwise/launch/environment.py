@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rankwise.contract.job import Job
-from rankwise.contract.settings import Settings
+from rankwise.contract.settings import Settings, integer
 
 Environment = Mapping[str, str]
 
@@ -155,7 +155,7 @@ def _slurm(environ: Environment, settings: Settings) -> Job:
     if nodes is None:
         return job
     tasks = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    node = _optional(environ, "SLURM_NODEID") or 0
+    node = integer(environ, "SLURM_NODEID") or 0
     local = job.world_size if nodes == "1" else tasks[node] if node < len(tasks) else None
     return replace(job, local_world_size=local)
 
@@ -181,20 +181,20 @@ def _job(
     id: str,
 ) -> Job:
     """A Job from the variables of these names; those for the local rank may be absent."""
-    numbers = {name: _optional(environ, name) for name in (rank, world_size)}
+    numbers = {name: integer(environ, name) for name in (rank, world_size)}
     for name, number in numbers.items():
         if number is None:
             raise ValueError(
                 f"environment variable {name} is not set, and this process runs under {launcher}; "
                 f"found: {_found(environ)}"
             )
-    port = _optional(environ, "MASTER_PORT")
+    port = integer(environ, "MASTER_PORT")
     return _checked(
         Job(
             numbers[rank] or 0,
             numbers[world_size] or 0,
-            _optional(environ, local_rank),
-            _optional(environ, local_world_size),
+            integer(environ, local_rank),
+            integer(environ, local_world_size),
             launcher,
             f"{launcher} {id}",
             settings.secret,
@@ -207,16 +207,6 @@ def _checked(job: Job) -> Job:
     if not 0 <= job.rank < job.world_size:
         raise ValueError(f"{job.launcher} gave rank {job.rank} of {job.world_size}: expected 0 <= rank < world size")
     return job
-
-
-def _optional(environ: Environment, name: str) -> int | None:
-    text = environ.get(name)
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"environment variable {name}={text!r}: expected an integer") from None
 
 
 def starting_process(variable: str) -> str:
