@@ -65,7 +65,8 @@ print(rw.all_reduce(2))
 def test_bad_arguments() -> None:
     for call, text in (
         ("init('nope')", "ValueError: backend='nope': expected one of "),
-        ("init(timeout=0)", "ValueError: timeout=0: expected more than 0 seconds"),
+        ("init(timeout=0)", "ValueError: timeout=0: expected a number of seconds above 0"),
+        ("init(timeout=float('inf'))", "ValueError: timeout=inf: expected a number of seconds above 0 and at most"),
         ("init(timeout='x')", "TypeError: timeout='x': expected a number of seconds, got str"),
         ("barrier()", "ClosedError: rankwise.init() has not been called, so there is no default group"),
     ):
@@ -80,6 +81,7 @@ def test_bad_environment() -> None:
     for variables, text in (
         ({"RANKWISE_BACKEND": "nope"}, "backend='nope': expected one of"),
         ({"RANKWISE_TIMEOUT": "soon"}, "RANKWISE_TIMEOUT='soon': expected a number of seconds above 0"),
+        ({"RANKWISE_TIMEOUT": "inf"}, "RANKWISE_TIMEOUT='inf': expected a number of seconds above 0 and at most"),
         ({"RANKWISE_RANK": "1"}, "RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"),
         (
             {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},

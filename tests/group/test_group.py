@@ -79,9 +79,14 @@ def test_arguments_are_refused_before_anything_is_sent() -> None:
 
 def test_timeout_is_checked() -> None:
     def ranks(group: Group) -> None:
-        refused(lambda: setattr(group, "timeout", 0), ValueError, "timeout=0: expected more than 0 seconds")
+        refused(lambda: setattr(group, "timeout", 0), ValueError, "timeout=0: expected a number of seconds above 0")
         refused(lambda: setattr(group, "timeout", "1"), TypeError, "timeout='1': expected a number of seconds, got s")
-        refused(lambda: setattr(group, "timeout", float("nan")), ValueError, "timeout=nan: expected more than 0")
+        refused(lambda: setattr(group, "timeout", float("nan")), ValueError, "timeout=nan: expected a number of sec")
+        # No wait is endless, nor longer than an engine's clock can tell.
+        refused(lambda: setattr(group, "timeout", float("inf")), ValueError, "timeout=inf: expected a number of sec")
+        refused(lambda: setattr(group, "timeout", 1.1e9), ValueError, "timeout=1100000000.0: expected a number of s")
+        with pytest.raises(ValueError, match="timeout=inf"), group.timeout_of(float("inf")):
+            pass
         group.timeout = 12
         assert group.timeout == 12.0
 

@@ -98,7 +98,7 @@ def test_the_timeout_reaches_the_operations() -> None:
         (["-n", "2", "--"], 2, "nothing to run: expected a Python file"),
         (["-n", "2", "-m"], 2, "-m: expected the name of a module"),
         (["-n", "2", "--fast", "true"], 2, "--fast"),
-        (["-n", "2", "--timeout", "0", "true"], 2, "--timeout: expected a number of seconds above 0, got '0'"),
+        (["-n", "2", "--timeout", "0", "true"], 2, "--timeout: expected a number of seconds above 0 and at "),
         (["-n", "2", "--timeout", "soon", "true"], 2, "got 'soon'"),
         (["-n", "2", "--timeout", "nan", "true"], 2, "got 'nan'"),
         (["-n", "2", "--backend", "warp", "true"], 2, "backend='warp': expected one of"),

@@ -8,6 +8,17 @@ from collections.abc import Mapping
 SPANS_MEMFD = "rankwise-spans"
 """The name of the memory behind RANKWISE_TRACE_FD, by which a rank recognises the descriptor."""
 
+LONGEST_TIMEOUT = 1e9
+"""Seconds, about 31 years. No wait is endless, and the clocks of all engines can add this much to the present time."""
+
+TIMEOUT = "a number of seconds above 0 and at most 10**9"
+"""What messages say was expected."""
+
+
+def is_timeout(seconds: float) -> bool:
+    """Whether an operation may be limited to so many seconds."""
+    return 0 < seconds <= LONGEST_TIMEOUT
+
 
 class Settings:
     """The environment variables. `Settings.read()` reads them anew; no code outside this file reads them.
@@ -100,6 +111,6 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value > 0:
-        raise ValueError(f"environment variable {name}={text!r}: expected a number of seconds above 0")
+    if not is_timeout(value):
+        raise ValueError(f"environment variable {name}={text!r}: expected {TIMEOUT}")
     return value

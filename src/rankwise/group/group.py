@@ -14,6 +14,7 @@ import numpy as np
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError, shown
+from rankwise.contract.settings import TIMEOUT, is_timeout
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
 from rankwise.group.memory import RegisteredMemory
@@ -81,7 +82,7 @@ class Group(
 
     @property
     def timeout(self) -> float:
-        """Seconds that an operation may wait for the other ranks; may be set.
+        """Seconds that an operation may wait for the other ranks; may be set, to at most 10**9. No wait is endless.
 
         >>> group.timeout = 30
         >>> group.timeout
@@ -243,12 +244,9 @@ class Group(
 
 
 def check_timeout(seconds: float) -> float:
-    """`seconds` as a float. Raises TypeError or ValueError if it is not a number above 0."""
+    """`seconds` as a float. Raises TypeError if it is not a number, and ValueError if it is no limit: 0, infinity."""
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
         raise TypeError(f"timeout={seconds!r}: expected a number of seconds, got {type(seconds).__name__}")
-    if not seconds > 0:
-        raise ValueError(f"timeout={shown(seconds)}: expected more than 0 seconds")
-    try:
-        return float(seconds)
-    except OverflowError:
-        raise ValueError(f"timeout={shown(seconds)}: expected a number of seconds that a float can hold") from None
+    if not is_timeout(seconds):
+        raise ValueError(f"timeout={shown(seconds)}: expected {TIMEOUT}")
+    return float(seconds)

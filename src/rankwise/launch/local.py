@@ -25,7 +25,7 @@ from types import TracebackType
 from rankwise._native import Segment
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
-from rankwise.contract.settings import SPANS_MEMFD
+from rankwise.contract.settings import SPANS_MEMFD, TIMEOUT, is_timeout
 from rankwise.launch.output import OutputMultiplexer, OutputStream
 
 TYPE_CHECKING = False  # typing would take time to import
@@ -141,9 +141,9 @@ class LocalJob:
     register with the watchdog before it runs its command. Otherwise a rank is registered a moment
     later, and the command itself must end if this process is killed in that moment.
 
-    Raises ValueError for n below 1 or a timeout that is not above 0; MemoryError when there is no room
-    for the shared memory; OSError when a process cannot be started, or this one may not open the files
-    that so many ranks take.
+    Raises ValueError for n below 1 or a timeout that is 0, negative or endless; MemoryError when there is
+    no room for the shared memory; OSError when a process cannot be started, or this one may not open the
+    files that so many ranks take.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class LocalJob:
     ) -> None:
         if n < 1:
             raise ValueError(f"n={n}: expected a number of ranks of at least 1")
-        if timeout is not None and not 0 < timeout < float("inf"):
-            raise ValueError(f"timeout={timeout:g}: expected a number of seconds above 0")
+        if timeout is not None and not is_timeout(timeout):
+            raise ValueError(f"timeout={timeout:g}: expected {TIMEOUT}")
         self.ranks: list[RankProcess] = []
         self.failures: list[RankProcess] = []
         """The ranks that failed before the launcher began to end ranks, in that order."""

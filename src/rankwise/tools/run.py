@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
-from rankwise.contract.settings import Settings
+from rankwise.contract.settings import TIMEOUT, Settings, is_timeout
 from rankwise.launch.local import LocalJob, RankProcess, adopt_orphans, signal_name
 from rankwise.launch.output import LONGEST_LINE, OutputMultiplexer
 from rankwise.tools.cli import Parser
@@ -183,8 +183,8 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    if not is_timeout(seconds):
+        raise argparse.ArgumentTypeError(f"expected {TIMEOUT}, got {text!r}")
     return seconds
 
 

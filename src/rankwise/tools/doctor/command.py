@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rankwise.contract.settings import Settings
+from rankwise.contract.settings import TIMEOUT, Settings, is_timeout
 from rankwise.launch.environment import find_job
 from rankwise.tools.cli import Parser
 from rankwise.tools.doctor.facts import Fact, facts
@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for all trials together (60)")
     options = parser.parse_args(argv)
-    if not options.timeout > 0:
-        parser.error(f"--timeout {options.timeout:g}: expected a number of seconds above 0")
+    if not is_timeout(options.timeout):
+        parser.error(f"--timeout {options.timeout:g}: expected {TIMEOUT}")
     found, tried = facts(), trials(list(FOR), options.timeout)
     chosen = choices(tried)
     if options.json:
