@@ -16,9 +16,18 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 
 RUN = [sys.executable, "-m", "rankwise", "run"]
+# The same, where what the ranks still print after the first failure matters: on a busy machine that takes them longer
+# than the second that they usually have.
+PATIENT_RUN = [
+    sys.executable,
+    "-c",
+    "from rankwise.launch import local; from rankwise.tools.cli import main; local.GRACE = 40.0; exit(main())",
+    "run",
+]
 
 # A program: after four operations one rank does what argv says while the others enter all_reduce, of which one
-# comes when that rank has ended.
+# comes when that rank has ended. If that rank has given its part by then, the others may complete this all_reduce, but
+# never the next.
 PROGRAM = """
 import os, signal, sys, threading, time
 import numpy as np, rankwise as rw
@@ -40,8 +49,8 @@ if group.rank == 2:
     exec(sys.argv[1])
 while group.rank == 0 and state(2).how in ("alive", "left") and os.path.exists(f"/proc/{pids[2]}"):
     time.sleep(0.01)
-group.all_reduce(np.ones(3))
-time.sleep(30)
+for _ in range(2):
+    group.all_reduce(np.ones(3))
 """
 
 
@@ -93,14 +102,14 @@ def lives(pid: int) -> bool:
     ],
 )
 def test_the_first_failure_is_blamed(program: str, deed: str, code: int, how: str) -> None:
-    done = subprocess.run([*RUN, "-n", "4", program, deed], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*PATIENT_RUN, "-n", "4", program, deed], capture_output=True, text=True, timeout=50)
     assert done.returncode == code
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(rf"rankwise: rank 2 \(pid \d+\) {how}; the other 3 ranks were ended", last)
     said = {int(rank) for rank in re.findall(r"PeerLostError: rank 2 .*, while rank (\d) was in", done.stderr)}
     for ranks in re.findall(r"^rankwise: the same from ranks (.*)", done.stderr, re.MULTILINE):
         said |= {0, 1, 3} if ranks == "0, 1, 3" else set(map(int, ranks.split(", ")))
-    assert said == {0, 1, 3}, "the other ranks had no time to tell"
+    assert said == {0, 1, 3}, "the other ranks did not report it"
 
 
 def test_a_rank_that_ends_slowly_is_still_blamed() -> None:
@@ -120,7 +129,7 @@ if group.rank == 1:
     sys.exit(9)
 group.barrier()
 """
-    done = subprocess.run([*RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*PATIENT_RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=50)
     assert done.returncode == 9
     assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 9", done.stderr.splitlines()[-1])
 
@@ -147,7 +156,7 @@ print("goes on", group.rank, file=sys.stderr)
 deep(group, 40)
 """)
     done = subprocess.run(
-        [*RUN, "-n", "5", *options, tmp_path / "program.py"], capture_output=True, text=True, timeout=50
+        [*PATIENT_RUN, "-n", "5", *options, tmp_path / "program.py"], capture_output=True, text=True, timeout=50
     )
     assert done.returncode == 1
     *lines, last = [re.sub(r"^\[\d\] ", "", line) for line in done.stderr.splitlines()]
@@ -181,7 +190,7 @@ while not gone.exists() or "Z" not in Path(f"/proc/{gone.read_text() or os.getpi
 raise LookupError("lost my keys")
 """)
     done = subprocess.run(
-        [*RUN, "-n", "2", *options, tmp_path / "program.py", tmp_path / "gone"],
+        [*PATIENT_RUN, "-n", "2", *options, tmp_path / "program.py", tmp_path / "gone"],
         capture_output=True,
         text=True,
         timeout=50,
