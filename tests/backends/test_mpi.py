@@ -14,18 +14,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+import mpi_launchers
+
 FULL = os.environ.get("RANKWISE_ENGINES") == "full"
 SOME = ("all_reduce", "reduce_scatter", "all_to_all_v", "gather_v", "send_recv")
-
-OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-}
-# In a container or chroot without /sys the libraries of both say so on standard error.
-QUIET = {"UCX_LOG_LEVEL": "fatal", "HWLOC_HIDE_ERRORS": "2"}
 
 SHARED = Path("/dev/shm")
 MPI_FILES = ("mpich_shm_*", "sm_segment.*", "vader_segment.*")
@@ -45,27 +37,14 @@ def files_of_aborted_jobs() -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-@pytest.fixture(params=["openmpi", "mpich"], scope="module")
+@pytest.fixture(params=mpi_launchers.LAUNCHERS, scope="module")
 def mpi(request: pytest.FixtureRequest) -> Path:
     """Where the programs of one MPI's environment are."""
-    programs = ROOT / "build" / "mpi" / request.param / "bin"
-    if not (programs / "mpiexec").exists():
-        pytest.skip(f"no {request.param} in build/mpi: `make build/mpi/{request.param}/.made` puts it there")
-    return programs
+    return mpi_launchers.programs(request.param)
 
 
 def run(mpi: Path, n: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [str(mpi / "mpiexec"), "-n", str(n), str(mpi / "python"), *arguments]
-    environment = {**os.environ, **OPEN_MPI, **QUIET, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600 if FULL else 100,
-        check=False,
-    )
+    return mpi_launchers.run(mpi, n, *arguments, timeout=600 if FULL else 100, **variables)
 
 
 def program(

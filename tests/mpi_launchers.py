@@ -1,0 +1,43 @@
+"""Open MPI and MPICH as the tests use them, each with its mpiexec and Python in an environment in build/mpi."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCHERS = ("openmpi", "mpich")
+ENVIRONMENT = {
+    # Open MPI: as root, and with more ranks than cores.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    # In a container or chroot without /sys the libraries of both say so on standard error.
+    "UCX_LOG_LEVEL": "fatal",
+    "HWLOC_HIDE_ERRORS": "2",
+}
+
+
+def programs(launcher: str) -> Path:
+    """Where the programs of one MPI's environment are. The test is skipped if they are not there."""
+    folder = ROOT / "build" / "mpi" / launcher / "bin"
+    if not (folder / "mpiexec").exists():
+        pytest.skip(f"no {launcher} in build/mpi: `make build/mpi/{launcher}/.made` puts it there")
+    return folder
+
+
+def run(programs: Path, n: int, *arguments: str, timeout: float, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments on n ranks. timeout: seconds. variables: added to the environment."""
+    return subprocess.run(
+        [str(programs / "mpiexec"), "-n", str(n), str(programs / "python"), *arguments],
+        env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1", **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
