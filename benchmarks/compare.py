@@ -40,7 +40,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rankwise.launch.local import usable_cores
-from rankwise.tools.bench.cases import DTYPES, OPERATIONS, parse_sizes, size_name
+from rankwise.tools.bench.cases import OPERATIONS, parse_sizes, size_name
 from rankwise.tools.bench.report import Machine, Progress, note, number
 from rankwise.tools.bench.timing import Bench, Contender
 from rankwise.tools.bench.workers import Launch, Workers, WorkersError
@@ -191,7 +191,7 @@ class Comparison:
             operation = OPERATIONS[name]
             if fresh and not operation.has_bytes:
                 continue
-            for count in sorted({operation.count(size, DTYPES[DTYPE], n) for size in self.options.sizes}):
+            for count in bench.counts(operation, self.options.sizes):
                 where = f"{name} of {count} elements, {n} ranks, {'fresh' if fresh else 'reused'} arrays: "
                 for result in bench.point(operation, count):
                     cell = Cell(n, name, result.size, fresh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any, Literal, TypeVar, overload
 
@@ -47,14 +48,7 @@ class VectorCollectives(GroupBase):
         if out is not None:
             buffers.check_rows(out, given)
 
-        def body() -> Any:
-            lengths = self._lengths(given)
-            result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
-            self._describe(given.shape[1:])  # of a row
-            self.comm.all_gather_v(given.ptr, result.ptr, _elements(lengths, given), given.dtype)
-            return self._complete(result, refused)
-
-        return self._run(body, given, async_op)
+        return self._run(partial(self._gather_rows, "all_gather_v", given, out), given, async_op)
 
     @overload
     def gather_v(
@@ -78,19 +72,16 @@ class VectorCollectives(GroupBase):
         dst = self._rank(dst, "dst")
         given = source(x)
         check_axis_0(given)
-        if out is not None and dst == self.rank:
-            buffers.check_rows(out, given)
+        if dst == self.rank:
+            if out is not None:
+                buffers.check_rows(out, given)
+            return self._run(partial(self._gather_rows, "gather_v", given, out, dst), given, async_op)
 
-        def body() -> Any:
-            lengths = self._lengths(given)
-            counts = _elements(lengths, given)
+        def body() -> None:
+            counts = _elements(self._lengths(given), given)
             self._describe(given.shape[1:])
-            if dst != self.rank:
-                self.comm.gather_v(given.ptr, 0, counts, given.dtype, dst)
-                return self._sync()
-            result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
-            self.comm.gather_v(given.ptr, result.ptr, counts, given.dtype, dst)
-            return self._complete(result, refused)
+            self.comm.gather_v(given.ptr, 0, counts, given.dtype, dst)
+            self._sync()
 
         return self._run(body, given, async_op)
 
@@ -264,6 +255,14 @@ class VectorCollectives(GroupBase):
             return self._complete(result, refused), received
 
         return self._run(body, given, async_op)
+
+    def _gather_rows(self, operation: str, given: Buffer, out: Any, *dst: int) -> Any:
+        """The body of all_gather_v, and of gather_v on `dst`."""
+        lengths = self._lengths(given)
+        result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
+        self._describe(given.shape[1:])  # of a row
+        getattr(self.comm, operation)(given.ptr, result.ptr, _elements(lengths, given), given.dtype, *dst)
+        return self._complete(result, refused)
 
     def _lengths(self, given: Buffer) -> list[int]:
         """The length of axis 0 on every rank."""

@@ -307,8 +307,7 @@ class Run:
                 f"{name}, {n} ranks" + f", {options.dtype}" * operation.has_bytes + f" {options.op}" * operation.reduces
             ) + ", fresh arrays" * options.fresh
             self._print(f"\n{title}\n{table.head()}")
-            counts = sorted({operation.count(size, DTYPES[options.dtype], n) for size in options.sizes})
-            for count in counts:
+            for count in bench.counts(operation, options.sizes):
                 where = f"{name} of {count} elements, {n} ranks: "
                 results = bench.point(operation, count)
                 self.progress.done += 1

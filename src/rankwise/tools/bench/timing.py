@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from rankwise.tools.bench.cases import DTYPES, MeasuredOperation, Times, slowest, summary
@@ -77,6 +77,10 @@ class Bench:
                 contender.barrier = min(self._time(contender, request, 1, 10))
             except WorkersError as error:
                 self._lost(contender, error)
+
+    def counts(self, operation: MeasuredOperation, sizes: Iterable[int]) -> list[int]:
+        """The numbers of elements at which to measure the operation. sizes: in bytes, as in cases.py."""
+        return sorted({operation.count(size, DTYPES[self.dtype], self.n) for size in sizes})
 
     def point(self, operation: MeasuredOperation, count: int) -> list[Measurement]:
         """Measure the operation with `count` elements; the results are in the order of the contenders."""
