@@ -1,8 +1,11 @@
-// Serialises the calls of a communicator in Python and records the current call. It is in C++ because a Python lock,
-// acquired and released by `with`, costs as much as a short message.
+// Serialises the calls of a communicator in Python and records the current call. The thread that holds the lock may lock
+// it again, so that several of its calls follow each other with no other thread's in between. It is in C++ because a
+// Python lock, acquired and released by `with`, costs as much as a short message.
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "bindings.hpp"
 
@@ -20,7 +23,7 @@ public:
     // other: shares its lock, so that the two communicators' calls are serialised. refused(comm): returns the error of a
     // call while `refuses` is set. failing(comm, error): called with the error of a call; may raise a better one.
     CallLock(const CallLock* other, nb::object refused, nb::object failing)
-        : lock_(other ? other->lock_ : std::make_shared<std::timed_mutex>()), refused_(std::move(refused)), failing_(std::move(failing)) {}
+        : lock_(other ? other->lock_ : std::make_shared<Lock>()), refused_(std::move(refused)), failing_(std::move(failing)) {}
 
     nb::object run(nb::handle comm, nb::handle call, nb::handle move, nb::handle args) {
         const Inside inside(*this);
@@ -42,12 +45,23 @@ public:
         while (!acquire(kCheckEvery.count()))
             if (PyErr_CheckSignals()) nb::raise_python_error();
     }
-    void leave() { lock_->unlock(); }
-    bool acquire(double seconds) {
-        if (lock_->try_lock()) return true;
-        ReleaseGil released;
-        return lock_->try_lock_for(std::chrono::duration<double>(seconds));
+    void leave() {
+        if (--lock_->depth > 0) return;
+        lock_->owner = std::thread::id();
+        lock_->mutex.unlock();
     }
+    bool acquire(double seconds) {
+        if (!held()) {
+            if (!lock_->mutex.try_lock()) {
+                ReleaseGil released;
+                if (!lock_->mutex.try_lock_for(std::chrono::duration<double>(seconds))) return false;
+            }
+            lock_->owner = std::this_thread::get_id();
+        }
+        ++lock_->depth;
+        return true;
+    }
+    bool held() const { return lock_->owner.load() == std::this_thread::get_id(); }
     nb::object call() const { return call_; }
     bool inside() const { return inside_; }
     uint64_t sequence() const { return sequence_; }
@@ -55,6 +69,11 @@ public:
     void set_refuses(bool now) { refuses_ = now; }
 
 private:
+    struct Lock {
+        std::timed_mutex mutex;
+        std::atomic<std::thread::id> owner{};
+        int depth = 0;  // how often its owner has it
+    };
     struct Inside {
         CallLock& calls;
         explicit Inside(CallLock& calls_) : calls(calls_) { calls.enter(); }
@@ -66,7 +85,7 @@ private:
     };
     static constexpr std::chrono::duration<double> kCheckEvery = 50ms;  // between two checks for Ctrl-C
 
-    std::shared_ptr<std::timed_mutex> lock_;
+    std::shared_ptr<Lock> lock_;
     nb::object refused_, failing_;
     bool refuses_ = false;
     nb::object call_ = nb::make_tuple("barrier");
@@ -87,6 +106,7 @@ void bind_call_lock(nb::module_& m) {
              nb::arg("trace").none())
         .def("acquire", &CallLock::acquire, nb::arg("timeout"))
         .def("release", &CallLock::leave)
+        .def_prop_ro("held", &CallLock::held)
         .def_prop_ro("call", &CallLock::call)
         .def_prop_ro("inside", &CallLock::inside)
         .def_prop_ro("sequence", &CallLock::sequence);

@@ -101,10 +101,14 @@ public:
         for (int i = 0; i < x.dims(); ++i) shape.append(x.dim(i));
         call(Describe, nb::tuple(shape));
     }
-    void unlock() {}  // receive() and announce() do not lock such a communicator
+    // Several calls, with no other thread's in between.
+    template <class F> void calls(const F& function) {
+        call(Calls, nb::cpp_function([&function] { function(); }));
+    }
+    void unlock() {}  // `calls` does
 
 private:
-    enum Method { AllReduce, Reduce, Broadcast, AllGather, Gather, Scatter, ReduceScatter, AllToAll, Send, Recv, Describe, kMethods };
+    enum Method { AllReduce, Reduce, Broadcast, AllGather, Gather, Scatter, ReduceScatter, AllToAll, Send, Recv, Describe, Calls, kMethods };
     template <class... A> void call(Method method, const A&... args) {
         acquiring_gil([&] { return methods_[method](args...); });
     }
@@ -322,6 +326,13 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
     return true;
 }
 
+// Over another library the header and the parts are two calls.
+bool scatter_in_calls(PythonCommunicator& c, nb::handle array, nb::handle from, nb::handle out, nb::handle rest) {
+    bool done = false;
+    c.calls([&] { done = scatter(c, array, from, out, rest); });
+    return done;
+}
+
 // The first step of scatter for any arrays. header: kHeaderWords int64, which src gives and the other ranks receive.
 // Returns None if the parts follow in another call, else this rank's part (empty on src).
 nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t recv, int src) {
@@ -372,7 +383,6 @@ template <class C> void define(nb::class_<C>& comm) {
         .def("all_gather_array", &all_gather<C>, x.none(), out.none())
         .def("gather_array", &gather<C>, x.none(), nb::arg("dst").none(), out.none())
         .def("reduce_scatter_array", &reduce_scatter<C>, x.none(), op.none(), out.none())
-        .def("scatter_array", &scatter<C>, x.none(), nb::arg("src").none(), out.none(), nb::arg("rest"))
         .def("send_array", &send_array<C>, x.none(), nb::arg("dst").none(), nb::arg("tag").none())
         .def("recv_array", &recv_array<C>, x.none(), nb::arg("src").none(), nb::arg("tag").none())
         .def("all_to_all_array", &all_to_all<C>, x.none(), out.none());
@@ -381,7 +391,11 @@ template <class C> void define(nb::class_<C>& comm) {
 }  // namespace
 
 void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
+    const auto define_scatter = [](auto& c, auto&& function) {
+        c.def("scatter_array", function, nb::arg("x").none(), nb::arg("src").none(), nb::arg("out").none(), nb::arg("rest"));
+    };
     define(comm);
+    define_scatter(comm, &scatter<Comm>);
     comm.def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
     nb::class_<PythonCommunicator> in_python(m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
     in_python.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("rank"), nb::arg("world_size"),
@@ -389,4 +403,5 @@ void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
         .def_prop_ro("barrier", [](const PythonCommunicator&) { return nb::none(); })
         .def_prop_ro("announce_array", [](const PythonCommunicator&) { return nb::none(); });
     define(in_python);
+    define_scatter(in_python, &scatter_in_calls);
 }

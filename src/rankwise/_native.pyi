@@ -382,7 +382,10 @@ def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bo
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
 
 class CallLock:
-    """Serialises the calls of a communicator in Python. `with` locks it for work that is not a call."""
+    """Serialises the calls of a communicator in Python. `with` locks it for several calls, or for other work.
+
+    The thread that holds it may lock it again.
+    """
 
     refuses: bool
     """Whether `run` raises the error that refused(comm) returns, in place of the call."""
@@ -411,6 +414,10 @@ class CallLock:
     def __enter__(self) -> None: ...
     def __exit__(self, kind: object, value: object, trace: object) -> None: ...
     @property
+    def held(self) -> bool:
+        """Whether the calling thread holds the lock."""
+
+    @property
     def call(self) -> tuple[Any, ...]:
         """The current or last call."""
 
@@ -434,5 +441,6 @@ class PlainArrays:
         ops: Sequence[object],
     ) -> None:
         """methods: the communicator's all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter,
-        all_to_all, send, recv and describe, complete when they return. dtypes, ops: the contract's, by their numbers.
+        all_to_all, send, recv, describe and call, complete when they return. dtypes, ops: the contract's, by their
+        numbers.
         """

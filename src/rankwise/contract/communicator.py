@@ -169,9 +169,9 @@ class Communicator(ABC):
     def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which calls several collectives, and return its result.
 
-        Operations started earlier are complete by then, so the function may read their results. If
-        threads share the communicator, no other thread's call should run between the function's calls;
-        this default just calls it.
+        Operations started earlier are complete by then, so the function may read their results. No other
+        thread's collective runs between the function's calls, which may be nested. This default just calls it:
+        a backend whose communicators may be shared by threads overrides it.
         """
         return function()
 
@@ -185,9 +185,9 @@ class Communicator(ABC):
         return self.start_call(lambda: getattr(self, operation)(*args))
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
-        """Start `function`, which calls several collectives, as `start` starts one."""
+        """Start `function`, which calls several collectives, as `start` starts one. It runs as by `call`."""
         try:
-            function()
+            self.call(function)
             if not self.blocking:
                 self.sync()
         except Exception as error:  # noqa: BLE001 - the Work raises every error

@@ -55,8 +55,7 @@ class CheckedCommunicator(ComposedCommunicator):
         return self._inner.probe(src, tag)
 
     def sync(self) -> None:
-        if self._queue is not None:
-            self._queue.drain()
+        self._drain()
         self._check_failed()
         self._inner.sync()
 

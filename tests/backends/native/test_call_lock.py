@@ -24,6 +24,21 @@ def new_lock(other=None):
     return CallLock(other, Comm.refused, Comm.failing)
 
 
+def is_free(lock):
+    """Whether another thread could take the lock."""
+
+    def take():
+        taken.append(lock.acquire(0.01))
+        if taken[0]:
+            lock.release()
+
+    taken = []
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return taken[0]
+
+
 def test_run_returns_the_result_and_counts_the_call():
     lock = new_lock()
     assert lock.run(Comm(), ("sum", 3), sum, ([1, 2],)) == 3
@@ -41,7 +56,7 @@ def test_a_refused_call_is_not_made():
     with pytest.raises(ValueError, match="refused"):
         lock.run(comm, ("call",), made.append, (1,))
     assert (made, lock.sequence) == ([], 0)
-    assert lock.acquire(0)
+    assert is_free(lock)
 
 
 def test_errors_are_raised_as_they_are_or_replaced():
@@ -52,7 +67,7 @@ def test_errors_are_raised_as_they_are_or_replaced():
         lock.run(Comm(), ("look up",), {}.__getitem__, (1,))
     assert isinstance(caught.value.__cause__, KeyError)
     assert not lock.inside
-    assert lock.acquire(0)
+    assert is_free(lock)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -83,9 +98,24 @@ def test_calls_are_serialised(shared):
 def test_acquire_gives_up_at_its_timeout():
     lock = new_lock()
     with lock:
-        assert not lock.acquire(0.01)
-    assert lock.acquire(0.01)
-    lock.release()
+        assert not is_free(lock)
+    assert is_free(lock)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_thread_that_holds_the_lock_may_lock_it_again(shared):
+    lock = new_lock()
+    other = new_lock(lock) if shared else lock
+    assert not lock.held
+    with lock:
+        assert other.held
+        assert other.run(Comm(), ("sum",), sum, ([1, 2],)) == 3
+        assert other.acquire(0)
+        other.release()
+        assert lock.held
+        assert not is_free(lock)
+    assert not lock.held
+    assert is_free(other)
 
 
 def test_a_signal_ends_the_wait_for_the_lock():

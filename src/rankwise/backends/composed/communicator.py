@@ -14,11 +14,12 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise._native import CallLock, PlainArrays, reduce_local
+from rankwise._native import CallLock, reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
@@ -33,6 +34,7 @@ from rankwise.backends.composed.calls import (
     checked_counts,
 )
 from rankwise.backends.composed.envelopes import Different, Envelopes
+from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
@@ -52,9 +54,9 @@ log = logging.getLogger("rankwise")
 class ComposedCommunicator(OpenCommunicator):
     """One rank's end of one group of another engine.
 
-    A lock serialises the collectives. Those that were started run on a `WorkQueue`, and a blocking one
-    waits for them first. The first error of the engine fails the group, and later calls raise it as
-    explained.
+    A lock serialises the threads' collectives, and functions that call several. What was started runs on a
+    `WorkQueue`, and a blocking call waits for it first. The first error of the engine fails the group, and
+    later calls raise it as explained.
 
     The moves are the methods from `_barrier` on; sizes are in bytes and may be 0; the address of an
     empty buffer is ignored. They raise `engine_errors`, which `_explain` converts to rankwise's errors.
@@ -76,6 +78,7 @@ class ComposedCommunicator(OpenCommunicator):
         self._forced: dict[str, str] = {}
         self._call_lock = CallLock(shared_lock, ComposedCommunicator._refused, ComposedCommunicator._failing)
         self._queue: WorkQueue | None = None
+        self._queue_lock = threading.Lock()  # of its creation
         self._refusal = None
         self._envelopes: Envelopes | None = None
         self._room = np.empty(0, np.uint8)
@@ -84,19 +87,7 @@ class ComposedCommunicator(OpenCommunicator):
 
     @property
     def shortcuts(self) -> Shortcuts:
-        def send(*args: Any) -> None:
-            self.send(*args).wait()
-
-        def recv(*args: Any) -> None:
-            self.recv(*args).wait()
-
-        collectives = (
-            *(self.all_reduce, self.reduce, self.broadcast, self.all_gather, self.gather, self.scatter),
-            *(self.reduce_scatter, self.all_to_all),
-        )
-        return PlainArrays(  # type: ignore[return-value]  # has the same methods
-            self._rank, self._world_size, (*collectives, send, recv, self.describe), list(DType), list(ReduceOp)
-        )
+        return plain_arrays(self)
 
     @property
     def timeout(self) -> float:
@@ -211,9 +202,14 @@ class ComposedCommunicator(OpenCommunicator):
         self._run(("all_to_all_v", dtype), LARGE, self._all_to_all_v, send_ptr, recv_ptr, send_sizes, recv_sizes)
 
     def call(self, function: Callable[[], T]) -> T:
-        if self._queue is not None:
+        self._drain()
+        with self._call_lock:
+            return function()
+
+    def _drain(self) -> None:
+        """Wait for what was started before, unless this thread has the lock, for which that may wait in turn."""
+        if self._queue is not None and not self._call_lock.held:
             self._queue.drain()
-        return function()
 
     def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
         if self.checks:
@@ -235,12 +231,12 @@ class ComposedCommunicator(OpenCommunicator):
         return self.start_call(described)
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
-        with self._call_lock:
-            if self._refusal is not None:
-                raise self._refused()
+        if self._refusal is not None:
+            raise self._refused()
+        with self._queue_lock:  # not the lock of the calls, which operations started earlier may hold
             if self._queue is None:
                 self._queue = WorkQueue(f"rankwise {self.backend} stream")
-        return self._queue.put(function)
+        return self._queue.put(partial(self.call, function))
 
     def split(self, color: int, key: int = 0) -> Communicator | None:
         return self._run(("split",), LARGE, self._split, color, key)
@@ -278,7 +274,7 @@ class ComposedCommunicator(OpenCommunicator):
     def forked(self) -> None:
         # The lock's holder, if any, is a thread of the parent.
         self._call_lock = CallLock(None, ComposedCommunicator._refused, ComposedCommunicator._failing)
-        self._queue = None
+        self._queue, self._queue_lock = None, threading.Lock()
         self.closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
 
@@ -408,7 +404,7 @@ class ComposedCommunicator(OpenCommunicator):
         payload: the most bytes that a rank contributes; LARGE if it must not go in an envelope.
         """
         if self._queue is not None:
-            self._queue.drain()
+            self._drain()
         if self._forced:
             self._check_inline(call, payload)
             if call[0] in self._forced:

@@ -117,8 +117,7 @@ class GlooCommunicator(ComposedCommunicator):
         return self._channel.probe(src, tag)
 
     def sync(self) -> None:
-        if self._queue is not None:
-            self._queue.drain()
+        self._drain()
         self._channel.sync()
 
     def _message_failed(self, operation: str, error: Exception) -> RankwiseError:

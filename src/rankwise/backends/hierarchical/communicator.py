@@ -148,8 +148,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         return self._channel.probe(src, tag)
 
     def sync(self) -> None:
-        if self._queue is not None:
-            self._queue.drain()
+        self._drain()
         if self._refusal is not None:
             raise self._refused()
         self._channel.sync()

@@ -122,8 +122,7 @@ class MpiCommunicator(ComposedCommunicator):
         return self._transport.probe(src, tag)
 
     def sync(self) -> None:
-        if self._queue is not None:
-            self._queue.drain()
+        self._drain()
         self._channel.sync()
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:

@@ -158,12 +158,13 @@ class NcclCommunicator(ComposedCommunicator):
         return LaunchedWork(self, event)
 
     def call(self, function: Callable[[], T]) -> T:
-        self._cuda.sync_comm_stream()
-        return function()
+        with self._call_lock:
+            self._cuda.sync_comm_stream()
+            return function()
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         """Call it now, after the device has reached the end of the stream."""
-        return Communicator.start_call(self, lambda: self.call(function))
+        return Communicator.start_call(self, function)
 
     def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> None:
         """Poll until the device has reached this point; meanwhile check for NCCL's errors and for lost ranks."""
