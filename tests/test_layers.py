@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "launch": {"contract"},
     "observe": {"contract"},
     "backends": {"contract", "_native"},
-    "wrappers": {"contract", "backends"},
+    "wrappers": {"contract", "backends", "_native"},
     "overlap": {"contract", "arrays", "group", "rankwise"},
     "frontends": {"contract", "arrays", "group", "launch", "overlap", "rankwise"},
     "tools": {"contract", "arrays", "group", "launch", "observe", "overlap", "rankwise"},

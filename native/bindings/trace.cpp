@@ -1,5 +1,7 @@
-// Reading the traces of a segment's ranks.
+// Reading the traces of a segment's ranks, and writing that of a rank whose operations another library does.
 #include "trace/trace.hpp"
+
+#include <unistd.h>
 
 #include "bindings.hpp"
 
@@ -29,8 +31,79 @@ struct RankState {
 RankState state(const SegmentView& v, int rank) {
     const RankRecord& r = record(v, rank);
     const int32_t status = r.exit_status.load();
-    return {r.pid.load(), r.joined.load() != 0, r.exited.load() != 0, status == kStatusUnknown ? std::nullopt : std::optional(int(status)),
+    const bool joined = r.joined.load() || r.operations.load();  // a rank that runs another backend only writes its trace
+    return {r.pid.load(), joined, r.exited.load() != 0, status == kStatusUnknown ? std::nullopt : std::optional(int(status)),
             r.operations.load(), r.bytes.load(), ns_of_ticks(v.header(), r.waited.load()), whereabouts(v.header(), rank)};
+}
+
+Op op_named(const std::string& wanted) {
+    for (int i = 0; i <= int(Op::Exscan); ++i)
+        if (wanted == name(Op(i))) return Op(i);
+    throw BadArgument("operation: " + wanted + " given, expected one of the contract's");
+}
+
+class TraceWriter;
+
+// An operation in the trace, which ends with this object at the latest.
+class WrittenOperation {
+public:
+    WrittenOperation(std::shared_ptr<TraceWriter> writer, TraceEntry* entry, uint64_t began) : writer_(std::move(writer)), entry_(entry), waits_since_(began) {}
+    WrittenOperation(const WrittenOperation&) = delete;
+    ~WrittenOperation() { end(false); }
+    void wait();
+    void matched(int peer, int tag) {
+        if (entry_) entry_->set_peer(peer, tag);
+    }
+    void end(bool failed);
+
+private:
+    std::shared_ptr<TraceWriter> writer_;
+    TraceEntry* entry_;      // null where there is no room, in a forked child, and once it has ended
+    uint64_t waits_since_;   // 0 while nobody waits for it
+};
+
+class TraceWriter {
+public:
+    TraceWriter(int segment_fd, int rank) : segment_(Segment::attach(segment_fd)), tracer_(*segment_, checked(rank)), owner_(getpid()) {
+        segment_->record(rank).pid = owner_;
+    }
+
+    TraceEntry* begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at) {
+        if (getpid() != owner_) return nullptr;  // a forked child, and the trace is its parent's
+        tracer_.moved(bytes);
+        return tracer_.begin(what, group, tag, sequence, bytes, at);
+    }
+    void end(TraceEntry* entry, uint64_t waited, bool failed) {
+        tracer_.waited(waited);
+        tracer_.end(entry, ticks(), waited, failed ? kFailed : 0);
+    }
+    uint32_t new_group() { return segment_->header().groups.fetch_add(1); }
+
+private:
+    int checked(int rank) const {
+        if (rank >= 0 && rank < segment_->world_size()) return rank;
+        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(segment_->world_size() - 1));
+    }
+    std::shared_ptr<Segment> segment_;
+    Tracer tracer_;
+    const int owner_;
+};
+
+std::shared_ptr<WrittenOperation> begin(std::shared_ptr<TraceWriter> writer, const std::string& operation, uint32_t group, uint64_t sequence, uint64_t bytes,
+                                        int dtype, int op, int peer, int tag, bool background) {
+    const uint64_t what = make_call(op_named(operation), DType(dtype), ReduceOp(op), peer).what | (background ? kBackground : 0), now = ticks();
+    TraceEntry* entry = writer->begin(what, group, tag, sequence, bytes, now);
+    return std::make_shared<WrittenOperation>(std::move(writer), entry, background ? 0 : now);
+}
+
+void WrittenOperation::wait() {
+    if (!entry_ || waits_since_) return;
+    entry_->clear(kBackground);
+    waits_since_ = ticks();
+}
+
+void WrittenOperation::end(bool failed) {
+    if (TraceEntry* entry = std::exchange(entry_, nullptr)) writer_->end(entry, waits_since_ ? ticks() - waits_since_ : 0, failed);
 }
 
 }  // namespace
@@ -77,4 +150,13 @@ void bind_trace(nb::module_& m) {
                 return operations(v.header(), rank);
             },
             nb::arg("rank"));
+    nb::class_<WrittenOperation>(m, "WrittenOperation", "An operation in progress, in the trace of a TraceWriter.")
+        .def("wait", &WrittenOperation::wait)
+        .def("matched", &WrittenOperation::matched, nb::arg("peer"), nb::arg("tag"))
+        .def("end", &WrittenOperation::end, nb::arg("failed") = false);
+    nb::class_<TraceWriter>(m, "TraceWriter", "Writes the trace of a rank whose operations another library does.")
+        .def(nb::init<int, int>(), nb::arg("segment_fd"), nb::arg("rank"))
+        .def("begin", &begin, nb::arg("operation"), nb::arg("group"), nb::arg("sequence"), nb::arg("bytes"), nb::arg("dtype") = 0, nb::arg("op") = 0,
+             nb::arg("peer") = 0, nb::arg("tag") = 0, nb::arg("background") = false)
+        .def("new_group", &TraceWriter::new_group);
 }

@@ -351,6 +351,46 @@ class SegmentView:
         An operation that has not ended is kept, however old it is.
         """
 
+class TraceWriter:
+    """Writes the trace of a rank whose operations another library does, for SegmentView to read.
+
+    segment_fd: a descriptor of the job's segment, which is duplicated. The process is noted as the rank's. Any thread
+    may use it; in a forked child it writes nothing.
+    """
+
+    def __init__(self, segment_fd: int, rank: int) -> None: ...
+    def begin(
+        self,
+        operation: str,
+        group: int,
+        sequence: int,
+        bytes: int,
+        dtype: int = 0,
+        op: int = 0,
+        peer: int = 0,
+        tag: int = 0,
+        background: bool = False,
+    ) -> WrittenOperation:
+        """An operation begins; the arguments are those of Operation. peer: of a message, or the root of a collective.
+
+        background: nobody waits for it yet. ValueError for an operation that is not in the contract.
+        """
+
+    def new_group(self) -> int:
+        """A number for a new group, which no other group of the segment has."""
+
+class WrittenOperation:
+    """An operation in progress, in the trace of a TraceWriter. It ends with this object at the latest."""
+
+    def wait(self) -> None:
+        """From now on somebody waits for it."""
+
+    def matched(self, peer: int, tag: int) -> None:
+        """A receive from any rank, or with any tag, has taken this message."""
+
+    def end(self, failed: bool = False) -> None:
+        """It is over. All the time in which somebody waited for it counts as waiting for other ranks."""
+
 def algorithms() -> dict[str, list[str]]:
     """{operation: its algorithms}, for the operations that have several."""
 

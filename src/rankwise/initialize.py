@@ -57,7 +57,7 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
             from rankwise.wrappers.checked import CheckedCommunicator
 
             comm = CheckedCommunicator(comm)
-        _default = Group(comm, backend=name)
+        _default = Group(_traced(comm, job), backend=name)
         return _default
 
 
@@ -68,7 +68,16 @@ def connect(job: Job, backend: str, timeout: float) -> Communicator:
     """
     if backend not in registry.names():
         raise BackendUnavailable(backend, "this release of rankwise does not have it", "start all ranks on one host")
-    return registry.opener(backend)(job, timeout)
+    return _traced(registry.opener(backend)(job, timeout), job)
+
+
+def _traced(comm: Communicator, job: Job) -> Communicator:
+    """The communicator of all ranks of a job, which writes to the job's trace if `rankwise run` made one."""
+    if comm.traced or job.segment_fd is None:
+        return comm
+    from rankwise.wrappers.traced import TracedCommunicator
+
+    return TracedCommunicator.in_segment(comm, job.segment_fd)
 
 
 def locality() -> str:

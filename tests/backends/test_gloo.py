@@ -343,7 +343,7 @@ def test_errors_reach_other_ranks_in_full() -> None:
     def body(group: Group) -> str:
         with group.dup() as part:
             if group.rank == 0:
-                part.comm._fail(PeerLostError("gone", rank=1, how="so", operation="x", sequence=4))  # type: ignore[attr-defined]
+                part.comm._inner._fail(PeerLostError("gone", rank=1, how="so", operation="x", sequence=4))  # type: ignore[attr-defined]
             try:
                 part.barrier()
             except RankwiseError as error:

@@ -206,4 +206,4 @@ def test_ranks_that_have_not_joined() -> None:
     done = status(str(launcher.pid))
     launcher.communicate(timeout=50)
     assert re.search(r"^   0 +not joined +0 B", done.stdout, re.MULTILINE)
-    assert done.stdout.endswith("no rank has joined: they are starting, or use another backend than shm\n")
+    assert done.stdout.endswith("no rank has joined: they are starting, or do not call rankwise.init\n")

@@ -78,6 +78,9 @@ class Communicator(ABC):
     any_source: bool = False
     """Whether recv accepts ANY (its Work then has `source` and `tag`) and `probe` works."""
 
+    traced: bool = False
+    """Whether it writes its operations to the trace of its job, which `rankwise status` and `rankwise trace` show."""
+
     stream_sync: StreamSyncOps | None = None
     """Events for overlap, or None if the backend has no streams."""
 

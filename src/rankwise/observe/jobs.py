@@ -107,7 +107,7 @@ def jobs_of(pid: int) -> list[RunningJob]:
     jobs = [job for job in running_jobs() if any(_within(holder, pid) for holder in job.holders.values())]
     if not jobs:
         raise ProcessLookupError(
-            f"process {pid} has no part in a job that runs now: expected a launcher or a rank of the backend shm"
+            f"process {pid} has no part in a job that runs now: expected a launcher or a rank of rankwise run or shm"
         )
     return jobs
 

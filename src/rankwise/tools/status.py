@@ -61,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
     if options.watch:
         return _watch(options.pid, jobs)
     if not jobs:
-        return _refuse("no job of this user runs on this host (over shm; only root sees the jobs of other users)")
+        return _refuse(
+            "no job of this user runs on this host by rankwise run or over shm (only root sees the jobs of others)"
+        )
     print("\n\n".join("\n".join(_plain(line) for line in _lines(job)) for job in jobs))
     return 0
 
@@ -130,7 +132,7 @@ def _lines(job: RunningJob) -> list[Line]:
     if any(rank.behind for rank in ranks):
         lines.append((" > others wait for it", True))
     if not any(rank.state.joined for rank in ranks):
-        lines.append(("no rank has joined: they are starting, or use another backend than shm", False))
+        lines.append(("no rank has joined: they are starting, or do not call rankwise.init", False))
     return [(_cut(line), behind) for line, behind in lines]
 
 

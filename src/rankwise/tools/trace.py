@@ -27,6 +27,7 @@ rankwise.trace.
 EPILOG = """\
 A trace holds about the last thousand operations of each rank. "others waited" is the sum over all
 other ranks. For operations below 4 KiB that did not wait, only the end is recorded, not the duration.
+On backends other than shared memory, all the time in an operation counts as waiting.
 
 examples:
   rankwise run -n 4 --trace t.json train.py; rankwise trace t.json

@@ -27,7 +27,7 @@ class CheckedCommunicator(ComposedCommunicator):
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
         self.backend = getattr(inner, "backend", type(inner).__name__)
-        self.any_source, self.device_memory = inner.any_source, inner.device_memory
+        self.any_source, self.device_memory, self.traced = inner.any_source, inner.device_memory, inner.traced
         super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
         self._inline = -1  # the inner communicator computes, for the dtypes that it supports
 

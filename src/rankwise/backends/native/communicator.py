@@ -117,6 +117,7 @@ class EngineCommunicator(OpenCommunicator):
 
     blocking = True
     any_source = True
+    traced = True
 
     def __init__(self, comm: _native.Comm, backend: str) -> None:
         self.backend = backend

@@ -1,0 +1,262 @@
+"""TracedCommunicator: what any communicator does is written to the trace of its job."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import count as numbers_from
+from typing import Any, TypeVar
+
+from rankwise._native import TraceWriter, WrittenOperation
+from rankwise.backends.composed.shortcuts import plain_arrays
+from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.communicator import ANY, Communicator, Message
+from rankwise.contract.shortcuts import Shortcuts
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.work import Work
+
+T = TypeVar("T")
+
+_LAUNCHED = 64  # operations that a rank may have launched without a `sync`; then the first of them counts as ended
+
+
+class TracedCommunicator(Communicator):
+    """One rank's end of the same group, whose operations `rankwise status` and `rankwise trace` show.
+
+    It is for backends that do not write to the trace themselves. It knows when an operation began and ended, and not
+    how much of that time this rank waited for others: all of it counts as waiting. An operation of a communicator that
+    is not blocking ends with the next `sync`. It owns the communicator that it wraps.
+    """
+
+    traced = True
+
+    def __init__(self, inner: Communicator, writer: TraceWriter, group: int = 0) -> None:
+        """writer: the rank's, for all of its groups. group: this one's number in the trace, the same on its ranks."""
+        self._inner, self._writer, self._group = inner, writer, group
+        self.backend = getattr(inner, "backend", type(inner).__name__)
+        self._numbers = numbers_from(1)
+        self._launched: deque[WrittenOperation] = deque()
+        self.blocking, self.device_memory, self.any_source = inner.blocking, inner.device_memory, inner.any_source
+        self.stream_sync = inner.stream_sync
+
+    @classmethod
+    def in_segment(cls, inner: Communicator, segment_fd: int) -> TracedCommunicator:
+        """The group of all ranks of a job, whose shared memory is behind this descriptor."""
+        writer = TraceWriter(segment_fd, inner.rank)
+        writer.begin("init", 0, 0, 0).end()
+        return cls(inner, writer)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a backend has beyond the contract."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __repr__(self) -> str:
+        return f"<traced {self._inner!r}>"
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override]  # it is the inner communicator's
+        return self._inner.closed
+
+    @property
+    def shortcuts(self) -> Shortcuts:
+        return plain_arrays(self) if self.blocking else Shortcuts()
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._inner.world_size
+
+    @property
+    def timeout(self) -> float:
+        return self._inner.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._inner.timeout = seconds
+
+    # ---- collectives ----
+
+    def barrier(self) -> None:
+        self._collective("barrier")
+        self._end_launched()
+
+    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._collective("all_reduce", ptr, count, dtype, op)
+
+    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
+        self._collective("broadcast", ptr, count, dtype, root)
+
+    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        self._collective("reduce", ptr, count, dtype, op, root)
+
+    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        self._collective("all_gather", send_ptr, recv_ptr, count, dtype)
+
+    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        self._collective("gather", send_ptr, recv_ptr, count, dtype, root)
+
+    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        self._collective("scatter", send_ptr, recv_ptr, count, dtype, root)
+
+    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._collective("reduce_scatter", send_ptr, recv_ptr, count, dtype, op)
+
+    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        self._collective("all_to_all", send_ptr, recv_ptr, count, dtype)
+
+    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
+        self._collective("all_gather_v", send_ptr, recv_ptr, counts, dtype)
+
+    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        self._collective("gather_v", send_ptr, recv_ptr, counts, dtype, root)
+
+    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        self._collective("scatter_v", send_ptr, recv_ptr, counts, dtype, root)
+
+    def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
+        self._collective("reduce_scatter_v", send_ptr, recv_ptr, counts, dtype, op)
+
+    def all_to_all_v(
+        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
+    ) -> None:
+        self._collective("all_to_all_v", send_ptr, recv_ptr, send_counts, recv_counts, dtype)
+
+    def split(self, color: int, key: int = 0) -> Communicator | None:
+        part = self._collective("split", color, key)
+        if part is None:
+            return None
+        number = array("q", [self._writer.new_group() if part.rank == 0 else 0])
+        part.broadcast(number.buffer_info()[0], 1, DType.I64, 0)
+        part.sync()
+        return TracedCommunicator(part, self._writer, number[0])
+
+    def start(self, operation: str, *args: Any) -> Work[None]:
+        entry = self._begin(operation, args, background=True)
+        return TracedWork(self._entered(entry, self._inner.start, operation, *args), entry)
+
+    def start_call(self, function: Callable[[], None]) -> Work[None]:
+        return self._inner.start_call(function)
+
+    def call(self, function: Callable[[], T]) -> T:
+        return self._inner.call(function)
+
+    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
+        self._inner.describe(shape, operation)
+
+    # ---- messages ----
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+        entry = self._message("send", count, dtype, dest, tag)
+        return TracedWork(self._entered(entry, self._inner.send, ptr, count, dtype, dest, tag), entry)
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+        entry = self._message("recv", count, dtype, src, tag)
+        work = self._entered(entry, self._inner.recv, ptr, count, dtype, src, tag)
+        return TracedWork(work, entry, matches=ANY in (src, tag))
+
+    def probe(self, src: int, tag: int) -> Message | None:
+        return self._inner.probe(src, tag)
+
+    # ---- the rest of the contract ----
+
+    def sync(self) -> None:
+        self._inner.sync()
+        self._end_launched()
+
+    def allocate(self, nbytes: int) -> Any:
+        return self._inner.allocate(nbytes)
+
+    def allocating(self) -> AbstractContextManager[None]:
+        return self._inner.allocating()
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        self._inner.close(timeout)
+
+    # ---- entries of the trace ----
+
+    def _collective(self, operation: str, *args: Any) -> Any:
+        entry = self._begin(operation, args)
+        result = self._entered(entry, getattr(self._inner, operation), *args)
+        if self.blocking:
+            entry.end()
+        else:
+            self._launched.append(entry)
+            if len(self._launched) > _LAUNCHED:
+                self._launched.popleft().end()
+        return result
+
+    def _entered(self, entry: WrittenOperation, function: Callable[..., T], *args: Any) -> T:
+        """function(*args), whose error is the operation's."""
+        try:
+            return function(*args)
+        except BaseException:
+            entry.end(failed=True)
+            raise
+
+    def _begin(self, operation: str, args: tuple[Any, ...], *, background: bool = False) -> WrittenOperation:
+        """A collective with these arguments begins."""
+        dtype = op = root = nbytes = 0
+        for position, argument in enumerate(args):
+            if isinstance(argument, DType):
+                dtype, nbytes = argument, self._elements(operation, args, position) * argument.itemsize
+                for later in args[position + 1 :]:
+                    if isinstance(later, ReduceOp):
+                        op = later
+                    else:
+                        root = later
+                break
+        number = next(self._numbers)
+        return self._writer.begin(operation, self._group, number, nbytes, dtype, op, root, background=background)
+
+    def _elements(self, operation: str, args: tuple[Any, ...], dtype: int) -> int:
+        """The elements of this rank's argument. dtype: its place in args, right behind the count or counts."""
+        if operation == "all_to_all_v":
+            return sum(args[2])
+        if operation == "all_to_all":
+            return int(args[2]) * self.world_size
+        return int(args[dtype - 1][self.rank] if operation.endswith("_v") else args[dtype - 1])
+
+    def _message(self, operation: str, count: int, dtype: DType, peer: int, tag: int) -> WrittenOperation:
+        nbytes = count * dtype.itemsize
+        return self._writer.begin(operation, self._group, 0, nbytes, dtype, 0, peer, tag, background=True)
+
+    def _end_launched(self) -> None:
+        while self._launched:
+            self._launched.popleft().end()
+
+
+class TracedWork(Work[None]):
+    """An operation in progress, and its entry in the trace, which ends when the operation has been waited for.
+
+    matches: it is a receive from any rank or with any tag, whose message is known when it is complete.
+    """
+
+    def __init__(self, inner: Work[None], entry: WrittenOperation, *, matches: bool = False) -> None:
+        self._inner, self._entry, self._matches = inner, entry, matches
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._entry.wait()
+        try:
+            self._inner.wait(timeout)
+        except BaseException:
+            if self._inner.done():
+                self._entry.end(failed=True)
+            raise
+        if self._matches:
+            self._entry.matched(self.source, self.tag)
+        self._entry.end()
+
+    def done(self) -> bool:
+        return self._inner.done()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("source", "tag"):  # of a receive
+            return getattr(self._inner, name)
+        raise AttributeError(name)
