@@ -181,7 +181,7 @@ void bind_comm(nb::module_& m) {
 
     m.def("algorithms", &all_algorithms, "The algorithms of each operation that has several, by name.");
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
-    comm.def("allocate", &Comm::allocate, nb::arg("bytes"))
+    comm.def("allocate", &Comm::allocate, nb::arg("bytes"), nb::arg("zeroed") = true)
         .def("in_segment", [](const Comm& c, Address ptr, size_t bytes) { return c.in_segment(pointer(ptr), bytes); }, nb::arg("ptr"), nb::arg("bytes"))
         .def_prop_ro("segment", [](const Comm& c) { return c.segment(); })
         .def_prop_ro("rank", &Comm::rank)

@@ -27,7 +27,7 @@ nb::dict interface_of(const Registered& memory) {
 // The allocator behind a memory handler. The arrays that it allocates keep it alive.
 class Allocator {
 public:
-    explicit Allocator(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
+    explicit Allocator(std::shared_ptr<BufferCache> buffers) : buffers_(std::move(buffers)) {
         std::strcpy(handler.name, "rankwise");
         handler.version = 1;
         handler.allocator = {this, &Allocator::make, &Allocator::make_zeroed, &Allocator::resize, &Allocator::free};
@@ -69,7 +69,7 @@ private:
     void* allocate(size_t bytes, bool zeroed) {
         if (bytes >= kFrom) {
             try {
-                auto memory = std::make_unique<Registered>(segment_, bytes);
+                auto memory = std::make_unique<Registered>(buffers_, bytes, zeroed);
                 void* p = memory->data();
                 std::lock_guard lock(mutex_);
                 blocks_.emplace(p, std::move(memory));
@@ -95,7 +95,7 @@ private:
         return true;
     }
 
-    std::shared_ptr<Segment> segment_;
+    std::shared_ptr<BufferCache> buffers_;
     std::mutex mutex_;
     std::map<void*, std::unique_ptr<Registered>> blocks_;
 };
@@ -109,7 +109,7 @@ void import_numpy() {
 // A handler for `use_handler` that allocates in this rank's segment.
 nb::object memory_handler(const Comm& comm) {
     import_numpy();
-    auto allocator = std::make_unique<Allocator>(comm.segment());
+    auto allocator = std::make_unique<Allocator>(comm.buffers());
     PyObject* capsule = PyCapsule_New(&allocator->handler, kCapsule, [](PyObject* c) {
         auto* handler = static_cast<PyDataMem_Handler*>(PyCapsule_GetPointer(c, kCapsule));
         delete static_cast<Allocator*>(handler->allocator.ctx);
@@ -129,7 +129,7 @@ nb::object use_handler(nb::handle handler) {
 }  // namespace
 
 void bind_registered(nb::module_& m) {
-    nb::class_<Registered>(m, "Registered", "Memory of this rank in the segment; freed with this object.")
+    nb::class_<Registered>(m, "Registered", "Memory of this rank in the segment; given back with this object.")
         .def_prop_ro("__array_interface__", &interface_of);
     m.def("memory_handler", &memory_handler, nb::arg("comm"), "A NumPy memory handler whose arrays lie in the communicator's segment.");
     m.def("use_handler", &use_handler, nb::arg("handler").none(), "Let NumPy, in this context, allocate arrays with it; returns the previous handler.");

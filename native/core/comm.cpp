@@ -134,7 +134,7 @@ std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, dou
     SegmentHeader& header = segment->header();
     me.pid = getpid();
     JoinTrace trace(*segment, rank);
-    auto comm = std::make_shared<Comm>(segment, header.world_group, rank, timeout, settings);
+    auto comm = std::make_shared<Comm>(std::make_shared<BufferCache>(segment), header.world_group, rank, timeout, settings);
     me.joined.store(1);
     header.roster.fetch_add(1);
     futex_wake_all(header.roster);
@@ -207,10 +207,11 @@ void Comm::agree_on_conditions() {
     protocol_.restart_numbering();
 }
 
-Comm::Comm(std::shared_ptr<Segment> segment, uint64_t group, int rank, double timeout, const Settings& settings)
-    : segment_(std::move(segment)), group_(*segment_->at<GroupSegment>(group)), group_offset_(group), settings_(settings),
+Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings)
+    : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()), group_(*segment_->at<GroupSegment>(group)), group_offset_(group), settings_(settings),
       protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores()))), messages_(Messages::make(segment_, group_, protocol_)), forks_(forks_so_far()) {
     set_timeout(timeout);
+    buffers_->join();
 }
 
 Comm::~Comm() { close(0); }
@@ -237,9 +238,9 @@ void Comm::check_counts(const Counts& counts, const char* argument) const {
                           std::to_string(world_size()) + " ranks");
 }
 
-std::shared_ptr<Registered> Comm::allocate(size_t bytes) {
+std::shared_ptr<Registered> Comm::allocate(size_t bytes, bool zeroed) {
     check_open();
-    return std::make_shared<Registered>(segment_, bytes);
+    return std::make_shared<Registered>(buffers_, bytes, zeroed);
 }
 
 namespace {
@@ -473,7 +474,7 @@ std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     const int n = members ? group.nranks : 0;
     const int index = int(std::find(members, members + n, group_.member()[rank()]) - members);
     if (index == n) throw BadArgument("part: " + std::to_string(part) + " given, expected a group that contains this rank");
-    auto comm = std::make_shared<Comm>(segment_, part, index, timeout(), settings_);
+    auto comm = std::make_shared<Comm>(buffers_, part, index, timeout(), settings_);
     Conditions conditions = protocol_.conditions();
     conditions.ranks = n;
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
@@ -561,6 +562,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
                     if (uint64_t channel = group_.channel(from, to).load()) segment_->release(channel);
             segment_->release(group_offset_);
         }
+        buffers_->leave();
     } catch (const std::exception& e) {
         trouble = e.what();
     }

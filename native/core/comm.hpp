@@ -22,7 +22,7 @@ public:
     // so its peers are watched. All ranks must give the same settings; if they differ, every rank throws BadArgument.
     // Throws PeerLost, TimedOut, BadArgument.
     static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings = {});
-    Comm(std::shared_ptr<Segment> segment, uint64_t group, int rank, double timeout, const Settings& settings);
+    Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings);
     ~Comm();
 
     int rank() const { return protocol_.rank; }
@@ -30,8 +30,9 @@ public:
     double timeout() const { return protocol_.timeout; }
     void set_timeout(double seconds);
 
-    // Zeroed registered memory, which collectives access in place. Throws OutOfMemory.
-    std::shared_ptr<Registered> allocate(size_t bytes);
+    // Registered memory, which collectives access in place. Throws OutOfMemory.
+    std::shared_ptr<Registered> allocate(size_t bytes, bool zeroed = true);
+    const std::shared_ptr<BufferCache>& buffers() const { return buffers_; }
     // Whether `bytes` from `p` on lie in the segment.
     bool in_segment(const void* p, size_t bytes) const { return segment_->contains(p, bytes); }
     const std::shared_ptr<Segment>& segment() const { return segment_; }
@@ -108,6 +109,7 @@ private:
     void check_root(int root, const char* argument = "root") const;
     void check_counts(const Counts& counts, const char* argument) const;
 
+    const std::shared_ptr<BufferCache> buffers_;
     std::shared_ptr<Segment> segment_;
     GroupSegment& group_;
     const uint64_t group_offset_;

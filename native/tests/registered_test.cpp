@@ -155,7 +155,7 @@ void lifetime() {
             c.barrier();
         }
         c.barrier();
-        CHECK(c.segment()->allocated_blocks() == before, "freed with the object");
+        CHECK(c.segment()->allocated_blocks() == before + 4, "kept for the next buffers of that size");
         c.barrier();
         if (c.rank() == 0) kept = c.allocate(5000);
     });
@@ -164,6 +164,60 @@ void lifetime() {
     const size_t with = segment->allocated_blocks();
     kept = nullptr;
     CHECK_EQ(segment->allocated_blocks(), with - 1);
+}
+
+// A freed buffer is the next one of its size, of this communicator and of those split from it.
+void reused() {
+    ranks::run(2, [](Comm& c) {
+        auto part = c.split(0, 0);
+        auto first = c.allocate(10'000), second = c.allocate(10'000);
+        const void *one = first->data(), *two = second->data();
+        std::memset(first->data(), 7, 10'000);
+        first.reset();
+        CHECK(c.allocate(20'000)->data() != one, "another size");
+        first = part->allocate(9'000);
+        CHECK(first->data() == one, "the same number of pages");
+        CHECK_EQ(int(first->data()[8'999]), 0);
+        std::memset(first->data(), 7, 9'000);
+        second.reset();
+        first.reset();
+        first = c.allocate(12'288, false);
+        CHECK(first->data() == one, "the one that was freed last");
+        CHECK_EQ(int(first->data()[0]), 7);
+        CHECK(c.allocate(12'288, false)->data() == two, "then the other");
+        part->close(1);
+        CHECK(c.allocate(12'288, false)->data() == two, "a closed part leaves the cache to the rest");
+    });
+}
+
+// At most 64 buffers are kept, and none once the communicators are closed.
+void kept_within_bounds() {
+    ranks::run(1, [](Comm& c) {
+        const auto segment = c.segment();
+        const size_t before = segment->allocated_blocks();
+        {
+            std::vector<std::shared_ptr<Registered>> all;
+            for (int i = 0; i < 100; ++i) all.push_back(c.allocate(100));
+        }
+        CHECK_EQ(segment->allocated_blocks(), before + 64);
+        auto late = c.allocate(100);
+        c.close(1);
+        CHECK_EQ(segment->allocated_blocks(), before + 1);
+        late.reset();
+        CHECK_EQ(segment->allocated_blocks(), before);
+    });
+}
+
+// What is kept is released where there is no room for another buffer.
+void no_room() {
+    ranks::run(1, [](Comm& c) {
+        const auto segment = c.segment();
+        const size_t before = segment->allocated_blocks();
+        c.allocate(1 << 20).reset();
+        CHECK_EQ(segment->allocated_blocks(), before + 1);
+        CHECK_EQ(ranks::thrown([&] { c.allocate(size_t(1) << 60); }), "OutOfMemory");
+        CHECK_EQ(segment->allocated_blocks(), before);
+    });
 }
 
 }  // namespace
@@ -182,5 +236,8 @@ int main() {
     for (int n : {2, 3}) one_rank_aborts(n);
     mismatched();
     lifetime();
+    reused();
+    kept_within_bounds();
+    no_room();
     return check::result();
 }

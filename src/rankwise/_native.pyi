@@ -71,8 +71,8 @@ class Comm:
     @property
     def segment(self) -> Segment: ...
     timeout: float
-    def allocate(self, bytes: int) -> Registered:
-        """Zeroed memory of the segment, on which collectives work in place. MemoryError has the sizes."""
+    def allocate(self, bytes: int, zeroed: bool = True) -> Registered:
+        """Memory of the segment, on which collectives work in place. MemoryError has the sizes."""
 
     def in_segment(self, ptr: int, bytes: int) -> bool:
         """Whether these bytes are in the segment."""

@@ -2,15 +2,13 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-
 namespace rankwise {
 
-Registered::Registered(std::shared_ptr<Segment> segment, size_t bytes)
-    : segment_(std::move(segment)), bytes_(bytes), offset_(segment_->allocate(std::max<size_t>(bytes, 1), BlockKind::Buffer)), owner_(getpid()) {}
+Registered::Registered(std::shared_ptr<BufferCache> cache, size_t bytes, bool zeroed)
+    : cache_(std::move(cache)), bytes_(bytes), offset_(cache_->take(bytes, zeroed)), owner_(getpid()) {}
 
 Registered::~Registered() {
-    if (getpid() == owner_) segment_->release(offset_);
+    if (getpid() == owner_) cache_->give_back(offset_, bytes_);
 }
 
 }  // namespace rankwise

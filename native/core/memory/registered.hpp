@@ -6,22 +6,22 @@
 #pragma once
 #include <memory>
 
-#include "memory/segment.hpp"
+#include "memory/buffer_cache.hpp"
 
 namespace rankwise {
 
-// A buffer of this rank, freed with this object; it keeps the segment mapped, also after its group was
-// closed. Zeroed. Throws OutOfMemory.
+// A buffer of this rank, given back with this object; it keeps the segment mapped, also after its group was
+// closed. Throws OutOfMemory.
 class Registered {
 public:
-    Registered(std::shared_ptr<Segment> segment, size_t bytes);
+    Registered(std::shared_ptr<BufferCache> cache, size_t bytes, bool zeroed);
     ~Registered();
     Registered(const Registered&) = delete;
-    uint8_t* data() const { return segment_->at(offset_); }
+    uint8_t* data() const { return cache_->segment().at(offset_); }
     size_t bytes() const { return bytes_; }
 
 private:
-    std::shared_ptr<Segment> segment_;
+    std::shared_ptr<BufferCache> cache_;
     const size_t bytes_;
     const uint64_t offset_;
     const int owner_;  // pid: a forked child sees the buffer too, and is not to free it

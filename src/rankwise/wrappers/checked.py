@@ -34,8 +34,8 @@ class CheckedCommunicator(ComposedCommunicator):
     def _timeout_set(self, timeout: float) -> None:
         self._inner.timeout = timeout
 
-    def allocate(self, nbytes: int) -> Any:
-        return self._inner.allocate(nbytes)
+    def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
+        return self._inner.allocate(nbytes, zeroed)
 
     def allocating(self) -> AbstractContextManager[None]:
         return self._inner.allocating()

@@ -127,8 +127,8 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     # ---- memory in which the ranks of a host work in place ----
 
-    def allocate(self, nbytes: int) -> Any:
-        return self._local.allocate(nbytes)
+    def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
+        return self._local.allocate(nbytes, zeroed)
 
     def allocating(self) -> AbstractContextManager[None]:
         return self._local.allocating()

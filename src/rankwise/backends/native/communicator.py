@@ -224,8 +224,8 @@ class EngineCommunicator(OpenCommunicator):
     def take_part(self, part: int) -> EngineCommunicator:
         return EngineCommunicator(self._comm.take_part(part), self.backend)
 
-    def allocate(self, nbytes: int) -> _native.Registered:
-        return self._comm.allocate(nbytes)
+    def allocate(self, nbytes: int, zeroed: bool = True) -> _native.Registered:
+        return self._comm.allocate(nbytes, zeroed)
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
