@@ -2,9 +2,11 @@
 
     rankwise run -n 2 benchmarks/torch_distributed.py [--operations NAME ... | --steps-only] [--time 0.1]
 
-Both backends have a group in the same processes, and their measurements are interleaved: at every point
-a batch of calls of one, then a batch of the other, until the time is up. Times are in us per call, on the
-slowest rank; the tables, in Markdown, show the median over the batches, and the best.
+Both backends have a group in the same processes, and so has a third one whose operations do nothing:
+its time is what torch.distributed itself needs for a call, the floor of any backend. Measurements are
+interleaved: at every point a batch of calls of one, then a batch of the next, until the time is up.
+Times are in us per call, on the slowest rank; the tables, in Markdown, show the median over the batches,
+and the best. FSDP2's steps are measured with torch's memory and with registered memory of rankwise.
 """
 
 from __future__ import annotations
@@ -25,11 +27,39 @@ from ddp import Sorter, Trainer, distributed
 
 SIZES = [8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 BACKENDS = ("rankwise", "gloo")
+FLOOR = "nothing"
 MODELS = [(128, 4), (128, 32), (512, 4)]  # width of the transformer, rows per rank
 LEAST_BATCHES = 5
 BATCH = 0.002  # seconds that a batch should take; it has one call at least
 
 Groups = dict[str, dist.ProcessGroup]
+
+# torch 2.13 renamed them, and warns of the old names.
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+class Nothing(dist.ProcessGroup):
+    """A process group whose operations return at once and do nothing."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: object) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+
+    def setGroupName(self, name: str) -> None:
+        self.name = name
+
+    def getGroupName(self) -> str:
+        return self.name
+
+    def getBackendName(self) -> str:
+        return FLOOR
+
+    def _done(self, *args: object, **options: object) -> None:
+        """torch.distributed takes None for an operation that is complete."""
+
+    barrier = allreduce = broadcast = reduce = allgather = gather = scatter = _done
+    all_gather_single = reduce_scatter_single = all_to_all_single = _done
+    _allgather_base = _reduce_scatter_base = alltoall_base = _done  # before torch 2.13
 
 
 def operations(size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:
@@ -38,11 +68,21 @@ def operations(size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], ob
     whole = torch.ones(max(size // 4, ranks))
     part = torch.ones(max(len(whole) // ranks, 1))
     whole_of_parts = torch.ones(len(part) * ranks)
+    received = torch.ones(len(part) * ranks)
+    parts = list(whole_of_parts.split(len(part)))
+    at_root = parts if dist.get_rank() == 0 else None
     x = torch.zeros(max(size // 4, 1))
     return {
         "all_reduce": lambda: dist.all_reduce(x, group=group),
-        "all_gather_into_tensor": lambda: dist.all_gather_single(whole_of_parts, part, group=group),
-        "reduce_scatter_tensor": lambda: dist.reduce_scatter_single(part, whole_of_parts, group=group),
+        "broadcast": lambda: dist.broadcast(x, 0, group=group),
+        "reduce": lambda: dist.reduce(x, 0, group=group),
+        "all_gather": lambda: dist.all_gather(parts, part, group=group),
+        "all_gather_into_tensor": lambda: all_gather(whole_of_parts, part, group=group),
+        "reduce_scatter_tensor": lambda: reduce_scatter(part, whole_of_parts, group=group),
+        "gather": lambda: dist.gather(part, at_root, 0, group=group),
+        "scatter": lambda: dist.scatter(part, at_root, 0, group=group),
+        "all_to_all_single": lambda: dist.all_to_all_single(received, whole_of_parts, group=group),
+        "barrier": lambda: dist.barrier(group=group),
     }
 
 
@@ -78,16 +118,41 @@ def slowest(call: Callable[[], object], repeats: int, control: dist.ProcessGroup
 
 
 def table(title: str, rows: dict[str, dict[str, list[float]]], unit: float, name: str) -> None:
+    """Columns: the median and the best of each contender, then gloo's over each of the others'."""
     if dist.get_rank():
         return
-    print(f"\n{title}\n")
-    print(f"| | rankwise, {name} | best | gloo, {name} | best | times faster | best |")
-    print("|---|---|---|---|---|---|---|")
+    contenders = list(next(iter(rows.values())))
+    others = [each for each in contenders if each not in ("gloo", FLOOR)]
+    heads = [f"{each}, {name} | best" for each in contenders] + [f"gloo / {each} | best" for each in others]
+    print(f"\n{title}\n\n| | {' | '.join(heads)} |\n|---|{'---|' * 2 * len(heads)}")
     for label, times in rows.items():
-        ours, theirs = ([statistics.median(times[b]), min(times[b])] for b in BACKENDS)
-        cells = [number(value * unit) for value in (*ours, *theirs)]
-        cells += [number(slow / fast) for fast, slow in zip(ours, theirs, strict=True)]
+        figures = {each: (statistics.median(times[each]), min(times[each])) for each in contenders}
+        cells = [number(value * unit) for each in contenders for value in figures[each]]
+        cells += [
+            number(slow / fast) for each in others for fast, slow in zip(figures[each], figures["gloo"], strict=True)
+        ]
         print(f"| {label} | {' | '.join(cells)} |", flush=True)
+
+
+def steps(kind: str, width: int, batch: int, groups: Groups, count: int) -> dict[str, list[float]]:
+    """Seconds of a training step by contender, one for each step, on the slowest rank."""
+    trainers = {}
+    for name in [*BACKENDS, "rankwise, registered"] if kind == "FSDP2" else BACKENDS:
+        backend, _, registered = name.partition(", ")
+        torch.manual_seed(0)
+        model = distributed(Sorter(width), groups[backend], shards=kind == "FSDP2", registered=bool(registered))
+        trainers[name] = Trainer(model, dist.get_rank(), batch)
+    times: dict[str, list[float]] = {name: [] for name in trainers}
+    for step in range(count + 3):
+        for name, trainer in trainers.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            trainer.step()
+            passed = torch.tensor([time.perf_counter() - begin])
+            dist.all_reduce(passed, dist.ReduceOp.MAX)
+            if step >= 3:
+                times[name].append(passed.item())
+    return times
 
 
 def number(value: float) -> str:
@@ -111,8 +176,9 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(1)
+    dist.Backend.register_backend(FLOOR, Nothing, devices=["cpu"])
     dist.init_process_group("rankwise")
-    groups: Groups = {name: dist.new_group(backend=name) for name in BACKENDS}
+    groups: Groups = {name: dist.new_group(backend=name) for name in (*BACKENDS, FLOOR)}
     ranks = dist.get_world_size()
     names = [] if args.steps_only else args.operations or list(operations(8, groups["gloo"]))
     for name in names:
@@ -121,25 +187,11 @@ def main() -> None:
             rows[words(size)] = measure({b: operations(size, g)[name] for b, g in groups.items()}, args.time)
         table(f"{name}, {ranks} ranks, float32", rows, 1e6, "us")
     if not args.operations_only and not args.operations:
-        rows = {}
-        for label, width, batch in [(k, w, b) for k in ("DDP", "FSDP2") for w, b in MODELS]:
-            trainers = {}
-            for backend, group in groups.items():
-                torch.manual_seed(0)
-                model = distributed(Sorter(width), group, shards=label == "FSDP2")
-                trainers[backend] = Trainer(model, dist.get_rank(), batch)
-            steps: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
-            for count in range(args.steps + 3):
-                for backend, trainer in trainers.items():
-                    dist.barrier()
-                    begin = time.perf_counter()
-                    trainer.step()
-                    passed = torch.tensor([time.perf_counter() - begin])
-                    dist.all_reduce(passed, dist.ReduceOp.MAX)
-                    if count >= 3:
-                        steps[backend].append(passed.item())
-            rows[f"{label}, width {width}, {batch} rows a rank"] = steps
-        table(f"A training step of examples/ddp.py, {ranks} ranks", rows, 1e3, "ms")
+        for kind in ("DDP", "FSDP2"):
+            rows = {}
+            for width, batch in MODELS:
+                rows[f"width {width}, {batch} rows a rank"] = steps(kind, width, batch, groups, args.steps)
+            table(f"A training step of examples/ddp.py with {kind}, {ranks} ranks", rows, 1e3, "ms")
     dist.destroy_process_group()
 
 

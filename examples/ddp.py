@@ -2,10 +2,12 @@
 
     torchrun --nproc-per-node 2 examples/ddp.py --backend rankwise
     torchrun --nproc-per-node 2 examples/ddp.py --backend gloo
+    torchrun --nproc-per-node 2 examples/ddp.py --fsdp2 --registered
 
 The model learns to sort: it reads letters and writes them in order. Each rank has its own letters;
 DistributedDataParallel averages the gradients during the backward pass; --fsdp2 shards the parameters
-as well. The backend is the only difference; the losses are the same.
+as well; --registered lets FSDP2 take the tensors that it sends and receives from the backend, which
+then copies less. The backend is the only difference; the losses are the same.
 """
 
 from __future__ import annotations
@@ -44,15 +46,22 @@ class Sorter(nn.Module):
         return scores
 
 
-def distributed(model: Sorter, group: dist.ProcessGroup | None = None, *, shards: bool = False) -> nn.Module:
-    """`model`, for training by all ranks of `group`: with DDP, or with FSDP2 if it `shards`."""
+def distributed(
+    model: Sorter, group: dist.ProcessGroup | None = None, *, shards: bool = False, registered: bool = False
+) -> nn.Module:
+    """`model`, for training by all ranks of `group`: with DDP, or with FSDP2 if it `shards`.
+
+    registered: FSDP2 takes the memory for its communication from the backend.
+    """
     if not shards:
         return DistributedDataParallel(model, process_group=group)
     mesh = dist.DeviceMesh.from_group(group or dist.group.WORLD, "cpu")  # type: ignore[arg-type]
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
+    sharded = fully_shard(model, mesh=mesh)
+    for module in (*model.layers, sharded) if registered else ():
+        module.set_allocate_memory_from_process_group_for_comm(True)  # type: ignore[operator]
+    return sharded
 
 
 class Trainer:
@@ -77,13 +86,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="rankwise", help="rankwise (the default) or gloo")
     parser.add_argument("--fsdp2", action="store_true", help="shard the parameters over the ranks")
+    parser.add_argument("--registered", action="store_true", help="with --fsdp2: communicate in the backend's memory")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rows", type=int, default=32, help="rows in each rank's batch")
     args = parser.parse_args()
 
     dist.init_process_group(args.backend)
     torch.manual_seed(0)  # every rank starts with the same parameters
-    trainer = Trainer(distributed(Sorter(), shards=args.fsdp2), dist.get_rank(), args.rows)
+    trainer = Trainer(distributed(Sorter(), shards=args.fsdp2, registered=args.registered), dist.get_rank(), args.rows)
     times = []
     for number in range(1, args.steps + 1):
         begin = time.perf_counter()

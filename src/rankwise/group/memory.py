@@ -21,7 +21,8 @@ class RegisteredMemory(GroupBase):
         If all ranks pass registered memory to a collective, it copies no byte more than necessary; if one
         rank does not, the usual algorithms run, with the same bits as result. This call is not collective:
         each rank may create arrays as it likes. The memory is freed with the array and its last view, even
-        long after the group was closed. Until then it is kept for the next array of the same size. On a backend without such memory the array is an ordinary one.
+        long after the group was closed. Until the group is closed, freed memory is kept for the next array of
+        the same size. On a backend without such memory the array is an ordinary one.
         Raises MemoryError if the machine has too little memory left, and ValueError for impossible sizes.
 
         >>> x = group.empty((2, 3), np.float32)

@@ -119,7 +119,7 @@ def fsdp1(rank: int, size: int) -> Numbers:
         return losses + parameters(net)
 
 
-def fsdp2(rank: int, size: int, *, hybrid: bool = False) -> Numbers:
+def fsdp2(rank: int, size: int, *, hybrid: bool = False, registered: bool = False) -> Numbers:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -130,7 +130,7 @@ def fsdp2(rank: int, size: int, *, hybrid: bool = False) -> Numbers:
     )
     net = model()
     for block in (net.first, net.second, net):
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh).set_allocate_memory_from_process_group_for_comm(registered)
     return train(net, sgd(net), rank) + parameters(net)
 
 
@@ -242,6 +242,7 @@ CASES: dict[str, tuple[int, Callable[..., Numbers]]] = {
     "DDP join": (2, ddp_join),
     "FSDP1": (2, fsdp1),
     "FSDP2": (2, fsdp2),
+    "FSDP2 in registered memory": (2, partial(fsdp2, registered=True)),
     "HSDP": (4, partial(fsdp2, hybrid=True)),
     "DTensor": (2, dtensor),
     "tensor parallel": (2, tensor_parallel),

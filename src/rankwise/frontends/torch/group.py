@@ -13,6 +13,7 @@ from torch.distributed import PrefixStore, Store, Work
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
 from rankwise.frontends.torch import meeting
+from rankwise.frontends.torch.allocation import RegisteredTensors
 from rankwise.frontends.torch.collectives import TorchCollectives
 from rankwise.frontends.torch.messages import TorchMessages
 
@@ -30,7 +31,7 @@ def open_group(store: Store, rank: int, size: int, timeout: timedelta, ranks: Se
     return RankwiseGroup(meeting.meet(store, rank, size, timeout.total_seconds(), parent, ranks), store)
 
 
-class RankwiseGroup(TorchCollectives, TorchMessages):
+class RankwiseGroup(TorchCollectives, TorchMessages, RegisteredTensors):
     """A process group for tensors in host memory over `comm`, which it owns."""
 
     supports_splitting = True
