@@ -183,8 +183,9 @@ def main() -> None:
     names = [] if args.steps_only else args.operations or list(operations(8, groups["gloo"]))
     for name in names:
         rows = {}
-        for size in args.sizes:
-            rows[words(size)] = measure({b: operations(size, g)[name] for b, g in groups.items()}, args.time)
+        for size in args.sizes if name != "barrier" else [0]:
+            calls = {backend: operations(size, group)[name] for backend, group in groups.items()}
+            rows[words(size) if size else "-"] = measure(calls, args.time)
         table(f"{name}, {ranks} ranks, float32", rows, 1e6, "us")
     if not args.operations_only and not args.operations:
         for kind in ("DDP", "FSDP2"):
