@@ -88,7 +88,7 @@ endef
 # $(call native_tests,FOLDER,SANITIZER,VARIABLES)
 define native_tests
 	$(call build_native,$(1),$(2))
-	$(3) $(ENV)/bin/ctest --test-dir $(1) --output-on-failure --timeout 300 --no-tests=error
+	$(3) $(ENV)/bin/ctest --test-dir $(1) -j $(JOBS) --output-on-failure --timeout 300 --no-tests=error
 endef
 
 test-faults: $(ENV)/.test ## every fault, many times at random moments, with a table of results: 15 minutes

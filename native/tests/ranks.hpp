@@ -14,11 +14,15 @@ namespace ranks {
 using rankwise::Comm;
 using rankwise::Segment;
 
-// The world sizes of a test; with RANKWISE_SHORT, with which `make test` runs the sanitizers, only 2 and 3.
+// With RANKWISE_SHORT, as `make test` runs the sanitizers: on 2 and 3 ranks alone, and without arrays of many megabytes;
+// `make test-sanitizers` has both.
+inline bool shortened() { return std::getenv("RANKWISE_SHORT"); }
+
+// The world sizes of a test.
 inline std::vector<int> worlds(std::initializer_list<int> all) {
     std::vector<int> chosen;
     for (int n : all)
-        if (!std::getenv("RANKWISE_SHORT") || n == 2 || n == 3) chosen.push_back(n);
+        if (!shortened() || n == 2 || n == 3) chosen.push_back(n);
     return chosen;
 }
 
