@@ -27,7 +27,7 @@ class Part:
 
 TEST = (Part("test-native", 2), Part("test-model", 1), Part("test-python", 7))
 REST = (
-    Part("test-slow", 8),
+    Part("test-slow", 11),
     Part("test-sanitizers", 4),
     Part("test-engines", 6),
     Part("test-multihost", 6),

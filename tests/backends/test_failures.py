@@ -28,7 +28,8 @@ def _line(marker: str) -> str:
     return f"{__file__}:{next(i for i, line in enumerate(lines, 1) if line.endswith(f'# {marker}'))}"
 
 
-def _mismatch(group: Group, kind: str) -> MismatchError | None:
+def _mismatch(world: Group, kind: str) -> MismatchError | None:
+    group = world.dup()  # the world goes on, so that its processes serve the next try too
     x = np.ones(5)
     part = group.subgroup([2, 1, 0]) if kind == "subgroup" else group
     assert part is not None

@@ -28,9 +28,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from hosts_in_threads import PLACEMENTS, opener
 
 
-@pytest.mark.parametrize("operation", [(level, name) for level, names in OPERATIONS.items() for name in names])
-def test_operation(operation: tuple[str, str]) -> None:
-    level, name = operation
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [
+        pytest.param(level, name, marks=pytest.mark.slow if level == "pointer" else ())  # array level calls these too
+        for level, names in OPERATIONS.items()
+        for name in names
+    ],
+)
+def test_operation(level: str, name: str) -> None:
     hosts = PLACEMENTS["uneven"]
     results = check_operation(name, level, len(hosts), opener(hosts))
     wrong = [f"{r.case}: {r.detail}" for r in results if r.status not in (Status.PASS, Status.REFUSED)]

@@ -119,13 +119,12 @@ def test_split_groups_force_the_same_algorithms() -> None:
 @pytest.mark.parametrize(
     ("backend", "algorithm", "line"),
     [
-        ("gloo", "all_reduce=ring,all_gather=pairwise", "2 {'all_reduce': 'ring', 'all_gather': 'pairwise'}"),
+        ("gloo", "all_reduce=ring,all_gather=pairwise,", "2 {'all_reduce': 'ring', 'all_gather': 'pairwise'}"),
         (
             "gloo",
             "all_reduce=tree",
             "ValueError: RANKWISE_ALGORITHM: the algorithm 'tree' given for all_reduce of gloo",
         ),
-        ("gloo", "all_reduce=ring,", "2 {'all_reduce': 'ring'}"),
         # Ranks of one host are a group of shm.
         ("hierarchical", "all_reduce=staged", "2 ['staged']"),
         (

@@ -17,12 +17,22 @@ ALGORITHMS = [(operation, name) for operation, names in _native.algorithms().ite
 LARGEST = 16 << 20  # bytes of a rank's array up to which thresholds are looked for
 
 
-@pytest.fixture(params=[False, True], ids=["a core each", "oversubscribed"], autouse=True)
+@pytest.fixture(autouse=True)
 def oversubscribed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("RANKWISE_OVERSUBSCRIBED", str(int(request.param)))
+    monkeypatch.setenv("RANKWISE_OVERSUBSCRIBED", str(int(getattr(request, "param", False))))
     close_pools()  # their ranks have read their environment
     yield
     close_pools()
+
+
+BOTH = pytest.mark.parametrize("oversubscribed", [False, True], ids=["a core each", "oversubscribed"], indirect=True)
+# native/tests/algorithms_test.cpp, in `make test`, forces each algorithm on oversubscribed ranks too.
+A_CORE_EACH = pytest.mark.parametrize(
+    "oversubscribed",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["a core each", "oversubscribed"],
+    indirect=True,
+)
 
 
 def wrong(results: list[Result]) -> list[str]:
@@ -34,6 +44,7 @@ FORCED = [("threads", 3, *name) for name in ALGORITHMS]
 FORCED += [("shm", 2, operation, name) for operation, name in ALGORITHMS if name.startswith("single_copy")]
 
 
+@A_CORE_EACH
 @pytest.mark.parametrize(("backend", "n", "operation", "algorithm"), FORCED)
 def test_forced(backend: str, n: int, operation: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite's cases; those that the algorithm cannot run are refused, and the group continues."""
@@ -75,6 +86,7 @@ def thresholds(group: Group, operation: str) -> list[int]:
     return found
 
 
+@BOTH
 @pytest.mark.parametrize("direct", [True, False], ids=["single copy", "no single copy"])
 @pytest.mark.parametrize("operation", list(_native.algorithms()))
 def test_either_side_of_each_threshold(operation: str, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ def test_the_table_and_the_timeline(tmp_path: Path) -> None:
                 assert min(event["ts"] for event in reduced) >= ends
 
 
+@pytest.mark.slow
 def test_beside_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     names = ["GradientReducer", "rw.data_parallel", "torch DDP on gloo"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ def trial(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     name, row = request.node.name, _row(request.node)
     print(f"seed: RANKWISE_FAULTS_SEED={SEED}{' RANKWISE_FAULTS=full' if FULL else ''}, {name}")
     row.tried += 1
+    gc.freeze()  # so that the search for what is left need not go through all that was there before
     trial = Trial(name, row, tmp_path)
     monkeypatch.setenv("TMPDIR", str(trial.work))
     monkeypatch.chdir(trial.work)
     yield trial
     left = trial.before.left()
+    gc.unfreeze()
     row.left.update({kind: len(found) for kind, found in left.items()})
     if any(left.values()):
         pytest.fail(f"left behind: {left}", pytrace=False)

@@ -13,7 +13,7 @@ both = pytest.mark.parametrize("backend", ["threads", "shm"])
 
 
 @both
-@fault(13, "odd arrays and arguments", few=2, full=60)
+@fault(13, "odd arrays and arguments", few=1, full=60)
 def test_odd_arrays(trial: Trial, backend: str) -> None:
     scenario = trial.rng.choice([*MEMORY, *ARGUMENTS])
     print(scenario.__name__)
@@ -21,7 +21,7 @@ def test_odd_arrays(trial: Trial, backend: str) -> None:
 
 
 @both
-@fault(14, "odd numbers", few=2, full=40)
+@fault(14, "odd numbers", few=1, full=40)
 def test_odd_numbers(trial: Trial, backend: str) -> None:
     scenario = trial.rng.choice(NUMERICS)
     print(scenario.__name__)

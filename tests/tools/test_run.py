@@ -29,7 +29,7 @@ def run(
     )
 
 
-@pytest.mark.parametrize("n", [1, 4, 16])
+@pytest.mark.parametrize("n", [1, 4, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_collective_program(n: int) -> None:
     code = "import numpy as np, rankwise as rw; g = rw.init(); print(g.rank, g.all_reduce(np.ones(3))[0])"
     done = run("-n", str(n), "python", "-c", code)

@@ -90,10 +90,11 @@ def lives(pid: int) -> bool:
     ("deed", "code", "how"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL after all_gather #4"),
-        ("os.abort()", 134, "was killed by SIGABRT after all_gather #4"),
         ("raise ValueError('bad')", 1, "exited with status 1 after all_gather #4"),
-        ("sys.exit(7)", 7, "exited with status 7 after all_gather #4"),
-        ("os._exit(255)", 255, "exited with status 255 after all_gather #4"),
+        # tests/faults/test_endings.py has these ends too
+        pytest.param("os.abort()", 134, "was killed by SIGABRT after all_gather #4", marks=pytest.mark.slow),
+        pytest.param("sys.exit(7)", 7, "exited with status 7 after all_gather #4", marks=pytest.mark.slow),
+        pytest.param("os._exit(255)", 255, "exited with status 255 after all_gather #4", marks=pytest.mark.slow),
         (
             "threading.Thread(target=killed_inside).start()",
             137,

@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).with_name("run_ranks.py")
 RUN = [sys.executable, "-m", "rankwise", "run"]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_commands_on_ranks(n: int) -> None:
     done = subprocess.run([*RUN, "-n", str(n), str(PROGRAM)], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")

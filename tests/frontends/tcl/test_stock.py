@@ -141,7 +141,7 @@ def test_a_command_waits_for_no_timer() -> None:
 
 def test_ranks_of_the_launcher() -> None:
     text = LOAD + (
-        'torch::distributed_init 0 3 "gloo"\n'
+        'torch::distributed_init 0 3 "shm"\n'
         "set x [torch::full {3} [torch::get_rank] int64]\n"
         "puts [torch::tensor_to_list [torch::distributed_reduce_scatter $x sum]]\n"
         "puts [torch::distributed_barrier]\n"

@@ -133,7 +133,7 @@ def test_without_tcl_and_tclsh_the_error_names_the_package(tmp_path: Path, monke
 @both_hosts
 def test_ranks_run_a_script(tmp_path: Path) -> None:
     text = """
-        puts [torch::distributed_init 0 3 "gloo"]
+        puts [torch::distributed_init 0 3 "shm"]
         set x [torch::full {2} [torch::get_rank] int32]
         puts "$argv [torch::tensor_to_list [torch::distributed_all_reduce $x "max"]] [torch::distributed_barrier]"
     """

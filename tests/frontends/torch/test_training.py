@@ -253,7 +253,10 @@ CASES: dict[str, tuple[int, Callable[..., Numbers]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# On 4 ranks, which takes long, is what others do on 2: FSDP and tensor parallel, each in one dimension.
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.slow if size == 4 else ()) for name, (size, _) in CASES.items()]
+)
 def test_as_on_gloo(on_ranks: Callable[..., Any], case: str, tmp_path: Path) -> None:
     size, fn = CASES[case]
     if fn is checkpoint:
