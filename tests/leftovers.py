@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 
 # Inherited by every process that a test starts, however deep, so that an orphan is recognised too.
 MARK = f"RANKWISE_TEST_SESSION={uuid.uuid4().hex}"
 
 
+# What an MPI that aborts leaves; the tests of MPI remove it, which may run beside the others.
+MPI_FILES = ("mpich_shm_*", "sm_segment.*", "vader_segment.*")
+
+
 def shared_memory_files() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    """Those in /dev/shm that are not MPI's."""
+    return {file for file in os.listdir("/dev/shm") if not any(fnmatch(file, pattern) for pattern in MPI_FILES)}
 
 
 def in_use(file: str) -> bool:

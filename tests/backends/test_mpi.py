@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import mpi_launchers
+from leftovers import MPI_FILES
 
 FULL = os.environ.get("RANKWISE_ENGINES") == "full"
 SOME = ("all_reduce", "reduce_scatter", "all_to_all_v", "gather_v", "send_recv")
 
 SHARED = Path("/dev/shm")
-MPI_FILES = ("mpich_shm_*", "sm_segment.*", "vader_segment.*")
 
 
 @pytest.fixture(scope="module", autouse=True)
