@@ -6,28 +6,28 @@
 
 namespace rankwise::collectives {
 
-// Every rank writes its block into root's memory; of two ranks root reads half of a small one and some of one that is
-// too large for the caches, so that both copy as long. False where root's memory cannot be reached; then nothing was done.
+// Every rank writes its block into root's memory; of two ranks root reads a part of the other's block, so that both
+// copy for the same time. False where root's memory cannot be reached; then nothing was done.
 static bool gather_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
-    const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.non_temporal(blocks.total()));
     const bool read = s.n == 2 && !to_me;
     ExposedBuffers exposed(s, read ? s.reachable(send, blocks.size(s.rank)) : nullptr, to_me ? s.reachable(recv, blocks.total()) : nullptr);
     exposed.await_all();  // all calls have been compared: a mismatched call must not change recv
     if (!exposed.exposes(root, true)) return exposed.finish_all(), false;
-    const size_t taken = some && exposed.exposes(1 - root, false) && !exposed.registered(root, true) ? some : 0;
-    const auto given = [&](int from) {
+    const bool non_temporal = s.non_temporal(blocks.total()) && !exposed.registered(root, true);
+    const auto written = [&](int from) {  // by the rank itself
         const size_t block = blocks.size(from);
-        return s.n > 2 || block >= tuning::kPutBlock || !exposed.exposes(1 - root, false) ? block - taken : block / 2;
+        return exposed.exposes(from, false) ? block - tuning::gathered_by_root(s.conditions(), block, non_temporal) : block;
     };
     if (!to_me) {
-        exposed.put(root, send, blocks.offset(s.rank), given(s.rank));
+        exposed.put(root, send, blocks.offset(s.rank), written(s.rank));
         return exposed.finish_with(root), true;
     }
     copy_own_block(s, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
     for (int from = 0; from < s.n; ++from) {
-        const size_t already = given(from);
-        if (from != root) exposed.get(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
+        if (from == root) continue;
+        const size_t already = written(from);
+        exposed.get(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
     }
     exposed.finish_all();
     return true;

@@ -105,11 +105,11 @@ inline Choice broadcast(const Conditions& c, size_t bytes) {
     return blocks_of(c, bytes);
 }
 
-// streams: the results of all ranks are written with non-temporal stores, which only the slots allow.
-inline Choice all_gather(const Conditions& c, size_t largest, bool streams) {
+// non_temporal: the results of all ranks are written with non-temporal stores, which only the slots allow.
+inline Choice all_gather(const Conditions& c, size_t largest, bool non_temporal) {
     using enum Algorithm;
     if (largest <= kInline) return Inline;
-    const bool puts = c.yields ? largest >= kPutBlockYielding && !streams : largest >= kPutBlock;
+    const bool puts = c.yields ? largest >= kPutBlockYielding && !non_temporal : largest >= kPutBlock;
     if (puts) return {c.single_copy ? SingleCopyPut : RegisteredPut, Staged};
     if (c.yields && largest >= kSingleCopyBlock) return {Registered, Staged};
     return blocks_of(c, largest);
@@ -139,11 +139,18 @@ inline Algorithm scatter_described(const Conditions& c, size_t header, size_t pa
     return c.ranks == 1 || (part < kSingleCopyBlock && part <= share_of_slot) ? Staged : Separate;
 }
 
-// Of two ranks that copy a block each, root its own and the other its own to root's memory or from it: so
-// much of the other's block root copies too, since it is done sooner where it uses non-temporal stores,
-// which the system's copies between processes never do (fa6c712).
-inline size_t copied_by_root(const Conditions& c, size_t block, bool streams) {
-    return c.ranks == 2 && streams ? block / 4 / 64 * 64 : 0;
+// In a scatter or gather of two ranks, each rank copies one block: root its own within its memory, the other rank its own
+// from or to root's memory. Where results do not stay in the cache (non_temporal), root uses non-temporal stores, which the
+// system's copies between processes never do, and finishes first. So root also copies this much of the other block.
+// CPU time of the slower rank without this and with it, arrays just written: scatter of 64 MiB 7.3 and 5.5 ms, of 40 MiB
+// 4.7 and 3.5; gather of 64 MiB from each rank 14.4 and 11.0 ms, of 24 MiB 5.5 and 4.4. Reused arrays gain as much.
+inline size_t copied_by_root(const Conditions& c, size_t block, bool non_temporal) {
+    return c.ranks == 2 && non_temporal ? block / 4 / 64 * 64 : 0;
+}
+
+// In a gather root also copies half of a small block (b3536a0).
+inline size_t gathered_by_root(const Conditions& c, size_t block, bool non_temporal) {
+    return c.ranks == 2 && block < kPutBlock ? block - block / 2 : copied_by_root(c, block, non_temporal);
 }
 
 // ---- messages (p2p/) ----
