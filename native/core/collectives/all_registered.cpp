@@ -6,10 +6,10 @@ namespace rankwise {
 
 namespace {
 
-constexpr uint64_t kNotRegistered = 0;      // offset 0 is the segment's header
+constexpr uint64_t kNotRegistered = 0;     // no buffer has offset 0, which is the segment's header
 constexpr uint64_t kNotNeeded = ~uint64_t(0);
-constexpr size_t kCacheBlock = 16 << 10;    // reduced and passed on while it is in the L1 cache
-constexpr size_t kCheckEvery = 512 << 10;    // bytes between two checks for a failure of the group
+constexpr size_t kCacheBlock = 16 << 10;   // bytes reduced and copied at once, so that they stay in the L1 cache
+constexpr size_t kCheckEvery = 512 << 10;  // bytes between two checks for a failure of the group
 
 }  // namespace
 
@@ -20,19 +20,19 @@ AllRegistered::AllRegistered(SlotProtocol& s, const void* memory, size_t bytes) 
     s.await_all(step_);
     agreed_ = true;
     for (int p = 0; p < s.n; ++p)
-        if (p != s.rank && told(p) == kNotRegistered) agreed_ = false;
+        if (p != s.rank && offset_of(p) == kNotRegistered) agreed_ = false;
 }
 
 namespace collectives {
 
 void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
-    PeerWrites visit(s);
+    PeerWrites writes(s);
     const bool receives = root < 0 || s.rank == root;
     const Shares shares(bytes, s.n);
     const size_t end = shares.end(s.rank);
     for (size_t at = shares.begin(s.rank), next_check = 0; at < end; at += kCacheBlock) {
         if (at >= next_check) {
-            visit.go_on();
+            writes.check();
             next_check = at + kCheckEvery;
         }
         const size_t length = std::min(kCacheBlock, end - at);
@@ -46,7 +46,7 @@ void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes,
             if (root < 0 || to == root) std::memcpy(data.of(to) + at, result, length);
         }
     }
-    visit.end();
+    writes.finish_all();
 }
 
 void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine, size_t item, ReduceKernel kernel) {

@@ -1,8 +1,8 @@
 // Registered buffers: memory in the segment, which peers read and write in place.
 //
-// The segment's heap is one sparse file, as large as the machine's memory allows and mapped by every rank from the
-// start. So a buffer needs no mapping of its own and never moves, and peers know it by its offset. Any rank makes
-// buffers of any size whenever it likes. Which collectives work in place on them: collectives/all_registered.hpp.
+// Every rank maps the whole segment from the start, so a buffer needs no mapping of its own and never moves, and its
+// offset identifies it to peers. Any rank may allocate buffers of any size at any time. collectives/all_registered.hpp has the
+// collectives that work in place.
 #pragma once
 #include <memory>
 
@@ -24,7 +24,7 @@ private:
     std::shared_ptr<BufferCache> cache_;
     const size_t bytes_;
     const uint64_t offset_;
-    const int owner_;  // pid: a forked child sees the buffer too, and is not to free it
+    const int owner_;  // pid: a forked child must not free the buffer
 };
 
 }  // namespace rankwise

@@ -170,8 +170,8 @@ class TracedCommunicator(Communicator):
         self._inner.sync()
         self._end_launched()
 
-    def allocate(self, nbytes: int) -> Any:
-        return self._inner.allocate(nbytes)
+    def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
+        return self._inner.allocate(nbytes, zeroed)
 
     def allocating(self) -> AbstractContextManager[None]:
         return self._inner.allocating()
