@@ -337,7 +337,7 @@ def test_several_hosts_need_a_master_address() -> None:
     from rankwise.backends.gloo.communicator import open
     from rankwise.contract.job import Job
 
-    with pytest.raises(ValueError, match=r"srun put ranks on several hosts.*set MASTER_ADDR"):
+    with pytest.raises(ValueError, match=r"srun started ranks on several hosts.*set MASTER_ADDR"):
         open(Job(0, 4, 0, 2, "srun", "x"), 1.0)
 
 
