@@ -228,6 +228,7 @@ def main() -> int:
     parser.add_argument("--output", action="store_true", help="print what the programs print, not only if they fail")
     args = parser.parse_args()
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # run() then ends what it has started
     rows: list[Row] = []
     not_installed: dict[str, str] = {}
     for client in CLIENTS:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,30 @@ def test_by_name_the_program_says_rankwise_in_place_of_gloo() -> None:
     show = ClientTest("a test", "grep -h 'process_group_backend' {programs}/lightning_ddp.py")
     assert "rankwise" not in run(show, GLOO, HERE).output
     assert '"rankwise"' in run(show, BY_NAME, HERE).output
+
+
+SLEEPING_CLIENT = """
+import sys
+from pathlib import Path
+from clients import run, table
+run.CLIENTS = (table.Client("sleeper", ("sleeper==1",), (table.ClientTest("sleep", "sleep 987"),)),)
+run.environment = lambda client: Path(sys.prefix)
+sys.argv[1:] = []
+sys.exit(run.main())
+"""
+
+
+def test_a_runner_that_is_terminated_ends_its_program() -> None:
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", SLEEPING_CLIENT], env=environ) as runner:
+        sleeping: list[int] = []
+        while not sleeping and runner.poll() is None:
+            sleeping = [pid for pid, command in started_processes().items() if command.startswith("sleep 987")]
+            time.sleep(0.05)
+        runner.terminate()
+        assert runner.wait() == 143
+    assert sleeping
+    assert not Path(f"/proc/{sleeping[0]}").exists()
 
 
 PASSED, FAILED = Outcome("", 1.0), Outcome("exit status 1", 1.0)
