@@ -196,7 +196,7 @@ class EngineCommunicator(OpenCommunicator):
         return EngineWork(getattr(self._comm, f"start_{operation}")(*args))
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
-        return EngineCall(self._comm, partial(self.call, function))
+        return EngineCall(self._comm, function)
 
     def plan(self, operation: str, *args: Any) -> partial[None]:
         return partial(getattr(self._comm, operation), *map(int, args))
