@@ -7,9 +7,11 @@ PYTHON ?= python3
 ENV ?= build/env
 DEV ?= .venv
 TORCH := torch==2.13.0
+TORCH_VERSIONS ?= 2.13.0 2.14.0 2.15.0
 TEST_ARGS ?=
 SUITE_ARGS ?=
 CLIENT_ARGS ?=
+SUITE_PYTHON ?= $(ENV)/bin/python
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 MPIS := build/mpi/openmpi/.made build/mpi/mpich/.made
@@ -19,7 +21,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-torch-suite test-clients test-faults test-multihost test-engines test-gpu lint format dev clean
+.PHONY: help demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-torch-suite test-torch-versions test-clients test-faults test-multihost test-engines test-gpu lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,9 +74,12 @@ test-model: test-tools ## every state of the model of the waiting protocol, with
 	@if command -v spin >/dev/null; then $(PYTHON) native/model/check.py; \
 	else echo "not tested: the model of the waiting protocol: there is no spin; apt install spin"; fi
 
-test-torch-suite: $(ENV)/.test ## torch's own tests of its backends, on rankwise and on gloo: half an hour; SUITE_ARGS="--ranks 2"
-	$(ENV)/bin/python $(PIP) expecttest
-	nice $(ENV)/bin/python tests/torch_suite/run.py $(SUITE_ARGS)
+test-torch-versions: $(ENV)/.test ## the tests of the torch front-end on each of TORCH_VERSIONS, with a table of results
+	$(ENV)/bin/python tests/torch_versions.py build/torch $(TORCH_VERSIONS) $(TEST_ARGS)
+
+test-torch-suite: $(ENV)/.test ## torch's own tests of its backends, on rankwise and on gloo: half an hour; SUITE_ARGS="--ranks 2", SUITE_PYTHON=build/torch/2.15.0/bin/python
+	$(SUITE_PYTHON) $(PIP) expecttest
+	nice $(SUITE_PYTHON) tests/torch_suite/run.py $(SUITE_ARGS)
 
 test-clients: $(ENV)/.test ## programs of accelerate, Lightning, Ray and others, on gloo and on rankwise: 8 minutes; CLIENT_ARGS="--clients ray"
 	PYTHONPATH=tests nice $(ENV)/bin/python -m clients.run $(CLIENT_ARGS)

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from rankwise.frontends.torch.group import RankwiseGroup
+    from rankwise.frontends.torch.operations import Operations
 
 NAME = "rankwise"
 
@@ -36,10 +37,10 @@ def register() -> None:
         substitute(name)
 
 
-def _open(how: Any, options: object = None) -> ProcessGroup:
-    from rankwise.frontends.torch.group import open_group
+def _open(how: Any, options: object = None) -> RankwiseGroup | Operations:
+    from rankwise.frontends.torch.opening import open_group
 
-    return open_group(how.store, how.group_rank, how.group_size, how.timeout, how.global_ranks_in_group)
+    return open_group(how)
 
 
 register()

@@ -22,7 +22,7 @@ def test_registered_tensors(on_ranks: Callable[..., Any]) -> None:
             x = backend.allocate_tensor(5000, dtype=dtype, device=cpu)
             assert (x.shape, x.dtype) == ((5000,), dtype)
             address = x.data_ptr()
-            assert group.comm._comm.in_segment(address, x.nbytes)
+            assert backend.comm._comm.in_segment(address, x.nbytes)
             x.fill_(rank == 1)
             dist.broadcast(x, 1)
             assert x.all()

@@ -347,7 +347,7 @@ def test_works(on_ranks: Callable[..., Any]) -> None:
 
 def test_groups_share_the_memory_of_all(on_ranks: Callable[..., Any]) -> None:
     def body(rank: int, size: int) -> None:
-        world = dist.group.WORLD.comm._comm.segment
+        world = dist.group.WORLD.operations.comm._comm.segment
         groups = [dist.new_group([2, 0], sort_ranks=False) for _ in range(3)]
         if rank != 1:
             x = torch.full((2,), float(rank))

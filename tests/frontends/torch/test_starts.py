@@ -123,6 +123,6 @@ def test_ranks_on_several_hosts(on_ranks: Callable[..., Any], monkeypatch: pytes
         else:
             dist.recv(x, 0, group=apart)
         dist.barrier(group=apart)
-        return f"{type(apart.comm).__name__} {type(part.comm).__name__}"
+        return f"{type(apart.operations.comm).__name__} {type(part.operations.comm).__name__}"
 
     assert on_ranks(2, body) == ["GlooCommunicator GlooCommunicator"] * 2

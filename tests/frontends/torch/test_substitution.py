@@ -20,7 +20,7 @@ class Kept(logging.Handler):
 logging.getLogger("rankwise").addHandler(Kept())
 logging.getLogger("rankwise").setLevel(logging.INFO)
 def kind(group):
-    backend = group if hasattr(group, "comm") else group._get_backend(torch.device("cpu"))
+    backend = group._get_backend(torch.device("cpu"))
     return "rankwise" if hasattr(backend, "comm") else type(backend).__name__
 """
 
@@ -52,12 +52,17 @@ dist.destroy_process_group()
 
 COMBINED = """
 import torch.testing._internal.distributed.fake_pg
+from rankwise.frontends.torch.backend import ACCEPTED
 dist.init_process_group("cpu:gloo,meta:fake")
 for group in (dist.group.WORLD, dist.new_group()):
-    assert (kind(group), dist.get_backend(group)) == ("ProcessGroupGloo", "cpu:gloo,meta:fake")
+    assert dist.get_backend(group) == "cpu:gloo,meta:fake"
+    assert kind(group) == ("rankwise" if ACCEPTED else "ProcessGroupGloo")
+    x = torch.ones(2)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [2, 2]
 dist.destroy_process_group()
-assert len(logs) == 1 and logs[0][0] == "WARNING", logs
-assert "cpu:gloo,meta:fake stays as it is" in logs[0][1]
+assert len(logs) == 1 and logs[0][0] == ("INFO" if ACCEPTED else "WARNING"), logs
+assert ACCEPTED or "cpu:gloo,meta:fake stays as it is" in logs[0][1]
 """
 
 UNTOUCHED = """
@@ -87,7 +92,7 @@ def test_gloo_is_the_default_on_the_cpu(tmp_path: Path) -> None:
     run(tmp_path, BY_DEFAULT, RANKWISE_TORCH_AS="gloo")
 
 
-def test_a_combination_that_torch_does_not_allow_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_combination_keeps_its_name_and_where_torch_does_not_allow_it_its_backends(tmp_path: Path) -> None:
     run(tmp_path, COMBINED, RANKWISE_TORCH_AS="gloo")
 
 

@@ -22,7 +22,7 @@ from torch.distributed import (
 
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.frontends.torch import sparse
-from rankwise.frontends.torch.core import Core, a_list, with_options
+from rankwise.frontends.torch.core import SAYS_ASYNC, UNSET, Core, a_list, with_options
 from rankwise.frontends.torch.reductions import moved, reduction
 from rankwise.frontends.torch.tensors import (
     Memory,
@@ -313,17 +313,24 @@ class TorchCollectives(Core):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work | None:
         return self._run("barrier", (), with_options(BarrierOptions, opts, timeout or _time(opts)), [])
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(
+        self, timeout: timedelta | BarrierOptions | None = None, wait_all_ranks: bool = False
+    ) -> None:
         """A barrier with its own timeout, after which MonitoredBarrierError names the missing ranks.
 
-        wait_all_ranks: name all missing ranks in the first sentence, as torch does, instead of only the first.
+        timeout: or torch's options object with it, as torch's C++ passes it. wait_all_ranks: name all missing
+        ranks in the first sentence, as torch does, instead of only the first.
         """
+        limit = timeout.timeout if isinstance(timeout, BarrierOptions) else timeout
         opts = BarrierOptions()
-        opts.asyncOp = False
-        if timeout is not None:
-            opts.timeout = max(timeout, timedelta(milliseconds=1))
+        if SAYS_ASYNC:
+            opts.asyncOp = False
+        if limit is not None and limit != UNSET:
+            opts.timeout = max(limit, timedelta(milliseconds=1))
         try:
-            self.barrier(opts)
+            work = self.barrier(opts)
+            if work is not None:
+                work.wait()
         except CollectiveTimeout as error:
             raise MonitoredBarrierError(error, self._rank, wait_all_ranks) from error
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from threading import Thread, get_ident
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup, Store, Work
+from torch.distributed import AllreduceOptions, Work
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.work import Work as OurWork
@@ -23,12 +24,19 @@ from rankwise.group.work import ArrayWork, Pending, Several
 
 UNSET = timedelta(milliseconds=-1)  # the timeout in an options object if the caller gave none
 
+SAYS_ASYNC = hasattr(AllreduceOptions, "asyncOp")
+"""Whether torch says that a call may block, and takes None for complete. Older torch waits for a Work of every call."""
+
+is_async: Callable[[Any], bool] = attrgetter("asyncOp") if SAYS_ASYNC else lambda _: True
+
 Call = tuple[str, tuple[Any, ...]]
 """An operation of the communicator, and its arguments."""
 
 
-class Core(ProcessGroup):
-    """torch passes an options object with root, op, timeout and asyncOp to every call.
+class Core:
+    """How operations run on `comm`.
+
+    torch passes an options object with root, op, timeout and asyncOp to every call.
 
     A blocking call runs in the calling thread and is complete when it returns. An asynchronous one
     runs on the communicator's stream, in the order of the calls, and all of it does: packing what is not
@@ -36,10 +44,11 @@ class Core(ProcessGroup):
     future's callback runs at once, because it is already on the stream, at the same position on every rank.
     """
 
-    def __init__(self, comm: Communicator, store: Store) -> None:
-        super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]  # the C++ class accepts this form
+    dispatched = False
+    """Whether torch's dispatcher makes the calls; it warns in a backward pass itself."""
+
+    def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self.store = store
         self._rank = comm.rank
         self._size = comm.world_size
         self._syncs = not comm.blocking
@@ -59,39 +68,42 @@ class Core(ProcessGroup):
         if opts.timeout != UNSET or any(memory.packed for memory in memories):
             return self._run_all([(operation, args)], opts, results, memories)
         self._sequence += 1
-        warn_in_backward(results, operation)
-        if opts.asyncOp and get_ident() != self._stream:
+        if not self.dispatched:
+            warn_in_backward(results, operation)
+        if is_async(opts) and get_ident() != self._stream:
             return self._begun(self.comm.start(operation, *args), results, None, memories)
         getattr(self.comm, operation)(*args)
         if self._syncs:
             self.comm.sync()
-        return Done(results) if opts.asyncOp else None
+        return Done(results) if is_async(opts) else None
 
     def _run_all(
         self, calls: Sequence[Call], opts: Any, results: Results, memories: Sequence[Memory] = ()
     ) -> Work | None:
         """Make several calls as one operation, which packs its memories first and puts back what it wrote."""
         self._sequence += 1
-        warn_in_backward(results, calls[0][0] if calls else "")
+        if not self.dispatched:
+            warn_in_backward(results, calls[0][0] if calls else "")
         limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
         body = partial(self._call_all, calls, memories, limit)
-        if opts.asyncOp and get_ident() != self._stream:
+        if is_async(opts) and get_ident() != self._stream:
             if limit is None and not any(memory.packed for memory in memories):
                 inner: OurWork[None] = Several([self.comm.start(operation, *args) for operation, args in calls])
             else:
                 inner = self.comm.start_call(body)
             return self._begun(inner, results, None, memories)
         body()
-        return Done(results) if opts.asyncOp else None
+        return Done(results) if is_async(opts) else None
 
     def run_body(self, body: Callable[[], None], opts: Any, results: Results) -> Work | None:
         """Run a function that makes several blocking calls, as one operation."""
         self._sequence += 1
-        warn_in_backward(results, "all_reduce")
-        if opts.asyncOp and get_ident() != self._stream:
+        if not self.dispatched:
+            warn_in_backward(results, "all_reduce")
+        if is_async(opts) and get_ident() != self._stream:
             return self._begun(self.comm.start_call(body), results, None, None)
         self.comm.call(body)
-        return Done(results) if opts.asyncOp else None
+        return Done(results) if is_async(opts) else None
 
     def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
         """Combine works of this group, in the order in which they were started, into one."""

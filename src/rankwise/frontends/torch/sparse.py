@@ -31,9 +31,10 @@ def all_reduce(group: Core, tensor: Tensor, opts: Any) -> Work | None:
 def _sum(group: Core, given: Tensor) -> Tensor:
     # The shape goes along: ranks with different ones must not add them up.
     mine = torch.tensor([given._nnz(), given.sparse_dim(), *given.shape], dtype=torch.int64)
-    found = torch.empty((group.size(), len(mine)), dtype=torch.int64)
-    _gather(group, mine, found, [len(mine)] * group.size())
-    if not torch.equal(found[:, 1:], mine[1:].expand(group.size(), -1)):
+    size = group.comm.world_size
+    found = torch.empty((size, len(mine)), dtype=torch.int64)
+    _gather(group, mine, found, [len(mine)] * size)
+    if not torch.equal(found[:, 1:], mine[1:].expand(size, -1)):
         raise ValueError(f"sparse all_reduce: the ranks have different shapes: {found[:, 2:].tolist()}")
     entries = found[:, 0].tolist()
     indices, values = given.indices().t().contiguous(), given.values().contiguous()

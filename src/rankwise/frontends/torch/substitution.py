@@ -39,16 +39,18 @@ def substitute(name: str) -> None:
 
 
 def _with_rankwise(backend: str, name: str) -> str | None:
-    """`backend` with rankwise in place of `name`; None if it is to stay as it is."""
+    """`backend` with rankwise in place of `name` for the CPU; None if it is to stay as it is."""
+    from rankwise.frontends.torch.backend import ACCEPTED
+
     devices: dict[str, str] = BackendConfig(Backend(backend)).get_device_backend_map()
     if devices.get("cpu") != name:
         return None
     others = [f"{device}:{other}" for device, other in devices.items() if device != "cpu" and other != name]
-    if others:
+    if others and not ACCEPTED:
         _log_once(
             logging.WARNING,
             f"RANKWISE_TORCH_AS={name}: {backend} stays as it is, because torch {torch.__version__} cannot combine "
-            f"{OURS} with {', '.join(others)} in one process group",
+            f"{OURS} with {', '.join(others)} in one process group; torch 2.14 and later can",
         )
         return None
     _log_once(
@@ -56,7 +58,7 @@ def _with_rankwise(backend: str, name: str) -> str | None:
         f"RANKWISE_TORCH_AS={name}: process groups of the backend {name} communicate through {OURS}; "
         f"torch.distributed still names their backend {name}",
     )
-    return OURS
+    return ",".join([f"cpu:{OURS}", *others]) if others else OURS
 
 
 @cache

@@ -1,0 +1,67 @@
+"""All that torch asks of a process group's ranks over a communicator, whichever class of torch the group is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Work
+
+from rankwise.frontends.torch.allocation import RegisteredTensors
+from rankwise.frontends.torch.collectives import TorchCollectives
+from rankwise.frontends.torch.messages import TorchMessages
+
+NAME = "rankwise"
+
+
+class Operations(TorchCollectives, TorchMessages, RegisteredTensors):
+    """The operations of a process group for tensors in host memory over `comm`, which it owns."""
+
+    supports_splitting = False  # a RankwiseGroup does; a Backend would have to return one to ranks outside every part
+    supports_coalescing = False
+    supports_shrinking = False
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long every later operation may wait for the other ranks."""
+        self.comm.timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        """The number of collectives that this rank has called."""
+        return self._sequence
+
+    def start_coalescing(self) -> None:
+        self._together = []
+
+    def end_coalescing(self) -> Work:
+        """One Work for all asynchronous operations since start_coalescing."""
+        works, self._together = self._together or [], None
+        return self._as_one(works, [])
+
+    def abort(self) -> None:
+        """Fail the group: every rank's present or next operation raises PeerLostError."""
+        abort: Any = getattr(self.comm, "abort", None)
+        if abort is not None:
+            abort("aborted the process group")
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Give pending work one second, then release everything."""
+        self._pending.before_close()
+        self.comm.close()
+        for work in list(self._expected):
+            work.settle()
+        self._pending.close()

@@ -1,0 +1,93 @@
+"""Runs the tests of the torch front-end on several releases of torch, and prints a table.
+
+    python tests/torch_versions.py FOLDER VERSION...
+
+Each release gets an environment of its own, FOLDER/VERSION, which is kept; it sees what is installed in the
+environment of the Python that runs this. A release that is installed there already gets none. Ends with
+status 1 if a test failed on one of the releases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = "tests/frontends/torch"
+
+
+@dataclass
+class Result:
+    """What became of the tests on one release."""
+
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+
+
+def python_with(torch: str, folder: Path) -> Path:
+    """A Python with this release of torch, which is installed if it is not there."""
+    if installed() == torch:
+        return Path(sys.executable)
+    where = folder / torch
+    python = where / "bin" / "python"
+    made = where / ".made"
+    if not made.exists():
+        print(f"== torch {torch} in {where}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(where)], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"torch=={torch}"]
+        subprocess.run([*install, "numpy"], check=True)
+        query = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+        packages = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+        outer = sysconfig.get_path("purelib")  # torch is found first, in the new environment
+        Path(packages, "rankwise.pth").write_text(f"import site; site.addsitedir({outer!r})\n")
+        made.touch()
+    return python
+
+
+def installed() -> str:
+    """The release of torch beside this Python, without the build's label; empty if there is none."""
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        return ""
+
+
+def run(python: Path, arguments: list[str]) -> Result:
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [str(python), "-m", "pytest", "-q", TESTS, "-m", "not slow", f"--junitxml={report}", *arguments]
+        subprocess.run(command, cwd=ROOT, check=False)
+        seconds = time.monotonic() - begin
+        if not report.exists():  # pytest itself did not run
+            return Result(0, 1, 0, seconds)
+        (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+    failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
+    skipped = int(suite.attrib["skipped"])
+    return Result(int(suite.attrib["tests"]) - failed - skipped, failed, skipped, seconds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("versions", nargs="+")
+    options, arguments = parser.parse_known_args()
+    results = {torch: run(python_with(torch, options.folder.resolve()), arguments) for torch in options.versions}
+    print("\ntorch      passed  failed  skipped  seconds")
+    for torch, result in results.items():
+        print(f"{torch:<9}  {result.passed:>6}  {result.failed:>6}  {result.skipped:>7}  {result.seconds:>7.0f}")
+    return any(result.failed or not result.passed for result in results.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
