@@ -19,7 +19,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 LETTERS, LENGTH = 32, 16
@@ -58,10 +58,11 @@ def distributed(
     mesh = dist.DeviceMesh.from_group(group or dist.group.WORLD, "cpu")  # type: ignore[arg-type]
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
-    sharded = fully_shard(model, mesh=mesh)
-    for module in (*model.layers, sharded) if registered else ():
-        module.set_allocate_memory_from_process_group_for_comm(True)  # type: ignore[operator]
-    return sharded
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_allocate_memory_from_process_group_for_comm(registered)
+    return model
 
 
 class Trainer:
