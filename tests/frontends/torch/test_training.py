@@ -230,6 +230,24 @@ def functional(rank: int, size: int) -> Numbers:
     return [value.double().square().sum().item() for value in [*found, y.grad]]
 
 
+def pipeline(rank: int, size: int, schedule: str = "") -> Numbers:
+    """A stage a rank: activations go forward and gradients back as messages."""
+    import torch.distributed.pipelining as pipelining
+
+    net = model()
+    part = net.first if rank == 0 else net.second
+    stage = pipelining.PipelineStage(part, rank, size, torch.device("cpu"))
+    losses: list[Any] = []
+    run = getattr(pipelining, schedule)(stage, n_microbatches=4, loss_fn=lambda y, _: y.square().mean())
+    for step in range(STEPS):
+        if rank == 0:
+            run.step(batch(0, step, rows=8))
+        else:
+            run.step(target=torch.zeros(8, 4), losses=losses)
+    found = [loss.item() for loss in losses]
+    return found + [p.grad.double().square().sum().item() for p in part.parameters()]
+
+
 CASES: dict[str, tuple[int, Callable[..., Numbers]]] = {
     "DDP": (2, ddp),
     "DDP bucket views": (2, partial(ddp, gradient_as_bucket_view=True)),
@@ -250,6 +268,8 @@ CASES: dict[str, tuple[int, Callable[..., Numbers]]] = {
     "ZeroRedundancyOptimizer": (2, zero),
     "distributed checkpoint": (2, checkpoint),
     "functional collectives": (2, functional),
+    "pipeline GPipe": (2, partial(pipeline, schedule="ScheduleGPipe")),
+    "pipeline 1F1B": (2, partial(pipeline, schedule="Schedule1F1B")),
 }
 
 
