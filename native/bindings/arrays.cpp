@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "bindings.hpp"
+#include "kernels/copy.hpp"
 #include "kernels/kernels.hpp"
 #include "numpy_arrays.hpp"
 
@@ -39,6 +40,20 @@ void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t cou
     kernel(pointer(dst), from.data(), int(from.size()), count, divisor);
 }
 
+constexpr size_t kWithGil = 64 << 10;  // bytes that are copied before another thread could have used the GIL
+
+void copy_blocks(const std::vector<Address>& dst, const std::vector<Address>& src, const std::vector<size_t>& bytes) {
+    if (dst.size() != bytes.size() || src.size() != bytes.size()) throw BadArgument("dst, src and bytes: expected lists of one length");
+    const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t(0));
+    const Copy copy = copy_for(total >= non_temporal_from());
+    const auto all = [&] {
+        for (size_t i = 0; i < bytes.size(); ++i) copy(pointer(dst[i]), pointer(src[i]), bytes[i]);
+    };
+    if (total <= kWithGil) return all();
+    ReleaseGil released;
+    all();
+}
+
 void convert_local(Address dst, Address src, uint64_t count, int dtype, bool widen) {
     ConvertKernel kernel = widen ? widen_kernel(checked_dtype(dtype)) : narrow_kernel(checked_dtype(dtype));
     if (!kernel) throw BadArgument(std::string("dtype: expected float16, bfloat16 or an 8-bit float, got ") + name(checked_dtype(dtype)));
@@ -55,6 +70,7 @@ void bind_arrays(nb::module_& m) {
     m.def("kernel_isa", &kernel_isa, "The instruction set of the reduction kernels on this machine.");
     m.def("reduce_local", &reduce_local, nb::arg("dst"), nb::arg("sources"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"),
           nb::arg("divisor"), "dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels.");
+    m.def("copy_blocks", &copy_blocks, nb::arg("dst"), nb::arg("src"), nb::arg("bytes"), "Copy blocks of memory: bytes[i] bytes from src[i] to dst[i].");
     m.def("convert_local", &convert_local, nb::arg("dst"), nb::arg("src"), nb::arg("count"), nb::arg("dtype"), nb::arg("widen"),
           "widen: convert src, of a narrow dtype, to float32 in dst; else convert src, float32, to that dtype, rounded.");
 }

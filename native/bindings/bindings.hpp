@@ -1,6 +1,7 @@
 // Declarations that the binding files share.
 #pragma once
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -20,7 +21,11 @@ void bind_arrays(nb::module_& m);
 void bind_call_lock(nb::module_& m);
 void bind_streams(nb::module_& m);
 void bind_trace(nb::module_& m);
+void bind_totals(nb::module_& m);
 void bind_registered(nb::module_& m);
+
+// The operation of this name. Throws BadArgument.
+rankwise::Op op_named(const std::string& wanted);
 
 using Address = uint64_t;
 inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }

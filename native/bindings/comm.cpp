@@ -138,6 +138,12 @@ std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int t
     return std::make_tuple(arrival->source, arrival->tag, arrival->count, int(arrival->dtype));
 }
 
+std::shared_ptr<Request> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag) {
+    const Arrival found{src, tag, checked_count(count), checked_dtype(dtype)};
+    ReleaseGil released;
+    return c.recv_probed(pointer(ptr), found);
+}
+
 std::vector<std::string> names_of(const std::vector<rankwise::Algorithm>& algorithms) {
     std::vector<std::string> names;
     for (rankwise::Algorithm a : algorithms) names.emplace_back(rankwise::tuning::name(a));
@@ -154,9 +160,42 @@ nb::dict all_algorithms() {
     return all;
 }
 
+nb::dict by_name(const rankwise::Thresholds& thresholds) {
+    nb::dict values;
+    for (const auto& [name, value] : rankwise::tuning::kThresholds) values[name] = thresholds.*value;
+    return values;
+}
+
+nb::dict default_thresholds() {
+    const rankwise::Tuning defaults;
+    nb::dict all;
+    for (const auto& [cores, thresholds] : rankwise::tuning::kCores) all[cores] = by_name(defaults.*thresholds);
+    return all;
+}
+
+std::pair<std::string, nb::dict> thresholds_of(const Comm& c) {
+    const rankwise::Conditions& agreed = c.conditions();
+    return {rankwise::tuning::kCores[rankwise::tuning::cores_of(agreed.oversubscribed, agreed.yields)].first, by_name(agreed.thresholds)};
+}
+
 std::shared_ptr<Comm> split_comm(Comm& c, int64_t color, int64_t key) {
     ReleaseGil released;
     return c.split(color, key);
+}
+
+std::shared_ptr<Comm> shrink(Comm& c, const std::vector<int>& exclude) {
+    ReleaseGil released;
+    return c.shrink(exclude);
+}
+
+std::shared_ptr<Comm> restore(Comm& c) {
+    ReleaseGil released;
+    return c.restore();
+}
+
+std::map<int, std::string> failed(const Comm& c) {
+    ReleaseGil released;
+    return c.failed();
 }
 
 std::optional<std::string> close_comm(Comm& c, double timeout) {
@@ -180,16 +219,19 @@ void bind_comm(nb::module_& m) {
         .def_prop_ro("tag", &Request::tag);
 
     m.def("algorithms", &all_algorithms, "The algorithms of each operation that has several, by name.");
+    m.def("thresholds", &default_thresholds, "The default thresholds, by how ranks share cores and by name.");
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def("allocate", &Comm::allocate, nb::arg("bytes"), nb::arg("zeroed") = true)
         .def("in_segment", [](const Comm& c, Address ptr, size_t bytes) { return c.in_segment(pointer(ptr), bytes); }, nb::arg("ptr"), nb::arg("bytes"))
         .def_prop_ro("segment", [](const Comm& c) { return c.segment(); })
         .def_prop_ro("rank", &Comm::rank)
         .def_prop_ro("world_size", &Comm::world_size)
+        .def("set_counted", &Comm::set_counted, nb::arg("now"))
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)
         .def("send", &start_send, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"))
         .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
+        .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("start_call", &start_call, nb::arg("function"))
         .def("describe", &describe, nb::arg("shape"), nb::arg("operation"))
         .def("lock", &Comm::lock, Release())
@@ -199,9 +241,16 @@ void bind_comm(nb::module_& m) {
         .def("wait_event", &Comm::wait_event, nb::arg("event"))
         .def("sync_stream", &Comm::sync_stream, Release())
         .def("algorithms", &algorithms_of, nb::arg("operation"), nb::arg("bytes"))
+        .def_prop_ro("thresholds", &thresholds_of)
+        .def_prop_ro("numa_nodes", [](const Comm& c) { return c.conditions().nodes.members; })
         .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
         .def("make_part", &Comm::make_part, nb::arg("ranks"))
         .def("take_part", &Comm::take_part, nb::arg("part"))
+        .def("failed", &failed)
+        .def("agree", &Comm::agree, nb::arg("flag"), Release())
+        .def("shrink", &shrink, nb::arg("exclude"))
+        .def("restore", &restore)
+        .def("numbers_in", &Comm::numbers_in, nb::arg("former"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("announce_end", &Comm::announce_end)
         .def("close", &close_comm, nb::arg("timeout"));

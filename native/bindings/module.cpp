@@ -12,5 +12,6 @@ NB_MODULE(_native, m) {
     bind_arrays(m);
     bind_call_lock(m);
     bind_trace(m);
+    bind_totals(m);
     bind_registered(m);
 }

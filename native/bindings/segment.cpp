@@ -20,31 +20,48 @@ void check_rank(const Segment& s, int rank) {
 
 void bind_segment(nb::module_& m) {
     nb::class_<Segment>(m, "Segment", "The shared memory of the ranks of one host.")
-        .def_static("create", &Segment::create, nb::arg("world_size"))
+        .def_static("create", &Segment::create, nb::arg("world_size"), nb::arg("node") = 0, nb::arg("nodes") = 1)
         .def_static("attach", &Segment::attach, nb::arg("fd"))
         .def_prop_ro("fd", &Segment::fd)
         .def_prop_ro("world_size", &Segment::world_size)
-        .def_prop_ro("allocated_blocks", &Segment::allocated_blocks)
+        .def_prop_ro("allocated_blocks", [](const Segment& s) { return s.heap().allocated_blocks(); })
         .def(
             "join",
             [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const NamePairs& algorithms, std::optional<bool> oversubscribed,
-               bool single_copy, const std::string& backend) {
-                const rankwise::Settings settings{rankwise::tuning::parse_forced(algorithms, backend), oversubscribed, single_copy, backend};
+               bool single_copy, const std::string& backend, uint32_t restart, bool part, const std::vector<rankwise::tuning::NamedValue>& tuning, int numa_node,
+               const std::vector<int>& numa_nodes) {
+                const rankwise::Settings settings{rankwise::tuning::parse_forced(algorithms, backend), oversubscribed, single_copy, backend, part, rankwise::tuning::parse_tuning(tuning), numa_node, numa_nodes};
                 ReleaseGil released;
-                return Comm::join(std::move(segment), rank, timeout, process, settings);
+                return Comm::join(std::move(segment), rank, timeout, process, settings, restart);
             },
             nb::arg("rank"), nb::arg("timeout"), nb::arg("process"), nb::arg("algorithms") = NamePairs(), nb::arg("oversubscribed").none() = nb::none(),
-            nb::arg("single_copy") = true, nb::arg("backend") = "shm")
+            nb::arg("single_copy") = true, nb::arg("backend") = "shm", nb::arg("restart") = 0, nb::arg("part") = false,
+            nb::arg("tuning") = std::vector<rankwise::tuning::NamedValue>(), nb::arg("numa_node") = 0, nb::arg("numa_nodes") = std::vector<int>())
         .def(
             "mark_exited",
-            [](Segment& s, int rank, int status, int pid) {
+            [](Segment& s, int rank, int status, int pid, uint32_t restart) {
                 check_rank(s, rank);
-                int32_t unknown = 0;  // the pid of a rank that never joined
-                s.record(rank).pid.compare_exchange_strong(unknown, pid);
-                s.mark_exited(rank, status);
+                rankwise::QualifiedPid unknown;  // of a rank that never joined
+                s.record(rank).pid.compare_exchange_strong(unknown, {pid, rankwise::QualifiedPid::own().pid_namespace});
+                s.mark_exited(rank, status, restart);
             },
-            nb::arg("rank"), nb::arg("status"), nb::arg("pid"))
+            nb::arg("rank"), nb::arg("status"), nb::arg("pid"), nb::arg("restart") = 0)
+        .def(
+            "add_pidfd",
+            [](Segment& s, int rank, int pidfd) {
+                check_rank(s, rank);
+                s.add_pidfd(rank, pidfd);
+            },
+            nb::arg("rank"), nb::arg("pidfd"))
+        .def(
+            "give_up",
+            [](Segment& s, int rank) {
+                check_rank(s, rank);
+                s.give_up(rank);
+            },
+            nb::arg("rank"))
         .def("announce_statuses", [](Segment& s) { s.header().statuses_expected = 1; })
+        .def("announce_restarts", [](Segment& s) { s.header().restarts_expected = 1; })
         .def(
             "state",
             [](const Segment& s, int rank) {
@@ -52,7 +69,7 @@ void bind_segment(nb::module_& m) {
                 const rankwise::Whereabouts where = rankwise::whereabouts(s.header(), rank);
                 const bool begun = where.inside || where.begun();
                 return std::make_tuple(std::string(name(begun ? where.operation->kind : rankwise::Op::None)), begun ? where.operation->sequence : 0,
-                                       begun ? to_string(*where.operation, 0) : "", s.record(rank).pid.load(), where.inside);
+                                       begun ? to_string(*where.operation, 0) : "", s.record(rank).pid.load().number, where.inside);
             },
             nb::arg("rank"))
         .def("lost_rank", [](const Segment& s) -> std::optional<int> {
@@ -60,6 +77,7 @@ void bind_segment(nb::module_& m) {
             if (f.cause != rankwise::Cause::PeerLost) return std::nullopt;
             return f.rank;
         });
+    m.def("available_memory", &rankwise::available_memory, "Bytes that can still be allocated before the machine or the cgroup runs out of memory.");
     m.def("usable_cores", &rankwise::usable_cores, "Cores that this process may use: its affinity, limited by its cgroup's quota.");
     m.def("end_with", &rankwise::end_with, nb::arg("pid"), "End this process when the process `pid` ends.");
     m.def(

@@ -7,6 +7,12 @@
 
 using namespace rankwise;
 
+Op op_named(const std::string& wanted) {
+    for (int i = 0; i <= int(Op::Restore); ++i)
+        if (wanted == name(Op(i))) return Op(i);
+    throw BadArgument("operation: " + wanted + " given, expected one of the contract's");
+}
+
 namespace {
 
 void check_rank(const SegmentView& v, int rank) {
@@ -20,7 +26,7 @@ const RankRecord& record(const SegmentView& v, int rank) {
 }
 
 struct RankState {
-    int pid;
+    QualifiedPid pid;
     bool joined, exited;
     std::optional<int> exit_status;
     uint64_t operations, bytes;
@@ -30,16 +36,12 @@ struct RankState {
 
 RankState state(const SegmentView& v, int rank) {
     const RankRecord& r = record(v, rank);
-    const int32_t status = r.exit_status.load();
     const bool joined = r.joined.load() || r.operations.load();  // a rank that runs another backend only writes its trace
-    return {r.pid.load(), joined, r.exited.load() != 0, status == kStatusUnknown ? std::nullopt : std::optional(int(status)),
+    const uint32_t ended = r.exited.load(), latest = std::max(r.joined.load(), ended);  // processes
+    const uint64_t status = r.exit_status.load();
+    const bool exited = ended > 0 && ended == latest;
+    return {r.pid.load(), joined, exited, status >> 32 && status >> 32 == latest ? std::optional(int(int32_t(uint32_t(status)))) : std::nullopt,
             r.operations.load(), r.bytes.load(), ns_of_ticks(v.header(), r.waited.load()), whereabouts(v.header(), rank)};
-}
-
-Op op_named(const std::string& wanted) {
-    for (int i = 0; i <= int(Op::Exscan); ++i)
-        if (wanted == name(Op(i))) return Op(i);
-    throw BadArgument("operation: " + wanted + " given, expected one of the contract's");
 }
 
 class TraceWriter;
@@ -65,7 +67,7 @@ private:
 class TraceWriter {
 public:
     TraceWriter(int segment_fd, int rank) : segment_(Segment::attach(segment_fd)), tracer_(*segment_, checked(rank)), owner_(getpid()) {
-        segment_->record(rank).pid = owner_;
+        segment_->record(rank).pid = QualifiedPid::own();
     }
 
     TraceEntry* begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at) {
@@ -77,7 +79,7 @@ public:
         tracer_.waited(waited);
         tracer_.end(entry, ticks(), waited, failed ? kFailed : 0);
     }
-    uint32_t new_group() { return segment_->header().groups.fetch_add(1); }
+    uint32_t new_group() { return segment_->new_group(); }
 
 private:
     int checked(int rank) const {
@@ -125,9 +127,11 @@ void bind_trace(nb::module_& m) {
         .def_ro("waited", &Operation::waited)
         .def_ro("failed", &Operation::failed)
         .def_ro("background", &Operation::background)
+        .def_ro("part", &Operation::part)
         .def("__repr__", [](const Operation& o) { return "<Operation " + to_string(o, 0) + (o.end ? ">" : ", in progress>"); });
     nb::class_<RankState>(m, "RankState", "What a segment records about one rank.")
-        .def_ro("pid", &RankState::pid)
+        .def_prop_ro("pid", [](const RankState& s) { return s.pid.number; })
+        .def_prop_ro("pid_namespace", [](const RankState& s) { return s.pid.pid_namespace; })
         .def_ro("joined", &RankState::joined)
         .def_ro("exited", &RankState::exited)
         .def_ro("exit_status", &RankState::exit_status)

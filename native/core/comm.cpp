@@ -11,6 +11,7 @@
 #include "failure/watchdog.hpp"
 #include "stream/events.hpp"
 #include "sync/forks.hpp"
+#include "sync/mix.hpp"
 
 namespace rankwise {
 
@@ -21,12 +22,6 @@ constexpr double kUserCodeTimeout = 0.2;  // seconds that close waits for a func
 ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
     if (ReduceKernel kernel = reduce_kernel(dtype, op)) return kernel;
     throw BadArgument(std::string("op: ") + name(op) + " is not defined for " + name(dtype));
-}
-
-uint64_t digest(const Counts& counts) {
-    uint64_t h = counts.size();
-    for (uint64_t c : counts) h = (h ^ c) * 0x9e3779b97f4a7c15 ^ h >> 29;
-    return h;
 }
 
 }  // namespace
@@ -116,78 +111,96 @@ void Comm::unlock() {
     unlock_calls();
 }
 
-namespace {
-// Enters the joining of the ranks into this rank's trace.
-struct JoinTrace {
-    Tracer tracer;
-    TraceEntry* entry;
-    JoinTrace(Segment& segment, int rank) : tracer(segment, rank), entry(tracer.begin(uint64_t(Op::Join), 0, 0, 0, 0, ticks())) {}
-    ~JoinTrace() { tracer.end(entry, ticks(), 0, std::uncaught_exceptions() ? kFailed : 0); }
-};
-}  // namespace
-
-std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings) {
+std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings, uint32_t restart) {
     if (rank < 0 || rank >= segment->world_size())
         throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(segment->world_size() - 1));
     RankRecord& me = segment->record(rank);
-    if (me.joined.load()) throw BadArgument("rank: " + std::to_string(rank) + " given, which has already joined this segment");
+    if (me.joined.load() > restart) throw BadArgument("rank: " + std::to_string(rank) + " given, which has already joined this segment");
     SegmentHeader& header = segment->header();
-    me.pid = getpid();
-    JoinTrace trace(*segment, rank);
-    auto comm = std::make_shared<Comm>(std::make_shared<BufferCache>(segment), header.world_group, rank, timeout, settings);
+    if (restart > 0) prepare_replacement(*segment, rank, restart);
+    const TracedCall traced(*segment, rank, Op::Join, 0, settings.part);
+    if (process) segment->set_owner(rank, restart);
+    auto buffers = std::make_shared<BufferCache>(segment);
+    me.pid = QualifiedPid::own();
+    if (restart > 0) {
+        me.joined.store(restart + 1);
+        segment->announce_roster();
+        return meet(buffers, rank, restart, timeout, settings);
+    }
+    auto comm = std::make_shared<Comm>(buffers, header.world_group.load(), rank, timeout, settings);
     me.joined.store(1);
-    header.roster.fetch_add(1);
-    futex_wake_all(header.roster);
+    segment->announce_roster();
+    try {
+        comm->await_joined();
+        if (process) watch_peers(segment, rank);
+        comm->agree_on_conditions();
+        return comm;
+    } catch (const PeerLost&) {
+        if (!header.restarts_expected.load()) throw;
+        comm->close(0);
+    }
+    return meet(buffers, rank, 0, timeout, settings);
+}
 
+// Waits until all ranks of the segment have joined.
+void Comm::await_joined() {
+    SegmentHeader& header = segment_->header();
     const auto since = Clock::now();
     for (int r = 0; r < header.world_size; ++r) {
-        while (!segment->record(r).joined.load()) {
+        while (!segment_->record(r).joined.load()) {
             const uint32_t roster = header.roster.load();
-            if (segment->record(r).joined.load()) break;
-            if (comm->group_.failed()) comm->protocol_.throw_failure(name(Op::Join));
-            const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
+            if (segment_->record(r).joined.load()) break;
+            if (group_.failed()) protocol_.throw_failure(name(Op::Join));
+            const auto left = std::chrono::duration<double>(timeout()) - (Clock::now() - since);
             if (left.count() <= 0) {
                 std::vector<int> missing;
                 for (int m = 0; m < header.world_size; ++m)
-                    if (!segment->record(m).joined.load()) missing.push_back(m);
+                    if (!segment_->record(m).joined.load()) missing.push_back(m);
                 throw TimedOut("init: " + std::to_string(missing.size()) + " of " + std::to_string(header.world_size) +
-                                   " ranks did not join within " + seconds(timeout) + "; the first is rank " + std::to_string(missing[0]),
-                               timeout, missing, comm->protocol_.states(), name(Op::Join), -1);
+                                   " ranks did not join within " + seconds(timeout()) + "; the first is rank " + std::to_string(missing[0]),
+                               timeout(), missing, protocol_.states(), name(Op::Join), -1);
             }
             futex_sleep(header.roster, roster, sleep_limit(left));
             if (interrupted()) throw Interrupted();
         }
     }
-    if (process) watch_peers(segment, rank);
-    comm->agree_on_conditions();
-    return comm;
 }
 
-// In three steps: each rank posts the address of a word and its scheduler session; each tries to read the next rank's
-// word, and posts what it can do and its settings; all confirm that they have read. Single copy requires that all ranks
-// can read, and yielding that all are in one scheduler session, because a rank cannot yield its core to another session.
+// In three steps: each rank posts the address of a word and its scheduler session; each tests whether it can read
+// the next rank's word and may write there, and posts the result, its cores and its settings; all confirm that they have
+// read. Single copy requires that all ranks can access the next one's memory, and yielding that all are in one scheduler
+// session, because a rank cannot yield its core to another session.
 void Comm::agree_on_conditions() {
     CallGuard call(*this, make_call(Op::Join));
     static const uint64_t word = 0x72616e6b77697365;
     const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduler_session()};
     const uint64_t probed = protocol_.post(mine, sizeof mine);
     struct Proposal {
-        bool single_copy, yields, oversubscribed;
+        bool single_copy, yields;
+        int8_t oversubscribed;  // -1: not set
         Forced forced;
+        uint64_t tuning;  // digest
+        ProcessCores cores;
+        uint64_t numa_nodes;  // digest
+        int32_t numa_node;
     };
     static_assert(sizeof(Proposal) <= kInline);
-    const bool oversubscribed = settings_.oversubscribed.value_or(group_.oversubscribed);
-    Proposal own{settings_.single_copy && protocol_.n > 1, true, oversubscribed, settings_.forced};
+    const int8_t oversubscribed = settings_.oversubscribed ? *settings_.oversubscribed : -1;
+    Proposal own{settings_.single_copy && protocol_.n > 1, true, oversubscribed, settings_.forced, settings_.tuning.digest(), process_cores(), digest(settings_.numa_nodes), settings_.numa_node};
+    const bool one_each = settings_.numa_nodes.size() == size_t(segment_->world_size());
+    if (one_each) own.numa_node = settings_.numa_nodes[group_.member()[rank()]];
     if (const int next = (rank() + 1) % protocol_.n; next != rank()) {
         uint64_t theirs[2];
         protocol_.await(next, probed);
         std::memcpy(theirs, protocol_.payload(next, probed), sizeof theirs);
-        if (!protocol_.can_read(next, theirs[0], word)) own.single_copy = false;
+        if (!protocol_.can_access(next, theirs[0], word)) own.single_copy = false;
         if (theirs[1] != mine[1]) own.yields = false;
     }
     const uint64_t step = protocol_.post(&own, sizeof own);
-    Conditions agreed{protocol_.n, oversubscribed, own.yields, own.single_copy, protocol_.n > 1 ? own.forced : Forced{}, settings_.backend};
+    Conditions agreed{protocol_.n, false, own.yields, own.single_copy, protocol_.n > 1 ? own.forced : Forced{}, settings_.backend};
     std::string difference;
+    std::vector<ProcessCores> cores{own.cores};
+    std::vector<int> nodes(size_t(protocol_.n), own.numa_node);
     for (int p = 0; p < protocol_.n; ++p) {
         Proposal theirs;
         if (p == rank()) continue;
@@ -195,22 +208,32 @@ void Comm::agree_on_conditions() {
         std::memcpy(&theirs, protocol_.payload(p, step), sizeof theirs);
         agreed.single_copy &= theirs.single_copy;
         agreed.yields &= theirs.yields;
+        cores.push_back(theirs.cores);
+        nodes[size_t(p)] = theirs.numa_node;
+        if (theirs.numa_nodes != own.numa_nodes) difference = "RANKWISE_NUMA_NODES differs between rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
         if (theirs.oversubscribed != oversubscribed) difference = "RANKWISE_OVERSUBSCRIBED differs between rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
         if (theirs.forced != own.forced)
             difference = "RANKWISE_ALGORITHM forces " + tuning::text_of(own.forced) + " on rank " + std::to_string(rank()) + " and " +
                          tuning::text_of(theirs.forced) + " on rank " + std::to_string(p);
+        if (theirs.tuning != own.tuning) difference = "the thresholds of the tuning files (RANKWISE_TUNING) differ between rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
     }
     protocol_.await_all(protocol_.post());  // all ranks have read the words
     if (!difference.empty()) throw BadArgument(difference + "; expected the same on all ranks");
-    agreed.yields &= oversubscribed;
+    if (!settings_.numa_nodes.empty() && !one_each)
+        throw BadArgument("RANKWISE_NUMA_NODES: " + std::to_string(settings_.numa_nodes.size()) + " nodes given, expected one for each of the " + std::to_string(segment_->world_size()) + " ranks of this host");
+    agreed.oversubscribed = settings_.oversubscribed.value_or(share_cores(cores));
+    agreed.yields &= agreed.oversubscribed;
+    agreed.thresholds = settings_.tuning.*tuning::kCores[tuning::cores_of(agreed.oversubscribed, agreed.yields)].second;
+    agreed.set_nodes(NumaNodes(nodes));
     protocol_.set_conditions(agreed);
     protocol_.restart_numbering();
 }
 
 Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings)
     : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()), group_(*segment_->at<GroupSegment>(group)), group_offset_(group), settings_(settings),
-      protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores()))), messages_(Messages::make(segment_, group_, protocol_)), forks_(forks_so_far()) {
+      protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())), settings.part), messages_(Messages::make(segment_, group_, protocol_)), excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
     set_timeout(timeout);
+    group_.peers[rank].pid = QualifiedPid::own();
     buffers_->join();
 }
 
@@ -414,6 +437,12 @@ std::optional<Arrival> Comm::probe(int from, int tag) {
     return messages_->probe(from, tag);
 }
 
+std::shared_ptr<Request> Comm::recv_probed(void* data, const Arrival& found) {
+    check_root(found.source, "src");
+    check_open();
+    return messages_->recv_probed(data, found);
+}
+
 std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool user_code) {
     check_open();
     return stream_.submit(std::move(operation), user_code);
@@ -459,10 +488,10 @@ void Comm::sync() {
 
 uint64_t Comm::make_part(const std::vector<int>& ranks) {
     check_open();
-    std::vector<int> members;
+    std::vector<Member> members;
     for (int r : ranks) {
         check_root(r, "ranks");
-        members.push_back(group_.member()[r]);
+        members.push_back({group_.member()[r], group_.peers[r].process});
     }
     return create_group_segment(*segment_, members);
 }
@@ -478,6 +507,9 @@ std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     Conditions conditions = protocol_.conditions();
     conditions.ranks = n;
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
+    std::vector<int> ranks;  // of the members in this group
+    for (int m = 0; m < n; ++m) ranks.push_back(int(std::find(group_.member(), group_.member() + world_size(), members[m]) - group_.member()));
+    conditions.set_nodes(conditions.nodes.part(ranks));
     comm->protocol_.set_conditions(conditions);
     return comm;
 }
@@ -553,15 +585,9 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         PeerSlot& peer_slot = group_.peers[rank()];
         peer_slot.left.store(1);
         wake_all(group_);
-        if (group_.attached.fetch_sub(1) == 1 && group_offset_ != segment_->header().world_group) {
-            const int n = group_.nranks;
-            for (int r = 0; r < n; ++r)
-                if (uint64_t report = group_.peers[r].report.load()) segment_->release(report);
-            for (int from = 0; from < n; ++from)
-                for (int to = 0; to < n; ++to)
-                    if (uint64_t channel = group_.channel(from, to).load()) segment_->release(channel);
-            segment_->release(group_offset_);
-        }
+        for (int r = 0; r < world_size(); ++r)  // a rank that has died cannot do it itself; as this one has not, it is not the last
+            if (r != rank() && protocol_.ended(r)) group_.detach(r);
+        if (group_.detach(rank())) release_group_segment(*segment_, group_offset_);
         buffers_->leave();
     } catch (const std::exception& e) {
         trouble = e.what();

@@ -1,5 +1,6 @@
 // The communicator: one rank's end of one group. It checks arguments, serialises calls, and runs them.
 #pragma once
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "collectives/collectives.hpp"
+#include "failure/agreement.hpp"
 #include "memory/registered.hpp"
 #include "p2p/messages.hpp"
 #include "stream/stream.hpp"
@@ -21,7 +23,9 @@ public:
     // Joins `segment` as `rank`, and returns when all its ranks have joined. process: this rank is a process of its own,
     // so its peers are watched. All ranks must give the same settings; if they differ, every rank throws BadArgument.
     // Throws PeerLost, TimedOut, BadArgument.
-    static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings = {});
+    // restart: 0, or, in a process that replaces a lost one, how many have been started for this rank before: then it joins
+    // the survivors, which call restore.
+    static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings = {}, uint32_t restart = 0);
     Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings);
     ~Comm();
 
@@ -29,6 +33,11 @@ public:
     int world_size() const { return protocol_.n; }
     double timeout() const { return protocol_.timeout; }
     void set_timeout(double seconds);
+    // Whether measurements count this communicator's operations; not if they are parts of another one's (trace/totals.hpp).
+    void set_counted(bool now) {
+        protocol_.set_counted(now);
+        messages_->set_counted(now);
+    }
 
     // Registered memory, which collectives access in place. Throws OutOfMemory.
     std::shared_ptr<Registered> allocate(size_t bytes, bool zeroed = true);
@@ -60,6 +69,8 @@ public:
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
     // A message that has arrived and not been received; `from` and `tag` may be kAny, here and in recv.
     std::optional<Arrival> probe(int from, int tag);
+    // Receives the message that `probe` found; null if another receive has matched it meanwhile.
+    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found);
     // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
     // order started, before any later blocking call. The Task's wait rethrows what it throws.
     // user_code: it is the program's own code, which may never return.
@@ -85,13 +96,30 @@ public:
     std::shared_ptr<Comm> take_part(uint64_t part);
     // The algorithms that a call of `op` on this group tries, in order, if each rank's array has so many bytes.
     std::vector<Algorithm> algorithms(Op op, size_t bytes) const { return tuning::choices(protocol_.conditions(), op, bytes, group_.non_temporal_from); }
+    const Conditions& conditions() const { return protocol_.conditions(); }
     // Collective. color < 0: this rank joins no new group and gets nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
 
     // Fail the group with an error that names this rank: "rank 2 <why>".
     void abort(const std::string& why);
+    // Going on after a loss (recovery.cpp), on a group that may have failed.
+    //
+    // The ranks whose process has ended, that have left the group, or without which the others went on; and how.
+    std::map<int, std::string> failed() const;
+    // These two are collective over the ranks that live: they wait for every rank that has not been lost, at most the
+    // timeout, and then go on without those that are missing. All ranks have the same outcome, although others die
+    // meanwhile. A rank without which the others went on throws PeerLost, which names that rank itself.
+    int64_t agree(int64_t flags);     // the AND of the ranks' flags; throws the failure if other ranks call shrink instead
+    // A new group of these ranks, in their order. exclude: other ranks to leave out although they may live; nobody waits
+    // for them. Throws Mismatch if the callers exclude different ranks, BadArgument if `exclude` has this rank.
+    std::shared_ptr<Comm> shrink(const std::vector<int>& exclude = {});
+    // Collective over the ranks of the whole job: a new group of all of them, once a replacement of each lost rank has
+    // joined. Throws Unsupported if no launcher starts replacements, PeerLost if it gave up a rank, TimedOut.
+    std::shared_ptr<Comm> restore();
+    // The numbers of this group's ranks in `former`.
+    std::vector<int> numbers_in(const Comm& former) const;
     // The process is about to end: peers that lose it may wait for its exit status.
-    void announce_end() { segment_->record(group_.member()[rank()]).ending = 1; }
+    void announce_end() { segment_->record(group_.member()[rank()]).ending = group_.peers[rank()].process + 1; }
     // Idempotent, never throws. Returns a text if something went wrong.
     std::optional<std::string> close(double timeout) noexcept;
 
@@ -102,7 +130,12 @@ private:
     void wait_for_calls();
     void unlock_calls();
     bool owns_lock() const;
+    void await_joined();
     void agree_on_conditions();
+    Outcome decide(Op op, int64_t flags, std::string& trouble, const RankSet& exclude);
+    void exclude_all_but(const RankSet& present, const RankSet& left_out);
+    static void prepare_replacement(Segment& segment, int rank, uint32_t process);
+    static std::shared_ptr<Comm> meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process, double timeout, const Settings& settings);
     void wait_for_mark(const std::shared_ptr<Task>& mark);
     void complete(const std::shared_ptr<Request>& request);
     void check_open() const;
@@ -122,6 +155,7 @@ private:
     int lock_depth_ = 0;                // how deep that is nested
     std::atomic<bool> closing_{false};  // close has begun; operations in progress may still finish
     std::atomic<bool> closed_{false};
+    std::vector<std::atomic<bool>> excluded_;  // the ranks without which the others went on; this rank may be one of them
     const unsigned forks_;              // forks_so_far() when this was created
 };
 

@@ -6,7 +6,7 @@ fconfigure stdout -buffering line
 
 proc ::torch::Shell {} {
     set ::tcl_interactive 1
-    puts "torch::help lists the commands, exit or Ctrl-D ends. History and completion need a Python with tkinter."
+    puts "torch::help lists the topics, exit or Ctrl-D ends. History and completion need a Python with tkinter."
     set script ""
     while 1 {
         puts -nonewline [expr {$script eq "" ? "% " : "> "}]

@@ -105,6 +105,12 @@ Settings settings(bool oversubscribed, bool single_copy, const char* operation =
     return s;
 }
 
+Settings tuned(bool oversubscribed, const std::vector<tuning::NamedValue>& values) {
+    Settings s = settings(oversubscribed, true);
+    s.tuning = tuning::parse_tuning(values);
+    return s;
+}
+
 std::string settings_text(const Settings& s) {
     return std::string(*s.oversubscribed ? " oversubscribed" : "") + (s.single_copy ? "" : " without single copy");
 }
@@ -126,7 +132,7 @@ void either_side_of_each_threshold(int n, const Settings& s) {
         60, s);
 }
 
-bool works_in_registered(Algorithm a) { return a == Algorithm::Registered || a == Algorithm::RegisteredPut; }
+bool works_in_registered(Algorithm a) { return a == Algorithm::Registered || a == Algorithm::RegisteredPut || a == Algorithm::RegisteredSplit; }
 
 // Forces an algorithm, with sizes around the table's thresholds and around the sizes of the slots.
 void forced_algorithm(int n, bool oversubscribed, Op op, Algorithm algorithm) {
@@ -137,6 +143,11 @@ void forced_algorithm(int n, bool oversubscribed, Op op, Algorithm algorithm) {
         n,
         [&](Comm& c) {
             const uint64_t unit = uint64_t(n);
+            if (tuning::splits(algorithm) && n != 2) {
+                CHECK_EQ(ranks::thrown([&] { call(c, op, unit, true, what); }), "Unsupported");
+                CHECK(c.algorithms(op, 48).empty(), what);
+                return;
+            }
             CHECK(c.algorithms(op, 48) == std::vector<Algorithm>{algorithm}, what);
             CHECK_EQ(c.algorithms(op, 1 << 20).empty(), small || flat);
             for (uint64_t count : {uint64_t(0), unit, 24 / unit * unit, 40 / unit * unit, 4097 * unit, 70001 * unit, 300007 * unit}) {
@@ -188,12 +199,56 @@ std::string refusal(const char* operation, const char* algorithm) {
 void unknown_names() {
     CHECK_EQ(refusal("allreduce", "staged"),
              "RANKWISE_ALGORITHM: the operation 'allreduce' given to shm, expected one of all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all");
-    CHECK_EQ(refusal("broadcast", "ring"), "RANKWISE_ALGORITHM: the algorithm 'ring' given for broadcast of shm, expected one of inline, staged, single_copy, registered");
+    CHECK_EQ(refusal("broadcast", "ring"), "RANKWISE_ALGORITHM: the algorithm 'ring' given for broadcast of shm, expected one of inline, staged, single_copy, single_copy_split, registered, registered_split, by_node");
+}
+
+std::string refusal_to_tune(const char* cores, const char* threshold) {
+    try {
+        tuning::parse_tuning({{cores, threshold, 1}});
+    } catch (const BadArgument& e) {
+        return e.what();
+    }
+    return "";
+}
+
+// A tuning file's thresholds replace the defaults of the conditions for which they are given.
+void tuned_thresholds() {
+    const std::vector<tuning::NamedValue> values = {
+        {"own_cores", "flat_all_reduce", 600},        {"own_cores", "registered_reduction", 1000},  {"own_cores", "single_copy_all_reduce", 5000},
+        {"own_cores", "registered_block", 300},       {"own_cores", "single_copy_broadcast", 9000}, {"own_cores", "single_copy_all_gather", Thresholds::kNever},
+        {"own_cores", "put_all_gather", 7000},        {"own_cores", "single_copy_reduce", 2000},    {"own_cores", "single_copy_scatter", 200},
+        {"own_cores", "flat_reduce", Thresholds::kNever},
+    };
+    using enum Algorithm;
+    using List = std::vector<Algorithm>;
+    ranks::run(
+        3,
+        [](Comm& c) {
+            const bool direct = c.conditions().single_copy;
+            CHECK(c.algorithms(Op::AllReduce, 200) == List{Flat});
+            CHECK(c.algorithms(Op::AllReduce, 201) == List{Staged});
+            CHECK(c.algorithms(Op::AllReduce, 1000) == (List{Registered, Staged}));
+            CHECK(c.algorithms(Op::AllReduce, 5000) == (direct ? List{Registered, SingleCopy, Staged} : List{Registered, Staged}));
+            CHECK(c.algorithms(Op::Reduce, 2000) == (direct ? List{Registered, SingleCopy, Flat} : List{Registered, Flat}));
+            CHECK(c.algorithms(Op::Broadcast, 8999) == (List{Registered, Staged}));
+            CHECK(c.algorithms(Op::Broadcast, 9000) == (direct ? List{SingleCopy, Staged} : List{Registered, Staged}));
+            CHECK(c.algorithms(Op::AllGather, 299) == List{Staged});
+            CHECK(c.algorithms(Op::AllGather, 6999) == (List{Registered, Staged}));
+            CHECK(c.algorithms(Op::AllGather, 7000) == (List{direct ? SingleCopyPut : RegisteredPut, Staged}));
+            CHECK(c.algorithms(Op::Scatter, 3 * 250) == (direct ? List{SingleCopy, Staged} : List{Staged}));
+            CHECK(c.algorithms(Op::Gather, 20000) == (List{Registered, Staged}));
+            CHECK(c.algorithms(Op::Gather, 24 * KiB) == (direct ? List{SingleCopy, Staged} : List{Registered, Staged}));
+        },
+        60, tuned(false, values));
+    ranks::run(3, [](Comm& c) { CHECK(c.algorithms(Op::AllReduce, 201) == List{Flat}); }, 60, tuned(true, values));
+    either_side_of_each_threshold(3, tuned(false, values));
+    CHECK_EQ(refusal_to_tune("many_cores", "flat_reduce"), "tuning: the cores 'many_cores' given, expected one of own_cores, shared_cores, yielded_cores");
+    CHECK(refusal_to_tune("own_cores", "flat").starts_with("tuning: the threshold 'flat' given, expected one of flat_all_reduce, flat_reduce, "), refusal_to_tune("own_cores", "flat"));
 }
 
 // Ranks with different settings do not join.
 void different_settings() {
-    for (const Settings& other : {settings(false, true, "gather", "staged"), settings(true, true)}) {
+    for (const Settings& other : {settings(false, true, "gather", "staged"), settings(true, true), tuned(false, {{"own_cores", "flat_reduce", 1}})}) {
         auto segment = Segment::create(3);
         std::vector<std::thread> threads;
         for (int rank = 0; rank < 3; ++rank)
@@ -217,5 +272,6 @@ int main() {
     forbidden_single_copy();
     unknown_names();
     different_settings();
+    tuned_thresholds();
     return check::result();
 }

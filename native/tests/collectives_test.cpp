@@ -63,7 +63,7 @@ void every_collective(Comm& c, uint64_t count) {
             c.scatter(me == root ? sent.data() : nullptr, part.data(), count, DType::F32, root);
             c.unlock();
         }
-        CHECK_EQ(with_header, n == 1 || count * 4 < tuning::kSingleCopyBlock);
+        CHECK_EQ(with_header, n == 1 || count * 4 < Thresholds().single_copy_scatter);
         CHECK(numbers::of(root).equals(part.data(), count, count * uint64_t(me)), "described scatter of " << count << " from " << root);
     }
 

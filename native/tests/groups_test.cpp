@@ -55,7 +55,7 @@ int main() {
             two_threads(c);
             c.barrier();
         });
-        CHECK_EQ(segment->allocated_blocks(), size_t(1));  // the group of all ranks
+        CHECK_EQ(segment->heap().allocated_blocks(), size_t(1));  // the group of all ranks
     }
     return check::result();
 }

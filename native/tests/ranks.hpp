@@ -14,7 +14,7 @@ namespace ranks {
 using rankwise::Comm;
 using rankwise::Segment;
 
-// With RANKWISE_SHORT, as `make test` runs the sanitizers: on 2 and 3 ranks alone, and without arrays of many megabytes;
+// With RANKWISE_SHORT, as `make test` runs ThreadSanitizer: only on 2 and 3 ranks, and without arrays of many megabytes;
 // `make test-sanitizers` has both.
 inline bool shortened() { return std::getenv("RANKWISE_SHORT"); }
 

@@ -149,7 +149,7 @@ void mismatched() {
 void lifetime() {
     std::shared_ptr<Registered> kept;
     const auto segment = ranks::run(2, [&](Comm& c) {
-        const size_t before = c.segment()->allocated_blocks();
+        const size_t before = c.segment()->heap().allocated_blocks();
         c.barrier();
         {
             auto memory = c.allocate(100), none = c.allocate(0);
@@ -159,19 +159,19 @@ void lifetime() {
             CHECK(!c.in_segment(&elsewhere, sizeof elsewhere), "private memory does not lie in the segment");
             CHECK(!c.in_segment(memory->data(), ~size_t(0)), "a range larger than the segment does not lie in it");
             c.barrier();
-            CHECK(c.segment()->allocated_blocks() == before + 4, "two blocks of each rank");
+            CHECK(c.segment()->heap().allocated_blocks() == before + 4, "two blocks of each rank");
             c.barrier();
         }
         c.barrier();
-        CHECK(c.segment()->allocated_blocks() == before + 4, "kept for the next buffers of that size");
+        CHECK(c.segment()->heap().allocated_blocks() == before + 4, "kept for the next buffers of that size");
         c.barrier();
         if (c.rank() == 0) kept = c.allocate(5000);
     });
     kept->data()[4999] = 1;  // usable although the group is closed
     CHECK_EQ(int(kept->data()[4999]), 1);
-    const size_t with = segment->allocated_blocks();
+    const size_t with = segment->heap().allocated_blocks();
     kept = nullptr;
-    CHECK_EQ(segment->allocated_blocks(), with - 1);
+    CHECK_EQ(segment->heap().allocated_blocks(), with - 1);
 }
 
 // A freed buffer is the next one of its size, of this communicator and of those split from it.
@@ -202,17 +202,17 @@ void reused() {
 void kept_within_bounds() {
     ranks::run(1, [](Comm& c) {
         const auto segment = c.segment();
-        const size_t before = segment->allocated_blocks();
+        const size_t before = segment->heap().allocated_blocks();
         {
             std::vector<std::shared_ptr<Registered>> all;
             for (int i = 0; i < 100; ++i) all.push_back(c.allocate(100));
         }
-        CHECK_EQ(segment->allocated_blocks(), before + 64);
+        CHECK_EQ(segment->heap().allocated_blocks(), before + 64);
         auto late = c.allocate(100);
         c.close(1);
-        CHECK_EQ(segment->allocated_blocks(), before + 1);
+        CHECK_EQ(segment->heap().allocated_blocks(), before + 1);
         late.reset();
-        CHECK_EQ(segment->allocated_blocks(), before);
+        CHECK_EQ(segment->heap().allocated_blocks(), before);
     });
 }
 
@@ -220,11 +220,11 @@ void kept_within_bounds() {
 void no_room() {
     ranks::run(1, [](Comm& c) {
         const auto segment = c.segment();
-        const size_t before = segment->allocated_blocks();
+        const size_t before = segment->heap().allocated_blocks();
         c.allocate(1 << 20).reset();
-        CHECK_EQ(segment->allocated_blocks(), before + 1);
+        CHECK_EQ(segment->heap().allocated_blocks(), before + 1);
         CHECK_EQ(ranks::thrown([&] { c.allocate(size_t(1) << 60); }), "OutOfMemory");
-        CHECK_EQ(segment->allocated_blocks(), before);
+        CHECK_EQ(segment->heap().allocated_blocks(), before);
     });
 }
 

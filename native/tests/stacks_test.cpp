@@ -13,13 +13,19 @@ namespace {
 
 std::string program_text;  // returned by program_stacks
 
+// This process is the first of the rank.
+void join(Segment& segment, int rank) {
+    segment.record(rank).pid = QualifiedPid::own();
+    segment.record(rank).joined = 1;
+}
+
 // Answers a rank's doorbell as its watcher thread does.
 struct Watcher {
     const int doorbell;
     std::atomic<bool> over{false};
     std::thread thread;
     Watcher(const std::shared_ptr<Segment>& segment, int rank) : doorbell(open_doorbell(*segment, rank)) {
-        segment->record(rank).pid = getpid();
+        join(*segment, rank);
         thread = std::thread([this, segment, rank] {
             while (!over) {
                 pollfd notifications{doorbell, POLLIN, 0};
@@ -47,7 +53,7 @@ void stacks() {
     while (text.size() < 100'000) text += line + "\n";
     program_stacks = [] { return program_text; };
     const int unwatched = open_doorbell(*segment, 2);
-    segment->record(2).pid = getpid();
+    join(*segment, 2);
     {
         Watcher one(segment, 0);
         program_text = "one";
@@ -69,7 +75,7 @@ void reports() {
     const uint64_t offset = write_report(*segment, written);
     const TimeoutReport read = read_report(*segment, offset);
     CHECK(read.headline == written.headline && read.missing == written.missing && read.states == written.states && read.stacks == written.stacks);
-    segment->release(offset);
+    segment->heap().release(offset);
 
     CHECK_EQ(list_ranks({3}), "rank 3");
     CHECK_EQ(list_ranks({0, 1, 3, 4, 5, 9}), "ranks 0, 1, 3-5, 9");
@@ -112,10 +118,10 @@ int main() {
         c.barrier();
         g->close(1);
     });
-    CHECK(texts[0].find("rank 3 did not reach barrier #1 within 0.2 s\n") == 0, texts[0]);
+    CHECK(texts[0].find("rank 3 did not reach barrier #1 within the timeout of 0.2 s\n") == 0, texts[0]);
     CHECK(texts[0].find("rank 3: in barrier #2 of all ranks for ") != std::string::npos, texts[0]);
     CHECK_EQ(texts[1], texts[0]);
     CHECK_EQ(texts[2], texts[0]);
-    CHECK_EQ(run->allocated_blocks(), size_t(1));  // the group of all ranks: the failed group's report has been released
+    CHECK_EQ(run->heap().allocated_blocks(), size_t(1));  // the group of all ranks: the failed group's report has been released
     return check::result();
 }

@@ -2,22 +2,23 @@
 //
 // inline: in the slot header. staged: root writes each piece into its slot, and the other ranks copy it out.
 // single_copy, registered: the other ranks read root's memory.
+// single_copy_split, registered_split: between two ranks, root writes half of the data while the other reads the rest.
+// by_node: by_node.cpp.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
 
-// The other ranks read root's memory; with two ranks, root writes half of the data, so that both ranks copy. Returns
-// false, with nothing done, if the memory cannot be accessed.
-static bool broadcast_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
-    const size_t read = s.n == 2 ? bytes / 2 : bytes;
-    const bool from_me = s.rank == root, written = s.n == 2 && !from_me;
+// Returns false, with nothing done, if the memory cannot be accessed.
+static bool broadcast_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, int root, bool split) {
+    const size_t read = split ? bytes / 2 : bytes;
+    const bool from_me = s.rank == root, written = split && !from_me;
     uint8_t* buffer = from_me || written ? s.reachable(data, bytes) : nullptr;
     ExposedBuffers exposed(s, from_me ? buffer : nullptr, written ? buffer : nullptr);
-    if (s.n == 2) exposed.await(1 - s.rank);
+    if (split) exposed.await(1 - s.rank);
     else if (!from_me) exposed.await_all();  // all calls have been compared: a mismatched call must not change data
-    if (!(from_me ? buffer != nullptr : exposed.exposes(root, false)) || (s.n == 2 && !exposed.exposes(1 - root, true))) return exposed.finish_all(), false;
+    if (!(from_me ? buffer != nullptr : exposed.exposes(root, false)) || (split && !exposed.exposes(1 - root, true))) return exposed.finish_all(), false;
     if (from_me) {
-        if (s.n == 2) exposed.put(1 - root, data + read, read, bytes - read);
+        if (split) exposed.put(1 - root, data + read, read, bytes - read);
         exposed.finish_all();
     } else {
         exposed.get(root, data, 0, read);
@@ -51,6 +52,7 @@ void broadcast(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
     const bool from_me = s.rank == root;
     Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::broadcast(c, bytes); });
     for (;; choice = choice.rest()) {
+        const bool split = tuning::splits(choice.first());
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, from_me ? bytes : 0);
@@ -60,12 +62,15 @@ void broadcast(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
             return;
         }
         case Algorithm::Registered:
-            if (!AllRegistered(s, s.n == 2 || from_me ? data : nullptr, bytes)) continue;
+        case Algorithm::RegisteredSplit:
+            if (!AllRegistered(s, split || from_me ? data : nullptr, bytes)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
-            if (broadcast_single_copy(s, data, bytes, root)) return;
+        case Algorithm::SingleCopySplit:
+            if (broadcast_single_copy(s, data, bytes, root, split)) return;
             continue;
         case Algorithm::Staged: return broadcast_staged(s, data, bytes, root);
+        case Algorithm::ByNode: return broadcast_by_node(s, data, bytes, root);
         default: none_can_run(s);
         }
     }

@@ -23,6 +23,9 @@ void all_reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, Reduc
 void reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root);
 // The staged algorithm of both: only rank `root` receives the result, or every rank if root is negative.
 void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
+// The algorithms that go node by node; root as in reduce_staged.
+void reduce_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
+void broadcast_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, int root);
 
 // The single-copy algorithms of the reductions. All ranks synchronise before and after, and access each other's memory
 // in between. They return false, with nothing done, if some rank's memory cannot be accessed.

@@ -2,7 +2,7 @@
 //
 // inline: the data travels in the slot headers, and root reduces all of it. flat: the same through the slots. staged:
 // every rank reduces a share of each piece, and root copies the shares out (all_reduce.cpp). single_copy, registered:
-// every rank reduces a share and writes it into root's memory.
+// every rank reduces a share and writes it into root's memory. by_node: by_node.cpp.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -47,6 +47,7 @@ void reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKer
             if (reduce_single_copy(s, data, bytes, item, kernel, root)) return;
             continue;
         case Algorithm::Staged: return reduce_staged(s, data, bytes, item, kernel, root);
+        case Algorithm::ByNode: return reduce_by_node(s, data, bytes, item, kernel, root);
         case Algorithm::Flat: return reduce_flat(s, data, bytes, item, kernel, root);
         default: none_can_run(s);
         }

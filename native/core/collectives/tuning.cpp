@@ -4,6 +4,7 @@
 
 #include "failure/errors.hpp"
 #include "kernels/types.hpp"
+#include "sync/mix.hpp"
 
 namespace rankwise::tuning {
 
@@ -22,8 +23,10 @@ std::string obstacle(const Conditions& c, Op op, const Extent& e, Algorithm algo
     const size_t bytes = by_block ? e.largest : e.total, limit = algorithm == Inline ? kInline : kFlatLimit;
     if (algorithm == Inline || (algorithm == Flat && op == Op::AllReduce))
         if (bytes > limit) return "it takes at most " + std::to_string(limit) + " bytes, and this call has " + std::to_string(bytes);
-    if ((algorithm == SingleCopy || algorithm == SingleCopyPut) && !c.single_copy)
+    if (splits(algorithm) && c.ranks != 2) return "it needs a group of two ranks, and this one has " + std::to_string(c.ranks);
+    if ((algorithm == SingleCopy || algorithm == SingleCopyPut || algorithm == SingleCopySplit) && !c.single_copy)
         return "it needs ranks that can read and write each other's memory, which the system or RANKWISE_DIRECT=0 forbids here";
+    if (algorithm == ByNode && !c.nodes.known()) return "it needs ranks whose NUMA nodes are known, and some rank may use CPUs of several nodes: bind the ranks, or set RANKWISE_NUMA_NODES";
     return "";
 }
 
@@ -53,22 +56,23 @@ Choice forced(const Conditions& c, Op op, const Extent& e, Algorithm algorithm) 
 
 void none_can_run(const Conditions& c, Op op) {
     const Algorithm algorithm = c.forced[size_t(op)];
-    const bool registered = algorithm == Algorithm::Registered || algorithm == Algorithm::RegisteredPut;
+    using enum Algorithm;
+    const bool registered = algorithm == Registered || algorithm == RegisteredPut || algorithm == RegisteredSplit;
     refuse(c, op, algorithm, registered ? "it needs registered buffers (group.empty) on all ranks, and some rank passed another buffer"
                                         : "it needs memory that the other ranks can read and write, and some rank passed other memory");
 }
 
 const char* name(Algorithm algorithm) {
-    constexpr const char* names[kAlgorithms] = {"none", "inline", "flat", "staged", "single_copy", "single_copy_put", "registered", "registered_put", "separate"};
+    constexpr const char* names[kAlgorithms] = {"none", "inline", "flat", "staged", "single_copy", "single_copy_put", "single_copy_split", "registered", "registered_put", "registered_split", "separate", "by_node"};
     return names[size_t(algorithm)];
 }
 
 const std::vector<std::pair<Op, std::vector<Algorithm>>>& algorithms() {
     using enum Algorithm;
     static const std::vector<std::pair<Op, std::vector<Algorithm>>> all = {
-        {Op::AllReduce, {Inline, Flat, Staged, SingleCopy, Registered}},
-        {Op::Broadcast, {Inline, Staged, SingleCopy, Registered}},
-        {Op::Reduce, {Inline, Flat, Staged, SingleCopy, Registered}},
+        {Op::AllReduce, {Inline, Flat, Staged, SingleCopy, Registered, ByNode}},
+        {Op::Broadcast, {Inline, Staged, SingleCopy, SingleCopySplit, Registered, RegisteredSplit, ByNode}},
+        {Op::Reduce, {Inline, Flat, Staged, SingleCopy, Registered, ByNode}},
         {Op::AllGather, {Inline, Staged, SingleCopy, SingleCopyPut, Registered, RegisteredPut}},
         {Op::Gather, {Inline, Staged, SingleCopy, Registered}},
         {Op::Scatter, {Inline, Staged, SingleCopy, Registered}},
@@ -109,6 +113,17 @@ std::string text_of(const Forced& forced) {
     return text.empty() ? "nothing" : text;
 }
 
+Tuning parse_tuning(const std::vector<NamedValue>& values) {
+    Tuning tuning;
+    const auto named = [](const auto& list, const std::string& name, const char* what) {
+        const auto found = std::find_if(std::begin(list), std::end(list), [&](const auto& one) { return one.first == name; });
+        if (found != std::end(list)) return found->second;
+        throw BadArgument(std::string("tuning: ") + what + " '" + name + "' given, expected one of " + joined(list, [](const auto& one) { return one.first; }));
+    };
+    for (const auto& [cores, threshold, value] : values) tuning.*named(kCores, cores, "the cores").*named(kThresholds, threshold, "the threshold") = value;
+    return tuning;
+}
+
 std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t non_temporal_from) {
     const size_t n = size_t(c.ranks);
     const auto table = [&]() -> Choice {
@@ -132,3 +147,10 @@ std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t 
 }
 
 }  // namespace rankwise::tuning
+
+uint64_t rankwise::Tuning::digest() const {
+    uint64_t result = 0;
+    for (const auto& [cores, thresholds] : tuning::kCores)
+        for (const auto& [name, value] : tuning::kThresholds) result = mix(result, this->*thresholds.*value);
+    return result;
+}

@@ -1,5 +1,6 @@
 // The tuning table: decides which algorithm a collective runs and how a message is sent. For a collective the decision
-// depends only on the operation, the group's conditions and the sizes, which are the same on every rank.
+// depends only on the operation, the group's conditions and the sizes, which are the same on every rank. The sizes at
+// which it changes are in thresholds.hpp; a tuning file may set others.
 //
 // Beside each number is its source: the commit that measured it, on two cores of a virtual machine
 // (benchmarks/RESULTS.md), unless noted otherwise.
@@ -13,27 +14,7 @@
 
 namespace rankwise::tuning {
 
-inline constexpr size_t KiB = 1 << 10, MiB = 1 << 20;
-
-// Up to this size, divided by the number of ranks, every rank reduces everything: one step instead of two (7196b1c).
-inline constexpr size_t kFlatAllReduce = 16 * KiB;
-inline constexpr size_t kFlatLimit = 64 * KiB;  // fits any slot: a forced flat all_reduce cannot be larger
-// Up to this size root alone reduces everything; above, with more than two ranks, each rank reduces a share (dfdcd02).
-inline constexpr size_t kFlatReduce = 16 * KiB;
-// From this size on, reductions use registered buffers; agreeing on them takes one more step (5be98cc).
-inline constexpr size_t kRegisteredReduction = 8 * KiB;
-// From these sizes on, reductions use the peers' private memory. Measured with arrays that the ranks had just
-// written; with other arrays smaller sizes would already gain (ec68fc1, e3f0ba2).
-inline constexpr size_t kSingleCopyReduction = 256 * KiB;
-inline constexpr size_t kSingleCopyReductionOversubscribed = 1 * MiB;
-inline constexpr size_t kSingleCopyReduceScatter = 4 * MiB;               // ec68fc1
-inline constexpr size_t kSingleCopyReduceScatterOversubscribed = 1 * MiB;  // here waiting costs more than copying (04e7b78)
-// From this size on, a block is copied from the peer's memory (2bc7955).
-inline constexpr size_t kSingleCopyBlock = 24 * KiB;
-// all_gather: from this size on, a rank writes its block into the receivers' memory. It reads the block once
-// for all of them, and large results are not yet in their caches (b3536a0; with yielding ranks e3f0ba2).
-inline constexpr size_t kPutBlock = 1 * MiB;
-inline constexpr size_t kPutBlockYielding = 256 * KiB;
+inline constexpr size_t kFlatLimit = 64 * KiB;  // fits any slot: a flat all_reduce cannot be larger
 
 // The bytes of a call: of its largest block (one rank's part), and of all blocks together. An operation without blocks
 // counts as one block.
@@ -63,68 +44,71 @@ Choice forced(const Conditions& c, Op op, const Extent& e, Algorithm algorithm);
 // All ranks have found that the algorithm that is forced on this call cannot run. Throws Unsupported.
 [[noreturn]] void none_can_run(const Conditions& c, Op op);
 
-// Of memory that is copied by whole blocks.
-inline Choice blocks_of(const Conditions& c, size_t largest) {
+// For operations that copy whole blocks.
+inline Choice blocks_of(const Conditions& c, size_t largest, size_t single_copy_from) {
     using enum Algorithm;
-    if (largest < kSingleCopyBlock) return Staged;
-    return {c.single_copy ? SingleCopy : Registered, Staged};
+    if (c.single_copy && largest >= single_copy_from) return {SingleCopy, Staged};
+    return largest >= c.thresholds.registered_block ? Choice(Registered, Staged) : Choice(Staged);
+}
+
+inline Choice reduction_of(const Conditions& c, size_t bytes, size_t single_copy_from, size_t by_node_from, Algorithm slots) {
+    using enum Algorithm;
+    if (bytes < c.thresholds.registered_reduction) return slots;
+    if (bytes >= by_node_from && c.divide_by_node) return ByNode;
+    return c.single_copy && bytes >= single_copy_from ? Choice(Registered, SingleCopy, slots) : Choice(Registered, slots);
 }
 
 inline Choice all_reduce(const Conditions& c, size_t bytes) {
     using enum Algorithm;
     if (bytes <= kInline) return Inline;
-    const Algorithm slots = bytes > kFlatAllReduce / size_t(c.ranks) ? Staged : Flat;
-    if (bytes < kRegisteredReduction) return slots;
-    const size_t from = c.oversubscribed ? kSingleCopyReductionOversubscribed : kSingleCopyReduction;
-    return c.single_copy && bytes >= from ? Choice(Registered, SingleCopy, slots) : Choice(Registered, slots);
+    const Thresholds& t = c.thresholds;
+    const size_t flat = std::min(t.flat_all_reduce / size_t(c.ranks), kFlatLimit);
+    return reduction_of(c, bytes, t.single_copy_all_reduce, t.by_node_all_reduce, bytes > flat ? Staged : Flat);
 }
 
 inline Choice reduce(const Conditions& c, size_t bytes) {
     using enum Algorithm;
     if (bytes <= kInline) return Inline;
-    const Algorithm slots = c.ranks > 2 && bytes > kFlatReduce ? Staged : Flat;
-    if (bytes < kRegisteredReduction) return slots;
-    const bool single_copy = c.single_copy && c.oversubscribed && bytes >= kSingleCopyReductionOversubscribed;
-    return single_copy ? Choice(Registered, SingleCopy, slots) : Choice(Registered, slots);
+    const Thresholds& t = c.thresholds;
+    return reduction_of(c, bytes, t.single_copy_reduce, t.by_node_reduce, c.ranks > 2 && bytes > t.flat_reduce ? Staged : Flat);
 }
 
 inline Choice reduce_scatter(const Conditions& c, size_t total) {
     using enum Algorithm;
-    if (total <= kInline) return Inline;
-    if (total < kRegisteredReduction) return Staged;
-    const size_t from = c.oversubscribed && !c.yields ? kSingleCopyReduceScatterOversubscribed : kSingleCopyReduceScatter;
-    return c.single_copy && total >= from ? Choice(Registered, SingleCopy, Staged) : Choice(Registered, Staged);
+    return total <= kInline ? Choice(Inline) : reduction_of(c, total, c.thresholds.single_copy_reduce_scatter, Thresholds::kNever, Staged);
 }
 
-// Where ranks yield their cores to each other, what all of them read goes through the slots: the second rank
-// of a core finds it in the cache, since the first has just read it (04e7b78).
+inline bool splits(Algorithm algorithm) { return algorithm == Algorithm::SingleCopySplit || algorithm == Algorithm::RegisteredSplit; }
+
+// Between two ranks, both copy (2bc7955).
 inline Choice broadcast(const Conditions& c, size_t bytes) {
     using enum Algorithm;
     if (bytes <= kInline) return Inline;
-    if (c.yields && bytes >= kSingleCopyBlock) return {Registered, Staged};
-    return blocks_of(c, bytes);
+    if (bytes >= c.thresholds.by_node_broadcast && c.divide_by_node) return ByNode;
+    const Choice choice = blocks_of(c, bytes, c.thresholds.single_copy_broadcast);
+    if (c.ranks != 2 || choice.first() == Staged) return choice;
+    return {choice.first() == SingleCopy ? SingleCopySplit : RegisteredSplit, Staged};
 }
 
 // non_temporal: the results of all ranks are written with non-temporal stores, which only the slots allow.
 inline Choice all_gather(const Conditions& c, size_t largest, bool non_temporal) {
     using enum Algorithm;
     if (largest <= kInline) return Inline;
-    const bool puts = c.yields ? largest >= kPutBlockYielding && !non_temporal : largest >= kPutBlock;
-    if (puts) return {c.single_copy ? SingleCopyPut : RegisteredPut, Staged};
-    if (c.yields && largest >= kSingleCopyBlock) return {Registered, Staged};
-    return blocks_of(c, largest);
+    const Thresholds& t = c.thresholds;
+    if (largest >= t.put_all_gather && !(c.yields && non_temporal)) return {c.single_copy ? SingleCopyPut : RegisteredPut, Staged};
+    return blocks_of(c, largest, t.single_copy_all_gather);
 }
 
 inline Choice gather(const Conditions& c, size_t largest) {
-    return largest <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, largest);
+    return largest <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, largest, c.thresholds.single_copy_gather);
 }
 
 inline Choice scatter(const Conditions& c, const Extent& e) {
-    return e.total <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, e.largest);
+    return e.total <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, e.largest, c.thresholds.single_copy_scatter);
 }
 
 inline Choice all_to_all(const Conditions& c, const Extent& e) {
-    return e.total <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, e.largest);
+    return e.total <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, e.largest, c.thresholds.single_copy_all_to_all);
 }
 
 // A part of an array that its header cannot describe, or whose first axis the ranks cannot divide.
@@ -136,7 +120,8 @@ inline Algorithm scatter_described(const Conditions& c, size_t header, size_t pa
     using enum Algorithm;
     if (part == kNoPart || c.forced[size_t(Op::Scatter)] != None) return Separate;
     if (header + part * size_t(c.ranks) <= kInline) return Inline;
-    return c.ranks == 1 || (part < kSingleCopyBlock && part <= share_of_slot) ? Staged : Separate;
+    const bool staged = blocks_of(c, part, c.thresholds.single_copy_scatter).first() == Staged;
+    return c.ranks == 1 || (staged && part <= share_of_slot) ? Staged : Separate;
 }
 
 // In a scatter or gather of two ranks, each rank copies one block: root its own within its memory, the other rank its own
@@ -149,8 +134,9 @@ inline size_t copied_by_root(const Conditions& c, size_t block, bool non_tempora
 }
 
 // In a gather root also copies half of a small block (b3536a0).
+inline constexpr size_t kSmallGather = 1 * MiB;
 inline size_t gathered_by_root(const Conditions& c, size_t block, bool non_temporal) {
-    return c.ranks == 2 && block < kPutBlock ? block - block / 2 : copied_by_root(c, block, non_temporal);
+    return c.ranks == 2 && block < kSmallGather ? block - block / 2 : copied_by_root(c, block, non_temporal);
 }
 
 // ---- messages (p2p/) ----

@@ -153,7 +153,7 @@ void SlotProtocol::timed_out(uint64_t value) {
     TimeoutReport report;
     report.missing = absent.empty() ? behind : absent;
     report.headline = list_ranks(report.missing) + (absent.empty() ? " did not finish " : " did not reach ") + name(call_.op()) + " #" +
-                      std::to_string(calls_) + " within " + seconds(timeout);
+                      std::to_string(calls_) + " within the timeout of " + seconds(timeout);
     report.states = states();
     report.stacks = request_stacks(report.missing);
     std::string missing;
@@ -168,8 +168,8 @@ RankTexts SlotProtocol::states() const {
     for (int p = 0; p < n; ++p) {
         const RankRecord& r = segment_.record(group_.member()[p]);
         std::string text;
-        if (!r.joined.load()) text = "has not joined";
-        else if (r.exited.load()) text = segment_.how_it_ended(group_.member()[p]);
+        if (r.joined.load() <= group_.peers[p].process) text = "has not joined";
+        else if (ended(p)) text = how_it_ended(p);
         else text = to_string(whereabouts(segment_.header(), group_.member()[p]), group_.number);
         result.emplace_back(p, text);
     }
@@ -205,7 +205,7 @@ void SlotProtocol::await_call_sites() const {
         const int world_rank = group_.member()[p];
         auto inside = [&] {
             const Whereabouts where = whereabouts(segment_.header(), world_rank);
-            return where.inside && where.operation->group == group_.number && !segment_.record(world_rank).exited.load();
+            return where.inside && where.operation->group == group_.number && !ended(p);
         };
         while (group_.peers[p].site.state.load() != 2 && Clock::now() < until && inside()) usleep(500);
     }
@@ -261,8 +261,8 @@ void SlotProtocol::throw_mismatch() {
         if (const std::string site = call_site_of(p); !site.empty()) {
             call += " at " + site;
             sites.emplace_back(p, site);
-        } else if (segment_.record(world_rank).exited.load()) {
-            call += " (" + segment_.how_it_ended(world_rank) + ")";
+        } else if (ended(p)) {
+            call += " (" + how_it_ended(p) + ")";
         } else if (!where.inside || where.operation->group != group_.number) {
             call += " (now " + to_string(where, group_.number) + ")";
         }
@@ -284,14 +284,16 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
         std::string how = f.how;
         std::string where;
         if (how.empty()) {
-            how = segment_.how_it_ended(world_rank);
+            how = how_it_ended(f.rank);
             const Whereabouts last = whereabouts(segment_.header(), world_rank);
             if (last.begun()) where = (last.inside ? " in " : " after ") + to_string(*last.operation, group_.number);
         }
-        const int32_t pid = segment_.record(world_rank).pid.load();  // 0: it never joined
+        const QualifiedPid joined = group_.peers[f.rank].pid.load();
+        const QualifiedPid lost = joined.number ? joined : segment_.record(world_rank).pid.load();  // number 0: unknown, because it never joined
+        if (lost.number && !lost.in_own_namespace()) throw PeerLost(who + " (in another container) " + how + where + here, f.rank, how, operation, sequence);
         const std::string host = host_name();  // all ranks of a segment are on the same host
-        const std::string process = pid ? " (pid " + std::to_string(pid) + " on " + host + ") " : " ";
-        throw PeerLost(who + process + how + where + here, f.rank, how, operation, sequence, host, pid);
+        const std::string process = lost.number ? " (pid " + std::to_string(lost.number) + " on " + host + ") " : " ";
+        throw PeerLost(who + process + how + where + here, f.rank, how, operation, sequence, host, lost.number);
     }
     if (f.cause == Cause::TimedOut) {
         TimeoutReport report;

@@ -37,7 +37,7 @@ int open_pipe(const std::string& process, int fd, uint64_t inode, int how) {
 }
 
 bool notify(const RankRecord& r) {
-    const int pipe = open_pipe(std::to_string(r.pid.load()), r.doorbell.load() - 1, r.doorbell_inode.load(), O_WRONLY);
+    const int pipe = open_pipe(std::to_string(r.pid.load().number), r.doorbell.load() - 1, r.doorbell_inode.load(), O_WRONLY);
     if (pipe < 0) return false;
     const bool seen = write(pipe, "", 1) == 1;
     close(pipe);
@@ -54,7 +54,7 @@ bool is_stopped(int pid) {
 void answer(Segment& segment, RankRecord& r) {
     for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
         const std::string text = tail(program_stacks());
-        if (!r.stacks.load()) r.stacks.store(segment.allocate(kText, BlockKind::Buffer));
+        if (!r.stacks.load()) r.stacks.store(segment.heap().allocate(kText, BlockKind::Text));
         std::memcpy(segment.at<char>(r.stacks.load()), text.c_str(), text.size() + 1);
         r.stacks_answered.store(request);
     }
@@ -98,27 +98,32 @@ void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int door
 }
 
 RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks) {
+    RankTexts answers;
     std::vector<std::pair<int, uint32_t>> requests;  // rank, number of the request
     for (int rank : ranks) {
         RankRecord& r = segment.record(rank);
-        if (!r.doorbell.load() || r.exited.load()) continue;
+        if (!r.doorbell.load() || segment.present_process(rank) < 0) continue;
+        if (!r.pid.load().in_own_namespace()) {  // in /proc its pid is missing, or another process's
+            answers.emplace_back(rank, "no stacks: its process is in another container (PID namespace)");
+            continue;
+        }
         requests.emplace_back(rank, r.stacks_requested.fetch_add(1) + 1);
         notify(r);
     }
-    RankTexts answers;
     const auto until = Clock::now() + kAnswerTimeout;
     for (const auto& [rank, request] : requests) {
         const RankRecord& r = segment.record(rank);
-        const int pid = r.pid.load();
+        const int pid = r.pid.load().number;
+        const auto lives = [&, rank = rank] { return segment.present_process(rank) >= 0; };
         const auto answered = [&, request = request] { return int32_t(r.stacks_answered.load() - request) >= 0; };
-        while (!answered() && !r.exited.load() && !is_stopped(pid) && Clock::now() < until) usleep(500);
+        while (!answered() && lives() && !is_stopped(pid) && Clock::now() < until) usleep(500);
         if (answered()) {
             const char* text = segment.at<char>(r.stacks.load());
             const size_t length = strnlen(text, kText);
             if (length > 0) answers.emplace_back(rank, std::string(text, length));  // empty while the interpreter shuts down
         } else if (is_stopped(pid)) {
             answers.emplace_back(rank, "its process is stopped; kill -CONT " + std::to_string(pid) + " resumes it");
-        } else if (!r.exited.load()) {
+        } else if (lives()) {
             answers.emplace_back(rank, "no answer: its process is in native code that holds the interpreter; gdb -p " + std::to_string(pid) + " shows where");
         }
     }

@@ -9,7 +9,7 @@
 namespace rankwise {
 
 struct TimeoutReport {
-    std::string headline;      // "rank 3 did not reach all_reduce #12 within 3 s"
+    std::string headline;      // "rank 3 did not reach all_reduce #12 within the timeout of 3 s"
     std::vector<int> missing;  // ranks of the group
     RankTexts states;          // what each rank of the group is doing
     RankTexts stacks;          // the program stacks of the missing ranks that could be obtained

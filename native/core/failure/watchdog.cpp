@@ -39,61 +39,40 @@ int32_t exit_status(int pidfd) {
     return (code & 0x7f) ? -(code & 0x7f) : (code >> 8 & 0xff);
 }
 
-// Ends a watcher thread. The thread and the segment share it; a forked child's copy has no effect.
-struct Stop {
-    const int fd = eventfd(0, EFD_CLOEXEC);
-    const int pid = getpid();
-    ~Stop() { close(fd); }
-    void signal() const {
-        if (getpid() == pid) eventfd_write(fd, 1);
-    }
-};
-
-// fds[r] is the pidfd of rank r, or -1 if it is not watched (any more). The last two are the doorbell, through which other
-// ranks request this rank's stacks, and the one of `stop`.
-void watch(std::vector<pollfd> fds, int rank, std::weak_ptr<Segment> watched, std::shared_ptr<Stop> /*keeps its fd open*/) {
-    const size_t n = fds.size() - 2;
-    size_t alive = 0;
-    for (size_t r = 0; r < n; ++r) alive += fds[r].fd >= 0;
-    while (alive > 0) {
-        if (poll(fds.data(), fds.size(), -1) < 0) {
-            if (errno == EINTR) continue;
-            break;
-        }
-        const std::shared_ptr<Segment> segment = watched.lock();
-        if (!segment) break;
-        if (fds[n].revents & POLLIN) answer_doorbell(segment, rank, fds[n].fd);
-        else if (fds[n].revents) fds[n].fd = -1;  // the program has closed a descriptor that it did not open
-        for (size_t r = 0; r < n; ++r) {
-            if (fds[r].fd < 0 || !fds[r].revents) continue;
-            segment->mark_exited(int(r), kStatusUnknown);
-            for (int tries = 0; tries < 50 && segment->record(int(r)).exit_status.load() == kStatusUnknown; ++tries) {
-                if (const int32_t status = exit_status(fds[r].fd); status != kStatusUnknown) segment->mark_exited(int(r), status);
-                else usleep(2000);
-            }
-            close(fds[r].fd);
-            fds[r].fd = -1;
-            --alive;
-        }
-    }
-    for (size_t r = 0; r <= n; ++r)
-        if (fds[r].fd >= 0) close(fds[r].fd);
-}
-
 }  // namespace
 
-void watch_peers(std::shared_ptr<Segment> segment, int rank) {
-    const int n = segment->world_size();
-    if (n == 1) return;
-    std::vector<pollfd> fds(static_cast<size_t>(n), pollfd{-1, POLLIN, 0});
+Watcher::Watcher(Segment& segment, int rank)
+    : rank_(rank), pid_(getpid()), notifications_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), doorbell_(open_doorbell(segment, rank)),
+      watched_(size_t(segment.world_size())) {}
+
+Watcher::~Watcher() {
+    for (const Peer& peer : added_) close(peer.pidfd);
+    if (doorbell_ >= 0) close(doorbell_);
+    close(notifications_);
+}
+
+void Watcher::watch_present(Segment& segment) {
+    const std::lock_guard lock(mutex_);
+    const int n = segment.world_size();
+    const size_t before = added_.size();
     for (int r = 0; r < n; ++r) {
-        if (r == rank) continue;
-        fds[size_t(r)].fd = open_pidfd(segment->record(r).pid.load());
-        if (fds[size_t(r)].fd >= 0) continue;
-        if (errno == ESRCH) segment->mark_exited(r, kStatusUnknown);
-        if (errno == EMFILE || errno == ENFILE) {  // the death of an unwatched peer would go unnoticed
-            for (const pollfd& opened : fds)
-                if (opened.fd >= 0) close(opened.fd);
+        const uint32_t processes = segment.record(r).joined.load();
+        uint32_t& watched = watched_[size_t(r)];
+        if (r == rank_ || watched >= processes || segment.ended(r, processes - 1)) continue;
+        int fd = processes == 1 ? segment.take_pidfd(r) : -1;
+        if (fd < 0) {
+            const QualifiedPid peer = segment.record(r).pid.load();
+            if (!peer.in_own_namespace()) continue;  // the launcher from which it inherited the segment reports its end
+            fd = open_pidfd(peer.number);
+        }
+        if (fd >= 0) {
+            added_.push_back({fd, r, processes - 1});
+            watched = processes;
+        } else if (errno == ESRCH) {
+            segment.mark_exited(r, kStatusUnknown, processes - 1);
+        } else if (errno == EMFILE || errno == ENFILE) {  // the death of an unwatched peer would go unnoticed
+            for (const Peer& peer : added_) close(peer.pidfd);
+            added_.clear();
             rlimit limit{};
             getrlimit(RLIMIT_NOFILE, &limit);
             throw Error("watching the other " + std::to_string(n - 1) + " ranks takes one open file each, and this process may have " +
@@ -101,11 +80,67 @@ void watch_peers(std::shared_ptr<Segment> segment, int rank) {
                         "` before the command raises that");
         }
     }
-    fds.push_back({open_doorbell(*segment, rank), POLLIN, 0});
-    auto stop = std::make_shared<Stop>();
-    fds.push_back({stop->fd, POLLIN, 0});
-    segment->before_unmap([stop] { stop->signal(); });
-    engine_thread([fds = std::move(fds), rank, watched = std::weak_ptr(segment), stop] { watch(fds, rank, watched, stop); }).detach();
+    if (added_.size() > before) notify();
+}
+
+void Watcher::notify() const {
+    if (getpid() == pid_) eventfd_write(notifications_, 1);
+}
+
+void Watcher::stop() const { notify(); }
+
+void Watcher::start(const std::shared_ptr<Segment>& segment) {
+    engine_thread([self = shared_from_this(), watched = std::weak_ptr(segment)] { self->watch(watched); }).detach();
+}
+
+void Watcher::take_added(std::vector<Peer>& peers) {
+    eventfd_t count;
+    eventfd_read(notifications_, &count);
+    const std::lock_guard lock(mutex_);
+    peers.insert(peers.end(), added_.begin(), added_.end());
+    added_.clear();
+}
+
+void Watcher::watch(const std::weak_ptr<Segment>& watched) {
+    std::vector<Peer> peers;
+    bool rings = doorbell_ >= 0;
+    for (;;) {
+        std::vector<pollfd> fds{{notifications_, POLLIN, 0}, {rings ? doorbell_ : -1, POLLIN, 0}};
+        for (const Peer& peer : peers) fds.push_back({peer.pidfd, POLLIN, 0});
+        if (poll(fds.data(), fds.size(), -1) < 0) {
+            if (errno == EINTR) continue;
+            break;
+        }
+        const std::shared_ptr<Segment> segment = watched.lock();
+        if (!segment) break;
+        if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_);
+        else if (fds[1].revents) rings = false;  // the program has closed a descriptor that it did not open
+        std::vector<Peer> living;
+        for (size_t i = 0; i < peers.size(); ++i) {
+            const auto& [pidfd, rank, process] = peers[i];
+            if (!fds[i + 2].revents) {
+                living.push_back(peers[i]);
+                continue;
+            }
+            segment->mark_exited(rank, kStatusUnknown, process);
+            for (int tries = 0; tries < 50 && segment->exit_status(rank, process) == kStatusUnknown; ++tries) {
+                if (const int32_t status = exit_status(pidfd); status != kStatusUnknown) segment->mark_exited(rank, status, process);
+                else usleep(2000);
+            }
+            close(pidfd);
+        }
+        peers.swap(living);
+        if (fds[0].revents) take_added(peers);
+    }
+    for (const Peer& peer : peers) close(peer.pidfd);
+}
+
+void watch_peers(const std::shared_ptr<Segment>& segment, int rank) {
+    if (segment->world_size() == 1) return;
+    const bool first = !segment->watcher;
+    if (first) segment->watcher = std::make_shared<Watcher>(*segment, rank);
+    segment->watcher->watch_present(*segment);
+    if (first) segment->watcher->start(segment);
 }
 
 void end_with(int pid) {

@@ -11,11 +11,10 @@ namespace rankwise {
 
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kMostBuffers = 64;   // kept; a search through them takes less than 0.1 us
 constexpr size_t kShareOfMemory = 8;  // all ranks of the host together keep at most this part of what was available
 
-size_t pages(size_t bytes) { return (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
+size_t pages(size_t bytes) { return round_up(std::max<size_t>(bytes, 1), kPage); }
 
 }  // namespace
 
@@ -38,7 +37,7 @@ uint64_t BufferCache::take(size_t bytes, bool zeroed) {
         }
     }
     try {
-        return segment_->allocate(wanted, BlockKind::Buffer);
+        return segment_->heap().allocate(wanted, BlockKind::Buffer);
     } catch (const OutOfMemory&) {
         if (getpid() != owner_) throw;
         std::unique_lock lock(mutex_);
@@ -47,7 +46,7 @@ uint64_t BufferCache::take(size_t bytes, bool zeroed) {
         if (unused.empty()) throw;
         release(unused);
     }
-    return segment_->allocate(wanted, BlockKind::Buffer);
+    return segment_->heap().allocate(wanted, BlockKind::Buffer);
 }
 
 void BufferCache::give_back(uint64_t offset, size_t bytes) {
@@ -86,7 +85,7 @@ std::vector<BufferCache::Kept> BufferCache::drop_until(size_t bytes) {
 }
 
 void BufferCache::release(const std::vector<Kept>& buffers) {
-    for (const Kept& buffer : buffers) segment_->release(buffer.offset);
+    for (const Kept& buffer : buffers) segment_->heap().release(buffer.offset);
 }
 
 }  // namespace rankwise

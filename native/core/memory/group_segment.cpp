@@ -6,13 +6,13 @@
 #include <bit>
 #include <cstring>
 
+#include "failure/agreement.hpp"
 #include "kernels/copy.hpp"
+#include "sync/mix.hpp"
 
 namespace rankwise {
 
 namespace {
-
-constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Small enough that the slots that all ranks use stay in the cache; large enough that synchronising costs little
 // compared with copying.
@@ -21,11 +21,12 @@ static_assert(std::has_single_bit(slot_bytes_for(1)) && std::has_single_bit(slot
 
 // The offsets of the parts of a group segment of n ranks.
 struct Layout {
-    size_t channels, members, staging, slot, bytes;
+    size_t channels, members, agreements, staging, slot, bytes;
     explicit Layout(size_t n) {
         channels = round_up(sizeof(GroupSegment) + n * sizeof(PeerSlot), kCacheLine);
         members = round_up(channels + n * n * sizeof(uint64_t), kCacheLine);
-        staging = round_up(members + n * sizeof(int32_t), 4096);
+        agreements = round_up(members + n * sizeof(int32_t), kCacheLine);
+        staging = round_up(agreements + agreements_bytes(n), kPage);
         slot = slot_bytes_for(int(n));
         bytes = staging + (n > 1 ? n * kSlots * slot : 0);
     }
@@ -37,7 +38,7 @@ const char* name(Op op) {
     constexpr const char* names[] = {
         "none", "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter",
         "reduce_scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v",
-        "all_to_all_v", "split", "send", "recv", "sync", "close", "init", "scatter", "scan", "exscan"};
+        "all_to_all_v", "split", "send", "recv", "sync", "close", "init", "scatter", "scan", "exscan", "shrink", "agree", "restore"};
     return size_t(op) < std::size(names) ? names[size_t(op)] : "unknown";
 }
 
@@ -46,11 +47,9 @@ Call make_call(Op op, DType dtype, ReduceOp reduce, int root, uint64_t amount) {
 }
 
 uint64_t Description::digest() const {
-    uint64_t h = uint64_t(operation) << 8 | uint64_t(dims);
-    const auto mix = [&h](uint64_t word) { h = (h ^ word) * 0x9e3779b97f4a7c15, h ^= h >> 29; };
-    mix(0x5eed);
-    for (int i = 0; i < dims; ++i) mix(uint64_t(dim[i]));
-    return h | 1;
+    uint64_t result = mix(0x5eed, uint64_t(operation) << 8 | uint64_t(dims));
+    for (int i = 0; i < dims; ++i) result = mix(result, uint64_t(dim[i]));
+    return result | 1;
 }
 
 bool Call::has_dtype() const {
@@ -78,25 +77,42 @@ std::string Call::to_string() const {
 
 size_t group_segment_bytes(size_t n) { return Layout(n).bytes; }
 
-uint64_t create_group_segment(Segment& segment, const std::vector<int>& members) {
+uint64_t create_group_segment(Segment& segment, const std::vector<Member>& members) {
     const size_t n = members.size();
     const Layout layout(n);
-    const uint64_t offset = segment.allocate(layout.bytes, BlockKind::GroupSegment);
+    const uint64_t offset = segment.heap().reserve(layout.bytes);
     GroupSegment& group = *segment.at<GroupSegment>(offset);
     group.bytes = layout.bytes;
+    group.number = segment.new_group();
     group.nranks = int32_t(n);
-    group.number = segment.header().groups.fetch_add(1);
     group.attached = uint32_t(n);
     group.slot_bytes = layout.slot;
-    group.oversubscribed = segment.world_size() > usable_cores();
     group.non_temporal_from = non_temporal_from();
     group.staging = layout.staging;
     group.channels = layout.channels;
     group.members = layout.members;
-    std::copy(members.begin(), members.end(), reinterpret_cast<int32_t*>(group.base() + layout.members));
-    for (int member : members)  // mark_exited has not seen this group if the rank ended before
-        if (segment.record(member).exited.load()) group_lost_rank(group, member);
+    group.agreements = layout.agreements;
+    for (size_t i = 0; i < n; ++i) {
+        reinterpret_cast<int32_t*>(group.base() + layout.members)[i] = members[i].world_rank;
+        group.peers[i].process = members[i].process;
+        if (const RankRecord& r = segment.record(members[i].world_rank); r.joined.load() == members[i].process + 1) group.peers[i].pid = r.pid.load();
+    }
+    segment.heap().publish(offset, BlockKind::GroupSegment);  // from now on mark_exited finds this group
+    for (const Member& m : members) {
+        if (!segment.ended(m.world_rank, m.process)) continue;
+        if (const int lost = group_lost_process(group, m.world_rank, m.process); lost >= 0) group.detach(lost);  // the creator still uses it
+    }
     return offset;
+}
+
+void release_group_segment(Segment& segment, uint64_t offset) {
+    GroupSegment& group = *segment.at<GroupSegment>(offset);
+    for (int r = 0; r < group.nranks; ++r)
+        if (const uint64_t report = group.peers[r].report.load()) segment.heap().release(report);
+    for (int from = 0; from < group.nranks; ++from)
+        for (int to = 0; to < group.nranks; ++to)
+            if (const uint64_t channel = group.channel(from, to).load()) segment.heap().release(channel);
+    segment.heap().release(offset);
 }
 
 // The failure record's bits, from the lowest: 4 cause, 1 explained, 19 rank, 40 sequence.
@@ -123,12 +139,14 @@ void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, c
     wake_all(group);  // even if another rank recorded a failure first: it may have died before it woke the sleepers
 }
 
-void group_lost_rank(GroupSegment& group, int world_rank) {
+int group_lost_process(GroupSegment& group, int world_rank, uint32_t process) {
     for (int i = 0; i < group.nranks; ++i) {
-        if (group.member()[i] != world_rank) continue;
+        if (group.member()[i] != world_rank || group.peers[i].process != process) continue;
         if (!group.peers[i].left.load()) fail_group(group, Cause::PeerLost, i, group.peers[i].calls.load(), "");
         else if (group.asleep()) wake_all(group);  // it may have died while leaving, before it woke the sleepers
+        return i;
     }
+    return -1;
 }
 
 bool GroupSegment::asleep() const {

@@ -19,6 +19,7 @@ enum class Op : uint8_t {
     None, Barrier, AllReduce, Broadcast, Reduce, AllGather, Gather, Scatter, ReduceScatter, AllToAll,
     AllGatherV, GatherV, ScatterV, ReduceScatterV, AllToAllV, Split, Send, Recv, Sync, Close, Join, ScatterDescribed,
     Scan, Exscan,  // composed of other operations; only a Description names them
+    Shrink, Agree, Restore,  // not collectives; only the trace names them
 };
 const char* name(Op op);
 
@@ -96,6 +97,9 @@ struct alignas(kCacheLine) PeerSlot {
     std::atomic<uint32_t> message_sleepers;
     alignas(kCacheLine) std::atomic<uint32_t> left;  // the rank has closed its end of the group
     std::atomic<uint32_t> writing;                   // the rank may be writing into a peer's memory
+    std::atomic<uint32_t> detached;                  // its process no longer uses this memory
+    uint32_t process;                                // number of the rank's process (RankRecord), set when the group is created
+    std::atomic<QualifiedPid> pid;                   // of that process; its number is 0 if it never joined
     std::atomic<uint64_t> calls;                     // operations begun so far
     std::atomic<uint32_t> explained;                 // `why` is being written, or complete
     char why[228];                                   // why the group failed, if this rank recorded the failure
@@ -116,14 +120,14 @@ struct Failure {
 struct GroupSegment {
     uint64_t bytes;
     int32_t nranks;
-    uint32_t number;                                      // of the group in its segment; 0 is the group of all ranks
-    std::atomic<uint32_t> attached;                       // ranks that still use this memory
+    uint32_t number;                                      // unique in the job; 0 is the group of all ranks
+    std::atomic<uint32_t> attached;                       // ranks that still use this memory, and the header if this is its world_group
     uint64_t slot_bytes;
-    bool oversubscribed;                                  // the host runs more ranks than this process may use cores
     uint64_t non_temporal_from;                           // bytes (kernels/copy.hpp); shared, because all ranks choose by it
     uint64_t staging;                                     // offset from the group segment's start
     uint64_t channels;                                    // offset of the table [src][dst] of segment offsets
     uint64_t members;                                     // offset of the int32 world rank of each peer slot
+    uint64_t agreements;                                  // offset of the agreements of these ranks (failure/agreement.hpp)
     alignas(kCacheLine) std::atomic<uint32_t> sleepers;   // ranks asleep in a collective
     // Why the group failed, packed into 64 bits so that a rank that dies cannot leave it half written: the cause,
     // whether that rank's `why` explains it, the rank, the sequence number. 0 until the group fails; written once.
@@ -138,17 +142,27 @@ struct GroupSegment {
     bool failed() const { return failure_record.load(std::memory_order_acquire) != 0; }
     Failure failure() const;
     bool asleep() const;  // whether any rank is asleep, or about to sleep
+    // A rank's process no longer uses this memory. Returns whether it was the last one; then the caller must release it.
+    bool detach(int rank) { return !peers[rank].detached.exchange(1) && attached.fetch_sub(1) == 1; }
 };
 
 // The size of a group segment of n ranks.
 size_t group_segment_bytes(size_t n);
-// Creates a group segment for these world ranks and returns its offset in the segment.
-uint64_t create_group_segment(Segment& segment, const std::vector<int>& members);
+// A rank of the job, and the number of its process.
+struct Member {
+    int world_rank;
+    uint32_t process;
+};
+// Creates a group segment for these ranks and returns its offset in the segment.
+uint64_t create_group_segment(Segment& segment, const std::vector<Member>& members);
+// Frees a group segment, with the channels and reports of its ranks.
+void release_group_segment(Segment& segment, uint64_t offset);
 
 // Mark the group failed, unless it already is, and wake all its ranks.
 void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, const std::string& how);
-// The process of `world_rank` has ended: fail the group unless that rank has left it.
-void group_lost_rank(GroupSegment& group, int world_rank);
+// This process of `world_rank` has ended: fail the group unless that rank has left it. Returns the rank's number in the
+// group, or -1 if the process is not in it.
+int group_lost_process(GroupSegment& group, int world_rank, uint32_t process);
 void wake_all(GroupSegment& group);
 
 }  // namespace rankwise

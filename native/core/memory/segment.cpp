@@ -1,7 +1,6 @@
 #include "memory/segment.hpp"
 
 #include <fcntl.h>
-#include <linux/falloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -11,27 +10,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
+#include <utility>
 
+#include "failure/agreement.hpp"
 #include "failure/errors.hpp"
+#include "failure/watchdog.hpp"
 #include "memory/group_segment.hpp"
 #include "trace/trace.hpp"
 
 namespace rankwise {
 
 namespace {
-
-constexpr size_t kPage = 4096;
-constexpr double kHeapTimeout = 30;  // seconds to wait for the lock of the heap
-
-// The first page of each block of the heap; the block's memory follows it. Blocks are linked in address order.
-struct Block {
-    uint64_t bytes;  // of the whole block, including this page
-    BlockKind kind;
-    uint64_t next;   // offset of the next block, 0 at the end
-};
-
-constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 [[noreturn]] void fail_system(const char* what) {
     throw Error(std::string(what) + ": " + std::strerror(errno));
@@ -60,42 +49,29 @@ uint8_t* map(int fd, size_t bytes) {
 
 }  // namespace
 
-std::string mib(size_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
-
-size_t available_memory() {
-    size_t available = SIZE_MAX;
-    std::ifstream meminfo("/proc/meminfo");
-    for (std::string key, unit; meminfo >> key;) {
-        size_t kib = 0;
-        meminfo >> kib;
-        std::getline(meminfo, unit);
-        if (key == "MemAvailable:") available = kib * 1024;
-    }
-    size_t limit = 0, used = 0;
-    std::ifstream max("/sys/fs/cgroup/memory.max"), now("/sys/fs/cgroup/memory.current");
-    if (max >> limit && now >> used) available = std::min(available, limit > used ? limit - used : 0);
-    return available;
-}
-
 Segment::Segment(int fd, uint8_t* base, size_t bytes)
-    : fd_(fd), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)) {}
+    : fd_(fd), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)), heap_(fd, base, header_->heap, header_->ranks) {}
 
 Segment::~Segment() {
-    if (before_unmap_) before_unmap_();
+    if (watcher) watcher->stop();
+    for (const auto& [rank, pidfd] : pidfds_) close(pidfd);
     munmap(base_, mapped_);
     close(fd_);
 }
 
-std::shared_ptr<Segment> Segment::create(int world_size) {
+std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
     if (world_size < 1 || world_size > kMaxRanks)
         throw BadArgument("world_size: " + std::to_string(world_size) + " given, expected 1 to " +
                           std::to_string(kMaxRanks));
+    if (node < 0 || node >= nodes)
+        throw BadArgument("node: " + std::to_string(node) + " given, expected 0 to " + std::to_string(nodes - 1) + ", because there are " + std::to_string(nodes));
     const size_t traces = round_up(sizeof(SegmentHeader) + world_size * sizeof(RankRecord), kPage);
-    const size_t head = round_up(traces + world_size * kTraced * sizeof(TraceEntry), kPage);
+    const size_t restores = round_up(traces + world_size * kTraced * sizeof(TraceEntry), kCacheLine);
+    const size_t head = round_up(restores + agreements_bytes(size_t(world_size)), kPage);
     size_t pages = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
     size_t bytes = std::max<size_t>(2 * pages, size_t(4) << 30);
     bytes = std::min({bytes, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / kPage * kPage;
-    if (const size_t least = head + group_segment_bytes(world_size) + 3 * kPage; bytes < least)
+    if (const size_t least = head + Heap::bytes_for(group_segment_bytes(world_size)); bytes < least)
         throw OutOfMemory("the shared segment needs " + mib(least) + ", " + mib(bytes) + " are available under this process's limits (ulimit -v, -f)");
 
     int fd = memfd_create("rankwise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -121,15 +97,16 @@ std::shared_ptr<Segment> Segment::create(int world_size) {
     SegmentHeader& h = segment->header();
     h.bytes = bytes;
     h.world_size = world_size;
-    for (int r = 0; r < world_size; ++r) h.ranks[r].exit_status = kStatusUnknown;
     h.traces = traces;
-    h.first_block = head;
+    h.restores = restores;
     h.started = ClockReading::now();
-    if (fallocate(fd, 0, off_t(head), kPage) != 0) throw OutOfMemory("no memory for the shared segment");
-    *segment->at<Block>(head) = {bytes - head, BlockKind::Free, 0};
-    std::vector<int> everyone(world_size);
-    for (int r = 0; r < world_size; ++r) everyone[r] = r;
+    h.next_group = nodes > 1 ? uint32_t(node) + 1 : 0;
+    h.group_step = uint32_t(nodes);
+    segment->heap().create(head, bytes);
+    std::vector<Member> everyone;
+    for (int r = 0; r < world_size; ++r) everyone.push_back({r, 0});
     h.world_group = create_group_segment(*segment, everyone);
+    segment->at<GroupSegment>(h.world_group)->attached.fetch_add(1);
     h.magic = kSegmentMagic;
     return segment;
 }
@@ -158,104 +135,64 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     return segment;
 }
 
-// The lock of the heap, held while the list of blocks is walked. If its owner has died, according to its record, the
-// lock passes to the next rank; an owner that is stopped is waited for, at most `timeout` seconds.
-struct Segment::HeapLock {
-    SegmentHeader& h;
-    bool held = false;
-    HeapLock(SegmentHeader& header, double timeout) : h(header) {
-        const uint32_t me = uint32_t(getpid());
-        const auto start = Clock::now();
-        for (uint32_t owner = 0; !h.heap_owner.compare_exchange_strong(owner, me, std::memory_order_acquire); owner = 0) {
-            sched_yield();
-            if (died(owner) && h.heap_owner.compare_exchange_strong(owner, me, std::memory_order_acquire)) break;
-            if (Clock::now() - start > std::chrono::duration<double>(timeout)) return;
-        }
-        held = true;
-    }
-    ~HeapLock() {
-        if (held) h.heap_owner.store(0, std::memory_order_release);
-    }
-    void check() const {
-        if (!held) throw Error("process " + std::to_string(h.heap_owner.load()) + " holds the lock of the shared segment's memory and makes no progress");
-    }
-    bool died(uint32_t owner) const {
-        for (int r = 0; r < h.world_size; ++r)
-            if (h.ranks[r].exited.load() && uint32_t(h.ranks[r].pid.load()) == owner) return true;
-        return false;
-    }
-};
+namespace {
+void raise_to(std::atomic<uint32_t>& count, uint32_t least) {
+    for (uint32_t now = count.load(); now < least && !count.compare_exchange_weak(now, least);) {}
+}
+}  // namespace
 
-uint64_t Segment::allocate(size_t bytes, BlockKind kind) {
-    const size_t need = round_up(bytes, kPage) + kPage;
-    if (size_t free = available_memory(); need > free)
-        throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(free) + " available");
-    HeapLock lock(*header_, kHeapTimeout);
-    lock.check();
-    size_t largest = 0;  // free block
-    for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next) {
-        Block& block = *at<Block>(offset);
-        if (block.kind == BlockKind::Free) largest = std::max<size_t>(largest, block.bytes);
-        if (block.kind != BlockKind::Free || block.bytes < need) continue;
-        // Commit the pages now: if memory is short, that is an error here and not a SIGBUS later.
-        const size_t remainder = block.bytes - need;
-        if (fallocate(fd_, 0, off_t(offset), off_t(need + (remainder ? kPage : 0))) != 0)
-            throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
-        if (remainder) {
-            *at<Block>(offset + need) = {remainder, BlockKind::Free, block.next};
-            block.bytes = need;  // first: if we die here, the remainder is lost, but nothing is allocated twice
-            std::atomic_signal_fence(std::memory_order_seq_cst);
-            block.next = offset + need;
-        }
-        block.kind = kind;
-        return offset + kPage;
-    }
-    throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(largest) + " available in one piece of the segment's " + mib(header_->bytes));
+void Segment::add_pidfd(int rank, int pidfd) {
+    const int own = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
+    if (own < 0) fail_system("duplicating the descriptor of another rank's process");
+    const std::lock_guard lock(pidfds_mutex_);
+    const auto [known, added] = pidfds_.emplace(rank, own);
+    if (!added) close(std::exchange(known->second, own));
 }
 
-void Segment::release(uint64_t offset) {
-    HeapLock lock(*header_, kHeapTimeout);
-    lock.check();
-    at<Block>(offset - kPage)->kind = BlockKind::Free;
-    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(at<Block>(offset - kPage)->bytes - kPage));
-    for (uint64_t here = header_->first_block; here;) {  // merge adjacent free blocks
-        Block& block = *at<Block>(here);
-        Block* next = block.next ? at<Block>(block.next) : nullptr;
-        if (next && block.kind == BlockKind::Free && next->kind == BlockKind::Free) {
-            uint64_t merged = block.next;
-            block.bytes += next->bytes;
-            block.next = next->next;
-            fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(merged), kPage);
-        } else {
-            here = block.next;
-        }
-    }
+int Segment::take_pidfd(int rank) {
+    const std::lock_guard lock(pidfds_mutex_);
+    const auto taken = pidfds_.extract(rank);
+    return taken ? taken.mapped() : -1;
 }
 
-size_t Segment::allocated_blocks() const {
-    HeapLock lock(*header_, kHeapTimeout);
-    lock.check();
-    size_t count = 0;
-    for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
-        count += at<Block>(offset)->kind != BlockKind::Free;
-    return count;
-}
-
-void Segment::mark_exited(int rank, int32_t status) {
-    RankRecord& r = record(rank);
-    if (status != kStatusUnknown) r.exit_status.store(status);
-    // Every rank that notices the exit fails the groups, until one rank has failed them all: the first may have died
-    // while it did so.
-    if (r.groups_failed.load()) return;
-    r.exited.store(1);
+void Segment::announce_roster() {
     header_->roster.fetch_add(1);
     futex_wake_all(header_->roster);
-    // If the lock's owner is stopped, walk without the lock: the list is right except for the block that the owner is
-    // about to change.
-    HeapLock lock(*header_, 0.05);
-    for (uint64_t offset = header_->first_block; offset; offset = at<Block>(offset)->next)
-        if (at<Block>(offset)->kind == BlockKind::GroupSegment) group_lost_rank(*at<GroupSegment>(offset + kPage), rank);
-    r.groups_failed.store(1);
+}
+
+void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
+    RankRecord& r = record(rank);
+    if (status != kStatusUnknown) {
+        const uint64_t known = uint64_t(process + 1) << 32 | uint32_t(status);
+        for (uint64_t now = r.exit_status.load(); now >> 32 <= process && !r.exit_status.compare_exchange_weak(now, known);) {}
+    }
+    // Every rank that notices the exit fails the groups, until one rank has failed them all: the first may have died
+    // while it did so.
+    if (r.groups_failed.load() > process) return;
+    raise_to(r.exited, process + 1);
+    announce_roster();
+    std::vector<uint64_t> unused;
+    heap_.visit(BlockKind::GroupSegment, [&](uint64_t offset) {
+        GroupSegment& group = *at<GroupSegment>(offset);
+        if (const int peer = group_lost_process(group, rank, process); peer >= 0 && group.detach(peer)) unused.push_back(offset);
+    });
+    for (uint64_t group : unused) release_group_segment(*this, group);
+    raise_to(r.groups_failed, process + 1);
+}
+
+int64_t Segment::present_process(int rank) const {
+    const int64_t latest = int64_t(record(rank).joined.load()) - 1;
+    return latest >= 0 && !ended(rank, uint32_t(latest)) ? latest : -1;
+}
+
+int32_t Segment::exit_status(int rank, uint32_t process) const {
+    const uint64_t known = record(rank).exit_status.load();
+    return known >> 32 == process + 1 ? int32_t(uint32_t(known)) : kStatusUnknown;
+}
+
+void Segment::give_up(int rank) {
+    record(rank).given_up.store(1);
+    announce_roster();
 }
 
 namespace {
@@ -263,17 +200,17 @@ namespace {
 constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};
 }  // namespace
 
-std::string Segment::how_it_ended(int rank) const {
+std::string Segment::how_it_ended(int rank, uint32_t process) const {
     const RankRecord& r = record(rank);
     const auto since = Clock::now();
-    const auto ends = [&r] { return r.exited.load() || r.ending.load(); };
-    while (r.exit_status.load() == kStatusUnknown) {
+    const auto ends = [&] { return ended(rank, process) || r.ending.load() > process; };
+    while (exit_status(rank, process) == kStatusUnknown && r.exit_status.load() >> 32 <= process) {
         const bool sure = header_->statuses_expected.load() && ends();
         if (Clock::now() - since > (sure ? kSureStatus : kLikelyStatus)) break;
         usleep(1000);
         if (interrupted()) throw Interrupted();
     }
-    const int32_t status = r.exit_status.load();
+    const int32_t status = exit_status(rank, process);
     if (status == kStatusUnknown) return ends() ? "ended" : "left the group";
     if (status < 0) return "was killed by " + signal_name(-status);
     return "exited with status " + std::to_string(status);

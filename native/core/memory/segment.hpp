@@ -1,35 +1,41 @@
 // The shared memory of the ranks of one host: a memfd that every rank maps, with a record for each
 // rank and a heap for groups, channels and buffers.
 //
-// The file is sparse and as large as the machine's memory allows; only committed heap blocks have pages. It never moves
+// The file is sparse and as large as the machine's memory allows; only allocated memory has pages. It never moves
 // and is sealed against resizing, so an offset stays valid in every rank until the job ends.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "memory/heap.hpp"
+#include "memory/qualified_pid.hpp"
 #include "sync/clock.hpp"
 #include "sync/waiting.hpp"
 
 namespace rankwise {
 
-inline constexpr uint64_t kSegmentMagic = 0x32657369776b6e72;  // "rnkwise2"
+inline constexpr uint64_t kSegmentMagic = 0x36657369776b6e72;  // "rnkwise6"
 inline constexpr int kMaxRanks = 1024;     // ranks of one host
 inline constexpr size_t kCacheLine = 128;  // two lines: the hardware prefetches a line together with its neighbour
 inline constexpr int32_t kStatusUnknown = INT32_MIN;
 
-// Each rank writes its own record; all ranks read it.
+// Each rank writes its own record; all ranks read it. The launcher may start a lost rank again: the processes of a rank
+// are numbered from 0. The counts only grow, so whoever notices a death late cannot mistake the next process for it.
 struct alignas(kCacheLine) RankRecord {
-    std::atomic<int32_t> pid;
-    std::atomic<uint32_t> joined;
-    std::atomic<uint32_t> exited;         // its process has ended
-    std::atomic<uint32_t> groups_failed;  // and all its groups have been failed
-    std::atomic<uint32_t> ending;         // its interpreter is about to end
-    std::atomic<int32_t> exit_status;     // exit code, minus the signal, or kStatusUnknown
+    std::atomic<QualifiedPid> pid;        // of the latest process
+    std::atomic<uint32_t> joined;         // processes up to the latest one that has joined
+    std::atomic<uint32_t> exited;         // processes that have ended
+    std::atomic<uint32_t> groups_failed;  // processes that have ended, and all of whose groups have been failed
+    std::atomic<uint32_t> ending;         // processes up to the latest one whose interpreter is about to end
+    std::atomic<uint32_t> given_up;       // no further process will be started
+    std::atomic<uint64_t> exit_status;    // of the latest process whose status is known: its number + 1, and below it, in
+                                          // 32 bits, the exit code or minus the signal
     // For stacks.hpp: the doorbell is a pipe, identified by its descriptor + 1 and inode. `stacks` is the offset of the
     // text that answers request number stacks_answered.
     std::atomic<int32_t> doorbell;
@@ -44,23 +50,27 @@ struct SegmentHeader {
     uint64_t magic;
     uint64_t bytes;
     int32_t world_size;
-    std::atomic<uint32_t> heap_owner;         // rank + 1 of the holder of the heap's lock
-    alignas(kCacheLine) std::atomic<uint32_t> roster;  // futex: incremented when a rank joins or exits
-    uint64_t world_group;                     // offset of the group of all ranks
+    alignas(kCacheLine) std::atomic<uint32_t> roster;  // futex: incremented when a rank joins, exits or meets the others again
+    std::atomic<uint64_t> world_group;        // offset of the group of all ranks, the latest one if it was restored
+    uint64_t restores;                        // offset of the agreements by which all ranks of the job meet again (recovery.hpp)
     uint64_t traces;                          // offset of the traces: kTraced entries for each rank (trace.hpp)
-    uint64_t first_block;                     // offset of the heap; what precedes it never moves
-    std::atomic<uint32_t> groups;             // created so far
+    HeapHeader heap;
+    std::atomic<uint32_t> next_group;         // the number of the next group
+    uint32_t group_step;                      // added to next_group for each new group
     std::atomic<uint32_t> statuses_expected;  // a launcher will report how each rank ended
+    std::atomic<uint32_t> restarts_expected;  // and start a lost rank again, unless it gives the rank up
     ClockReading started;                     // when the segment was created
     RankRecord ranks[];
 };
 
-enum class BlockKind : uint32_t { Free, GroupSegment, Channel, Buffer };
+class Watcher;
 
 class Segment : public std::enable_shared_from_this<Segment> {
 public:
     // Throws OutOfMemory, which says how much is needed and how much available, and BadArgument.
-    static std::shared_ptr<Segment> create(int world_size);
+    // node, nodes: for the ranks of one of several nodes of a job. Then no two groups of the job have the same number,
+    // and none has 0, the number of the group of all ranks, which is in no segment.
+    static std::shared_ptr<Segment> create(int world_size, int node = 0, int nodes = 1);
     // Maps the segment behind `fd`, which is duplicated. Throws Error if it is not a segment.
     static std::shared_ptr<Segment> attach(int fd);
     ~Segment();
@@ -78,32 +88,42 @@ public:
     }
     uint64_t offset_of(const void* p) const { return uint64_t(static_cast<const uint8_t*>(p) - base_); }
 
-    // Page-aligned zeroed memory in the segment; returns its offset. Throws OutOfMemory.
-    uint64_t allocate(size_t bytes, BlockKind kind);
-    void release(uint64_t offset);
-    size_t allocated_blocks() const;
-    // `callback` is called before this process unmaps the segment.
-    void before_unmap(std::function<void()> callback) { before_unmap_ = std::move(callback); }
+    const Heap& heap() const { return heap_; }
+    // The pidfds of the first processes of ranks in other PID namespaces, whose pids are not valid here. `add_pidfd`
+    // duplicates its argument and throws Error if it cannot; `take_pidfd` returns -1 if none was added.
+    void add_pidfd(int rank, int pidfd);
+    int take_pidfd(int rank);
+    // This process is number `process` of `rank`: what it reserves and allocates from now on is freed after its death.
+    void set_owner(int rank, uint32_t process) { heap_.set_owner(rank, process); }
+    // This process's watcher of the other ranks (failure/watchdog.hpp), which ends before the segment is unmapped.
+    std::shared_ptr<Watcher> watcher;
 
-    // Record that the process of `rank` has ended, and fail every group that it had not left.
-    void mark_exited(int rank, int32_t status);
-    // How a rank ended: "was killed by SIGKILL", "exited with status 3". Waits for the exit status, longer if a launcher
+    // Record that this process of `rank` has ended, and fail every group that it had not left.
+    void mark_exited(int rank, int32_t status, uint32_t process = 0);
+    bool ended(int rank, uint32_t process) const { return record(rank).exited.load() > process; }
+    // The rank's present process, or -1 if it has none that has joined and not ended.
+    int64_t present_process(int rank) const;
+    int32_t exit_status(int rank, uint32_t process) const;  // or kStatusUnknown
+    // No further process of this rank will be started.
+    void give_up(int rank);
+    // How a process ended: "was killed by SIGKILL", "exited with status 3". Waits for the exit status, longer if a launcher
     // is sure to report it, and briefly even if the rank has only left its groups, because it is then mostly about to
     // exit. Throws Interrupted.
-    std::string how_it_ended(int rank) const;
+    std::string how_it_ended(int rank, uint32_t process) const;
+    // A number for a new group, unique in the job.
+    uint32_t new_group() { return header_->next_group.fetch_add(header_->group_step); }
+    // Wake whoever waits for ranks to join.
+    void announce_roster();
 
 private:
     Segment(int fd, uint8_t* base, size_t bytes);
-    struct HeapLock;
     int fd_;
     uint8_t* base_;
     size_t mapped_;
     SegmentHeader* header_;
-    std::function<void()> before_unmap_;
+    Heap heap_;
+    std::mutex pidfds_mutex_;
+    std::map<int, int> pidfds_;  // by rank
 };
-
-// Bytes that can still be allocated before the machine or the cgroup runs out of memory.
-size_t available_memory();
-std::string mib(size_t bytes);  // "3 MiB"
 
 }  // namespace rankwise

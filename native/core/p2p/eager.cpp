@@ -6,7 +6,7 @@
 namespace rankwise {
 
 bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag) {
-    const uint64_t bytes = count * itemsize(dtype);
+    const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
     if (bytes > tuning::kShortMessage || to == rank_ || group_.failed()) return false;
     const auto lock = lock_requests();
     if (!sends_[to].empty() || closing_) return false;
@@ -19,12 +19,12 @@ bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to,
     c.stamp_at(at).store(c.stamp(at), std::memory_order_release);
     c.written.exchange(at + whole);
     notify(to);
-    trace_short(Op::Send, dtype, to, tag, bytes);
+    trace_short(Op::Send, dtype, to, tag, bytes, began);
     return true;
 }
 
 bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int tag) {
-    const uint64_t bytes = count * itemsize(dtype);
+    const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
     if (bytes > tuning::kShortMessage || from == rank_ || tag == kAny || group_.failed()) return false;
     const auto lock = lock_requests();
     Channel* c = channel(from, rank_, false);
@@ -40,14 +40,15 @@ bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int
     if (bytes) c->get(at + sizeof h, data, bytes);
     c->read.exchange(at + Channel::whole_of(at, bytes));
     notify(from);
-    trace_short(Op::Recv, dtype, from, tag, bytes);
+    trace_short(Op::Recv, dtype, from, tag, bytes, began);
     return true;
 }
 
-void Messages::trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes) {
+void Messages::trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes, uint64_t began) {
     const uint64_t now = ticks();
     tracer_.end(tracer_.begin(make_call(op, dtype, {}, peer).what, group_.number, tag, 0, bytes, now), now, 0);
     tracer_.moved(bytes);
+    if (began) tracer_.count(op, now - began, 0, bytes);
 }
 
 }  // namespace rankwise

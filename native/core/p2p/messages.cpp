@@ -20,7 +20,7 @@ std::string describe(uint64_t count, DType dtype, int tag) {
 }  // namespace
 
 Messages::Messages(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps)
-    : segment_(std::move(segment)), group_(group), protocol_(steps), tracer_(*segment_, group.member()[steps.rank]), rank_(steps.rank), n_(steps.n),
+    : segment_(std::move(segment)), group_(group), protocol_(steps), tracer_(*segment_, group.member()[steps.rank], steps.part()), rank_(steps.rank), n_(steps.n),
       policy_(steps.policy()), sends_(n_), arrived_(n_), incoming_(n_), posted_(n_) {}
 
 Messages::~Messages() { close(0); }
@@ -37,12 +37,12 @@ Channel* Messages::channel(int from, int to, bool make) {
     uint64_t offset = entry.load(std::memory_order_acquire);
     if (!offset && make) {
         const uint64_t capacity = tuning::ring_bytes(n_);
-        const uint64_t made = segment_->allocate(sizeof(Channel) + capacity, BlockKind::Channel);
+        const uint64_t made = segment_->heap().allocate(sizeof(Channel) + capacity, BlockKind::Channel);
         Channel& c = *segment_->at<Channel>(made);
         c.capacity = capacity;
         c.first_stamp = std::random_device{}() | uint64_t(std::random_device{}()) << 32;
         if (entry.compare_exchange_strong(offset, made)) return &c;
-        segment_->release(made);  // the other rank was faster
+        segment_->heap().release(made);  // the other rank was faster
     }
     return offset ? segment_->at<Channel>(offset) : nullptr;
 }
@@ -105,23 +105,41 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
         pull_from(from);
         post_receive(r);
     } else if (fits(*r, m->from, m->header)) {
-        const uint64_t here = m->header.bytes - m->left;
-        if (here) std::memcpy(data, m->kept.data(), here);
-        m->at = r->data_ + here;
-        m->kept = {};
-        m->receive = r;
-        receives_.push_back(r);
-        arrived_[m->from].remove(m);  // incoming_ holds it too while bytes are still to come
-        if (!m->left) finish(*m);
-        else pull(m->from);
+        receive_arrived(r, m);
     }
     if (!r->complete_ && !waits) ensure_thread();
     return r;
 }
 
+std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found) {
+    const auto r = request(Op::Recv, data, found.count, found.dtype, found.source, found.tag);
+    const auto lock = lock_requests();
+    const auto m = first_arrived(found.source, found.tag);
+    if (!m || m->header.count != found.count || DType(m->header.dtype) != found.dtype) return nullptr;
+    trace(*r, false);
+    r->matched_ = true;
+    receive_arrived(r, m);
+    if (!r->complete_) ensure_thread();
+    return r;
+}
+
+// `r` receives a message that has begun to arrive and fits.
+void Messages::receive_arrived(const std::shared_ptr<Request>& r, const std::shared_ptr<Message>& m) {
+    const uint64_t here = m->header.bytes - m->left;
+    if (here) std::memcpy(r->data_, m->kept.data(), here);
+    m->at = r->data_ + here;
+    m->kept = {};
+    m->receive = r;
+    receives_.push_back(r);
+    arrived_[m->from].remove(m);  // incoming_ holds it too while bytes are still to come
+    if (!m->left) finish(*m);
+    else pull(m->from);
+}
+
 void Messages::trace(Request& r, bool waits) {
-    const uint64_t what = make_call(r.sends_ ? Op::Send : Op::Recv, r.dtype_, {}, r.peer_).what;
-    r.entry_ = tracer_.begin(what | (waits ? 0 : kBackground), group_.number, r.tag_, 0, r.bytes(), ticks());
+    const uint64_t what = make_call(r.sends_ ? Op::Send : Op::Recv, r.dtype_, {}, r.peer_).what, now = ticks();
+    r.entry_ = tracer_.begin(what | (waits ? 0 : kBackground), group_.number, r.tag_, 0, r.bytes(), now);
+    r.began_ = waits ? now : 0;
 }
 
 void Messages::end_trace(Request& r, bool failed) {
@@ -135,6 +153,10 @@ void Messages::end_trace(Request& r, bool failed) {
 void Messages::complete(Request& r, bool failed) {
     end_trace(r, failed);
     if (!failed) tracer_.moved(r.bytes());
+    if (tracer_.measured()) {
+        const uint64_t now = ticks(), since = r.began_ ? r.began_ : r.waits_since_;
+        tracer_.count(r.sends_ ? Op::Send : Op::Recv, since ? now - since : 0, r.waits_since_ ? now - r.waits_since_ : 0, failed ? 0 : r.bytes());
+    }
     r.complete_ = true;
 }
 

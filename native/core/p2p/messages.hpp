@@ -65,6 +65,7 @@ private:
     std::atomic<bool> complete_{false};
     std::string failure_;         // receive: how the message differs from what the receive expects
     TraceEntry* entry_ = nullptr;
+    uint64_t began_ = 0;          // ticks; 0 if it was started without waiting for it
     uint64_t waits_since_ = 0;    // ticks; 0 until a thread waits for longer than the first polls
 };
 
@@ -72,6 +73,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
 public:
     static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps);
     ~Messages();
+    void set_counted(bool now) { tracer_.set_counted(now); }
 
     // waits: the caller will wait at once, so the progress thread need not be woken.
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false);
@@ -85,6 +87,8 @@ public:
     void abandon(const std::shared_ptr<Request>& request);
     // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
+    // Receives the message that `probe` found. Returns null, with nothing done, if another receive has matched it meanwhile.
+    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found);
     // Waits until every request of this rank is complete.
     void sync(double timeout);
     // Waits at most `timeout` seconds for the sends, and ends the progress thread. Returns a text about what is incomplete.
@@ -128,9 +132,11 @@ private:
     bool has_left(int from) const;
     std::shared_ptr<Message> arrive(int from, const Header& header);
     std::shared_ptr<Message> first_arrived(int from, int tag);
+    void receive_arrived(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
     void finish(Message& message);
     void trace(Request& request, bool waits);
-    void trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes);
+    // began: in ticks, or 0 if nobody measures.
+    void trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes, uint64_t began);
     void complete(Request& request, bool failed = false);
     void end_trace(Request& request, bool failed);
     bool fits(Request& receive, int from, const Header& header);
@@ -148,7 +154,7 @@ private:
     Tracer tracer_;
     const int rank_, n_;
     const unsigned forks_ = forks_so_far();
-    WaitPolicy policy_;
+    const WaitPolicy& policy_;
     std::mutex mutex_;
     std::vector<std::deque<std::shared_ptr<Request>>> sends_;     // by destination
     std::vector<std::list<std::shared_ptr<Message>>> arrived_;    // by source: not matched yet

@@ -67,11 +67,10 @@ void Messages::withdraw_receive(int from) {
         posted_[from].reset();
         return;
     }
-    const RankRecord& sender = segment_->record(group_.member()[from]);
     const auto until = Clock::now() + std::chrono::seconds(5);  // a sender that is stopped meanwhile cannot block us for ever
     bool moved = false;
     while (!progress_rendezvous(from, moved)) {
-        if (sender.exited.load() || (group_.failed() && !m.writing.load())) break;
+        if (protocol_.ended(from) || (group_.failed() && !m.writing.load())) break;
         if (Clock::now() > until) {
             fail_group(group_, Cause::PeerLost, rank_, 0, "gave up a receive while rank " + std::to_string(from) + " was sending to it");
             break;

@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +10,11 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <string>
+
+#include "memory/qualified_pid.hpp"
+#include "sync/mix.hpp"
 
 namespace rankwise {
 
@@ -47,17 +52,35 @@ void move_to_cores(const cpu_set_t& cores, const cpu_set_t& allowed) {
     if (sched_setaffinity(0, sizeof cores, &cores) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
-int usable_cores() {
+ProcessCores process_cores() {
     const cpu_set_t allowed = allowed_cores();
-    int cores = CPU_COUNT(&allowed);
-    if (double quota = cgroup_quota(); quota > 0) cores = std::min(cores, std::max(1, int(std::floor(quota))));
-    return std::max(1, cores);
+    uint64_t set = 0;
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+        if (CPU_ISSET(core, &allowed)) set = mix(set, uint64_t(core + 1));
+    const double quota = cgroup_quota();
+    return {set, uint32_t(CPU_COUNT(&allowed)), quota > 0 ? std::max(1u, uint32_t(std::floor(quota))) : UINT32_MAX};
+}
+
+int usable_cores() {
+    const ProcessCores own = process_cores();
+    return int(std::max(1u, std::min(own.count, own.quota)));
+}
+
+bool share_cores(const std::vector<ProcessCores>& processes) {
+    std::map<uint64_t, uint32_t> users;
+    uint32_t cores = 0, most = uint32_t(get_nprocs_conf());
+    for (const ProcessCores& one : processes) {
+        if (users[one.set]++ == 0) cores += one.count;
+        if (users[one.set] > std::max(1u, one.count)) return true;
+        most = std::min(most, one.quota);
+    }
+    return processes.size() > std::max(1u, std::min(cores, most));
 }
 
 uint64_t scheduler_session() {
     int grouped = 0;
     std::ifstream("/proc/sys/kernel/sched_autogroup_enabled") >> grouped;
-    return grouped ? uint64_t(getsid(0)) : 0;
+    return uint64_t(QualifiedPid::own().pid_namespace) << 32 | (grouped ? uint32_t(getsid(0)) : 0);
 }
 
 WaitPolicy WaitPolicy::when(bool oversubscribed) {

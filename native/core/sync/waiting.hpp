@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace rankwise {
 
@@ -32,6 +33,16 @@ inline void prefetch_for_write(const void* line) {
 // Cores that this process may use: its affinity mask, limited by the cgroup's CPU quota.
 int usable_cores();
 
+// The cores of one process: a digest of the set that it may use, how many they are, and how many its quota allows.
+struct ProcessCores {
+    uint64_t set;
+    uint32_t count, quota;
+};
+ProcessCores process_cores();
+// Whether some of these processes share a core. One process's own set does not tell, because a launcher may have bound
+// each to another core. Sets that differ are taken to be disjoint, as launchers make them.
+bool share_cores(const std::vector<ProcessCores>& processes);
+
 // What a rank does before it sleeps. Spinning pays only if every rank has a core of its own: otherwise
 // the spinning rank may keep the awaited rank from running.
 struct WaitPolicy {
@@ -46,8 +57,8 @@ struct WaitPolicy {
     int may_yield() const;
 };
 
-// This process's session if the kernel schedules by session (autogroup), else 0. With autogroup a thread cannot yield
-// its core to a thread of another session.
+// This process's PID namespace and, if the kernel schedules by session (autogroup), its session. A thread cannot
+// yield its core to a thread of another container, which has a cgroup of its own, nor, with autogroup, of another session.
 uint64_t scheduler_session();
 
 // The cores that the calling thread may use; empty if the system does not say.

@@ -56,6 +56,7 @@ bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o
     o.end = end ? std::optional(ns_since_epoch(h, end, rate)) : std::nullopt;
     o.failed = what & kFailed;
     o.background = what & kBackground;
+    o.part = what & kPart;
     return true;
 }
 
@@ -68,7 +69,7 @@ TraceEntry* Tracer::begin(uint64_t what, uint32_t group, int tag, uint64_t seque
         if (e.stamp.load(relaxed) && !e.end.load(relaxed)) continue;  // still in progress
         __builtin_prefetch(&ring_[(number + 2) % kTraced], 1);  // the ring does not fit the L1 cache
         e.stamp.store(0, relaxed);
-        e.what.store(what, release);  // like the stores below: not before the stamp is cleared
+        e.what.store(part_ ? what | kPart : what, release);  // like the stores below: not before the stamp is cleared
         e.group_and_tag.store(group | uint64_t(uint32_t(tag)) << 32, release);
         e.sequence.store(sequence, release);
         e.bytes.store(bytes, release);
@@ -86,6 +87,15 @@ void Tracer::end(TraceEntry* e, uint64_t at, uint64_t waited, uint64_t flags) {
     if (flags) e->what.store(e->what.load(relaxed) | flags, relaxed);
     if (waited) e->waited.store(waited, relaxed);
     e->end.store(at, release);
+}
+
+void end_operations(const SegmentHeader& header, int rank) {
+    TraceEntry* const ring = trace_of(header, rank);
+    for (TraceEntry* e = ring; e < ring + kTraced; ++e) {
+        if (!e->stamp.load(acquire) || e->end.load(relaxed)) continue;
+        e->what.store(e->what.load(relaxed) | kFailed, relaxed);
+        e->end.store(ticks(), release);
+    }
 }
 
 int64_t ns_of_ticks(const SegmentHeader& h, uint64_t ticks) { return int64_t(double(ticks) * ns_per_tick(h)); }
@@ -110,9 +120,12 @@ std::vector<Operation> operations(const SegmentHeader& header, int rank) {
 Whereabouts whereabouts(const SegmentHeader& header, int rank) {
     const std::vector<Operation> all = operations(header, rank);
     const Operation *current = nullptr, *last = nullptr;
+    const auto replaces = [](const Operation& o, const Operation* other, bool later) {
+        return !other || (o.part == other->part ? later : other->part);
+    };
     for (const Operation& o : all) {
-        if (!o.end && !o.background && (!current || o.begin >= current->begin)) current = &o;
-        if (o.end && (!last || *o.end >= *last->end)) last = &o;
+        if (!o.end && !o.background && replaces(o, current, current && o.begin >= current->begin)) current = &o;
+        if (o.end && replaces(o, last, last && *o.end >= *last->end)) last = &o;
     }
     const Operation* one = current ? current : last;
     if (!one) return {};
@@ -149,7 +162,7 @@ SegmentView::SegmentView(int fd) {
     if (first == MAP_FAILED) throw BadArgument(refusal);
     const auto& h = *static_cast<const SegmentHeader*>(first);
     const bool whole = h.magic == kSegmentMagic && h.world_size >= 1 && h.world_size <= kMaxRanks;
-    bytes_ = h.first_block;
+    bytes_ = h.heap.table;
     const size_t records = sizeof(SegmentHeader) + size_t(whole ? h.world_size : 0) * sizeof(RankRecord);
     const size_t traces = size_t(whole ? h.world_size : 0) * kTraced * sizeof(TraceEntry);
     const bool fits = whole && h.traces >= records && h.traces % alignof(TraceEntry) == 0 && h.traces <= bytes_ &&

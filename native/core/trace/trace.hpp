@@ -8,11 +8,13 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "memory/group_segment.hpp"
+#include "trace/totals.hpp"
 
 namespace rankwise {
 
@@ -24,6 +26,7 @@ inline constexpr uint64_t kTimedFrom = 4096;
 // Flags in TraceEntry::what, in bits that Call::what does not use.
 inline constexpr uint64_t kFailed = 1 << 24;
 inline constexpr uint64_t kBackground = 1 << 25;  // the program does not wait for the operation yet
+inline constexpr uint64_t kPart = 1 << 26;        // a part of an operation that has its own entry
 
 struct alignas(64) TraceEntry {
     std::atomic<uint64_t> stamp;         // number of the operation + 1; 0 while the rest is written
@@ -49,23 +52,61 @@ inline TraceEntry* trace_of(const SegmentHeader& header, int rank) {
     return reinterpret_cast<TraceEntry*>(base + header.traces) + size_t(rank) * kTraced;
 }
 
-// Writes a rank's entries; each communicator has one.
+// Writes a rank's entries; each communicator has one. part: its operations are parts of other operations, which have
+// their own entries; only these count in the rank's totals.
 class Tracer {
 public:
-    Tracer(Segment& segment, int rank) : record_(segment.record(rank)), ring_(trace_of(segment.header(), rank)) {}
+    Tracer(Segment& segment, int rank, bool part = false)
+        : record_(segment.record(rank)), ring_(trace_of(segment.header(), rank)), part_(part) {}
 
     // Returns nullptr if the operations of all entries are in progress.
     TraceEntry* begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at);
     // entry may be nullptr.
     void end(TraceEntry* entry, uint64_t at, uint64_t waited, uint64_t flags = 0);
     // These two add to the rank's totals.
-    void moved(uint64_t bytes) { record_.bytes.fetch_add(bytes, std::memory_order_relaxed); }
-    void waited(uint64_t ticks) { record_.waited.fetch_add(ticks, std::memory_order_relaxed); }
+    void moved(uint64_t bytes) {
+        if (!part_) record_.bytes.fetch_add(bytes, std::memory_order_relaxed);
+    }
+    void waited(uint64_t ticks) {
+        if (!part_) record_.waited.fetch_add(ticks, std::memory_order_relaxed);
+    }
+    // Whether somebody measures what this rank's operations do. Each is then counted when it has ended.
+    bool measured() const { return Totals::measuring() && counted_.load(std::memory_order_relaxed); }
+    // False if these operations are parts of others, which are counted themselves.
+    void set_counted(bool now) { counted_.store(now, std::memory_order_relaxed); }
+    void count(Op op, uint64_t ticks, uint64_t waited, uint64_t bytes) const { Totals::add(op, {1, bytes, ticks, waited}); }
+    bool part() const { return part_; }
 
 private:
     RankRecord& record_;
     TraceEntry* ring_;
+    const bool part_;
+    std::atomic<bool> counted_{true};
 };
+
+// Enters a call that is not a collective into the trace of the rank that makes it.
+class TracedCall {
+public:
+    TracedCall(Segment& segment, int rank, Op op, uint32_t group, bool part)
+        : tracer_(segment, rank, part), op_(op), began_(ticks()), entry_(tracer_.begin(uint64_t(op), group, 0, 0, 0, began_)) {
+        tracer_.set_counted(!part);
+    }
+    ~TracedCall() {
+        const uint64_t now = ticks(), took = now - began_;
+        tracer_.end(entry_, now, took, std::uncaught_exceptions() > errors_ ? kFailed : 0);
+        if (tracer_.measured()) tracer_.count(op_, took, took, 0);
+    }
+    TracedCall(const TracedCall&) = delete;
+
+private:
+    Tracer tracer_;
+    const Op op_;
+    const int errors_ = std::uncaught_exceptions();
+    const uint64_t began_;
+    TraceEntry* const entry_;
+};
+// Ends the entries that a rank's lost process left in progress.
+void end_operations(const SegmentHeader& header, int rank);
 
 // An entry as read. Times are in ns, `begin` and `end` since the epoch.
 struct Operation {
@@ -82,9 +123,11 @@ struct Operation {
     std::optional<int64_t> end;        // absent while it is in progress
     bool failed;                       // it ended in an error
     bool background;                   // a message that this rank does not wait for
+    bool part;                         // a part of another operation, whose own entry says what the program called
 };
 
-// What a rank is doing: `operation` is its current one, or, if `inside` is false, its last one.
+// What a rank is doing: `operation` is its current one, or, if `inside` is false, its last one. It is a part of another
+// operation only if that operation has no entry.
 struct Whereabouts {
     std::optional<Operation> operation;  // absent before the first
     bool inside = false;

@@ -6,23 +6,30 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "collectives/thresholds.hpp"
 #include "memory/group_segment.hpp"
+#include "transport/numa_nodes.hpp"
 
 namespace rankwise {
 
 enum class Algorithm : uint8_t {
     None,
-    Inline,         // the data travels in the slot header that announces the step
-    Flat,           // through the slots; each rank that needs a result reduces all of it
-    Staged,         // through the slots, in pieces; in a reduction each rank reduces a share of every piece
-    SingleCopy,     // ranks read their peers' private memory (get); in a reduction they also write results there
-    SingleCopyPut,  // ranks write their block into their peers' private memory
-    Registered,     // as SingleCopy, in memory of the segment, which all ranks can access
-    RegisteredPut,  // as SingleCopyPut, in memory of the segment
-    Separate,       // scatter of an array that only root knows: the header, then the parts in a second scatter
+    Inline,           // the data travels in the slot header that announces the step
+    Flat,             // through the slots; each rank that needs a result reduces all of it
+    Staged,           // through the slots, in pieces; in a reduction each rank reduces a share of every piece
+    SingleCopy,       // ranks read their peers' private memory (get); in a reduction they also write results there
+    SingleCopyPut,    // ranks write their block into their peers' private memory
+    SingleCopySplit,  // broadcast between two ranks: one reads half of the data, the other writes the rest, at the same time
+    Registered,       // as SingleCopy, in memory of the segment, which all ranks can access
+    RegisteredPut,    // as SingleCopyPut, in memory of the segment
+    RegisteredSplit,  // as SingleCopySplit, in memory of the segment
+    Separate,         // scatter of an array that only root knows: the header, then the parts in a second scatter
+    ByNode,           // through the slots, by NUMA node
 };
-inline constexpr int kAlgorithms = 9;
+inline constexpr int kAlgorithms = 12;
 
 inline constexpr int kOps = int(Op::Exscan) + 1;
 using Forced = std::array<Algorithm, kOps>;  // for each operation, the forced algorithm or None
@@ -33,15 +40,26 @@ struct Settings {
     std::optional<bool> oversubscribed;  // overrides the comparison of ranks with cores
     bool single_copy = true;             // false: ranks do not access each other's private memory
     std::string backend = "shm";         // the name under which the program opened it, for errors
+    bool part = false;                   // its operations are parts of another communicator's, which traces them
+    Tuning tuning{};
+    int numa_node = 0;                   // this rank's, as the kernel says; negative: unknown. It may differ between the ranks
+    std::vector<int> numa_nodes{};       // of each rank of the segment, and overrides numa_node; or none
 };
 
 struct Conditions {
     int ranks = 1;
-    bool oversubscribed = false;  // the host runs more ranks than this process may use cores
+    bool oversubscribed = false;  // ranks of this host share cores
     bool yields = false;          // oversubscribed, and a waiting rank can yield its core to any other rank
     bool single_copy = false;     // ranks may read and write each other's private memory
     Forced forced{};
     std::string backend;  // as in Settings
+    Thresholds thresholds{};
+    NumaNodes nodes{};
+    bool divide_by_node = false;  // the nodes' divide()
+    void set_nodes(NumaNodes of_ranks) {
+        nodes = std::move(of_ranks);
+        divide_by_node = nodes.divide();
+    }
 };
 
 }  // namespace rankwise

@@ -19,11 +19,15 @@ uint8_t* SlotProtocol::scratch() {
     return scratch_.get();
 }
 
+QualifiedPid SlotProtocol::pid_of(int peer) const { return group_.peers[peer].pid.load(std::memory_order_relaxed); }
+
+bool SlotProtocol::is_thread_of_own_process(int peer) const { return pid_of(peer) == pid_of(rank); }
+
 // Copies up to `bytes` to or from another rank's memory. Returns how many were copied, or -1 with errno.
 ssize_t SlotProtocol::transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const {
-    const pid_t pid = segment_.record(group_.member()[peer]).pid.load(std::memory_order_relaxed);
     const iovec local{here, bytes}, remote{reinterpret_cast<void*>(there), bytes};
-    if (pid != record_.pid.load(std::memory_order_relaxed)) return (writes ? process_vm_writev : process_vm_readv)(pid, &local, 1, &remote, 1, 0);
+    // A process that replaced the peer has another pid.
+    if (!is_thread_of_own_process(peer)) return (writes ? process_vm_writev : process_vm_readv)(pid_of(peer).number, &local, 1, &remote, 1, 0);
     std::memcpy((writes ? remote : local).iov_base, (writes ? local : remote).iov_base, bytes);
     return ssize_t(bytes);
 }
@@ -77,12 +81,14 @@ void SlotProtocol::await_no_writers() {
     const auto until = Clock::now() + std::chrono::seconds(5);  // a peer that is stopped meanwhile cannot block us for ever
     for (int p = 0; p < n; ++p) {
         if (p == rank) continue;
-        const RankRecord& r = segment_.record(group_.member()[p]);
-        while (group_.peers[p].writing.load() && !r.exited.load() && Clock::now() < until) usleep(100);
+        while (group_.peers[p].writing.load() && !ended(p) && Clock::now() < until) usleep(100);
     }
 }
 
-bool SlotProtocol::can_read(int peer, uint64_t address, uint64_t expected) const {
+bool SlotProtocol::can_access(int peer, uint64_t address, uint64_t expected) const {
+    if (!pid_of(peer).in_own_namespace()) return false;
+    // Writing requires the same permission as reading, but a seccomp filter may forbid one of the two system calls.
+    if (!is_thread_of_own_process(peer) && process_vm_writev(pid_of(peer).number, nullptr, 0, nullptr, 0, 0) != 0) return false;
     uint64_t word = 0;
     return transfer(peer, false, &word, address, sizeof word) == ssize_t(sizeof word) && word == expected;
 }
@@ -91,12 +97,12 @@ uint8_t* SlotProtocol::reachable(const void* memory, size_t bytes, ReachableRang
     static uint8_t empty;
     if (bytes == 0) return &empty;
     auto* const p = static_cast<uint8_t*>(const_cast<void*>(memory));
-    const pid_t own = record_.pid.load(std::memory_order_relaxed);
-    const bool threads = own == segment_.record(group_.member()[(rank + 1) % n]).pid.load(std::memory_order_relaxed);
-    if (threads || known.contains(p, bytes) || segment_.contains(p, bytes)) return p;
+    if (segment_.contains(p, bytes)) return p;
+    if (!conditions_.single_copy) return nullptr;
+    if (is_thread_of_own_process((rank + 1) % n) || known.contains(p, bytes)) return p;
     char ends[2];
     const iovec local{ends, sizeof ends}, remote[2] = {{p, 1}, {p + bytes - 1, 1}};
-    if (process_vm_readv(own, &local, 1, remote, 2, 0) != ssize_t(sizeof ends)) return nullptr;
+    if (process_vm_readv(pid_of(rank).number, &local, 1, remote, 2, 0) != ssize_t(sizeof ends)) return nullptr;
     known.add(p, bytes);
     return p;
 }

@@ -4,23 +4,19 @@
 
 #include <bit>
 
+#include "sync/mix.hpp"
+
 namespace rankwise {
 
 namespace {
-
-uint64_t mix(uint64_t h, uint64_t word) {
-    h = (h ^ word) * 0x9e3779b97f4a7c15;
-    return h ^ h >> 32;
-}
 
 constexpr uint32_t kWaitsPerBalance = 16;  // when oversubscribed, one wait in so many balances the ranks over the cores
 
 }  // namespace
 
-SlotProtocol::SlotProtocol(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy)
+SlotProtocol::SlotProtocol(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy, bool part)
     : rank(rank), n(group.nranks), segment_(segment), group_(group),
-      record_(segment.record(group.member()[rank])), tracer_(segment, group.member()[rank]),
-      policy_(policy), slot_bits_(std::countr_zero(group.slot_bytes)) {}
+      tracer_(segment, group.member()[rank], part), policy_(policy), slot_bits_(std::countr_zero(group.slot_bytes)) {}
 
 void SlotProtocol::begin(const Call& call, uint64_t bytes, const Description* description) {
     if (description) publish_description(*description);
@@ -33,7 +29,7 @@ void SlotProtocol::begin(const Call& call, uint64_t bytes, const Description* de
     bytes_ = bytes;
     waited_ = 0;
     traced_ = false;
-    if (bytes >= kTimedFrom) trace();
+    if (bytes >= kTimedFrom || tracer_.measured()) trace();
 }
 
 // The description of the next call, which other ranks show if the calls differ.
@@ -56,8 +52,10 @@ void SlotProtocol::trace() {
 void SlotProtocol::end() {
     prefetch_for_write(&group_.peers[rank].headers[next_ % kHeaders]);  // it arrives before the program's next call
     if (!traced_) trace();
-    const bool quick = bytes_ < kTimedFrom && !waited_;
-    tracer_.end(entry_, quick ? began_ : ticks(), waited_, group_.failed() ? kFailed : 0);
+    const bool measured = tracer_.measured(), quick = bytes_ < kTimedFrom && !waited_ && !measured;
+    const uint64_t now = quick ? began_ : ticks();
+    tracer_.end(entry_, now, waited_, group_.failed() ? kFailed : 0);
+    if (measured) tracer_.count(call_.op(), now - began_, waited_, bytes_);
     unpublished_bytes_ += bytes_;
     if (unpublished_bytes_ >= kTimedFrom) publish_bytes();
 }

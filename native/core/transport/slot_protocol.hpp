@@ -58,7 +58,8 @@ private:
 
 class alignas(kCacheLine) SlotProtocol {  // aligned, so that its members' cache lines do not depend on what precedes it
 public:
-    SlotProtocol(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy);
+    // part: as in Settings.
+    SlotProtocol(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy, bool part);
 
     const int rank, n;
     std::atomic<double> timeout{300};  // seconds that one wait may last
@@ -67,9 +68,16 @@ public:
     size_t slot_bytes() const { return group_.slot_bytes; }
     uint64_t calls() const { return calls_; }
     Op op() const { return call_.op(); }  // of the current call
+    const Call& call() const { return call_; }
     const WaitPolicy& policy() const { return policy_; }
+    bool part() const { return tracer_.part(); }
+    void set_counted(bool now) { tracer_.set_counted(now); }
     const Conditions& conditions() const { return conditions_; }
-    void set_conditions(const Conditions& agreed) { conditions_ = agreed; }
+    // Called before the program's first operation.
+    void set_conditions(const Conditions& agreed) {
+        conditions_ = agreed;
+        policy_ = WaitPolicy::when(agreed.oversubscribed);
+    }
 
     // Begin an operation of this rank on `bytes` of data. description may be null. Throws if the group has failed.
     void begin(const Call& call, uint64_t bytes, const Description* description);
@@ -82,6 +90,7 @@ public:
     // All ranks have joined: number the program's operations from 1.
     void restart_numbering();
 
+    uint64_t next_step() const { return next_; }  // the number of the step that the next post announces
     // Announce the next step, with an inline payload of up to kInline bytes. Returns its number.
     uint64_t post(const void* payload = nullptr, size_t bytes = 0) {
         const uint64_t step = next_++;
@@ -172,9 +181,11 @@ public:
     }
     // Wait until no peer writes into this rank's memory any more.
     void await_no_writers();
-    // Whether this rank can read a peer's memory: it reads a word that should have the expected value.
-    bool can_read(int peer, uint64_t address, uint64_t expected) const;
-    // `memory` of this rank, or null if peers cannot access it, for example because a device driver mapped it.
+    // Whether this rank can read and write a peer's memory. It reads a word that should have the expected value, and writes
+    // nothing, only to see whether it may.
+    bool can_access(int peer, uint64_t address, uint64_t expected) const;
+    // `memory` of this rank, or null if peers cannot access it, for example because a device driver mapped it, or
+    // because ranks may not access private memory.
     uint8_t* reachable(const void* memory, size_t bytes) { return reachable(memory, bytes, reachable_); }
     // The same from any thread that owns `known`.
     uint8_t* reachable(const void* memory, size_t bytes, ReachableRanges& known) const;
@@ -187,6 +198,8 @@ public:
     // Fail the group because `peer` ended or left, and throw.
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
     RankTexts states() const;  // what each rank is doing
+    bool ended(int peer) const { return segment_.ended(group_.member()[peer], group_.peers[peer].process); }
+    std::string how_it_ended(int peer) const { return segment_.how_it_ended(group_.member()[peer], group_.peers[peer].process); }
     RankTexts request_stacks(const std::vector<int>& peers) const;  // of these peers' programs (failure/stacks.hpp)
 
 private:
@@ -206,6 +219,8 @@ private:
             if (p != rank) await_value(p, value);
         seen_ = value;
     }
+    QualifiedPid pid_of(int peer) const;
+    bool is_thread_of_own_process(int peer) const;
     ssize_t transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const;
     void copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes);
     std::map<uint64_t, Call> recent_calls(int peer) const;
@@ -229,7 +244,6 @@ private:
 
     Segment& segment_;
     GroupSegment& group_;
-    RankRecord& record_;
     Tracer tracer_;
     TraceEntry* entry_ = nullptr;     // of the current operation
     bool traced_ = true;              // the current operation has its entry
@@ -237,7 +251,7 @@ private:
     uint64_t waited_ = 0;             // ticks in the current operation
     uint64_t bytes_ = 0;              // of the current operation
     uint64_t unpublished_bytes_ = 0;  // not yet added to the rank's record
-    const WaitPolicy policy_;
+    WaitPolicy policy_;
     uint32_t waits_ = 0;              // that did not end within the first polls
     Call call_{};
     uint64_t history_ = 0;            // digest of all calls so far

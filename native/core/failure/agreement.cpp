@@ -1,0 +1,90 @@
+#include "failure/agreement.hpp"
+
+#include <exception>
+
+#include "failure/errors.hpp"
+#include "sync/waiting.hpp"
+
+namespace rankwise {
+
+namespace {
+
+// How long a rank waits for the decision of the ranks before it, for each of them, before it proposes an outcome too.
+constexpr std::chrono::milliseconds kPatience{50};
+
+constexpr uint64_t pack(uint32_t number, uint32_t low) { return uint64_t(number) << 32 | low; }
+constexpr uint32_t number_of(uint64_t word) { return uint32_t(word >> 32); }
+
+}  // namespace
+
+Agreement::Arrivals Agreement::arrivals(uint32_t number) const {
+    Arrivals found;
+    found.outcome.flags = -1;
+    for (int r = 0; r < n_; ++r) {
+        const int64_t process = process_of(r);
+        const AgreementSlot& slot = shared_.slots[r];
+        if (process >= 0 && slot.arrival.load() == pack(number, uint32_t(process))) {
+            found.outcome.present.add(r);
+            found.outcome.flags &= slot.flags.load();
+            if (slot.op.load() != uint32_t(op_)) found.outcome.status = Outcome::Status::Mixed;
+            found.before += r < rank_;
+        } else if (!absent(r)) {
+            found.awaited = true;
+        }
+    }
+    return found;
+}
+
+Outcome Agreement::decide(int64_t flags, double timeout) {
+    AgreementSlot& mine = shared_.slots[rank_];
+    const uint32_t number = mine.taken.load() + 1;
+    std::atomic<uint64_t>& decision = shared_.decisions[number % 2];
+    mine.op.store(uint32_t(op_));
+    mine.flags.store(flags);
+    struct Arrival {  // withdrawn if this rank stops waiting
+        std::atomic<uint64_t>& word;
+        const int errors = std::uncaught_exceptions();
+        Arrival(std::atomic<uint64_t>& word, uint64_t value) : word(word) { word.store(value); }
+        ~Arrival() {
+            if (std::uncaught_exceptions() > errors) word.store(0);
+        }
+    } arrival(mine.arrival, pack(number, process_));
+    wake();
+    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+    Clock::time_point complete{};  // when nobody was awaited any more
+    for (;;) {
+        const uint32_t seen = notifications().load();
+        uint64_t before = decision.load();
+        if (number_of(before) >= number) break;
+        const auto now = Clock::now();
+        std::chrono::duration<double> left = until - now;
+        Arrivals found = arrivals(number);
+        if (found.awaited && left.count() > 0 && !futile()) {
+            complete = {};
+        } else {
+            if (complete == Clock::time_point{}) complete = now;
+            left = complete + found.before * kPatience - now;
+            if (left.count() <= 0) {
+                Outcome& proposal = mine.proposals[number % 2];
+                mine.proposed[number % 2].store(number);
+                std::atomic_thread_fence(std::memory_order_release);
+                proposal = found.outcome;
+                if (proposal.status == Outcome::Status::Agreed) this->complete(proposal);
+                if (decision.compare_exchange_strong(before, pack(number, uint32_t(rank_)))) wake();
+                else discard(proposal);
+                continue;
+            }
+        }
+        futex_sleep(notifications(), seen, sleep_limit(left));
+        if (interrupted()) throw Interrupted();
+    }
+    mine.taken.store(number);
+    const uint64_t decided = decision.load();
+    if (number_of(decided) != number) return {};  // two agreements later, of which the others made at least one without this rank
+    const AgreementSlot& slot = shared_.slots[uint32_t(decided)];
+    const Outcome outcome = slot.proposals[number % 2];
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return slot.proposed[number % 2].load() == number ? outcome : Outcome{};
+}
+
+}  // namespace rankwise

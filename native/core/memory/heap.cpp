@@ -1,0 +1,221 @@
+#include "memory/heap.hpp"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+
+#include "failure/errors.hpp"
+#include "memory/segment.hpp"
+
+namespace rankwise {
+
+namespace {
+
+constexpr size_t kUnit = 64 << 10;  // of address space; a block has pages only for the bytes that it needs
+constexpr int kRankBits = 10;       // the low bits of an owner
+static_assert(kMaxRanks == 1 << kRankBits);
+
+}  // namespace
+
+std::string mib(size_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
+
+size_t available_memory() {
+    size_t available = SIZE_MAX;
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string key, unit; meminfo >> key;) {
+        size_t kib = 0;
+        meminfo >> kib;
+        std::getline(meminfo, unit);
+        if (key == "MemAvailable:") available = kib * 1024;
+    }
+    size_t limit = 0, used = 0;
+    std::ifstream max("/sys/fs/cgroup/memory.max"), now("/sys/fs/cgroup/memory.current");
+    if (max >> limit && now >> used) available = std::min(available, limit > used ? limit - used : 0);
+    return available;
+}
+
+uint64_t Heap::offset_of(uint32_t index) const { return header_.first + uint64_t(index) * kUnit; }
+uint32_t Heap::index_of(uint64_t offset) const { return uint32_t((offset - header_.first) / kUnit); }
+size_t Heap::bytes_for(size_t bytes) { return round_up(bytes, kUnit) + 2 * kUnit; }
+
+void Heap::create(uint64_t begin, uint64_t end) const {
+    header_.table = begin;
+    header_.units = uint32_t((end - begin - kPage) / (kUnit + sizeof(Unit)));
+    header_.first = round_up(begin + header_.units * sizeof(Unit), kPage);
+}
+
+bool Heap::commit(uint64_t begin, uint64_t end) const {
+    while (fallocate(fd_, 0, off_t(begin), off_t(end - begin)) != 0)
+        if (errno != EINTR) return false;
+    return true;
+}
+
+void Heap::set_owner(int rank, uint32_t process) {
+    const uint32_t owner = process << kRankBits | uint32_t(rank);
+    if (process >= kNobody >> kRankBits) throw Error("rank " + std::to_string(rank) + " was restarted " + std::to_string(process) + " times, which is more than the shared segment can count");
+    owner_ = owner;
+}
+
+bool Heap::has_ended(uint32_t owner) const { return owner != kNobody && ranks_[owner % kMaxRanks].exited.load() > owner >> kRankBits; }
+
+// Whether the process that has reserved this unit, alone or as the first of several, has ended.
+bool Heap::abandoned(uint32_t index, Word word) const {
+    switch (word.kind) {
+        case BlockKind::Reserved: return has_ended(word.owner);
+        case BlockKind::Continued: {
+            if (!has_ended(word.owner)) return false;
+            const Word first = unit(index - word.number).word.load();  // after its owner has ended, it is not published
+            return first.kind == BlockKind::Free || first.kind == BlockKind::Continued || first.number <= word.number;
+        }
+        default: return false;
+    }
+}
+
+// Calls `look(index, word)` for each block, and for each unit that is free or that a process is just reserving or freeing,
+// until `look` returns false. On the way it frees what is abandoned.
+template <class Look> void Heap::walk(const Look& look) const {
+    for (uint32_t index = 0; index < header_.used.load();) {
+        Word word = unit(index).word.load();
+        const uint32_t units = word.kind == BlockKind::Continued ? 1 : word.number;
+        if (word.kind == BlockKind::Retired) free_if_unvisited(index);
+        else if (abandoned(index, word) && reserve_again(index, word, units)) free_reserved(index, units);
+        word = unit(index).word.load();
+        if (!look(index, word)) return;
+        index += word.kind == BlockKind::Free || word.kind == BlockKind::Continued ? 1 : word.number;
+    }
+}
+
+// The index of the first of so many free units in a row. Throws OutOfMemory if there is no such row.
+uint32_t Heap::find(uint32_t units) const {
+    uint32_t row = 0, end = 0, longest = 0;
+    walk([&](uint32_t index, Word word) {
+        row = word.kind == BlockKind::Free && index == end ? row + 1 : word.kind == BlockKind::Free;
+        end = index + 1;
+        longest = std::max(longest, row);
+        return row < units;
+    });
+    if (row >= units) return end - units;
+    const uint32_t used = header_.used.load();
+    if (end < used || !row) row = 0, end = used;
+    if (header_.units - end + row >= units) return end - row;
+    throw OutOfMemory("shared memory: " + mib(units * kUnit) + " needed, " + mib(std::max(longest, header_.units - end + row) * kUnit) +
+                      " available in one piece of the segment's " + mib(header_.units * kUnit));
+}
+
+// Reserves free units one by one. If another process was faster, it reserves none and returns false.
+bool Heap::claim(uint32_t index, uint32_t units) const {
+    if (const uint32_t end = index + units, used = header_.used.load(); end > used) {
+        if (!commit(header_.table + used * sizeof(Unit), header_.table + end * sizeof(Unit))) throw OutOfMemory("no memory for the heap of the shared segment");
+        for (uint32_t now = used; now < end && !header_.used.compare_exchange_weak(now, end);) {}
+    }
+    for (uint32_t i = 0; i < units; ++i) {
+        Word free{};
+        if (unit(index + i).word.compare_exchange_strong(free, i ? Word{i, owner_, BlockKind::Continued} : Word{1, owner_, BlockKind::Reserved})) continue;
+        while (i) unit(index + --i).word.store({});
+        return false;
+    }
+    unit(index).word.store({units, owner_, BlockKind::Reserved});
+    return true;
+}
+
+uint64_t Heap::reserve(size_t bytes) const {
+    const size_t need = round_up(bytes, kPage);
+    if (const size_t available = available_memory(); need > available)
+        throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available) + " available");
+    const uint32_t units = uint32_t((need + kUnit - 1) / kUnit);
+    uint32_t index;
+    do index = find(units);
+    while (!claim(index, units));
+    // Commit the pages now: if memory is short, that is an error here and not a SIGBUS later.
+    if (!commit(offset_of(index), offset_of(index) + need)) {
+        free_reserved(index, units);
+        throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
+    }
+    return offset_of(index);
+}
+
+void Heap::publish(uint64_t offset, BlockKind kind) const {
+    std::atomic<Word>& first = unit(index_of(offset)).word;
+    Word word = first.load();
+    word.kind = kind;
+    first.store(word);
+}
+
+uint64_t Heap::allocate(size_t bytes, BlockKind kind) const {
+    const uint64_t offset = reserve(bytes);
+    publish(offset, kind);
+    return offset;
+}
+
+void Heap::release(uint64_t offset) const {
+    const uint32_t index = index_of(offset);
+    retire(index, unit(index).word.load());
+}
+
+void Heap::retire(uint32_t index, Word word) const {
+    Word retired = word;
+    retired.kind = BlockKind::Retired;
+    if (unit(index).word.compare_exchange_strong(word, retired)) free_if_unvisited(index);
+}
+
+// Frees a retired block if nobody visits it. Of several processes that find it so, one frees it.
+void Heap::free_if_unvisited(uint32_t index) const {
+    Unit& first = unit(index);
+    for (Word word; (word = first.word.load()).kind == BlockKind::Retired && first.visitors.load() == 0;) {
+        if (!reserve_again(index, word, word.number)) return;
+        if (first.visitors.load() == 0) return free_reserved(index, word.number);
+        first.word.store(word);  // a visitor has come meanwhile, perhaps because this is another block by now
+    }
+}
+
+bool Heap::reserve_again(uint32_t index, Word word, uint32_t units) const {
+    return unit(index).word.compare_exchange_strong(word, {units, owner_, BlockKind::Reserved});
+}
+
+// Frees units that this process has reserved. If it dies before the first store to the first word, another process frees
+// them together; if it dies later, each one alone.
+void Heap::free_reserved(uint32_t index, uint32_t units) const {
+    for (uint32_t i = 1; i < units; ++i) unit(index + i).word.store({i, owner_, BlockKind::Continued});
+    unit(index).word.store({1, owner_, BlockKind::Reserved});
+    // Gives the pages back to the system; when they are used again, they are zeroed.
+    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset_of(index)), off_t(units * kUnit));
+    for (uint32_t i = 0; i < units; ++i) unit(index + i).word.store({});
+}
+
+void Heap::visit(BlockKind kind, const std::function<void(uint64_t)>& visit) const {
+    struct Visit {
+        const Heap& heap;
+        uint32_t index;
+        Visit(const Heap& heap, uint32_t index) : heap(heap), index(index) { heap.unit(index).visitors.fetch_add(1); }
+        ~Visit() {
+            if (heap.unit(index).visitors.fetch_sub(1) == 1) heap.free_if_unvisited(index);
+        }
+    };
+    walk([&](uint32_t index, Word word) {
+        if (word.kind != kind) return true;
+        const Visit visiting(*this, index);
+        if (unit(index).word.load().kind == kind) visit(offset_of(index));
+        return true;
+    });
+}
+
+void Heap::free_lost_buffers() const {
+    walk([&](uint32_t index, Word word) {
+        if (word.kind == BlockKind::Buffer && has_ended(word.owner)) retire(index, word);
+        return true;
+    });
+}
+
+size_t Heap::allocated_blocks() const {
+    size_t count = 0;
+    walk([&](uint32_t, Word word) {
+        if (word.kind > BlockKind::Retired) ++count;
+        return true;
+    });
+    return count;
+}
+
+}  // namespace rankwise

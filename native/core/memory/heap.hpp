@@ -1,0 +1,94 @@
+// The heap of a shared segment: the memory of its groups, channels, buffers and texts.
+//
+// A rank may be killed or stopped at any moment, and the others go on; so the heap has no lock. It consists of units, each
+// with a word in a table, and every change is one store or compare-and-swap of one word. A block is a row of units. Whoever
+// allocates it reserves its units one by one, and then publishes the block; whoever frees it retires it, reserves it again
+// when nobody visits it, clears its pages, and frees its units. What a process had reserved when it died is freed by the
+// next process that finds it. What a stopped process has reserved stays reserved, and the others use other units.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace rankwise {
+
+inline constexpr size_t kPage = 4096;
+struct RankRecord;
+constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Free: clean and unused. Reserved: by a process that allocates or frees it. Continued: not the first unit of its block.
+// Retired: freed as soon as nobody visits it. The others are published.
+enum class BlockKind : uint8_t { Free, Reserved, Continued, Retired, GroupSegment, Channel, Buffer, Text };
+
+struct HeapHeader {
+    uint64_t table;              // offset of the units' words; what precedes it never moves
+    uint64_t first;              // offset of the first unit's memory
+    uint32_t units;
+    std::atomic<uint32_t> used;  // the units from this one on have never been used, and their words have no memory yet
+};
+
+class Heap {
+public:
+    // ranks: the records that say which processes have ended.
+    Heap(int fd, uint8_t* base, HeapHeader& header, const RankRecord* ranks) : fd_(fd), base_(base), header_(header), ranks_(ranks) {}
+    // Which rank's process this is, and its number. Without it, nothing that this process reserves or allocates is freed after
+    // its death.
+    void set_owner(int rank, uint32_t process);
+    // Makes a heap of the segment's bytes from `begin` to `end`.
+    void create(uint64_t begin, uint64_t end) const;
+    // How many bytes a heap must have so that a block of `bytes` fits into it.
+    static size_t bytes_for(size_t bytes);
+
+    // Zeroed memory, aligned to pages; returns its offset. Throws OutOfMemory. `allocate` publishes the block at once.
+    // Between `reserve` and `publish` nobody visits the block, and it is freed if this process dies.
+    uint64_t allocate(size_t bytes, BlockKind kind) const;
+    uint64_t reserve(size_t bytes) const;
+    void publish(uint64_t offset, BlockKind kind) const;
+    void release(uint64_t offset) const;
+    // Calls `visit` for each published block of this kind; the block is not freed during the call.
+    void visit(BlockKind kind, const std::function<void(uint64_t offset)>& visit) const;
+    // Frees the buffers of processes that have ended. The caller makes sure that nobody still writes there.
+    void free_lost_buffers() const;
+    size_t allocated_blocks() const;
+
+private:
+    static constexpr uint32_t kNobody = 0xffffff;  // a process that is no rank, or whose threads are ranks
+    struct Word {
+        uint32_t number = 0;      // in a block's first unit, how many units the block has; in a Continued one, how many precede it
+        uint32_t owner : 24 = 0;  // who has reserved or allocated the block: the rank in the low bits, the number of its process above
+        BlockKind kind : 8 = BlockKind::Free;
+    };
+    struct Unit {
+        std::atomic<Word> word;
+        std::atomic<uint32_t> visitors;
+    };
+    static_assert(sizeof(Word) == 8 && std::atomic<Word>::is_always_lock_free);
+
+    Unit& unit(uint32_t index) const { return reinterpret_cast<Unit*>(base_ + header_.table)[index]; }
+    uint64_t offset_of(uint32_t index) const;
+    uint32_t index_of(uint64_t offset) const;
+    template <class Look> void walk(const Look& look) const;
+    uint32_t find(uint32_t units) const;
+    bool claim(uint32_t index, uint32_t units) const;
+    bool has_ended(uint32_t owner) const;
+    bool abandoned(uint32_t index, Word word) const;
+    bool reserve_again(uint32_t index, Word word, uint32_t units) const;
+    void retire(uint32_t index, Word word) const;
+    void free_if_unvisited(uint32_t index) const;
+    void free_reserved(uint32_t index, uint32_t units) const;
+    bool commit(uint64_t begin, uint64_t end) const;
+
+    int fd_;
+    uint8_t* base_;
+    HeapHeader& header_;
+    const RankRecord* ranks_;
+    uint32_t owner_ = kNobody;
+};
+
+// Bytes that can still be allocated before the machine or the cgroup runs out of memory.
+size_t available_memory();
+std::string mib(size_t bytes);  // "3 MiB"
+
+}  // namespace rankwise

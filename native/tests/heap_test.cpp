@@ -1,0 +1,184 @@
+// Tests that the heap of the shared segment stays right, whoever dies or stops in it at whatever moment.
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+using ranks::thrown;
+
+namespace {
+
+constexpr size_t kUnit = 64 << 10;
+
+// A heap alone in its memory.
+struct SmallHeap {
+    static constexpr size_t kBytes = 4 << 20;
+    const int fd = memfd_create("heap", MFD_CLOEXEC);
+    uint8_t* base = map();
+    HeapHeader header{};
+    Heap heap{fd, base, header, nullptr};
+    SmallHeap() { heap.create(0, kBytes); }
+    ~SmallHeap() {
+        munmap(base, kBytes);
+        close(fd);
+    }
+    uint8_t* map() const {
+        CHECK(ftruncate(fd, kBytes) == 0);
+        return static_cast<uint8_t*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    }
+};
+
+bool all_are(const uint8_t* bytes, size_t count, uint8_t value) {
+    return std::all_of(bytes, bytes + count, [&](uint8_t byte) { return byte == value; });
+}
+
+void blocks_take_the_first_room() {
+    SmallHeap small;
+    const Heap& heap = small.heap;
+    const uint64_t a = heap.allocate(1, BlockKind::Buffer), b = heap.allocate(3 * kUnit, BlockKind::Text), c = heap.allocate(kUnit + 1, BlockKind::Buffer);
+    CHECK(a < b && b < c && b - a == kUnit && c - b == 3 * kUnit);
+    std::memset(small.base + b, 7, 3 * kUnit);
+    heap.release(b);
+    CHECK_EQ(heap.allocated_blocks(), 2u);
+    CHECK_EQ(heap.allocate(4 * kUnit, BlockKind::Buffer), c + 2 * kUnit);
+    CHECK_EQ(heap.allocate(2 * kUnit, BlockKind::Buffer), b);
+    CHECK(all_are(small.base + b, 3 * kUnit, 0), "memory that was freed is zeroed");
+    CHECK_EQ(heap.allocated_blocks(), 4u);
+}
+
+void a_heap_has_an_end() {
+    SmallHeap small;
+    const Heap& heap = small.heap;
+    const uint64_t all = heap.allocate(small.header.units * kUnit, BlockKind::Buffer);
+    CHECK_EQ(thrown([&] { heap.allocate(1, BlockKind::Buffer); }), "OutOfMemory");
+    heap.release(all);
+    std::vector<uint64_t> units;
+    for (uint32_t i = 0; i < small.header.units; ++i) units.push_back(heap.allocate(1, BlockKind::Buffer));
+    for (size_t i = 0; i < units.size(); i += 2) heap.release(units[i]);
+    CHECK_EQ(thrown([&] { heap.allocate(2 * kUnit, BlockKind::Buffer); }), "OutOfMemory");
+    heap.release(units[1]);
+    CHECK_EQ(heap.allocate(3 * kUnit, BlockKind::Buffer), units[0]);
+}
+
+void a_visited_block_is_not_freed() {
+    SmallHeap small;
+    const Heap& heap = small.heap;
+    const uint64_t block = heap.allocate(100, BlockKind::GroupSegment);
+    heap.allocate(100, BlockKind::Text);
+    const uint64_t unpublished = heap.reserve(100);
+    small.base[block] = 1;
+    int visits = 0;
+    heap.visit(BlockKind::GroupSegment, [&](uint64_t offset) {
+        CHECK_EQ(offset, block);
+        heap.visit(BlockKind::GroupSegment, [&](uint64_t) { heap.release(block); });
+        CHECK(heap.allocate(100, BlockKind::Buffer) != block);
+        CHECK_EQ(small.base[block], 1);
+        ++visits;
+    });
+    CHECK_EQ(visits, 1);
+    CHECK_EQ(heap.allocate(100, BlockKind::Buffer), block);
+    CHECK_EQ(small.base[block], 0);
+    heap.release(unpublished);
+}
+
+// Allocates and frees until `done`: what others allocate meanwhile is another block's, and what is visited is not freed.
+void allocate_and_free(const Segment& segment, unsigned seed, const std::function<bool()>& done, bool visits = false) {
+    std::mt19937 random(seed);
+    struct Mine {
+        uint64_t offset;
+        size_t bytes;
+        uint8_t value;
+    };
+    std::vector<Mine> blocks;
+    const auto release = [&] {
+        const Mine block = blocks.back();
+        blocks.pop_back();
+        CHECK(all_are(segment.at(block.offset), block.bytes, block.value), "another block was written over it");
+        segment.heap().release(block.offset);
+    };
+    while (!done()) {
+        if (blocks.size() < 20 && random() % 2) {
+            const size_t bytes = 1 + random() % (4 * kUnit);
+            blocks.push_back({segment.heap().allocate(bytes, BlockKind::Buffer), bytes, uint8_t(1 + random() % 255)});
+            CHECK(all_are(segment.at(blocks.back().offset), bytes, 0), "new memory is not zeroed");
+            std::memset(segment.at(blocks.back().offset), blocks.back().value, bytes);
+        } else if (!blocks.empty()) {
+            std::swap(blocks[random() % blocks.size()], blocks.back());
+            release();
+        }
+        if (!visits) continue;
+        segment.heap().visit(BlockKind::Buffer, [&](uint64_t offset) {
+            const std::atomic_ref byte(*segment.at(offset));
+            const uint8_t before = byte.load();
+            usleep(random() % 50);
+            CHECK(!before || byte.load() == before, "a visited block was freed");
+        });
+    }
+    while (!blocks.empty()) release();
+}
+
+void threads_share_it(unsigned seed) {
+    const auto segment = Segment::create(2);
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < 3; ++i)
+        threads.emplace_back([&, i] { allocate_and_free(*segment, seed + i, [left = 300]() mutable { return left-- == 0; }); });
+    for (std::thread& thread : threads) thread.join();
+    CHECK_EQ(segment->heap().allocated_blocks(), 1u);  // the group of all ranks
+}
+
+// Two processes allocate and free; one is stopped at a random moment, both are killed at random moments.
+void stops_and_kills(unsigned seed) {
+    std::mt19937 random(seed);
+    const auto segment = Segment::create(2);
+    int pids[2];
+    for (unsigned child = 0; child < 2; ++child) {
+        if ((pids[child] = fork())) continue;
+        alarm(60);
+        check::failures = 0;
+        segment->set_owner(int(child), 0);
+        allocate_and_free(*segment, seed + child, [] { return check::failures != 0; });
+        _exit(1);
+    }
+    usleep(1000 + random() % 3000);
+    kill(pids[0], SIGSTOP);
+    allocate_and_free(*segment, seed + 2, [left = 50]() mutable { return left-- == 0; }, true);
+    if (random() % 2) kill(pids[0], SIGCONT);
+    usleep(random() % 1000);
+    for (int pid : pids) kill(pid, SIGKILL);
+    for (int pid : pids) {
+        int status;
+        waitpid(pid, &status, 0);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "seed " << seed << ": a process ended with status " << status);
+    }
+    for (int rank = 0; rank < 2; ++rank) segment->mark_exited(rank, -SIGKILL);
+    segment->heap().free_lost_buffers();
+    CHECK_EQ(segment->heap().allocated_blocks(), 1u);  // the group of all ranks
+    const uint64_t block = segment->heap().allocate(100 * kUnit, BlockKind::Buffer);
+    CHECK(all_are(segment->at(block), 100 * kUnit, 0), "seed " << seed << ": new memory is not zeroed");
+    const GroupSegment& world = *segment->at<GroupSegment>(segment->header().world_group);
+    CHECK(world.nranks == 2 && block == segment->header().world_group + (world.bytes + kUnit - 1) / kUnit * kUnit, "seed " << seed << ": something was not freed");
+}
+
+}  // namespace
+
+int main() {
+    const char* faults = std::getenv("RANKWISE_FAULTS");
+    const unsigned tries = faults && std::strcmp(faults, "full") == 0 ? 300 : ranks::shortened() ? 5 : 30;
+    const char* given = std::getenv("RANKWISE_FAULTS_SEED");
+    const unsigned first = given ? unsigned(std::atoi(given)) : unsigned(time(nullptr));
+    for (unsigned seed = first; seed < first + tries; ++seed) stops_and_kills(seed);  // before there are threads
+    blocks_take_the_first_room();
+    a_heap_has_an_end();
+    a_visited_block_is_not_freed();
+    threads_share_it(first);
+    return check::result();
+}

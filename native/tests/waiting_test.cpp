@@ -1,0 +1,38 @@
+// Tests whether ranks share cores, from the cores of each.
+#include <vector>
+
+#include "check.hpp"
+#include "sync/waiting.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+constexpr uint32_t kNoQuota = UINT32_MAX;
+
+// n processes that may all use the same cores.
+std::vector<ProcessCores> unbound(size_t n, uint32_t cores, uint32_t quota = kNoQuota) { return std::vector<ProcessCores>(n, {1, cores, quota}); }
+
+// Each of n processes may use one core, and every `users` of them share one.
+std::vector<ProcessCores> bound(size_t n, size_t users) {
+    std::vector<ProcessCores> all;
+    for (size_t i = 0; i < n; ++i) all.push_back({i / users + 1, 1, kNoQuota});
+    return all;
+}
+
+}  // namespace
+
+int main() {
+    const ProcessCores own = process_cores();
+    CHECK(own.set != 0 && own.count >= 1 && own.quota >= 1);
+    CHECK_EQ(usable_cores(), int(std::min(own.count, own.quota)));
+    const size_t machine = own.count;
+    CHECK(!share_cores(unbound(1, 1)));
+    CHECK(!share_cores(unbound(machine, own.count)));
+    CHECK(share_cores(unbound(machine + 1, own.count)));
+    CHECK(share_cores(unbound(2, 2, 1)));       // the quota allows one
+    CHECK(!share_cores(bound(machine, 1)));     // each has a core of its own
+    CHECK(share_cores(bound(2, 2)));            // both have the same
+    CHECK(share_cores({{1, 8, kNoQuota}, {2, 1, kNoQuota}, {2, 1, kNoQuota}}));  // two have the same, though others are free
+    return check::result();
+}
