@@ -14,14 +14,17 @@ from rankwise.group.group import Group
 
 THRESHOLDS = (
     0, tuning.INLINE["mpi"], tuning.INLINE_DEFAULT, tuning.GATHERED_DEFAULT, tuning.GATHERED["gloo"],
-    tuning.PAIRWISE, tuning.PADDED, tuning.ONE_LANE, tuning.PIPELINED,
+    tuning.PAIRWISE, tuning.PADDED, tuning.DOUBLED, tuning.BLOCK, tuning.TREE_BLOCK, tuning.BRUCK_BLOCK,
+    tuning.ONE_LANE, tuning.PIPELINED, tuning.DIRECT,
 )  # fmt: skip
 DTYPES = (np.int64, np.float32, np.float16)
 
 
 def sizes(n: int) -> list[int]:
-    """Elements of 8 bytes around each threshold, where that is of one rank's array or of all ranks' together."""
-    around = {whole // 8 + step for edge in THRESHOLDS for whole in (edge, edge // n) for step in (-1, 0, 1)}
+    """Elements of 8 bytes around each threshold: of one rank's array, of all ranks' together, or of all others'."""
+    parts = (1, n, n - 1)
+    edges = {edge // part for edge in THRESHOLDS for part in parts} | {tuning.whole(n)}
+    around = {edge // 8 + step for edge in edges for step in (-1, 0, 1)}
     return sorted(count for count in around if count >= 0)
 
 
@@ -40,6 +43,14 @@ def check_one(group: Group, operation: str, count: int, dtype: Any) -> None:
         case "reduce":
             got = group.reduce(x, n - 1)
             assert got is None if me != n - 1 else (got == sum(everybody)).all()
+        case "gather":
+            gathered = group.gather(x, n - 1)
+            assert gathered is None if me != n - 1 else (gathered == np.array(everybody)).all()
+        case "scatter":
+            assert (group.scatter(x if me == n - 1 else None, n - 1) == np.array_split(everybody[-1], n)[me]).all()
+        case "all_to_all":
+            parts = [np.array_split(given(rank, count, dtype), n)[me] for rank in range(n)]
+            assert (group.all_to_all(x) == np.concatenate(parts)).all()
         case "broadcast":
             assert (group.broadcast(x, n - 1) == everybody[-1]).all()
         case "all_gather":

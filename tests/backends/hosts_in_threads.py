@@ -1,4 +1,4 @@
-"""Simulated hosts: ranks are threads, and this host's engine replaces the engine between hosts."""
+"""Simulated hosts: ranks are threads, and by default this host's engine replaces the engine between hosts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ PLACEMENTS = {
 }
 
 
-def opener(hosts: Sequence[int], wrap: Callable[[Communicator], Communicator] = lambda comm: comm) -> Opener:
-    """A backend for len(hosts) threads. wrap: what to make of the engine between the hosts."""
+def opener(
+    hosts: Sequence[int], wrap: Callable[[Communicator], Communicator] = lambda comm: comm, engine: Opener | None = None
+) -> Opener:
+    """A backend for len(hosts) threads. engine: between the hosts. wrap: what to make of it."""
     segments: dict[str, _native.Segment] = {}
     lock = threading.Lock()
 
     def open(job: Job, timeout: float) -> Communicator:
         with lock:
             segment = segments.setdefault(job.id, _native.Segment.create(len(hosts)))
-        flat = threads.connect(segment, job.rank, timeout)
-        local = flat.split(hosts[job.rank], job.rank)
+        everybody = threads.connect(segment, job.rank, timeout)
+        local = everybody.split(hosts[job.rank], job.rank)
         assert local is not None
+        flat = everybody if engine is None else engine(job, timeout)
         return hierarchical.assemble(wrap(flat), local, Layout.of(hosts))
 
     return open

@@ -13,7 +13,7 @@ import sys
 from rankwise.backends.hierarchical import communicator as hierarchical
 from rankwise.backends.hierarchical.communicator import HierarchicalCommunicator
 from rankwise.backends.mpi.communicator import MpiCommunicator
-from rankwise.backends.native import rendezvous
+from rankwise.backends.native import locality
 from rankwise.contract.settings import Settings
 from rankwise.group.group import Group
 from rankwise.launch.environment import find_job
@@ -23,8 +23,8 @@ from rankwise.testing.suite import check_group
 
 def main(hosts: list[str]) -> int:
     job = find_job(os.environ, Settings.read())
-    here = {**rendezvous.locality(), "host of the test": hosts[job.rank]}
-    rendezvous.locality = lambda: here
+    here = {**locality.locality(), "host of the test": hosts[job.rank]}
+    locality.locality = lambda: here
     comm = hierarchical.open(job, 90.0)
     assert isinstance(comm, HierarchicalCommunicator)
     assert isinstance(comm._flat, MpiCommunicator)

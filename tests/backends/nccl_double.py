@@ -50,9 +50,17 @@ class World:
     """What the ranks of a test share: one job's NCCL."""
 
     def __init__(self, n: int) -> None:
-        self.segment = _native.Segment.create(n)
         self.side = _native.Segment.create(n)
         self.ids = itertools.count(1)
+        self._segments: dict[int, _native.Segment] = {}
+        self._lock = threading.Lock()
+
+    def segment(self, unique: int, n: int) -> _native.Segment:
+        """Where the ranks that have this id meet."""
+        with self._lock:
+            if unique not in self._segments:
+                self._segments[unique] = _native.Segment.create(n)
+            return self._segments[unique]
 
 
 class Nccl:
@@ -73,9 +81,10 @@ class Nccl:
         return UniqueId(np.full(128, next(self._world.ids), np.uint8))
 
     def comm_init_rank(self, nranks: int, comm_id: int, rank: int) -> EngineCommunicator:
-        assert (np.ctypeslib.as_array((ctypes.c_uint8 * 128).from_address(comm_id)) == 1).all(), "not rank 0's id"
+        unique = np.ctypeslib.as_array((ctypes.c_uint8 * 128).from_address(comm_id))
+        assert (unique == unique[0]).all(), "not rank 0's id"
         self._calls.append(("comm_init_rank", nranks, rank))
-        return threads.connect(self._world.segment, rank, 60.0)
+        return threads.connect(self._world.segment(int(unique[0]), nranks), rank, 60.0)
 
     def comm_split(self, comm: EngineCommunicator, color: int, key: int, config: int) -> EngineCommunicator | None:
         assert config == 0

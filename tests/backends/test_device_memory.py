@@ -115,7 +115,7 @@ def test_messages_of_device_memory(make: Make, monkeypatch: pytest.MonkeyPatch) 
         sending = group.isend(make(contents(group.rank)), other, 9)
         assert (host(group.recv(make(np.zeros((6, 2), np.float32)), other, 9)) == contents(other)).all()
         sending.wait()
-        (got,) = group.batch([(make(contents(group.rank)), other)], [(make(np.zeros((6, 2), np.float32)), None)])
+        (got,) = group.batch([(make(contents(group.rank)), other)], [(make(np.zeros((6, 2), np.float32)), rw.ANY)])
         assert (host(got) == contents(other)).all()
         x = make(np.ones(3, np.float32))
         group.all_reduce_plan(x)()
@@ -211,7 +211,9 @@ def test_a_reducer_of_tensors_on_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 
     def body(group: Group) -> None:
         shapes = [(3,), (40, 40), (2, 2)]
-        reducer = rw.GradientReducer([cuda_tensor(np.zeros(shape, np.float32)) for shape in shapes], group, 4096)
+        reducer = rw.overlap.GradientReducer(
+            [cuda_tensor(np.zeros(shape, np.float32)) for shape in shapes], group, 4096
+        )
         for step in range(3):
             for number in reversed(range(len(shapes))):
                 reducer.mark_ready(number, cuda_tensor(np.full(shapes[number], float(group.rank + step), np.float32)))
@@ -232,7 +234,7 @@ def test_data_parallel_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, parameter in list(module.named_parameters()):
             data = torch.full_like(parameter, float(group.rank)).as_subclass(CudaTensor)
             setattr(module, name, torch.nn.Parameter(data))
-        model = rw.data_parallel(module, group)
+        model = rw.overlap.data_parallel(module, group)
         assert all((host(parameter.detach()) == 0).all() for parameter in module.parameters())
         for _ in range(2):
             module.zero_grad()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from rankwise import CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError
+from rankwise.contract.communicator import ANY
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS
@@ -41,6 +42,8 @@ SOME_SCENARIOS = [
     "large_both_ways",
     "messages_during_collectives",
     "messages_from_any_rank",
+    "messages_of_unknown_size",
+    "exchanges_with_neighbours",
     "to_oneself",
     "nan_propagates",
     "many_pending_works",
@@ -108,6 +111,39 @@ def test_mismatches_raise_on_every_rank_and_leave_the_outputs_unchanged() -> Non
     assert all("rank 0: all_reduce(count=" in text and "rank 1: " in text for text in told[0])
 
 
+@pytest.mark.slow  # tests/backends/composed runs these algorithms on as many ranks, without their sockets
+def test_many_ranks_exchange_data_in_few_steps() -> None:
+    """Small and middle sizes, with the usual algorithms, and a mismatch that most ranks learn of from others."""
+
+    def body(group: Group) -> str:
+        n, me = group.world_size, group.rank
+        for count in (1, 100, 1_000, 30_000):
+            x = np.arange(count, dtype=np.float32) % 7 + me
+            want = np.arange(count) % 7 * n + n * (n - 1) / 2
+            assert (group.all_reduce(x.copy()) == want).all()
+            assert (group.all_reduce(x.astype(np.float16)) == want).all()
+            got = group.reduce(x.copy(), 4)
+            assert got is None if me != 4 else (got == want).all()
+            assert (group.all_gather(x)[:, 0] == range(n)).all()
+            gathered = group.gather(x, 3)
+            assert gathered is None if me != 3 else (gathered[:, -1] - gathered[0, -1] == range(n)).all()
+            rows = np.repeat(np.arange(n), count) if me == 5 else None
+            assert (group.scatter(rows, 5) == me).all()
+            assert (
+                group.all_to_all(np.repeat(np.arange(n) + 100 * me, count))[::count] == me + 100 * np.arange(n)
+            ).all()
+        group.barrier()
+        part = group.dup()
+        with pytest.raises(MismatchError) as caught:
+            part.all_reduce(x, "max" if me == 6 else "sum")
+        part.close()
+        return str(caught.value)
+
+    told = run_ranks(9, body, backend="gloo", timeout=110)
+    assert told == [told[0]] * 9
+    assert "rank 6: all_reduce(count=30000, dtype=float32, op=max)" in told[0]
+
+
 @pytest.mark.parametrize("sent", [5, 200_000])
 def test_a_message_of_another_size(sent: int) -> None:
     """A message of another length is written nowhere, and does not end the process, as it would in gloo alone."""
@@ -138,7 +174,7 @@ def test_a_rank_that_does_not_join() -> None:
                 with pytest.raises(CollectiveTimeout):  # it learns why when it comes
                     part.barrier()
                 return (1,)
-            with pytest.raises(CollectiveTimeout, match=r"within 0.3 s from rank 1") as caught:
+            with pytest.raises(CollectiveTimeout, match=r"within the timeout of 0.3 s from rank 1") as caught:
                 part.all_reduce(np.ones(3))
             group.send(np.ones(1), 1, 5)
             assert caught.value.states[1] == "in no call of this group"
@@ -186,7 +222,7 @@ def test_messages_from_any_rank_with_any_tag() -> None:
                 assert message is not None
                 assert message == group.probe(message.source, message.tag)
                 assert message.count == sizes[message.tag]
-                receiving = group.irecv((message.count,), message.source, None, dtype=int)
+                receiving = group.irecv((message.count,), message.source, ANY, dtype=int)
                 assert (receiving.wait() == 10 * message.source + message.tag).all()
                 assert (receiving.source, receiving.tag) == (message.source, message.tag)
                 seen.append((message.source, message.tag))
@@ -202,7 +238,7 @@ def test_messages_from_any_rank_with_any_tag() -> None:
 def test_receives_from_any_rank_match_messages_in_order() -> None:
     def body(group: Group) -> None:
         if group.rank == 0:
-            works = [group.irecv((1,), src, tag) for src, tag in ((None, None), (1, 7), (None, 7), (1, None))]
+            works = [group.irecv((1,), src, tag) for src, tag in ((ANY, ANY), (1, 7), (ANY, 7), (1, ANY))]
             assert group.all_reduce(1) == 2
             assert [int(work.wait()[0]) for work in works] == [0, 1, 2, 3]
         else:
@@ -220,7 +256,7 @@ def test_a_rank_that_leaves_does_not_end_receives_from_any_rank() -> None:
         part = group.dup()
         if group.rank == 2:
             part.close()
-        receiving = part.irecv((1,), None) if group.rank == 0 else None
+        receiving = part.irecv((1,), ANY) if group.rank == 0 else None
         group.barrier()
         if group.rank == 1:
             part.send(np.ones(1), 0)
@@ -228,7 +264,7 @@ def test_a_rank_that_leaves_does_not_end_receives_from_any_rank() -> None:
             part.close()
         if receiving is not None:
             assert receiving.wait().tolist() == [1.0]
-            receiving = part.irecv((1,), None)
+            receiving = part.irecv((1,), ANY)
             group.barrier()
             with pytest.raises(PeerLostError) as caught:
                 receiving.wait()
@@ -240,16 +276,16 @@ def test_a_rank_that_leaves_does_not_end_receives_from_any_rank() -> None:
     assert run_ranks(3, body, backend="gloo")[0] == "it closed the group"
 
 
-def own_threads() -> list[str]:
+def own_threads() -> set[threading.Thread]:
     """The threads of this process that belong to a communicator."""
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("rankwise"))
+    return {thread for thread in threading.enumerate() if thread.name.startswith("rankwise")}
 
 
 @pytest.mark.parametrize("size", [3, 100_000])
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_no_thread_outlives_its_communicator(size: int, end: str) -> None:
-    def body(group: Group) -> tuple[list[str], list[str], list[str]]:
-        before = own_threads()
+    def body(group: Group) -> tuple[list[str], list[str]]:
+        before = own_threads()  # the whole group's, one of which may end meanwhile
         part = group.dup()
         other = 1 - group.rank
         sending = part.isend(np.ones(size), other)
@@ -257,31 +293,41 @@ def test_no_thread_outlives_its_communicator(size: int, end: str) -> None:
         sending.wait()
         assert part.probe() is None
         assert part.all_reduce(np.ones(2), async_op=True).wait().tolist() == [2.0, 2.0]
-        working = own_threads()
+        working = own_threads() - before
         if end == "close":
             part.close()
         del part, sending
         gc.collect()
         limit = time.monotonic() + 30
-        while own_threads() != before and time.monotonic() < limit:
+        while own_threads() - before and time.monotonic() < limit:
             time.sleep(0.01)
-        return before, working, own_threads()
+        return sorted(thread.name for thread in working), [thread.name for thread in own_threads() - before]
 
-    for before, working, after in run_ranks(2, body, backend="gloo"):
-        assert len(working) >= len(before) + 3, working  # sends, messages, the queue of what is started
-        assert after == before
+    for working, left in run_ranks(2, body, backend="gloo"):
+        assert len(working) >= 3, working  # sends, messages, the queue of what is started
+        assert left == []
 
 
-def test_a_rank_killed_in_the_middle(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("n", "count", "lost"),
+    [
+        (3, 3_000_000, 2),
+        (3, 3_000, 0),
+        *(pytest.param(9, count, 2, marks=pytest.mark.slow) for count in (3_000, 30_000)),
+    ],
+)
+def test_a_rank_killed_in_the_middle(tmp_path: Path, n: int, count: int, lost: int) -> None:
+    """In a ring; rank 0, which serves the store; and on many ranks, most of which exchange no message with the lost."""
     program = tmp_path / "program.py"
     program.write_text(
+        f"x_count, lost = {count}, {lost}"
         """
 import os, signal, sys, time
 import numpy as np, rankwise as rw
 group = rw.init(timeout=30)
-x = np.ones(3_000_000)
+x = np.ones(x_count)
 group.all_reduce(x)
-if group.rank == 2:
+if group.rank == lost:
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     for _ in range(100):
@@ -291,10 +337,12 @@ except rw.PeerLostError as error:
 time.sleep(0.5)
 """
     )
-    command = [sys.executable, "-m", "rankwise", "run", "-n", "3", "--backend", "gloo", str(program)]
+    command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), "--backend", "gloo", str(program)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    assert sorted(ran.stdout.splitlines()) == [f"{r}: 2 its process ended all_reduce" for r in (0, 1)]
-    assert "rank 2" in ran.stderr
+    assert sorted(ran.stdout.splitlines()) == [
+        f"{r}: {lost} its process ended all_reduce" for r in range(n) if r != lost
+    ]
+    assert f"rank {lost}" in ran.stderr
     assert "SIGKILL" in ran.stderr
 
 
@@ -316,6 +364,7 @@ print(first, rw.init("gloo").all_reduce(1))
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == [b"[0, 1] 2\n"] * 2
 
 
+@pytest.mark.slow  # tests/frontends/torch/test_starts.py runs torchrun too
 def test_torchrun(tmp_path: Path) -> None:
     """torchrun's agent serves the store; on one host the default is shared memory."""
     program = tmp_path / "program.py"

@@ -15,7 +15,7 @@ import pytest
 
 from rankwise.backends.hierarchical.communicator import HierarchicalCommunicator
 from rankwise.backends.native.communicator import EngineCommunicator
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import ANY, Communicator
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
@@ -71,7 +71,7 @@ def test_messages_from_any_rank_of_any_host(size: int) -> None:
     def body(group: Group) -> None:
         n, me = group.world_size, group.rank
         if me == 0:
-            receives = [group.irecv((size,), None, None, dtype=int) for _ in range(2 * n - 1)]
+            receives = [group.irecv((size,), ANY, ANY, dtype=int) for _ in range(2 * n - 1)]
             assert group.all_reduce(1) == n  # their senders come here only when their messages are received
             last = group.irecv((size,), n - 1, 9, dtype=int)  # it waits behind the others
             found = set()
@@ -112,7 +112,7 @@ def test_a_probe_describes_the_message_of_the_next_receive() -> None:
                 assert message is not None
                 assert message.count == message.tag == message.source
                 assert group.probe(message.source, timeout=30) == message
-                got = group.recv((message.count,), None, message.tag)
+                got = group.recv((message.count,), ANY, message.tag)
                 assert (got == message.source).all()
         else:
             group.barrier()
@@ -124,7 +124,7 @@ def test_a_probe_describes_the_message_of_the_next_receive() -> None:
 def test_a_receive_from_any_rank_ends_with_the_group() -> None:
     def body(group: Group) -> None:
         part = group.dup()
-        receiving = part.irecv((1,), None)
+        receiving = part.irecv((1,), ANY)
         assert not receiving.done()
         with pytest.raises(CollectiveTimeout):
             receiving.wait(0.01)
@@ -261,7 +261,17 @@ def test_no_byte_crosses_between_hosts_twice(name: str, placement: str) -> None:
         assert max(sent.values()) - min(sent.values()) <= small, "the lanes share the work unevenly"
 
 
-COLLECTIVES = ("barrier", "broadcast", "all_gather", "all_gather_v", "all_to_all_v", "gather_v", "scatter_v")
+COLLECTIVES = (
+    "barrier",
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_v",
+    "all_to_all_v",
+    "gather_v",
+    "scatter_v",
+)
 
 
 class Recording:
@@ -317,6 +327,39 @@ def test_a_call_is_compared_in_one_round_trip_between_hosts(name: str, size: int
         else:
             assert made[: len(compared)] == compared
             assert len(made) > 1 or not compared
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "size", "between"),
+    [
+        ("all_reduce", 2, 800, ["all_reduce"]),
+        ("reduce", 2, 800, ["reduce"]),
+        ("all_reduce", 2, 20_000, ["all_to_all_v", "all_gather_v"]),
+        ("reduce", 2, 20_000, ["all_to_all_v", "gather_v"]),
+        ("all_reduce", 8, 20_000, ["all_reduce"]),
+        ("reduce", 8, 20_000, ["reduce"]),
+    ],
+)
+def test_small_data_and_many_hosts_use_the_engines_reductions(
+    name: str, hosts: int, size: int, between: list[str]
+) -> None:
+    """They take about log2(hosts) latencies. A float16 is sent as float32, so that it is rounded only once."""
+    placement = tuple(host for host in range(hosts) for _ in range(2))
+    calls: list[list[str]] = [[] for _ in placement]
+
+    def body(group: Group) -> None:
+        for dtype in (np.float64, np.float16):
+            x = np.full(size, 1 if group.rank else 2048, dtype)  # 2049 is no float16
+            group.barrier()
+            calls[group.rank].clear()
+            x = getattr(group, name)(x)
+            assert x is None or (x == np.array(2047 + len(calls)).astype(dtype)).all()
+
+    def wrap(flat: Communicator) -> Communicator:
+        return Recording(flat, calls[flat.rank])  # type: ignore[return-value]
+
+    run_ranks(len(placement), body, backend=opener(placement, wrap))
+    assert calls[0] == ["all_gather_v", *between]
 
 
 # ---- failures ----

@@ -28,6 +28,7 @@ from rankwise.contract.errors import (
 from rankwise.contract.job import Job
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
+from rankwise.observe import trace
 from rankwise.testing import check_backend, run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS
@@ -54,7 +55,9 @@ def doubled(n: int, *, everywhere: bool, calls: list[Any] | None = None, made: l
     return open
 
 
-@pytest.mark.parametrize("everywhere", [True, False], ids=["device", "host"])
+@pytest.mark.parametrize(
+    "everywhere", [pytest.param(True, id="device"), pytest.param(False, id="host", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", OPERATIONS["pointer"])
 def test_operation(name: str, everywhere: bool) -> None:
     results = check_operation(name, "pointer", 3, doubled(3, everywhere=everywhere))
@@ -189,6 +192,41 @@ def test_a_failing_rank_ends_the_others() -> None:
             comm.sync()
 
     run_ranks(2, body, backend=doubled(2, everywhere=False, made=made), timeout=30)
+
+
+def test_a_measurement_counts_each_operation_once_and_waiting_for_the_device_as_sync() -> None:
+    def body(group: Group) -> None:
+        group.all_reduce(np.ones(1000))
+        group.reduce_scatter(np.ones(10))
+        group.barrier()
+
+    with trace.measure() as m:
+        run_ranks(2, body, backend=doubled(2, everywhere=False), timeout=30)
+    found = m.by_operation
+    assert (found["all_reduce"].count, found["all_reduce"].bytes) == (2, 16000)
+    assert (found["reduce_scatter"].count, found["reduce_scatter"].bytes) == (2, 80)
+    assert found["barrier"].count == 2
+    assert found["sync"].count >= 2
+
+
+def test_the_survivors_shrink() -> None:
+    def body(group: Group) -> None:
+        if group.rank == 1:
+            group.close()
+            return
+        with pytest.raises(RankwiseError):
+            group.comm._side.barrier()  # type: ignore[attr-defined]
+        assert group.failed() == {1: "left the group"}
+        assert group.agree(3) == 3
+        smaller = group.shrink()
+        assert isinstance(smaller.comm, NcclCommunicator)
+        assert (smaller.ranks, smaller.rank) == ((0, 2), group.rank // 2)
+        assert smaller.all_reduce(np.ones(1000))[-1] == 2
+        if group.rank == 0:
+            alone = smaller.shrink(exclude=[1])  # which lives, and does not come
+            assert (alone.ranks, alone.all_reduce(1)) == ((0,), 1)
+
+    run_ranks(3, body, backend=doubled(3, everywhere=False), timeout=30)
 
 
 # ---- the real nccl4py ----

@@ -30,7 +30,7 @@ def start_sum(comm: Communicator, x: np.ndarray[tuple[int], np.dtype[np.float64]
     return comm.start("all_reduce", x.ctypes.data, x.size, DType.F64, ReduceOp.SUM)
 
 
-def held(stream: rw.Stream) -> threading.Event:
+def held(stream: rw.overlap.Stream) -> threading.Event:
     """The stream goes on when this is set."""
     gate = threading.Event()
     stream.submit(gate.wait, SOON)
@@ -44,7 +44,7 @@ def test_event_lifecycle(backend: str, n: int) -> None:
     def rank(group: Group) -> None:
         comm, ops, x = group.comm, ops_of(group.comm), np.zeros(1000)
         seen: list[float] = []
-        with rw.Stream() as compute:
+        with rw.overlap.Stream() as compute:
             gate = held(compute)
             compute.submit(x.fill, group.rank + 1.0)  # the gradient
             ready = ops.create_event()  # 1
@@ -72,7 +72,7 @@ def test_each_wait_is_needed_and_effective() -> None:
 
     def rank(group: Group) -> None:
         comm, ops, x, order = group.comm, ops_of(group.comm), np.ones(4), list[str]()
-        with rw.Stream() as compute, rw.Stream() as other:
+        with rw.overlap.Stream() as compute, rw.overlap.Stream() as other:
             if group.rank == 1:
                 compute.submit(release.wait, SOON)
             compute.submit(order.append, "gradient")
@@ -100,7 +100,7 @@ def test_a_blocking_operation_runs_after_queued_ones() -> None:
 
     def rank(group: Group) -> None:
         ops, x = ops_of(group.comm), np.ones(2)
-        with rw.Stream() as compute:
+        with rw.overlap.Stream() as compute:
             compute.submit(gates[group.rank].wait, SOON)
             ready = ops.create_event()
             ops.record_on_stream(ready, compute.handle)
@@ -137,7 +137,7 @@ def alone() -> Communicator:
 def test_an_event_never_recorded_is_not_waited_for(alone: Communicator) -> None:
     ops = ops_of(alone)
     event = ops.create_event()
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         ops.stream_wait_event(stream.handle, event)
         ops.comm_stream_wait_event(event)
         ops.stream_wait_event(THIS_THREAD, event)
@@ -148,7 +148,7 @@ def test_an_event_never_recorded_is_not_waited_for(alone: Communicator) -> None:
 def test_a_record_captures_the_queue_at_that_time(alone: Communicator) -> None:
     """A later record does not change earlier waits, and work queued later is not waited for."""
     ops = ops_of(alone)
-    with rw.Stream() as first, rw.Stream() as late, rw.Stream() as waiting:
+    with rw.overlap.Stream() as first, rw.overlap.Stream() as late, rw.overlap.Stream() as waiting:
         event = ops.create_event()
         gate = held(first)
         ops.record_on_stream(event, first.handle)
@@ -169,7 +169,7 @@ def test_a_record_captures_the_queue_at_that_time(alone: Communicator) -> None:
 
 def test_a_destroyed_event_is_still_waited_for(alone: Communicator) -> None:
     ops = ops_of(alone)
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         gate, event = held(stream), ops.create_event()
         ops.record_on_stream(event, stream.handle)
         ops.comm_stream_wait_event(event)
@@ -182,7 +182,7 @@ def test_a_destroyed_event_is_still_waited_for(alone: Communicator) -> None:
 
 def test_the_calling_thread_is_a_stream(alone: Communicator) -> None:
     ops = ops_of(alone)
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         gate, event = held(stream), ops.create_event()
         done = stream.submit(int)
         ops.record_on_stream(event, THIS_THREAD)
@@ -198,7 +198,7 @@ def test_invalid_handles(alone: Communicator) -> None:
     ops = ops_of(alone)
     event, gone = ops.create_event(), ops.create_event()
     ops.destroy_event(gone)
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         foreign: list[tuple[Callable[..., None], str]] = [
             (ops.destroy_event, "event"),
             (ops.record_on_comm_stream, "event"),
@@ -218,7 +218,7 @@ def test_invalid_handles(alone: Communicator) -> None:
                 call(other)
             with pytest.raises(TypeError):
                 call(-1)
-        closed = rw.Stream()
+        closed = rw.overlap.Stream()
         closed.close()
         with pytest.raises(ClosedError):
             ops.record_on_stream(event, closed.handle)
@@ -248,7 +248,7 @@ def test_a_wait_longer_than_the_timeout_fails_the_group() -> None:
     def rank(group: Group) -> None:
         part = group.dup()
         ops = ops_of(part.comm)
-        with rw.Stream() as stream:
+        with rw.overlap.Stream() as stream:
             gate, event = held(stream), ops.create_event()
             part.timeout = 0.3 if part.rank == 1 else SOON
             if part.rank == 1:
@@ -270,7 +270,7 @@ def test_an_event_of_a_closed_stream_fails_its_waiters() -> None:
     def rank(group: Group) -> None:
         part = group.dup()
         ops = ops_of(part.comm)
-        stream, waiting = rw.Stream(), rw.Stream()
+        stream, waiting = rw.overlap.Stream(), rw.overlap.Stream()
         gate, event = held(stream), ops.create_event()
         ops.record_on_stream(event, stream.handle)
         ops.stream_wait_event(waiting.handle, event)
@@ -299,7 +299,7 @@ def test_work_behind_a_failed_group_is_cancelled() -> None:
 
     def rank(group: Group) -> None:
         part, ran = group.dup(), list[str]()
-        with rw.Stream() as compute, rw.Stream() as other:
+        with rw.overlap.Stream() as compute, rw.overlap.Stream() as other:
             x = np.ones(2 + part.rank)  # not the same on the ranks
             work = part.all_reduce(x, async_op=True)
             compute.wait_stream(part.stream)
@@ -320,7 +320,7 @@ def test_work_behind_a_failed_group_is_cancelled() -> None:
 def test_waiting_uses_no_cpu_time(alone: Communicator) -> None:
     """Half a second of waiting for an event, on both kinds of stream and in a thread, takes little CPU time."""
     ops = ops_of(alone)
-    with rw.Stream() as first, rw.Stream() as second:
+    with rw.overlap.Stream() as first, rw.overlap.Stream() as second:
         gate, event = threading.Event(), ops.create_event()
         first.submit(gate.wait, SOON)
         ops.record_on_stream(event, first.handle)

@@ -29,7 +29,7 @@ def checked(n: int) -> Opener:
     return lambda job, timeout: CheckedCommunicator(threads.connect(segment, job.rank, timeout))
 
 
-@pytest.fixture(params=["gloo", "hierarchical", "checked", "shm"])
+@pytest.fixture(params=[pytest.param("gloo", marks=pytest.mark.slow), "hierarchical", "checked", "shm"])
 def backend(request: pytest.FixtureRequest) -> str | Opener:
     if request.param == "gloo":
         pytest.importorskip("torch", reason="gloo comes with torch")

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from rankwise import Group, MismatchError, _native
+from rankwise import DType, Group, MismatchError, _native
 from rankwise.backends.native import threads
 from rankwise.testing import run_ranks
 
@@ -103,6 +103,43 @@ def test_failed_operations_are_marked() -> None:
             receiving.wait()
         assert {op.name: op.failed for op in view.operations(0)} == {"init": False, "recv": True, "send": False}
     assert view.state(0).bytes == 24
+
+
+def test_parts_of_operations_that_another_communicator_runs() -> None:
+    segment = _native.Segment.create(1, node=1, nodes=3)
+    comm = segment.join(0, 5.0, False, part=True)
+    view, writer = _native.SegmentView(segment.fd), _native.TraceWriter(segment.fd, 0)
+    whole = writer.begin("all_reduce", 0, 1, 24)
+    x = np.ones(1000)
+    comm.broadcast(x.ctypes.data, 1000, DType.F64, 0)
+    assert view.state(0).description.startswith("in all_reduce #1 for ")
+    whole.end()
+    comm.barrier()
+    assert view.state(0).description.endswith("last was all_reduce #1")
+    assert view.state(0).bytes == 24
+    found = [(op.name, op.group, op.part) for op in view.operations(0) if op.name != "init"]
+    assert found == [("all_reduce", 0, False), ("broadcast", 2, True), ("barrier", 2, True)]
+    part = comm.split(0, 0)
+    assert part is not None
+    part.barrier()
+    assert view.operations(0)[-1].group == 5, "another node may give this number"
+    assert writer.new_group() == 8
+    assert view.operations(0)[-1].part
+    part.close(1.0)
+    comm.close(1.0)
+
+
+def test_a_rank_whose_operations_are_all_parts() -> None:
+    segment = _native.Segment.create(1)
+    comm = segment.join(0, 5.0, False, part=True)
+    comm.barrier()
+    assert _native.SegmentView(segment.fd).state(0).description.endswith("last was barrier #1")
+    comm.close(1.0)
+
+
+def test_nodes_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="node: 2 given, expected 0 to 1, because there are 2"):
+        _native.Segment.create(1, 2, 2)
 
 
 def test_other_files_are_not_segments() -> None:

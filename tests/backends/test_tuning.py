@@ -24,15 +24,63 @@ from hosts_in_threads import PLACEMENTS, opener
 
 def test_the_choice_on_both_sides_of_each_threshold() -> None:
     for backend, edge in (("gloo", 1 << 17), ("mpi", 1 << 14), ("hierarchical", 1 << 14)):
-        assert [tuning.all_reduce(backend, edge + more) for more in (0, 1)] == ["all_gather", "reduce_scatter"]
-    assert [tuning.gloo_all_reduce((1 << 17) + more, True) for more in (0, 1)] == ["all_gather", "ring"]
-    assert [tuning.gloo_all_reduce((1 << 17) + more, False) for more in (0, 1)] == ["all_gather", "reduce_scatter"]
-    assert [tuning.gloo_all_gather((1 << 20) + more) for more in (0, 1)] == ["pairwise", "ring"]
+        assert [tuning.all_reduce(backend, 4, edge // 4 + more) for more in (0, 1)] == ["all_gather", "reduce_scatter"]
+        if backend == "hierarchical":  # it has no messages for the algorithms made of them
+            assert tuning.all_reduce(backend, 8, 8) == "all_gather"
+            assert tuning.all_reduce(backend, 17, 8) == "all_gather"
+            assert tuning.reduce(backend, 17, 1 << 20) == "gather"
+            continue
+        assert [tuning.all_reduce(backend, 8, edge // 8 + more) for more in (0, 1)] == [
+            "all_gather", "recursive_doubling",
+        ]  # fmt: skip
+        many = [tuning.all_reduce(backend, 8, edge + more) for edge in (1 << 15, 1 << 19) for more in (0, 1)]
+        assert many == ["recursive_doubling", *["halving_doubling"] * 2, "reduce_scatter"]
+        assert [tuning.all_reduce(backend, n, 8) for n in (16, 17)] == ["all_gather", "recursive_doubling"]
+        assert [tuning.reduce(backend, n, 8) for n in (16, 17)] == ["gather", "binomial"]
+        assert [tuning.reduce(backend, 8, edge // 8 + more) for more in (0, 1)] == ["gather", "reduce_scatter"]
+        assert [tuning.reduce(backend, 17, (17 << 16) - more) for more in (1, 0)] == ["binomial", "reduce_scatter"]
+        assert tuning.reduce(backend, 2, 1 << 30) == "gather"
+    assert [tuning.gloo_all_reduce(4, (1 << 15) + more, True) for more in (0, 1)] == ["all_gather", "ring"]
+    assert [tuning.gloo_all_reduce(4, (1 << 15) + more, False) for more in (0, 1)] == ["all_gather", "reduce_scatter"]
+    assert [tuning.gloo_all_reduce(8, (1 << 19) + more, True) for more in (0, 1)] == ["halving_doubling", "ring"]
+    assert [tuning.gloo_broadcast(4, (1 << 15) + more) for more in (0, 1)] == ["binomial", "scatter_all_gather"]
+    assert [tuning.gloo_broadcast(17, (17 << 16) - more) for more in (1, 0)] == ["binomial", "scatter_all_gather"]
+    assert tuning.gloo_broadcast(2, 1 << 30) == "binomial"
+    assert [tuning.gloo_all_gather(4, (1 << 18) + more) for more in (0, 1)] == ["pairwise", "ring"]
+    assert [tuning.gloo_all_gather(16, (1 << 16) + more) for more in (0, 1)] == ["pairwise", "ring"]
+    assert [tuning.gloo_all_gather(17, (1 << 16) + more) for more in (0, 1)] == ["bruck", "ring"]
+    assert [tuning.gloo_all_gather(n, 8) for n in (16, 17)] == ["pairwise", "bruck"]
+    for choice, most, few, many in (
+        (tuning.gloo_rooted, 1 << 12, "direct", "binomial"),
+        (tuning.gloo_all_to_all, 1 << 10, "pairwise", "bruck"),
+    ):
+        assert [choice(n, most) for n in (16, 17)] == [few, many]
+        assert choice(17, most + 1) == few
     assert [tuning.gloo_all_gather_v(4, 1 << 20, (1 << 21) - more) for more in (0, 1)] == ["padded", "broadcasts"]
     assert [tuning.gloo_all_gather_v(9, (1 << 14) + more, 1 << 14) for more in (0, 1)] == ["padded", "broadcasts"]
     assert [tuning.lanes((16 << 10) + more) for more in (0, 1)] == ["one_lane", "all_lanes"]
+    for hosts, large in ((7, "all_lanes"), (8, "engine")):
+        assert [tuning.lane_reduction(hosts, (16 << 10) + more) for more in (0, 1)] == ["one_lane", large]
+    assert [tuning.all_to_all_of_hosts(8, 4, (1 << 10) + more) for more in (0, 1)] == ["one_lane", "direct"]
+    assert [tuning.all_to_all_of_hosts(hosts, 4, 8) for hosts in (7, 8)] == ["direct", "one_lane"]
     assert [tuning.pipeline_step(lanes, 2) for lanes in (1, 8, 9)] == [1 << 20, 1 << 20, 9 << 17]
-    assert [tuning.inline(backend) for backend in ("gloo", "mpi", "nccl")] == [1016, 248, -1]
+    assert [tuning.envelope(backend, 2) for backend in ("hierarchical", "mpi", "nccl")] == [1016, 248, -1]
+    assert [tuning.envelope("gloo", n) for n in (17, 64, 65, 1024, 1 << 20)] == [1016, 1016, 1000, 56, 24]
+    assert set(tuning.inline("gloo", 17).values()) == {1016}
+
+
+@pytest.mark.parametrize("n", range(2, 17))
+def test_envelopes_of_few_ranks_of_gloo(n: int) -> None:
+    """A rank receives a MiB, and a whole copy goes to every other rank only if that takes few more bytes."""
+    most = tuning.envelope("gloo", n)
+    assert (1 << 20) - 16 * n < n * most <= 1 << 20
+    holds = tuning.inline("gloo", n)
+    assert holds["all_gather"] == holds["gather"] == most
+    assert holds["scatter"] == holds["reduce_scatter"] == holds["all_to_all"] == n * most
+    assert holds["all_reduce"] == holds["broadcast"] == holds["reduce"] == n * most
+    copies, divided = (n - 1) * tuning.whole(n), 2 * (n - 1) / n * tuning.whole(n)
+    assert copies - divided <= 1 << 17
+    assert tuning.whole(n) == most or (n - 1) - 2 * (n - 1) / n > (1 << 17) - (copies - divided)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +96,14 @@ def test_unknown_names(backend: str, wanted: dict[str, str], words: str) -> None
         tuning.check(backend, wanted)
 
 
+@pytest.mark.slow  # tests/backends/composed runs these algorithms too, without their sockets
 @pytest.mark.timeout(300)
 def test_every_algorithm_of_gloo() -> None:
     for ran in run_ranks(3, check_all, backend="gloo", timeout=240):
         assert ran.keys() == expected("gloo")
 
 
-@pytest.mark.parametrize("placement", ["2x2", "one has one"])
+@pytest.mark.parametrize("placement", ["2x2", pytest.param("one has one", marks=pytest.mark.slow)])
 def test_every_algorithm_of_hierarchical(placement: str) -> None:
     hosts = PLACEMENTS[placement]
     for ran in run_ranks(len(hosts), check_all, backend=opener(hosts), timeout=100):
@@ -64,7 +113,7 @@ def test_every_algorithm_of_hierarchical(placement: str) -> None:
 def test_a_forced_algorithm_that_cannot_run_names_its_needs() -> None:
     def body(group: Group) -> list[str]:
         said = []
-        calls = {"ring": np.ones(10, np.float16), "inline": np.ones(10_000)}
+        calls = {"ring": np.ones(10, np.float16), "inline": np.ones(200_000)}
         for algorithm, x in calls.items():
             group.comm.force({"all_reduce": algorithm})  # type: ignore[attr-defined]
             with pytest.raises(UnsupportedError) as caught:
@@ -76,10 +125,23 @@ def test_a_forced_algorithm_that_cannot_run_names_its_needs() -> None:
     words = [
         "RANKWISE_ALGORITHM=all_reduce=ring is not supported by the gloo backend: gloo does not reduce this dtype and "
         "op as the contract requires",
-        "RANKWISE_ALGORITHM=all_reduce=inline is not supported by the gloo backend: it takes at most 1016 bytes, and "
-        "this call has 80000",
+        "RANKWISE_ALGORITHM=all_reduce=inline is not supported by the gloo backend: it takes at most 1048576 bytes, "
+        "and this call has 1600000",
     ]
     assert run_ranks(2, body, backend="gloo") == [words, words]
+
+
+def test_an_all_to_all_in_one_lane_needs_even_hosts() -> None:
+    def body(group: Group) -> str:
+        group.comm.force({"all_to_all": "one_lane"})  # type: ignore[attr-defined]
+        with pytest.raises(UnsupportedError) as caught:
+            group.all_to_all(np.ones(3))
+        assert group.all_reduce(1) == 3  # the group goes on
+        return str(caught.value)
+
+    why = "it needs equally many ranks on every host"
+    text = f"RANKWISE_ALGORITHM=all_to_all=one_lane is not supported by the hierarchical backend: {why}"
+    assert run_ranks(3, body, backend=opener(PLACEMENTS["one has one"])) == [text] * 3
 
 
 @pytest.mark.parametrize("backend", ["gloo", "hierarchical"])
@@ -120,17 +182,19 @@ def test_split_groups_force_the_same_algorithms() -> None:
     ("backend", "algorithm", "line"),
     [
         ("gloo", "all_reduce=ring,all_gather=pairwise,", "2 {'all_reduce': 'ring', 'all_gather': 'pairwise'}"),
-        (
+        pytest.param(
             "gloo",
             "all_reduce=tree",
             "ValueError: RANKWISE_ALGORITHM: the algorithm 'tree' given for all_reduce of gloo",
+            marks=pytest.mark.slow,  # test_unknown_names has the check itself
         ),
         # Ranks of one host are a group of shm.
-        ("hierarchical", "all_reduce=staged", "2 ['staged']"),
-        (
+        pytest.param("hierarchical", "all_reduce=staged", "2 ['staged']", marks=pytest.mark.slow),
+        pytest.param(
             "hierarchical",
             "all_reduce=one_lane",
             "ValueError: RANKWISE_ALGORITHM: the algorithm 'one_lane' given for all_reduce of shm",
+            marks=pytest.mark.slow,  # two processes import torch
         ),
     ],
 )

@@ -25,7 +25,6 @@ def oversubscribed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     close_pools()
 
 
-BOTH = pytest.mark.parametrize("oversubscribed", [False, True], ids=["a core each", "oversubscribed"], indirect=True)
 # native/tests/algorithms_test.cpp, in `make test`, forces each algorithm on oversubscribed ranks too.
 A_CORE_EACH = pytest.mark.parametrize(
     "oversubscribed",
@@ -39,8 +38,14 @@ def wrong(results: list[Result]) -> list[str]:
     return [f"{r.case}: {r.detail}" for r in results if r.status is Status.FAIL]
 
 
-# Between threads a single copy is a memcpy, so it is also forced between processes.
-FORCED = [("threads", 3, *name) for name in ALGORITHMS]
+# Between threads a single copy is a memcpy, so it is also forced between processes; make test does only that.
+FORCED = [
+    pytest.param(
+        *("threads", 2 if name.endswith("split") else 3, operation, name),
+        marks=pytest.mark.slow if name.startswith("single_copy") else (),
+    )
+    for operation, name in ALGORITHMS
+]
 FORCED += [("shm", 2, operation, name) for operation, name in ALGORITHMS if name.startswith("single_copy")]
 
 
@@ -65,6 +70,53 @@ def test_forced(backend: str, n: int, operation: str, algorithm: str, monkeypatc
     assert any(r.case.shape[0] > 1 for r in ran)
 
 
+# native/tests/by_node_test.cpp has more placements.
+@pytest.mark.parametrize(
+    ("backend", "nodes"),
+    [
+        ("threads", "0,0,1"),
+        pytest.param("shm", "0,0,1,1", marks=pytest.mark.slow),
+        pytest.param("threads", "0,1,1,0", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "broadcast"])
+def test_by_node_on_pretended_nodes(backend: str, nodes: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_ALGORITHM", f"{operation}=by_node")
+    monkeypatch.setenv("RANKWISE_NUMA_NODES", nodes)
+    n = len(nodes.split(","))
+    cases = select(operation, "pointer", n)
+    results = merged(run_ranks(n, lambda group: run_cases(group, "pointer", cases), backend=backend))
+    assert not wrong(results)
+    assert {r.status for r in results} <= {Status.PASS, Status.REFUSED}
+
+
+def test_the_nodes_of_a_group_and_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_NUMA_NODES", "4,4,1,1")
+
+    def body(group: Group) -> tuple[object, object, list[str]]:
+        part = group.split(0 if group.rank else -1)
+        found = part and part.comm.shortcuts.numa_nodes  # type: ignore[attr-defined]
+        comm = group.comm.shortcuts
+        return comm.numa_nodes, found, comm.algorithms("all_reduce", 1 << 20)  # type: ignore[attr-defined]
+
+    results = run_ranks(4, body, backend="shm")
+    assert results == [([[0, 1], [2, 3]], None, ["by_node"])] + [([[0, 1], [2, 3]], [[0], [1, 2]], ["by_node"])] * 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ("0,1,1", "RANKWISE_NUMA_NODES: 3 nodes given, expected one for each of the 2 ranks of this host"),
+        ("0,one", "environment variable RANKWISE_NUMA_NODES='0,one': expected whole numbers of at least 0"),
+    ],
+)
+def test_nodes_that_the_ranks_cannot_have(nodes: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_NUMA_NODES", nodes)
+    with pytest.raises((RanksFailed, ValueError)) as caught:
+        run_ranks(2, lambda group: group.rank, timeout=10)
+    assert words in str(caught.value)
+
+
 def thresholds(group: Group, operation: str) -> list[int]:
     """The sizes of a rank's array, in float32, from which on other algorithms are chosen than below."""
 
@@ -86,7 +138,7 @@ def thresholds(group: Group, operation: str) -> list[int]:
     return found
 
 
-@BOTH
+@A_CORE_EACH
 @pytest.mark.parametrize("direct", [True, False], ids=["single copy", "no single copy"])
 @pytest.mark.parametrize("operation", list(_native.algorithms()))
 def test_either_side_of_each_threshold(operation: str, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:

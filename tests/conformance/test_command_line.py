@@ -14,7 +14,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
-@pytest.mark.parametrize("backend", ["threads", "shm"])
+@pytest.mark.parametrize("backend", [pytest.param("threads", marks=pytest.mark.slow), "shm"])
 def test_the_table(backend: str) -> None:
     ran = run("conformance", "--backend", backend, "-n", "2", "--operation", "all_reduce", "--operation", "gather")
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -41,6 +41,7 @@ def test_bad_arguments(arguments: list[str], words: str) -> None:
     assert words in ran.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_stress_prints_its_seed_and_the_ranks_memory() -> None:
     ran = run("stress", "-n", "2", "--operations", "1000", "--seed", "7")
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -72,6 +72,11 @@ DIFFERENCES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
     "root of reduce": (lambda g, x: g.reduce(x), lambda g, x: g.reduce(x, 1), ("root", "root")),
     "gather and all_gather": (lambda g, x: g.gather(x), lambda g, x: g.all_gather(x), ("gather", "all_gather")),
     "count of gather": (lambda g, x: g.gather(x), lambda g, x: g.gather(x[1:]), ("count", "count")),
+    "lengths for all_gather_v": (
+        lambda g, x: g.all_gather(x),
+        lambda g, x: g.all_gather(x[1:]),
+        ("count", "\nall_gather_v gathers arrays whose first axes differ in length"),
+    ),
     "count of all_to_all": (lambda g, x: g.all_to_all(x), lambda g, x: g.all_to_all(x[6:]), ("count", "count")),
     "split": (lambda g, x: g.split(0), lambda g, x: g.barrier(), ("split", "barrier")),
 }

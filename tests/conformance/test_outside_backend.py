@@ -237,7 +237,7 @@ def open_table(job: Job, timeout: float) -> TableCommunicator:
     return TableCommunicator(job.rank, job.world_size, job.id)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_it_conforms(n: int) -> None:
     report = check_backend(open_table, n)
     assert report.ok, "\n".join(report.failures[:5])

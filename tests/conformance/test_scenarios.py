@@ -8,7 +8,7 @@ from rankwise.testing import run_ranks
 from rankwise.testing.scenarios import SCENARIOS
 
 WORLDS = [("solo", 1), *((backend, n) for backend in ("threads", "shm") for n in (1, 2, 3, 4, 7))]
-QUICK = [("solo", 1), ("threads", 1), ("threads", 3), ("threads", 4), ("shm", 2), ("shm", 4)]  # others: make test-all
+QUICK = [("solo", 1), ("threads", 1), ("threads", 3), ("shm", 2), ("shm", 4)]  # others: make test-all
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankwise import Group, MismatchError
+from rankwise import Group, MismatchError, PeerLostError, UnsupportedError, _native
+from rankwise.backends.native import threads
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
 from rankwise.testing import check_backend, run_ranks
@@ -27,6 +28,7 @@ def open_checked(job: Job, timeout: float) -> Communicator:
     return CheckedCommunicator(open_table(job, timeout))
 
 
+@pytest.mark.slow  # tests/conformance/test_outside_backend.py runs the same cases on the backend inside
 def test_it_conforms() -> None:
     report = check_backend(open_checked, 3, timeout=60)
     assert report.ok, report.failures[:10]
@@ -82,3 +84,29 @@ def test_init_wraps_an_outside_backend_on_request(tmp_path: Path, check: str) ->
     environment = {**os.environ, "PYTHONPATH": path, "RANKWISE_CHECK": check}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert ran.stdout.strip() == ("CheckedCommunicator" if check else "TableCommunicator"), ran.stderr
+
+
+def test_the_survivors_shrink() -> None:
+    segment = _native.Segment.create(3)
+
+    def open_engine(job: Job, timeout: float) -> Communicator:
+        return CheckedCommunicator(threads.connect(segment, job.rank, timeout))
+
+    def body(group: Group) -> None:
+        part = group.dup()
+        if group.rank == 0:
+            part.abort("had enough")
+        with pytest.raises(PeerLostError, match="had enough"):
+            part.barrier()
+        assert (part.failed(), part.agree(5)) == ({}, 5)
+        again = part.shrink()
+        assert isinstance(again.comm, CheckedCommunicator)
+        assert again.ranks == (0, 1, 2)
+        with pytest.raises(MismatchError):
+            again.all_reduce(np.ones(2 + again.rank))
+        with pytest.raises(UnsupportedError):
+            group.restore()
+        if again.rank != 1:
+            assert again.shrink(exclude=[1]).ranks == (0, 2)
+
+    run_ranks(3, body, backend=open_engine)

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankwise import DType, Group, MismatchError, ReduceOp, _native
+from rankwise import DType, Group, MismatchError, PeerLostError, ReduceOp, _native
 from rankwise.backends.native import threads
 from rankwise.backends.registry import Opener
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import ANY, Communicator
 from rankwise.contract.job import Job
 from rankwise.observe.trace_file import Trace
 from rankwise.testing import check_backend, run_ranks
@@ -42,6 +42,7 @@ def engine(n: int) -> Opener:
     return lambda job, timeout: threads.connect(segment, job.rank, timeout)
 
 
+@pytest.mark.slow
 def test_it_conforms() -> None:
     report = check_backend(traced(3)[0], 3, timeout=60)
     assert report.ok, report.failures[:10]
@@ -113,7 +114,7 @@ def test_what_nobody_waits_for_yet_is_in_the_background() -> None:
     backend, view = traced(1, engine(1))
 
     def body(group: Group) -> None:
-        receiving = group.irecv((3,), None, None)
+        receiving = group.irecv((3,), ANY, ANY)
         assert [(op.name, op.peer, op.end, op.background) for op in view.operations(0)][1:] == [
             ("recv", -1, None, True)
         ]
@@ -205,7 +206,7 @@ group.barrier()
 """
 
 
-@pytest.mark.parametrize("backend", ["gloo", "outside"])
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.slow), "outside"])
 def test_a_job_of_rankwise_run(tmp_path: Path, backend: str) -> None:
     if backend == "gloo":
         pytest.importorskip("torch", reason="gloo comes with torch")
@@ -222,9 +223,21 @@ def test_a_job_of_rankwise_run(tmp_path: Path, backend: str) -> None:
     assert re.search(r"^all_reduce float64 sum  23 KiB +3 .* rank 1$", shown, re.MULTILINE)
 
 
-def test_the_launcher_says_where_a_rank_ended(tmp_path: Path) -> None:
+@pytest.mark.slow  # three processes import torch
+def test_hierarchical_on_one_host_has_the_trace_of_shm(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="gloo comes with torch")
-    done = run(tmp_path, "gloo", "die")
+    done = run(tmp_path, "hierarchical")
+    assert done.returncode == 0, done.stderr
+    for rank in Trace.read(tmp_path / "t.json").ranks:
+        names = [op.name for op in rank.operations if op.sequence and not op.group]
+        assert names == ["init", "all_reduce", "all_reduce", "split", "barrier"]
+
+
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.slow), "outside"])
+def test_the_launcher_says_where_a_rank_ended(tmp_path: Path, backend: str) -> None:
+    if backend == "gloo":
+        pytest.importorskip("torch", reason="gloo comes with torch")
+    done = run(tmp_path, backend, "die")
     assert done.returncode == 5
     assert re.search(r"rank 2 \(pid \d+\) exited with status 5 after barrier #2 of group 1;", done.stderr), done.stderr
 
@@ -256,3 +269,19 @@ def rankwise(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "rankwise", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_what_survivors_do_is_traced() -> None:
+    backend, view = traced(2, engine(2))
+
+    def body(group: Group) -> None:
+        group.abort("had enough") if group.rank == 0 else None
+        with pytest.raises(PeerLostError, match="had enough"):
+            group.barrier()
+        assert group.agree(3) == 3
+        assert group.shrink().all_reduce(1) == 2
+
+    run_ranks(2, body, backend=backend)
+    for rank in range(2):
+        names = [operation.name for operation in view.operations(rank)]
+        assert [name for name in names if name in ("agree", "shrink")] == ["agree", "shrink"], names

@@ -29,7 +29,7 @@ class CheckedCommunicator(ComposedCommunicator):
         self.backend = getattr(inner, "backend", type(inner).__name__)
         self.any_source, self.device_memory, self.traced = inner.any_source, inner.device_memory, inner.traced
         super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
-        self._inline = -1  # the inner communicator computes, for the dtypes that it supports
+        self._inline = {}  # the inner communicator computes, for the dtypes that it supports
 
     def _timeout_set(self, timeout: float) -> None:
         self._inner.timeout = timeout
@@ -53,6 +53,10 @@ class CheckedCommunicator(ComposedCommunicator):
     def probe(self, src: int, tag: int) -> Message | None:
         self._check_failed()
         return self._inner.probe(src, tag)
+
+    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+        self._check_failed()
+        return self._inner.recv_probed(ptr, message)
 
     def sync(self) -> None:
         self._drain()
@@ -121,6 +125,29 @@ class CheckedCommunicator(ComposedCommunicator):
 
     def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
         self._complete("reduce_scatter_v", send, recv, counts, dtype, op)
+
+    # ---- going on after a loss ----
+
+    def failed(self) -> dict[int, str]:
+        return self._inner.failed()
+
+    def agree(self, flag: int) -> int:
+        return self._inner.agree(flag)
+
+    def shrink(self, exclude: Sequence[int] = ()) -> Communicator:
+        return self._follow(self._inner.shrink(exclude))
+
+    def restore(self) -> Communicator:
+        return self._follow(self._inner.restore())
+
+    def abort(self, reason: str) -> None:
+        super().abort(reason)
+        self._inner.abort(reason)
+
+    def _follow(self, new: Communicator) -> Communicator:
+        checked = CheckedCommunicator(new)
+        checked.former_ranks = new.former_ranks
+        return checked
 
     # ---- groups, ends ----
 

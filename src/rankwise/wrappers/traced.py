@@ -6,10 +6,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import count as numbers_from
 from typing import Any, TypeVar
 
-from rankwise._native import TraceWriter, WrittenOperation
+from rankwise._native import TraceWriter, WrittenOperation, uncounted
 from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import ANY, Communicator, Message
@@ -42,9 +43,12 @@ class TracedCommunicator(Communicator):
         self.stream_sync = inner.stream_sync
 
     @classmethod
-    def in_segment(cls, inner: Communicator, segment_fd: int) -> TracedCommunicator:
-        """The group of all ranks of a job, whose shared memory is behind this descriptor."""
-        writer = TraceWriter(segment_fd, inner.rank)
+    def in_segment(cls, inner: Communicator, segment_fd: int, index: int | None = None) -> TracedCommunicator:
+        """`inner`, the communicator of all ranks of a job, traced.
+
+        segment_fd: descriptor of the launcher's shared memory. index: this rank's number there, by default its rank.
+        """
+        writer = TraceWriter(segment_fd, inner.rank if index is None else index)
         writer.begin("init", 0, 0, 0).end()
         return cls(inner, writer)
 
@@ -133,9 +137,50 @@ class TracedCommunicator(Communicator):
         if part is None:
             return None
         number = array("q", [self._writer.new_group() if part.rank == 0 else 0])
-        part.broadcast(number.buffer_info()[0], 1, DType.I64, 0)
-        part.sync()
+        uncounted(part.broadcast, number.buffer_info()[0], 1, DType.I64, 0)
+        uncounted(part.sync)
         return TracedCommunicator(part, self._writer, number[0])
+
+    @property
+    def announce_array(self) -> Callable[[Any, int, int, int], bytes | None] | None:
+        """See Shortcuts.announce_array; None if the inner communicator has none."""
+        announce = getattr(self._inner, "announce_array", None)
+        return None if announce is None else partial(self._announced, announce)
+
+    def _announced(self, announce: Callable[..., bytes | None], *args: Any) -> bytes | None:
+        entry = self._writer.begin("scatter", self._group, next(self._numbers), 0, peer=args[-1])
+        result = self._entered(entry, announce, *args)
+        entry.end()
+        return result
+
+    # ---- going on after a loss ----
+
+    def failed(self) -> dict[int, str]:
+        return self._inner.failed()
+
+    def agree(self, flag: int) -> int:
+        return self._recovering("agree", flag)  # type: ignore[no-any-return]
+
+    def shrink(self, exclude: Sequence[int] = ()) -> Communicator:
+        return self._follow(self._recovering("shrink", exclude))
+
+    def restore(self) -> Communicator:
+        return self._follow(self._recovering("restore"))
+
+    def abort(self, reason: str) -> None:
+        self._inner.abort(reason)
+
+    def _recovering(self, operation: str, *args: Any) -> Any:
+        entry = self._writer.begin(operation, self._group, 0, 0)
+        result = self._entered(entry, getattr(self._inner, operation), *args)
+        entry.end()
+        return result
+
+    def _follow(self, new: Communicator) -> Communicator:
+        """The communicator in which the survivors go on. It may fail at any moment, so it gets no number of its own."""
+        traced = TracedCommunicator(new, self._writer, self._group)
+        traced.former_ranks = new.former_ranks
+        return traced
 
     def start(self, operation: str, *args: Any) -> Work[None]:
         entry = self._begin(operation, args, background=True)
@@ -163,6 +208,12 @@ class TracedCommunicator(Communicator):
 
     def probe(self, src: int, tag: int) -> Message | None:
         return self._inner.probe(src, tag)
+
+    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+        work = self._inner.recv_probed(ptr, message)
+        if work is None:
+            return None
+        return TracedWork(work, self._message("recv", message.count, message.dtype, message.source, message.tag))
 
     # ---- the rest of the contract ----
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rankwise._native import Segment
-from rankwise.backends.native import rendezvous
+from rankwise.backends.native import locality, rendezvous
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
 
@@ -155,7 +155,7 @@ def test_missing_ranks_are_named() -> None:
     for error in results:
         assert isinstance(error, CollectiveTimeout)
         assert error.missing == (1, 3)
-        assert str(error).startswith("init: ranks [1, 3] did not come within 1 s")
+        assert str(error).startswith("init: ranks [1, 3] did not join within 1 s")
     (error,) = meet_all([ranks[3]], timeout=0.3)
     assert isinstance(error, CollectiveTimeout)
     assert error.missing == (0,)
@@ -190,7 +190,7 @@ def test_ranks_disagree() -> None:
         assert str(error) == "init: two processes are rank 1 of this job"
 
 
-@pytest.mark.parametrize("part", ["host", "container (pid namespace)", "container (network namespace)"])
+@pytest.mark.parametrize("part", locality.REMEDIES)
 def test_ranks_on_other_hosts_are_not_accepted(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = jobs(2)
     real = rendezvous._identity
@@ -204,7 +204,7 @@ def test_ranks_on_other_hosts_are_not_accepted(part: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(rendezvous, "_identity", identity)
     for error in meet_all(ranks):
         assert isinstance(error, UnsupportedError)
-        assert f"rank 1 is on another {part} than rank 0; start all ranks on one host" in str(error)
+        assert f"the {part} of rank 1 differs from rank 0's; {locality.REMEDIES[part]}" in str(error)
 
 
 def test_another_users_socket_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "all_gather": ("count", "dtype"),
     "gather": ("count", "dtype", "root"),
     "scatter": ("count", "dtype", "root"),
+    "scatter_array": ("root",),  # the first step of a scatter whose array only the root knows
     "reduce_scatter": ("count", "dtype", "op"),
     "all_to_all": ("count", "dtype"),
     "all_gather_v": ("counts", "dtype"),
@@ -65,7 +66,7 @@ def describe(call: Call) -> str:
     if description is not None and len(description.shape) != 1:
         fields.append(f"shape={description.shape}")
     whole = f"{description.operation}: " if description is not None and description.operation else ""
-    return f"{whole}{operation}({', '.join(fields)})"
+    return f"{whole}{operation.removesuffix('_array')}({', '.join(fields)})"
 
 
 @lru_cache(1024)

@@ -3,7 +3,8 @@
 An *engine* is another library between the ranks: MPI, gloo. A *move* is an operation of it without
 arithmetic: bytes from addresses to addresses. An adapter provides the moves, a way to send and receive,
 and declares which reductions its engine does as the contract requires. All other reductions are made
-here of moves and the native kernels, in rank order, so that every rank has the same bits.
+here of moves, or of the messages of `algorithms`, and the native kernels, with operands in rank order, so that
+every rank has the same bits.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise._native import CallLock, reduce_local
+from rankwise._native import CallLock, counted, reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.closing import OpenCommunicator
-from rankwise.backends.composed import calls
+from rankwise.backends.composed import calls, counting
+from rankwise.backends.composed.algorithms import binomial, halving_doubling, recursive_doubling
+from rankwise.backends.composed.algorithms.peers import Peers
 from rankwise.backends.composed.calls import (
     ITEMSIZE,
     Call,
@@ -33,12 +36,15 @@ from rankwise.backends.composed.calls import (
     check_reduction,
     checked_counts,
 )
-from rankwise.backends.composed.envelopes import Different, Envelopes
+from rankwise.backends.composed.envelopes import Different, Envelopes, GatheredEnvelopes
+from rankwise.backends.composed.memory import address, shares, sizes
+from rankwise.backends.composed.partial import Partial
 from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.backends.composed.work_queue import WorkQueue
+from rankwise.contract import measuring
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError, UnsupportedError
+from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
@@ -64,6 +70,7 @@ class ComposedCommunicator(OpenCommunicator):
 
     blocking = True
     engine_errors: tuple[type[Exception], ...]
+    _peers: Peers  # of the backends in tuning.MESSAGES
 
     def __init__(
         self, rank: int, world_size: int, timeout: float, *, checks: bool, shared_lock: CallLock | None = None
@@ -74,7 +81,7 @@ class ComposedCommunicator(OpenCommunicator):
         """
         self._timeout = timeout
         self.checks = checks and world_size > 1
-        self._inline = tuning.inline(self.backend)
+        self._inline = tuning.inline(self.backend, world_size)
         self._forced: dict[str, str] = {}
         self._call_lock = CallLock(shared_lock, ComposedCommunicator._refused, ComposedCommunicator._failing)
         self._queue: WorkQueue | None = None
@@ -241,9 +248,9 @@ class ComposedCommunicator(OpenCommunicator):
     def split(self, color: int, key: int = 0) -> Communicator | None:
         return self._run(("split",), LARGE, self._split, color, key)
 
-    def abort(self, why: str) -> None:
-        """Fail the group: this rank, and as far as the engine allows every other one, raises from now on."""
-        self._fail(RankwiseError(f"rank {self._rank} aborted the group: {why}"))
+    def abort(self, reason: str) -> None:
+        how = f"aborted the group: {reason}"
+        self._fail(PeerLostError(f"rank {self._rank} {how}", rank=self._rank, how=how))
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         if self.closed:
@@ -332,6 +339,10 @@ class ComposedCommunicator(OpenCommunicator):
         """A function that gathers `size` bytes from every rank, each time from and to the same memory."""
         return lambda: self._all_gather(mine, everybody, size)
 
+    def _new_envelopes(self) -> Envelopes:
+        """How the ranks compare their calls. Called once for a group."""
+        return GatheredEnvelopes(self._rank, self._world_size, max([0, *self._inline.values()]), self._mover)
+
     def _gather(self, send: int, recv: int, size: int, root: int) -> None:
         self._gather_v(send, recv, (size,) * self._world_size, root)
 
@@ -349,30 +360,48 @@ class ComposedCommunicator(OpenCommunicator):
         n, size = self._world_size, count * ITEMSIZE[dtype]
         if n == 1:
             reduce_local(ptr, [ptr], count, dtype, op, n)
-        elif self._algorithm("all_reduce", tuning.all_reduce(self.backend, size * n)) == "reduce_scatter":
-            self._all_reduce_by_shares(ptr, count, dtype, op)
-        else:
-            room = self._scratch(size * n)
-            self._all_gather(ptr, address(room), size)
-            reduce_local(ptr, [address(room) + rank * size for rank in range(n)], count, dtype, op, n)
+            return
+        match self._algorithm("all_reduce", tuning.all_reduce(self.backend, n, size)):
+            case "recursive_doubling":
+                recursive_doubling.all_reduce(self._peers, ptr, count, Partial(dtype, op, n))
+            case "halving_doubling":
+                halving_doubling.all_reduce(self._peers, ptr, count, Partial(dtype, op, n))
+            case "reduce_scatter":
+                self._reduce_by_shares(ptr, count, dtype, op, None)
+            case _:
+                room = self._scratch(size * n)
+                self._all_gather(ptr, address(room), size)
+                reduce_local(ptr, [address(room) + rank * size for rank in range(n)], count, dtype, op, n)
 
-    def _all_reduce_by_shares(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Each rank reduces its share of a piece, and all gather the shares.
+    def _reduce_by_shares(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int | None) -> None:
+        """Piece by piece, each rank reduces its share, and root gathers the shares; if root is None, all ranks do.
 
-        That sends as few bytes as any algorithm, 2(n-1)/n of the array's.
+        An all_reduce then sends 2(n-1)/n times the array's bytes, as few as any algorithm can.
         """
         n, item = self._world_size, ITEMSIZE[dtype]
-        step = max(n, tuning.REDUCED_AT_ONCE // item)
+        step = max(n, tuning.DIVIDED_AT_ONCE // item)
         for start in range(0, count, step):
             counts = shares(min(step, count - start), n)
             piece = ptr + start * item
             mine = np.empty(max(1, counts[self._rank] * item), np.uint8)
             self._reduce_scatter_v(piece, address(mine), counts, dtype, op)
-            self._all_gather_v(address(mine), piece, sizes(counts, dtype))
+            if root is None:
+                self._all_gather_v(address(mine), piece, sizes(counts, dtype))
+            else:
+                self._gather_v(address(mine), piece, sizes(counts, dtype), root)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         n, item = self._world_size, ITEMSIZE[dtype]
         step = max(1, tuning.REDUCED_AT_ONCE // item)
+        chosen = self._algorithm("reduce", tuning.reduce(self.backend, n, count * item))
+        if n > 1 and chosen == "reduce_scatter":
+            self._reduce_by_shares(ptr, count, dtype, op, root)
+            return
+        if n > 1 and chosen == "binomial":
+            partial_result = Partial(dtype, op, n)
+            for start in range(0, count, step):
+                binomial.reduce(self._peers, ptr + start * item, min(step, count - start), partial_result, root)
+            return
         at_root = self._rank == root
         room = self._scratch(min(step, count) * item * n if at_root else 0)
         for start in range(0, count, step):
@@ -409,12 +438,15 @@ class ComposedCommunicator(OpenCommunicator):
             self._check_inline(call, payload)
             if call[0] in self._forced:
                 call = (*call, Forced(self._forced[call[0]]))
+        run: Callable[..., T] = self._call_lock.run
+        if measuring.measurements and self.counted:
+            nbytes = counting.argument_bytes(call, args, self._rank, self._world_size)
+            run = partial(counted, counting.operation(call), 1, nbytes, self._call_lock.run)
         if not self.checks:
-            return self._call_lock.run(self, call, move, args)
+            return run(self, call, move, args)
         if (description := self._take_description()) is not None:
             call = (*call, description)
-        checked: Callable[..., T] = self._checked
-        return self._call_lock.run(self, call, checked, (call, payload, move, args))
+        return run(self, call, self._checked, (call, payload, move, args))
 
     def _failing(self, error: BaseException) -> None:
         """A call has raised, so the group may fail. Raises what explains an engine's error."""
@@ -424,15 +456,18 @@ class ComposedCommunicator(OpenCommunicator):
             raise failure from error
         if isinstance(error, RankwiseError) and not isinstance(error, UnsupportedError):  # which is no failure
             self._fail(error)
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            # The other ranks must not wait for this one, nor may its next call take what they sent for this one.
+            self.abort(f"it was interrupted in {self._call_lock.call[0]}")
 
     def _checked(self, call: Call, payload: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         """The same, after checking that all ranks call it: with the data in the envelopes, or after them."""
         if self._envelopes is None:
-            self._envelopes = Envelopes(self._rank, self._world_size, max(0, self._inline), self._mover)
+            self._envelopes = self._new_envelopes()
         envelopes = self._envelopes
         envelopes.digest = calls.digest(call)
         try:
-            if payload <= self._inline and self._forced.get(call[0], "inline") == "inline":
+            if payload <= self._inline.get(call[0], -1) and self._forced.get(call[0], "inline") == "inline":
                 done: T = getattr(envelopes, call[0])(*args)
                 return done
             envelopes.exchange()
@@ -448,9 +483,10 @@ class ComposedCommunicator(OpenCommunicator):
 
     def _check_inline(self, call: Call, payload: int) -> None:
         """Raises UnsupportedError, on every rank, if `inline` is forced and cannot run."""
-        if self._forced.get(call[0]) != "inline" or (self.checks and payload <= self._inline):
+        most = self._inline.get(call[0], -1)
+        if self._forced.get(call[0]) != "inline" or (self.checks and payload <= most):
             return
-        why, remedy = f"it takes at most {self._inline} bytes, and this call has {payload}", ""
+        why, remedy = f"it takes at most {most} bytes, and this call has {payload}", ""
         if not self.checks:
             why, remedy = "the ranks do not compare their calls", "set RANKWISE_CHECK=1"
         raise tuning.cannot_run(self.backend, call[0], "inline", why, remedy)
@@ -494,20 +530,3 @@ class ComposedCommunicator(OpenCommunicator):
         if size > self._room.nbytes:
             self._room = np.empty(size, np.uint8)
         return self._room
-
-
-def address(array: np.ndarray[Any, Any]) -> int:
-    """The address of its first element."""
-    found: int = array.__array_interface__["data"][0]
-    return found
-
-
-def shares(count: int, n: int) -> tuple[int, ...]:
-    """`count` elements over n ranks; the first ones get one more if they cannot be equal."""
-    each, longer = divmod(count, n)
-    return (each + 1,) * longer + (each,) * (n - longer)
-
-
-def sizes(counts: Sequence[int], dtype: DType) -> tuple[int, ...]:
-    item = ITEMSIZE[dtype]
-    return tuple(count * item for count in counts)

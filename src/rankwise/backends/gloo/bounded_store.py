@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rankwise.backends.composed.work_queue import WorkQueue
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+from rankwise.backends.gloo.late_store import LateStore
 
 T = TypeVar("T")
 
@@ -16,7 +14,7 @@ T = TypeVar("T")
 class BoundedStore:
     """A store's methods, each for `limit` seconds at most; RuntimeError after that, and at once from then on."""
 
-    def __init__(self, store: Store, limit: float) -> None:
+    def __init__(self, store: LateStore, limit: float) -> None:
         self._store, self._limit = store, limit
         self._queue: WorkQueue | None = None
         self._lost = False

@@ -13,31 +13,42 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from rankwise._native import reduce_local
 from rankwise.backends import tuning
-from rankwise.backends.composed import calls
-from rankwise.backends.composed.calls import ITEMSIZE, check_count, check_rank
-from rankwise.backends.composed.communicator import ComposedCommunicator, address
-from rankwise.backends.gloo.exchange import Exchange
+from rankwise.backends.composed import calls, counting
+from rankwise.backends.composed.algorithms import binomial, bruck, direct
+from rankwise.backends.composed.calls import ITEMSIZE, Forced, check_count, check_rank
+from rankwise.backends.composed.communicator import ComposedCommunicator
+from rankwise.backends.composed.envelopes import Envelopes, GatheredEnvelopes
+from rankwise.backends.composed.memory import address, shares
+from rankwise.backends.composed.opening import gathered
+from rankwise.backends.gloo.agreement import Outcome
+from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
+from rankwise.backends.gloo.exchange import exchange
 from rankwise.backends.gloo.failure_record import FailureRecord, reason
-from rankwise.backends.gloo.meeting import meet
+from rankwise.backends.gloo.late_store import LateStore
+from rankwise.backends.gloo.meeting import Meeting
 from rankwise.backends.gloo.p2p import Channel
+from rankwise.backends.gloo.peers import GlooPeers
 from rankwise.backends.gloo.process_identity import ProcessIdentity
+from rankwise.backends.gloo.roster import Gather, Roster
+from rankwise.backends.gloo.standing import StandingExchange
+from rankwise.backends.gloo.store_gather import gather
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.communicator import ANY, Message
-from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, RankwiseError
+from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+CONNECTING = 10.0  # seconds within which the survivors of a group, which have just agreed, connect
 
 
 def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) -> GlooCommunicator:
@@ -47,15 +58,20 @@ def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) 
     is missing; ValueError if several hosts have no MASTER_ADDR and MASTER_PORT.
     """
     try:
-        from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+        from torch._C._distributed_c10d import ProcessGroupGloo
     except ImportError as error:
         raise BackendUnavailable("gloo", f"torch with gloo ({error})", "pip install 'rankwise[gloo]'") from None
-    store, host = meet(job, timeout)
     named = os.environ.get("GLOO_SOCKET_IFNAME") and job.master is not None
-    device = ProcessGroupGloo.create_default_device() if named else ProcessGroupGloo.create_device(hostname=host)
     check = Settings.read().check is not False
-    prefixed = PrefixStore("rankwise", store)
-    comm = GlooCommunicator(prefixed, device, job.rank, job.world_size, timeout, checks=check, serves=True)
+    with Meeting(job, timeout) as meeting:
+        device = (
+            ProcessGroupGloo.create_default_device()
+            if named
+            else ProcessGroupGloo.create_device(hostname=meeting.address)
+        )
+        comm = GlooCommunicator(
+            meeting.store, device, job.rank, job.world_size, timeout, meeting.all_gather, checks=check, serves=True
+        )
     comm.force(Settings.read().algorithms if algorithms is None else algorithms)
     return comm
 
@@ -69,34 +85,38 @@ class GlooCommunicator(ComposedCommunicator):
 
     def __init__(
         self,
-        store: Store,
+        store: LateStore,
         device: Any,
         rank: int,
         world_size: int,
         timeout: float,
+        exchange: Gather,
         *,
         checks: bool,
         serves: bool = False,
     ) -> None:
-        """Meet `world_size` ranks in `store`. device: gloo's, made by ProcessGroupGloo.
+        """Connect `world_size` ranks. store: for their later announcements. device: gloo's, made by ProcessGroupGloo.
 
-        serves: rank 0's process may serve the store, so it leaves last.
+        exchange: gathers their addresses; each rank calls it once. serves: rank 0's process may serve the store, so it
+        leaves last.
         """
-        from torch._C._distributed_c10d import PrefixStore
-
-        self._store = PrefixStore("group", store)
+        self._store = store
         self._device = device
         self._serves = serves
         self._splits = 0
+        peers = Roster(exchange, ProcessIdentity.own().text())
         try:
-            self._transport = Transport(PrefixStore("gloo", store), device, rank, world_size, timeout)
-            self._store.set(f"process/{rank}", ProcessIdentity.own().text())
-            texts = [self._store.get(f"process/{r}").decode() for r in range(world_size)]
+            self._transport = Transport(peers.store, device, rank, world_size, timeout)
+            identities = [ProcessIdentity.parse(text) for text in peers.texts()]
+            peers.store.clear()
         except RuntimeError as error:
-            text = f"init: the {world_size} ranks did not all meet within {timeout:g} s: {reason(error)}"
+            if peers.failure is not None:
+                raise peers.failure from None
+            text = f"init: the {world_size} ranks did not all connect within {timeout:g} s: {reason(error)}"
             raise CollectiveTimeout(text, limit=timeout, operation="init") from error
-        self._record = FailureRecord(self._store, rank, [ProcessIdentity.parse(text) for text in texts])
+        self._record = FailureRecord(store, rank, identities)
         self._channel = Channel(self._transport, self._message_failed)
+        self._peers = GlooPeers(self._transport)
         super().__init__(rank, world_size, timeout, checks=checks)
 
     def _timeout_set(self, timeout: float) -> None:
@@ -106,15 +126,19 @@ class GlooCommunicator(ComposedCommunicator):
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
         self._check_message(count, dest, "dest", tag)
-        return self._channel.send(ptr, count, dtype, dest, tag)
+        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
         self._check_message(count, src, "src", tag)
-        return self._channel.recv(ptr, count, dtype, src, tag)
+        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag)
 
     def probe(self, src: int, tag: int) -> Message | None:
         self._check_message(0, src, "src", tag)
         return self._channel.probe(src, tag)
+
+    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+        self._check_message(message.count, message.source, "src", message.tag)
+        return self._channel.recv_probed(ptr, message)
 
     def sync(self) -> None:
         self._drain()
@@ -137,31 +161,84 @@ class GlooCommunicator(ComposedCommunicator):
         if self._refusal is not None:
             raise self._refused()
 
+    # ---- a scatter whose array only its source knows ----
+
+    def announce_array(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
+        """See Shortcuts.announce_array. header: an array of int64."""
+        forced = self._forced.get("scatter")
+        call = ("scatter_array", src) if forced is None else ("scatter_array", src, Forced(forced))
+        parts = forced in (None, "inline")
+        part = self._run(call, header.nbytes, self._announce_array, header, send, recv, src, parts)
+        if part is not None:
+            whole = int(np.prod(header[2 : 2 + header[1]])) * ITEMSIZE[DType(header[0])]
+            counting.moved("scatter", whole if src == self._rank else len(part))
+        return part
+
+    def _announce_array(self, header: Any, send: int, recv: int, src: int, parts: bool) -> bytes | None:
+        """Broadcast the header alone: the ranks do not compare their calls, or it did not fit into the envelopes."""
+        self._broadcast(address(header), header.nbytes, src)
+        return None
+
     # ---- moves ----
 
     def _barrier(self) -> None:
         self._transport.barrier()
 
     def _broadcast(self, ptr: int, size: int, root: int) -> None:
-        self._transport.broadcast(ptr, size, root)
+        if self._algorithm("broadcast", tuning.gloo_broadcast(self._world_size, size)) == "binomial":
+            self._transport.broadcast(ptr, size, root)
+            return
+        # R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication Operations in MPICH, 2005.
+        blocks = shares(size, self._world_size)
+        mine = ptr + sum(blocks[: self._rank])
+        self._scatter_v(ptr, mine, blocks, root)
+        self._all_gather_v(mine, ptr, blocks)
 
     def _gather(self, send: int, recv: int, size: int, root: int) -> None:
-        self._transport.gather(send, recv, size, root)
+        if not size:
+            return
+        if self._algorithm("gather", tuning.gloo_rooted(self._world_size, size)) == "binomial":
+            binomial.gather(self._peers, send, recv, size, root)
+        else:
+            self._transport.gather(send, recv, size, root)
 
     def _scatter(self, send: int, recv: int, size: int, root: int) -> None:
-        self._transport.scatter(send, recv, size, root)
+        if not size:
+            return
+        if self._algorithm("scatter", tuning.gloo_rooted(self._world_size, size)) == "binomial":
+            binomial.scatter(self._peers, send, recv, size, root)
+        else:
+            self._transport.scatter(send, recv, size, root)
 
     def _all_gather(self, send: int, recv: int, size: int) -> None:
-        if self._algorithm("all_gather", tuning.gloo_all_gather(size * self._world_size)) == "ring":
-            self._transport.all_gather(send, recv, size)
-        elif size:
-            self._mover(send, recv, size)()
+        if not size:
+            return
+        match self._algorithm("all_gather", tuning.gloo_all_gather(self._world_size, size)):
+            case "ring":
+                self._transport.all_gather(send, recv, size)
+            case "bruck":
+                bruck.all_gather(self._peers, send, recv, size)
+            case _:
+                exchange(self._transport, send, recv, size)
 
-    def _mover(self, mine: int, everybody: int, size: int) -> Exchange:
-        return Exchange(self._transport, mine, everybody, size)
+    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
+        if self._world_size > tuning.FEW:  # even if another one is forced: the ranks have not compared that yet
+            return partial(bruck.all_gather, self._peers, mine, everybody, size)
+        return partial(exchange, self._transport, mine, everybody, size)
+
+    def _new_envelopes(self) -> Envelopes:
+        n = self._world_size
+        size = tuning.envelope("gloo", n)
+        if tuning.direct("gloo", n):
+            return DirectEnvelopes(self._transport, size)
+        return GatheredEnvelopes(self._rank, n, size, partial(StandingExchange, self._transport))
 
     def _all_to_all(self, send: int, recv: int, size: int) -> None:
-        if size:
+        if not size:
+            return
+        if self._algorithm("all_to_all", tuning.gloo_all_to_all(self._world_size, size)) == "bruck":
+            bruck.all_to_all(self._peers, send, recv, size)
+        else:
             even = [size] * self._world_size
             self._transport.all_to_all(send, recv, even, even)
 
@@ -169,12 +246,16 @@ class GlooCommunicator(ComposedCommunicator):
         self._transport.all_to_all(send, recv, send_sizes, recv_sizes)
 
     def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
-        self._all_to_all_v(send, recv, mine, sizes if self._rank == root else [0] * self._world_size)
+        if min(sizes) == max(sizes):
+            self._gather(send, recv, sizes[0], root)
+        else:
+            direct.gather_v(self._peers, send, recv, sizes, root)
 
     def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
-        self._all_to_all_v(send, recv, sizes if self._rank == root else [0] * self._world_size, mine)
+        if min(sizes) == max(sizes):
+            self._scatter(send, recv, sizes[0], root)
+        else:
+            direct.scatter_v(self._peers, send, recv, sizes, root)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
         """Padded to one size if that adds little; else a broadcast from each rank, as gloo has nothing better."""
@@ -191,12 +272,12 @@ class GlooCommunicator(ComposedCommunicator):
             return None
         ctypes.memmove(recv + starts[self._rank], send, sizes[self._rank])
         for rank, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            self._broadcast(recv + start, size, rank)
+            self._transport.broadcast(recv + start, size, rank)
         return None
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         size, rings = count * ITEMSIZE[dtype], self._transport.reduces(dtype, op)
-        if self._algorithm("all_reduce", tuning.gloo_all_reduce(size * self._world_size, rings)) != "ring":
+        if self._algorithm("all_reduce", tuning.gloo_all_reduce(self._world_size, size, rings)) != "ring":
             super()._all_reduce(ptr, count, dtype, op)
             return
         if not rings:
@@ -206,18 +287,80 @@ class GlooCommunicator(ComposedCommunicator):
         if op is ReduceOp.MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
 
+    # ---- going on after a loss ----
+
+    def failed(self) -> dict[int, str]:
+        return self._record.agreements.lost()
+
+    def agree(self, flag: int) -> int:
+        self._check_open()
+        self._drain()
+        return self._record.agreements.decide("agree", flag, self._timeout).flag
+
+    def shrink(self, exclude: Sequence[int] = ()) -> GlooCommunicator:
+        """The survivors connect anew. If one of them dies meanwhile, which only some may notice, all do it again."""
+        self._check_open()
+        if self._rank in exclude or not set(exclude) <= set(range(self._world_size)):
+            expected = f"expected ranks of the group, 0 to {self._world_size - 1}, without this one, {self._rank}"
+            raise ValueError(f"exclude={list(exclude)}: {expected}")
+        self._drain()
+        tried: set[tuple[int, ...]] = set()
+        while True:
+            outcome = self._record.agreements.decide("shrink", -1, self._timeout, exclude)
+            if outcome.present in tried:
+                text = f"shrink: ranks {list(outcome.present)} could not connect, although none was lost"
+                raise CollectiveTimeout(text, limit=CONNECTING, operation="shrink")
+            tried.add(outcome.present)
+            part = self._connected(outcome)
+            if self._record.agreements.decide("connected", int(part is not None), self._timeout).flag:
+                assert part is not None  # each survivor is connected
+                part.former_ranks = outcome.present
+                part.timeout = self._timeout
+                part.force(self._forced if part.world_size > 1 else {})
+                return part
+            if part is not None:
+                part.close(0.0)
+
+    def _connected(self, outcome: Outcome) -> GlooCommunicator | None:
+        store = self._store.under(f"shrunk {outcome.number}")
+        rank, size = outcome.present.index(self._rank), len(outcome.present)
+        limit = min(self._timeout, CONNECTING)
+        end = time.monotonic() + limit
+
+        def survivors(mine: bytes) -> list[bytes]:
+            return gather(store, {rank: mine}, size, limit, end)
+
+        try:
+            return GlooCommunicator(
+                store, self._device, rank, size, limit, survivors, checks=self.checks, serves=self._serves
+            )
+        except CollectiveTimeout:
+            return None
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this communicator was closed")
+
     # ---- groups, ends ----
 
     def _part(self, color: int, members: Sequence[int]) -> GlooCommunicator:
-        from torch._C._distributed_c10d import PrefixStore
-
+        """The whole group exchanges the addresses over its connections, also ranks in no part."""
         self._splits += 1
-        store = PrefixStore(f"split {self._splits} {color}", self._store)
+        store = self._store.under(f"split {self._splits} {color}")
         rank = members.index(self._rank)
-        return GlooCommunicator(store, self._device, rank, len(members), self._timeout, checks=self.checks)
+
+        def of_members(mine: bytes) -> list[bytes]:
+            everybody = self._gathered(mine)
+            return [everybody[member] for member in members]
+
+        return GlooCommunicator(store, self._device, rank, len(members), self._timeout, of_members, checks=self.checks)
 
     def _no_part(self) -> None:
         self._splits += 1
+        self._gathered(b"")
+
+    def _gathered(self, mine: bytes) -> list[bytes]:
+        return gathered(self._all_gather, self._world_size, mine)
 
     def _explain(self, error: Exception, operation: str = "") -> RankwiseError:
         where = operation or calls.describe(self._call_lock.call)

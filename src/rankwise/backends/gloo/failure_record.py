@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.communicator import log
+from rankwise.backends.gloo.agreement import Agreements
 from rankwise.backends.gloo.bounded_store import BoundedStore
+from rankwise.backends.gloo.late_store import LateStore
 from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.contract import errors
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 REPORTS = 1.0  # seconds within which the surviving ranks announce where they are, after a failure
 POLL = 0.005  # seconds between two requests to the store
@@ -27,8 +26,9 @@ class FailureRecord:
     The store, or its host, may be unreachable: each request takes 2 REPORTS at most.
     """
 
-    def __init__(self, store: Store, rank: int, identities: Sequence[ProcessIdentity]) -> None:
+    def __init__(self, store: LateStore, rank: int, identities: Sequence[ProcessIdentity]) -> None:
         self._store = BoundedStore(store, 2 * REPORTS)
+        self.agreements = Agreements(self._store, rank, identities)
         self._rank, self._identities = rank, identities
         self._world_size = len(identities)
 
@@ -119,7 +119,8 @@ class FailureRecord:
             found = {rank: f"in {state['call']} #{state['sequence']}" for rank, state in states.items()}
             found |= dict.fromkeys(missing, "in no call of this group")
             ranks = f" from rank {', '.join(map(str, missing))}" if missing else ""
-            lines = [f"no answer within {limit:g} s{ranks}, awaited by rank {self._rank} in {where} #{sequence}"]
+            waited = f"rank {self._rank} in {where} #{sequence}"
+            lines = [f"no answer within the timeout of {limit:g} s{ranks}, awaited by {waited}"]
             lines += [f"  rank {rank}: {found[rank]}" for rank in sorted(found)]
             return CollectiveTimeout(
                 "\n".join(lines), limit=limit, missing=missing, states=found, operation=operation, sequence=sequence

@@ -1,107 +1,260 @@
-"""Where the ranks of a gloo job meet: the store at MASTER_ADDR, or one that is made for the ranks of this host."""
+"""How the ranks of a gloo job meet: within each host in shared memory, and between hosts in a store.
+
+On each host, one rank, the leader, reads and writes the store for all ranks of the host, with a constant number of
+requests. The store is the one at MASTER_ADDR or, if that is not set, one that rank 0 makes for the ranks of this host.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
+import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
-
+from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes, packed, unpacked
+from rankwise.backends.composed.part_errors import of_the_group, renumbered
+from rankwise.backends.composed.work_queue import WorkQueue
+from rankwise.backends.gloo.late_store import Connection, LateStore
+from rankwise.backends.gloo.store_gather import PATIENCE, gather
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
-from rankwise.contract.types import DType
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store, TCPStore
+    from torch._C._distributed_c10d import Store
+
+PROBE = 0.1  # seconds between two checks that the store's process still runs, while a rank connects to it
 
 
-def meet(job: Job, timeout: float) -> tuple[Store, str]:
-    """The job's store, and the address at which this process listens for the other ranks.
+class Meeting:
+    """One rank's part in the meeting of its job. A context manager: its exit ends the meeting.
 
-    ValueError if several hosts have no MASTER_ADDR and MASTER_PORT; CollectiveTimeout after `timeout` seconds.
+    store: the job's, which lasts as long as its processes; ranks that are not leaders connect when they first use it.
+    address: where this process listens for the other ranks.
     """
-    if job.master is not None:
-        return _master_store(job, timeout), _own_address(job.master[0])
-    if job.one_host or job.local_world_size is None:
-        return _host_store(job, timeout), "127.0.0.1"
-    raise ValueError(
-        f"backend='gloo': {job.launcher} started ranks on several hosts without an address to meet at; "
-        "set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there"
-    )
+
+    def __init__(self, job: Job, timeout: float) -> None:
+        """ValueError for several hosts without MASTER_ADDR and MASTER_PORT; CollectiveTimeout after `timeout` s."""
+        self._job, self._timeout, self._end = job, timeout, time.monotonic() + timeout
+        number, size = _place(job)
+        self._leads = number == 0
+        self._host = _host(job, number, size, timeout) if size > 1 else None
+        try:
+            if job.master is not None:
+                self.store = _master_store(job, job.master, timeout, leads=self._leads)
+                self.address = _own_address(job.master[0])
+            else:
+                self.store, self.address = _host_store(self._host, timeout), "127.0.0.1"
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    def all_gather(self, mine: bytes) -> list[bytes]:
+        """Every rank's value, by rank. All ranks of the job call this once.
+
+        If some ranks did not come, the others raise CollectiveTimeout with their numbers. PeerLostError: a rank of this
+        host has ended.
+        """
+        if self._host is None:
+            return self._from_all_hosts({self._job.rank: mine})
+        here: dict[int, bytes] = {}
+        try:
+            for value in all_gather_bytes(self._host, packed([b"%d" % self._job.rank, mine])):
+                rank, theirs = unpacked(value)
+                here[int(rank)] = theirs
+            answer = broadcast_bytes(self._host, self._answer(here) if self._leads else b"")
+            self._host.barrier()
+        except RankwiseError as error:
+            _fail(error, self._job, list(here))
+        if answer[:1] == _FAILED:
+            text, limit, missing = json.loads(answer[1:])
+            raise CollectiveTimeout(text, limit=limit, missing=tuple(missing), operation="init")
+        return unpacked(answer[1:])
+
+    def _answer(self, here: dict[int, bytes]) -> bytes:
+        """What the leader sends to its host: all values, or why there are none."""
+        try:
+            return _MET + packed(self._from_all_hosts(here))
+        except CollectiveTimeout as error:
+            return _FAILED + json.dumps([str(error), error.limit, error.missing]).encode()
+
+    def _from_all_hosts(self, here: dict[int, bytes]) -> list[bytes]:
+        if self._job.rank == 0 and not self._job.master_serves:
+            self.store.connect()  # rank 0 serves the store from now on
+        if len(here) == self._job.world_size:
+            return [here[rank] for rank in range(len(here))]
+        return gather(self.store.under("meeting"), here, self._job.world_size, self._timeout, self._end)
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(value)
+
+    def _leave(self, error: BaseException | None) -> None:
+        if self._host is not None:
+            if error is not None:  # the other ranks of this host must not wait for this one
+                self._host.abort(f"it could not open the group: {error}")
+            self._host.close()
 
 
-_stores: dict[tuple[str, int], TCPStore] = {}
+_MET, _FAILED = b"M", b"F"
+
+
+def _place(job: Job) -> tuple[int, int]:
+    """This rank's number among the ranks that meet within its host, and how many these are; (0, 1) if unknown."""
+    if job.one_host or (job.master is None and job.local_world_size is None):
+        return job.rank, job.world_size
+    if job.master is None:
+        raise ValueError(
+            f"backend='gloo': {job.launcher} started ranks on several hosts without an address to meet at; "
+            "set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there"
+        )
+    if job.local_rank is None or job.local_world_size is None or (job.node is None and job.segment_fd is None):
+        # Two containers of a host may both number their ranks from 0, and only a node's number tells them apart.
+        return 0, 1
+    return job.local_rank, job.local_world_size
+
+
+def _host(job: Job, number: int, size: int, timeout: float) -> EngineCommunicator:
+    """A communicator of this host's ranks. They wait longer than the leader, whose answer says who is missing."""
+    # Not in the launcher's segment, if there is one: the backend shm uses it.
+    segment = "" if job.segment_fd is None else os.fstat(job.segment_fd).st_ino
+    name = f"{job.id or job.launcher} gloo {segment} {'' if job.node is None else job.node}"
+    meeting = replace(job, rank=number, world_size=size, segment_fd=None, id=name)
+    try:
+        comm = rendezvous.meet(meeting, timeout).join(number, timeout + 2 * PATIENCE, True)
+    except RankwiseError as error:
+        _fail(error, job, range(size) if size == job.world_size else ())
+    return EngineCommunicator(comm, "shm")
+
+
+def _fail(error: RankwiseError, job: Job, ranks: Sequence[int]) -> NoReturn:
+    """Raise an error of the ranks of this host. ranks: their numbers in the job, or () if they are not known yet."""
+    if list(ranks) == list(range(job.world_size)):
+        raise error
+    if ranks:
+        raise of_the_group(error, ranks, "init: the ranks of this host could not meet") from error
+    why = f"init: the {job.local_world_size} ranks of rank {job.rank}'s host, numbered from 0, could not meet: {error}"
+    if isinstance(error, CollectiveTimeout):
+        raise CollectiveTimeout(why, limit=error.limit, operation="init") from error
+    raise renumbered(error, lambda _: -1, why) from error
+
+
+# ---- stores ----
+
+_stores: dict[tuple[str, int], Connection] = {}
 _openings: Counter[tuple[str, int]] = Counter()
 _lock = threading.Lock()
 
 
-def _master_store(job: Job, timeout: float) -> Store:
+def _master_store(job: Job, master: tuple[str, int], timeout: float, *, leads: bool) -> LateStore:
     """The store at the job's MASTER_ADDR, served by the launcher or by rank 0. It is kept for later groups."""
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-
-    assert job.master is not None
+    serves = job.rank == 0 and not job.master_serves
     with _lock:
-        if job.master not in _stores:
-            host, port = job.master
-            serves = job.rank == 0 and not job.master_serves
-            limit = timedelta(seconds=timeout)
-            try:
-                _stores[job.master] = TCPStore(
-                    host, port, None, serves, limit, wait_for_workers=False, multi_tenant=True
-                )
-            except RuntimeError as error:
-                raise _no_store(job, error, timeout) from error
-        _openings[job.master] += 1
-        return PrefixStore(f"{job.id} {_openings[job.master]}", _stores[job.master])
-
-
-def _no_store(job: Job, error: Exception, timeout: float) -> RankwiseError:
-    assert job.master is not None
-    where = f"{job.master[0]}:{job.master[1]}"
-    reason = str(error).partition("\n")[0]
-    text = f"init: rank 0's store at {where} (MASTER_ADDR and MASTER_PORT) could not be reached within {timeout:g} s"
-    return CollectiveTimeout(f"{text}: {reason}", limit=timeout, missing=(0,), operation="init")
-
-
-def _host_store(job: Job, timeout: float) -> Store:
-    """Rank 0's store on the loopback interface; rank 0 announces its port to the other ranks of this host by shm."""
-    from torch._C._distributed_c10d import HashStore, TCPStore
-
-    if job.world_size == 1:
-        return HashStore()
-    limit = timedelta(seconds=timeout)
-    # Not in a segment that the launcher may have made, which the backend shm uses.
-    segment = "" if job.segment_fd is None else f" {os.fstat(job.segment_fd).st_ino}"
-    meeting = replace(job, segment_fd=None, id=f"{job.id or job.launcher} gloo{segment}")
-    with EngineCommunicator(rendezvous.meet(meeting, timeout).join(job.rank, timeout, True), "shm") as host:
-        port = np.zeros(1, np.int64)
-        if job.rank == 0:
-            with socket.create_server(("127.0.0.1", 0)) as listener:
-                port[0] = listener.getsockname()[1]
-                served = TCPStore(
-                    "127.0.0.1",
-                    int(port[0]),
-                    None,
-                    True,
-                    limit,
-                    wait_for_workers=False,
-                    master_listen_fd=listener.detach(),
-                )
-        host.broadcast(int(port.ctypes.data), 1, DType.I64, 0)
-        store = served if job.rank == 0 else TCPStore("127.0.0.1", int(port[0]), None, False, limit)
-        host.barrier()
+        if master not in _stores:
+            now = partial(_reached, master, timeout, serves)
+            _stores[master] = Connection(now if serves or leads else partial(_known, master, timeout))
+        _openings[master] += 1
+        connection, number = _stores[master], _openings[master]
+    store = LateStore(connection).under(f"{job.id} {number}")
+    if serves and not leads:
+        store.connect()
     return store
 
 
+def _reached(master: tuple[str, int], timeout: float, serves: bool) -> Store:
+    """A connection to the store, which may not have started yet."""
+    from torch._C._distributed_c10d import TCPStore
+
+    limit = timedelta(seconds=timeout)
+    try:
+        return TCPStore(*master, None, serves, limit, wait_for_workers=False, multi_tenant=True)
+    except RuntimeError as error:
+        where = f"{master[0]}:{master[1]}"
+        reason = str(error).partition("\n")[0]
+        text = (
+            f"init: rank 0's store at {where} (MASTER_ADDR and MASTER_PORT) could not be reached within {timeout:g} s"
+        )
+        raise CollectiveTimeout(f"{text}: {reason}", limit=timeout, missing=(0,), operation="init") from error
+
+
+def _known(address: tuple[str, int], timeout: float) -> Store:
+    """A connection to the store, which has started. RuntimeError if its process has ended, or ends meanwhile.
+
+    Once the process has ended, a plain connection fails at once, while torch's client would try until its timeout. So
+    this probes with plain connections while the client tries, for short times at first.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    end = time.monotonic() + timeout
+    made: list[Store] = []
+    given_up = threading.Event()
+
+    def connect() -> None:
+        attempt = PROBE
+        while not made and not given_up.is_set():
+            with suppress(RuntimeError):
+                limit = timedelta(seconds=attempt)
+                made.append(TCPStore(*address, None, False, limit, wait_for_workers=False, multi_tenant=True))
+            attempt *= 2
+
+    _probe(address, timeout)
+    queue = WorkQueue("rankwise connects to the store")
+    try:
+        connected = queue.put(connect)
+        while not connected.until_over(PROBE):
+            _probe(address, timeout)
+            if time.monotonic() > end:
+                raise RuntimeError(f"the store at {address[0]}:{address[1]} did not answer within {timeout:g} s")
+        connected.wait()
+    finally:
+        given_up.set()
+        queue.close()
+    made[0].set_timeout(timedelta(seconds=timeout))
+    return made[0]
+
+
+def _probe(address: tuple[str, int], timeout: float) -> None:
+    try:
+        socket.create_connection(address, timeout).close()
+    except OSError as error:
+        raise RuntimeError(f"the store at {address[0]}:{address[1]} cannot be reached: {error}") from error
+
+
+def _host_store(host: EngineCommunicator | None, timeout: float) -> LateStore:
+    """Rank 0's store on the loopback interface; it announces the port to the other ranks of this host."""
+    from torch._C._distributed_c10d import HashStore, TCPStore
+
+    if host is None:
+        return LateStore(Connection(HashStore))
+    limit = timedelta(seconds=timeout)
+    if host.rank:
+        port = int(broadcast_bytes(host, b""))
+        return LateStore(Connection(partial(_known, ("127.0.0.1", port), timeout)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        served = TCPStore(
+            "127.0.0.1", port, None, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    broadcast_bytes(host, b"%d" % port)
+    return LateStore(Connection(lambda: served))
+
+
 def _own_address(master: str) -> str:
-    """The address of the interface through which this host reaches the master."""
+    """The address of the interface through which this host reaches MASTER_ADDR."""
     family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where)

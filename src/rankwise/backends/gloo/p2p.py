@@ -113,6 +113,18 @@ class Channel:
             found = self._matching.find(src, tag)
         return None if found is None else Message(found.source, found.tag, found.count, found.dtype)
 
+    def recv_probed(self, ptr: int, message: Message) -> Receive | None:
+        """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
+        receive = Receive(self, ptr, message.count, message.dtype, message.source, message.tag)
+        with self._lock:
+            envelope = self._matching.find(message.source, message.tag)
+            if envelope is None or (envelope.count, envelope.dtype) != (message.count, message.dtype):
+                return None
+            self._matching.post(receive)
+        self._register(receive)
+        self._deliver(receive, envelope)
+        return receive
+
     def sync(self) -> None:
         for transfer in list(self._pending.values()):
             transfer.wait()

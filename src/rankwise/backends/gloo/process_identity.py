@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankwise.backends.native.locality import boot_id, pid_namespace
+
 
 @dataclass(frozen=True)
 class ProcessIdentity:
@@ -41,8 +43,7 @@ class ProcessIdentity:
 
 
 def _host() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{boot_id()}/{pid_namespace()}"
 
 
 def _stat(pid: int) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 # gloo's tags of point-to-point transfers have 31 bits. p2p.py defines the tags of envelopes and their data.
+STANDING_TAG = 2**31 - 3
 EXCHANGE_TAG = 2**31 - 2
 NEVER_TAG = 2**31 - 1  # no transfer uses it
 
@@ -35,7 +37,7 @@ class Transport:
     """
 
     def __init__(self, store: Store, device: Any, rank: int, world_size: int, timeout: float) -> None:
-        """Meet `world_size` ranks in `store`. device: gloo's, made by ProcessGroupGloo."""
+        """Connect `world_size` ranks, whose addresses are in `store`. device: gloo's, made by ProcessGroupGloo."""
         from torch._C._distributed_c10d import ProcessGroupGloo
 
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
@@ -112,16 +114,17 @@ class Transport:
     def disconnect(self) -> None:
         """End the connections, so that no other rank, and no thread of this one, waits on them.
 
-        gloo does so when a wait times out; torch offers no other way.
+        gloo ends them when a wait times out; torch offers no other way. If a connection has ended already, such as that
+        to a lost rank, a wait on it fails at once and ends no other connection. So this rank waits for each of the
+        others in turn; after the first timeout, the rest fail at once.
         """
-        if self.world_size == 1 or isinstance(self._group, _Closed):
+        if isinstance(self._group, _Closed):
             return
         byte = np.empty(1, np.uint8)
-        try:
-            never = self.recv(int(byte.ctypes.data), 1, (self.rank + 1) % self.world_size, NEVER_TAG)
-            never.wait(timedelta(milliseconds=1))
-        except RuntimeError:
-            return  # the wait has timed out, as it must
+        for step in range(1, self.world_size):
+            with suppress(RuntimeError):
+                never = self.recv(int(byte.ctypes.data), 1, (self.rank + step) % self.world_size, NEVER_TAG)
+                never.wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
         self._group = _Closed()

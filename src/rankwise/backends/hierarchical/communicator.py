@@ -8,8 +8,11 @@ all_reduce is reduce_scatter within the hosts, all_reduce of each lane's share, 
 (the hierarchical scheme of Jia et al., 2018, arXiv:1807.11205). To all-reduce a share, each host
 reduces one piece, and all hosts gather the pieces. So each of H hosts sends 2 (H - 1) / H of the
 tensor's bytes, and receives as many, which is the minimum (Patarasuk and Yuan, 2009). The pieces are
-reduced by the engine's own kernels in the order of the hosts: the same bits on all ranks, and the same
-from reduce as from all_reduce. The other operations work likewise, and never send a host what it already has.
+reduced by the native core's kernels in the order of the hosts, so all ranks have the same bits. The other operations
+work likewise, and never send a host what it already has.
+
+Where latency dominates (small data, many hosts), each lane instead reduces its share by the engine's own all_reduce or
+reduce, which takes about log2(H) latencies.
 
 f16, bf16 and fp8 are sent as f32 until they are reduced, since they must be rounded only once.
 """
@@ -17,25 +20,31 @@ f16, bf16 and fp8 are sent as f32 until they are reduced, since they must be rou
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import itertools
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from rankwise import _native
 from rankwise.backends import registry, tuning
-from rankwise.backends.composed import calls
-from rankwise.backends.composed.calls import ITEMSIZE, Call
-from rankwise.backends.composed.communicator import ComposedCommunicator, address
+from rankwise.backends.composed import calls, counting
+from rankwise.backends.composed.calls import ITEMSIZE
+from rankwise.backends.composed.communicator import ComposedCommunicator
+from rankwise.backends.composed.memory import address
+from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes
+from rankwise.backends.composed.part_errors import GROUP, of_the_group, renumbered
+from rankwise.backends.composed.partial import Partial, carried_as
+from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.composed.work_queue import Task, WorkQueue
-from rankwise.backends.hierarchical.errors import GROUP, of_the_group, renumbered
-from rankwise.backends.hierarchical.hosts import Layout, cut
+from rankwise.backends.hierarchical import one_lane
+from rankwise.backends.hierarchical.hosts import Layout, cut, moves
+from rankwise.backends.hierarchical.neighbours import locality_mark, log_neighbour
 from rankwise.backends.hierarchical.p2p import Channel
-from rankwise.backends.native import rendezvous
+from rankwise.backends.native import locality, shm
 from rankwise.backends.native.communicator import EngineCommunicator, join
 from rankwise.contract.communicator import ANY, Communicator, Message
 from rankwise.contract.errors import RankwiseError
@@ -49,47 +58,66 @@ T = TypeVar("T")
 _BYTE = DType.U8
 Carried = tuple[int, list[int], Task | None]  # the address of a share, all members' shares, the pending transfer
 
-_NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
-_ROUNDING = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MEAN)
-
 
 def open(job: Job, timeout: float) -> Communicator:
     """Meet all ranks by the engine that suits the launcher (mpi under mpiexec, else gloo), then this host's ranks."""
     under_mpi = job.launcher.startswith("mpiexec") and "mpi" in registry.names()
     engine = "mpi" if under_mpi else "gloo"
     open_engine: Callable[..., Communicator] = registry.opener(engine)  # it has its own algorithms
-    comm = connect(open_engine(job, timeout, algorithms={}), timeout)
+    comm = connect(open_engine(job, timeout, algorithms={}), timeout, job.segment_fd, job.tuning)
     if isinstance(comm, ComposedCommunicator):
         comm.force(Settings.read().algorithms)
     return comm
 
 
-def connect(flat: Communicator, timeout: float) -> Communicator:
+def connect(
+    flat: Communicator, timeout: float, segment_fd: int | None = None, tuning: str | None = None
+) -> Communicator:
     """A communicator of the ranks of `flat`, which uses shared memory within each host. It owns `flat`.
 
-    If every host has one rank, this is `flat` itself. If one host has all ranks, it uses shared memory alone, and
-    RANKWISE_ALGORITHM names that backend's algorithms.
+    segment_fd: descriptor of the launcher's shared memory, if there is one. The ranks of one launcher use this memory,
+    and the ranks of two launchers count as being on two hosts. tuning: as in Job. If every host has one rank, the
+    result is `flat` itself. If one host has all ranks, the result uses only shared memory, and RANKWISE_ALGORITHM names
+    algorithms of `shm`.
     """
-    layout = Layout.of(_all_gather_bytes(flat, hashlib.sha256(repr(rendezvous.locality()).encode()).digest()))
+    inode = None if segment_fd is None else os.fstat(segment_fd).st_ino
+    marks = all_gather_bytes(flat, locality_mark(locality.locality(), inode))
+    layout = Layout.of(marks)
     here = layout.host[flat.rank]
     number, size = layout.local(flat.rank), len(layout.members[here])
-    token = _broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a secret name
-    job = Job(number, size, number, size, "hierarchical", f"{token[:32].hex()} {here}", token[32:])
-    segment = rendezvous.meet(job, timeout)
-    local = join(segment, number, timeout, "shm", process=True, algorithms=None if layout.hosts == 1 else {})
+    if number == 0:
+        log_neighbour(marks, flat.rank)
+    token = broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a secret name
+    id = f"{token[:32].hex()} {here}"
+    job = Job(number, size, number, size, "hierarchical", id, token[32:], segment_fd=segment_fd, tuning=tuning)
+    if layout.hosts == 1:
+        local = shm.open(job, timeout)
+    else:
+        segment, _ = shm.segment_of(job, timeout)
+        local = join(segment, number, timeout, "shm", process=True, algorithms={}, part=True, tuning=job.tuning)
     return assemble(flat, local, layout)
 
 
 def assemble(flat: Communicator, local: Communicator, layout: Layout) -> Communicator:
     """The simplest communicator of flat's ranks, of which this host's are in `local`. Collective; owns both."""
+    return _assembled(flat, local, _lane(flat, layout), layout)
+
+
+def _lane(flat: Communicator, layout: Layout) -> Communicator | None:
+    """This rank's lane, or None if it is in none. Collective if the group spans hosts, some with several ranks."""
+    if layout.hosts in (1, flat.world_size):
+        return None
+    number = layout.local(flat.rank)
+    return flat.split(number if number < layout.lanes else -1, layout.host[flat.rank])
+
+
+def _assembled(flat: Communicator, local: Communicator, lane: Communicator | None, layout: Layout) -> Communicator:
     if layout.hosts == 1:
         flat.close()
         return local
     if layout.hosts == flat.world_size:
         local.close()
         return flat
-    number = layout.local(flat.rank)
-    lane = flat.split(number if number < layout.lanes else -1, layout.host[flat.rank])
     return HierarchicalCommunicator(flat, local, lane, layout)
 
 
@@ -112,6 +140,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
         for part in (flat, lane):
             if isinstance(part, ComposedCommunicator):
                 part.checks = False  # calls are compared once, for the whole group
+        for part in (flat, local, lane):
+            if part is not None:
+                part.counted = False
         self.any_source = local.any_source and flat.any_source
         self._channel = Channel(local, flat, layout, self._receive_failed)
         super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
@@ -137,15 +168,19 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
         self._check_peer(dest, "dest")
-        return self._channel.send(ptr, count, dtype, dest, tag)
+        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
         self._check_peer(src, "src")
-        return self._channel.recv(ptr, count, dtype, src, tag)
+        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag)
 
     def probe(self, src: int, tag: int) -> Message | None:
         self._check_peer(src, "src")
         return self._channel.probe(src, tag)
+
+    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+        self._check_peer(message.source, "src")
+        return self._channel.recv_probed(ptr, message)
 
     def sync(self) -> None:
         self._drain()
@@ -231,6 +266,19 @@ class HierarchicalCommunicator(ComposedCommunicator):
             taken = ptr if self._number == target else 0
             self._within("scatter_v", ptr if self._number == source else 0, taken, only, _BYTE, source)
 
+    def _all_to_all(self, send: int, recv: int, size: int) -> None:
+        layout = self._layout
+        even = layout.lanes * layout.hosts == self._world_size
+        chosen = tuning.all_to_all_of_hosts(layout.hosts, layout.lanes, size) if even else "direct"
+        if not size or self._algorithm("all_to_all", chosen) != "one_lane":
+            super()._all_to_all(send, recv, size)
+            return
+        if not even:
+            why = "it needs equally many ranks on every host"
+            raise tuning.cannot_run(self.backend, "all_to_all", "one_lane", why)
+        between = partial(self._between, 0)
+        one_lane.all_to_all(layout, self._number, (send, recv), size, self._within, between)
+
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
         """Blocks for this host's members go through shared memory, the others directly to their ranks."""
         outgoing = self._memory("outgoing", sum(send_sizes))
@@ -254,7 +302,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         size = ITEMSIZE[dtype]
         step = tuning.pipeline_step(self._layout.lanes, self._layout.hosts) // size
         match self._forced.get("all_reduce"):
-            case "one_lane" | "all_lanes":
+            case "one_lane" | "all_lanes" | "engine":
                 step = count
             case "pipelined":
                 step = min(step, max(1, (count + 1) // 2))  # two pieces at least
@@ -277,10 +325,16 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self, ptr: int, count: int, dtype: DType, op: ReduceOp, slot: int, *, now: bool = False
     ) -> Carried:
         """Reduce within the hosts and, now or in the carrier's thread, between them. slot: which memory it uses."""
-        shares = self._shares(count, count * ITEMSIZE[dtype])
+        whole = count * ITEMSIZE[dtype]
+        shares = self._shares(count, whole)
         pieces = cut(self._of(shares), self._layout.hosts)
         share = self._memory(f"share {slot}", self._of(shares) * ITEMSIZE[dtype])
         reduced = self._reduce_within(ptr, count, shares, dtype, op, slot)
+        if now and self._engine_reduces(whole):
+            reduction = Partial(dtype, op, self._world_size)
+            self._between(sum(pieces), "all_reduce", reduced, sum(pieces), reduction.kind, reduction.step)
+            reduction.end(share, reduced, sum(pieces))
+            return share, shares, None
 
         def carry() -> None:
             piece = self._reduce_between(reduced, pieces, dtype, op, slot)
@@ -300,11 +354,20 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._within("all_gather_v", share, ptr, shares, dtype)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        shares, host = self._shares(count, count * ITEMSIZE[dtype]), self._layout.host[root]
-        pieces = cut(self._of(shares), self._layout.hosts)
-        piece = self._reduce_between(self._reduce_within(ptr, count, shares, dtype, op), pieces, dtype, op)
-        share = self._memory("share", self._of(shares) * ITEMSIZE[dtype])
-        self._between(sum(pieces), "gather_v", piece, share, pieces, dtype, host)
+        whole, host = count * ITEMSIZE[dtype], self._layout.host[root]
+        shares = self._shares(count, whole)
+        length = self._of(shares)
+        share = self._memory("share", length * ITEMSIZE[dtype])
+        reduced = self._reduce_within(ptr, count, shares, dtype, op)
+        if self._engine_reduces(whole):
+            reduction = Partial(dtype, op, self._world_size)
+            self._between(length, "reduce", reduced, length, reduction.kind, reduction.step, host)
+            if host == self._here:
+                reduction.end(share, reduced, length)
+        else:
+            pieces = cut(length, self._layout.hosts)
+            piece = self._reduce_between(reduced, pieces, dtype, op)
+            self._between(length, "gather_v", piece, share, pieces, dtype, host)
         if host == self._here:
             self._within("gather_v", share, ptr, shares, dtype, self._layout.local(root))
 
@@ -325,7 +388,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _reduce_within(self, ptr: int, count: int, shares: list[int], dtype: DType, op: ReduceOp, slot: int = 0) -> int:
         """Reduce `count` elements within this host. Returns the address of this rank's share, in the dtype sent."""
-        kind = _carried_as(dtype, op)
+        kind = carried_as(dtype, op)
         if kind is not dtype:
             wide = self._memory("wide", count * ITEMSIZE[kind])
             _native.convert_local(wide, ptr, count, dtype, True)
@@ -339,7 +402,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
         pieces: the lengths of all hosts' pieces; zeros if this rank is in no lane.
         """
-        kind, hosts, mine = _carried_as(dtype, op), self._layout.hosts, pieces[self._here]
+        kind, hosts, mine = carried_as(dtype, op), self._layout.hosts, pieces[self._here]
         size = ITEMSIZE[kind]
         incoming = self._memory(f"incoming {slot}", mine * hosts * size)
         self._between(sum(pieces), "all_to_all_v", reduced, incoming, pieces, [mine] * hosts, kind)
@@ -353,6 +416,11 @@ class HierarchicalCommunicator(ComposedCommunicator):
             _native.convert_local(incoming, piece, mine, dtype, False)
             return incoming
         return piece
+
+    def _engine_reduces(self, whole: int) -> bool:
+        """Whether each lane reduces its share by one operation of the engine. whole: as for `_lanes`."""
+        chosen = tuning.lane_reduction(self._layout.hosts, whole)
+        return self._algorithm(self._call_lock.call[0], chosen) in ("one_lane", "engine")
 
     # ---- how data is divided ----
 
@@ -388,12 +456,12 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _by_host(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """(by rank, by host, length): each rank's block, its place among all in rank order and in host order."""
-        return _moves(sizes, [rank for members in self._layout.members for rank in members])
+        return moves(sizes, [rank for members in self._layout.members for rank in members])
 
     def _members_first(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """The same, with the blocks of this host's members first, then the others by rank."""
         others = [rank for rank in range(self._world_size) if self._layout.host[rank] != self._here]
-        return _moves(sizes, [*self._members, *others])
+        return moves(sizes, [*self._members, *others])
 
     def _memory(self, name: str, size: int) -> int:
         """The address of the memory with this name, which is kept from call to call so that its pages stay mapped."""
@@ -433,15 +501,39 @@ class HierarchicalCommunicator(ComposedCommunicator):
             where = f"{self._call_lock.call[0]} failed {where}, in {operation} of ranks {list(ranks)}"
             raise of_the_group(error, ranks, where) from error
 
-    # ---- what ComposedCommunicator needs ----
+    # ---- going on after a loss ----
 
-    def _run(self, call: Call, payload: int, move: Callable[..., T], *args: Any) -> T:
-        try:
-            return super()._run(call, payload, move, *args)
-        except (KeyboardInterrupt, SystemExit):
-            # The other ranks must not wait for this one, which has left the operation.
-            self.abort(f"it was interrupted in {call[0]}")
-            raise
+    def failed(self) -> dict[int, str]:
+        lost = self._flat.failed()
+        return lost | {self._members[number]: how for number, how in self._local.failed().items()}
+
+    def agree(self, flag: int) -> int:
+        self._drain()
+        return self._flat.agree(flag)
+
+    def shrink(self, exclude: Sequence[int] = ()) -> Communicator:
+        """Every part shrinks. If a rank dies meanwhile, which only some may notice, all survivors do it again."""
+        self._drain()
+        here = [self._members.index(rank) for rank in exclude if rank in self._members]
+        for (flat, local), former in shrunk([self._flat, self._local], [exclude, here]):
+            hosts = [self._layout.host[rank] for rank in former]
+            layout, lane = Layout.of(hosts), None
+            if not flat.agree(int(hosts.count(self._here) == local.world_size)):
+                continue  # a rank is in one part only
+            try:
+                lane = _lane(flat, layout)
+                made = 1
+            except RankwiseError:
+                made = 0
+            if flat.agree(made):
+                new = _assembled(flat, local, lane, layout)
+                new.former_ranks = former
+                return new
+            if lane is not None:
+                lane.close(0.0)
+        raise AssertionError  # shrunk ends with an error
+
+    # ---- what ComposedCommunicator needs ----
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], None]:
         """Gather at the first member of each host, exchange among these, and broadcast within each host."""
@@ -497,33 +589,3 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._channel.close()
         for part in self._parts():
             part.close(timeout / 3)
-
-
-def _carried_as(dtype: DType, op: ReduceOp) -> DType:
-    """The dtype of partial reductions: f32 if `dtype` would round what must be rounded only once."""
-    return DType.F32 if dtype in _NARROW and op in _ROUNDING else dtype
-
-
-def _moves(sizes: Sequence[int], order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(by rank, in this order, length): each rank's block, its place in rank order and in `order`."""
-    starts = [0, *itertools.accumulate(sizes)]
-    to = 0
-    for rank in order:
-        yield starts[rank], to, sizes[rank]
-        to += sizes[rank]
-
-
-def _all_gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
-    send = np.frombuffer(mine, np.uint8)
-    recv = np.empty((comm.world_size, len(mine)), np.uint8)
-    comm.all_gather(address(send), address(recv), len(mine), _BYTE)
-    comm.sync()
-    return [row.tobytes() for row in recv]
-
-
-def _broadcast_bytes(comm: Communicator, mine: bytes) -> bytes:
-    memory = np.frombuffer(mine, np.uint8).copy()
-    comm.broadcast(address(memory), len(mine), _BYTE, 0)
-    comm.sync()
-    text: bytes = memory.tobytes()
-    return text

@@ -35,8 +35,10 @@ class Layout:
         """Made from one mark per rank, equal for the ranks of one host."""
         numbers = {mark: number for number, mark in enumerate(dict.fromkeys(marks))}
         host = tuple(numbers[mark] for mark in marks)
-        members = tuple(tuple(r for r, h in enumerate(host) if h == number) for number in range(len(numbers)))
-        return cls(host, members, min(len(ranks) for ranks in members))
+        members: list[list[int]] = [[] for _ in numbers]
+        for rank, number in enumerate(host):
+            members[number].append(rank)
+        return cls(host, tuple(map(tuple, members)), min(len(ranks) for ranks in members))
 
     @property
     def hosts(self) -> int:
@@ -70,6 +72,15 @@ class Layout:
                     length = min(rest, left)
                     yield at, to, length
                     at, to, rest, left = at + length, to + length, rest - length, left - length
+
+
+def moves(sizes: Sequence[int], order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(by rank, in this order, length): each rank's block, its place in rank order and in `order`."""
+    starts = _starts(sizes)
+    to = 0
+    for rank in order:
+        yield starts[rank], to, sizes[rank]
+        to += sizes[rank]
 
 
 def _starts(counts: Sequence[int]) -> list[int]:

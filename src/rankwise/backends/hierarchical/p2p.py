@@ -14,7 +14,7 @@ from typing import Any
 from weakref import ref
 
 from rankwise.backends.composed.matching import matches
-from rankwise.backends.hierarchical.errors import of_the_group
+from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.hierarchical.hosts import Layout
 from rankwise.contract.communicator import ANY, Communicator, Message
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
@@ -51,14 +51,16 @@ class Channel:
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Work[None]:
         part, number = self._way(dest)
-        return self._begin(part, f"send to rank {dest}", part.send, ptr, count, dtype, number, tag)
+        sending: Work[None] = self._begin(part, f"send to rank {dest}", part.send, ptr, count, dtype, number, tag)
+        return sending
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Work[None]:
         with self._lock:
             # A receive waits behind a deferred one that could match the same message.
             if src != ANY and not any(_overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
-                return self._begin(part, f"recv from rank {src}", part.recv, ptr, count, dtype, number, tag)
+                work: Work[None] = self._begin(part, f"recv from rank {src}", part.recv, ptr, count, dtype, number, tag)
+                return work
             receive = DeferredReceive(self, ptr, count, dtype, src, tag)
             self._deferred.append(receive)
         self.progress()
@@ -72,6 +74,17 @@ class Channel:
                 found = self._find(src, tag)
                 if found is None or self._taker(found) is None:
                     return found
+
+    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+        """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
+        with self._lock:
+            if self._taker(message) is not None:
+                return None
+            part, number = self._way(message.source)
+            found = Message(number, message.tag, message.count, message.dtype)
+            operation = f"recv from rank {message.source}"
+            work: Work[None] | None = self._begin(part, operation, part.recv_probed, ptr, found)
+            return work
 
     def sync(self) -> None:
         for receive in list(self._deferred):
@@ -145,13 +158,14 @@ class Channel:
     def _taker(self, found: Message) -> DeferredReceive | None:
         return next((one for one in self._deferred if matches(found, one.source, one.tag)), None)
 
-    def _begin(self, part: Communicator, operation: str, begin: Callable[..., Work[None]], *args: Any) -> PartWork:
-        """A send or recv of a part, whose errors have the group's rank numbers."""
+    def _begin(self, part: Communicator, operation: str, begin: Callable[..., Any], *args: Any) -> Any:
+        """A send or receive of a part, whose errors have the group's rank numbers; None if the part begins none."""
         within = part is self._local
         ranks: Sequence[int] = self._members if within else range(self._flat.world_size)
         where = f"{operation} failed {'within this host' if within else 'between hosts'}"
         try:
-            return PartWork(begin(*args), ranks, where)
+            work = begin(*args)
+            return None if work is None else PartWork(work, ranks, where)
         except RankwiseError as error:
             raise of_the_group(error, ranks, where) from error
 

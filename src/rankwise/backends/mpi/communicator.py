@@ -7,6 +7,7 @@ a duplicate of COMM_WORLD, which remains the program's own.
 
 A blocking call of MPI cannot be cancelled, and the non-blocking collectives of some MPIs are several times slower. So a
 collective that takes longer than the timeout ends the job: a watchdog logs where this rank is and calls MPI's Abort.
+If MPI tolerates faults (`fault_tolerance.py`), the watchdog instead ends the call with an error.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise._native import reduce_local
 from rankwise.backends import tuning
-from rankwise.backends.composed import calls
-from rankwise.backends.composed.calls import ITEMSIZE, Call, check_count, check_rank
+from rankwise.backends.composed import calls, counting
+from rankwise.backends.composed.calls import ITEMSIZE, check_count, check_rank
 from rankwise.backends.composed.communicator import ComposedCommunicator
+from rankwise.backends.mpi import fault_tolerance
+from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
 from rankwise.backends.mpi.p2p import Channel
+from rankwise.backends.mpi.peers import MpiPeers
 from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
 from rankwise.backends.mpi.watchdog import WATCHDOG
 from rankwise.contract.communicator import ANY, Communicator, Message
-from rankwise.contract.errors import BackendUnavailable, MismatchError, RankwiseError, UnsupportedError
+from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
@@ -35,6 +39,8 @@ from rankwise.contract.work import Work
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+T = TypeVar("T")
 
 _MEAN = ReduceOp.MEAN  # faster to look up than a member of the enum
 
@@ -45,6 +51,8 @@ def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) 
     algorithms: to force; None: as in RANKWISE_ALGORITHM.
     """
     try:
+        if job.world_size > 1:
+            fault_tolerance.before_mpi()
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
@@ -56,7 +64,13 @@ def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) 
             f"backend='mpi': {job.launcher or 'the environment'} says rank {job.rank} of {job.world_size}, but MPI "
             f"says rank {rank} of {size}; start the ranks with the mpiexec of {library(MPI)}"
         )
-    comm = MpiCommunicator(MPI.COMM_WORLD.Dup(), timeout, checks=Settings.read().check is True)
+    tolerance = None
+    if fault_tolerance.enabled(MPI):
+        WATCHDOG.notices = WATCHDOG.notices or Notices(MPI.COMM_WORLD.Dup())
+        world, tolerance = WATCHDOG.notices.world()
+    else:
+        world = MPI.COMM_WORLD.Dup()
+    comm = MpiCommunicator(world, timeout, checks=Settings.read().check is True, tolerance=tolerance)
     comm.force(Settings.read().algorithms if algorithms is None else algorithms)
     if size > 1:
         WATCHDOG.watch(comm)
@@ -74,17 +88,25 @@ class MpiCommunicator(ComposedCommunicator):
 
     backend = "mpi"
     any_source = True
+    _peers: MpiPeers
 
-    def __init__(self, comm: MPI.Intracomm, timeout: float, *, checks: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, timeout: float, *, checks: bool, tolerance: FaultTolerance | None) -> None:
+        """tolerance: the FaultTolerance of `comm`; None if MPI does not tolerate faults."""
         from mpi4py import MPI
 
         transport = Transport(comm)
         self.engine_errors = (MPI.Exception,)
         self._transport = transport
+        duplicate = comm.Dup if tolerance is None else partial(tolerance.make_along, comm.Dup)
+        self._peers = MpiPeers(transport, duplicate)
         self._channel = Channel(transport, self.engine_errors, self._message_failed)
         self._channel.timeout = timeout
         self._comm = comm
         self._mpi = MPI
+        self._tolerance = tolerance
+        self._recovering = ""
+        self._recoveries = 0
+        self._returned = False  # from MPI, with an error
         # Most calls need these, so they are looked up once.
         self._memory, self._byte, self._most = transport.memory, transport.byte, transport.most
         self._here = MPI.IN_PLACE
@@ -92,13 +114,16 @@ class MpiCommunicator(ComposedCommunicator):
         super().__init__(comm.rank, comm.size, timeout, checks=checks, shared_lock=transport.lock)
 
     @property
-    def present_call(self) -> tuple[int, Call] | None:
-        """The sequence number of the call that this rank is in, and the call; for the watchdog."""
-        return (self._call_lock.sequence, self._call_lock.call) if self._call_lock.inside else None
+    def present_call(self) -> tuple[int, str] | None:
+        """The number of the call that this rank is in, and the call as text, or None; for the watchdog."""
+        if self._recovering:
+            return self._recoveries, self._recovering
+        lock = self._call_lock
+        return (lock.sequence, calls.describe(lock.call)) if lock.inside and not self._returned else None
 
-    def end_job(self) -> None:
-        """End all ranks of the job."""
-        self._mpi.COMM_WORLD.Abort(1)
+    def give_up(self) -> bool:
+        """End the present call with an error. Returns False if that is impossible. For the watchdog."""
+        return self._tolerance is not None and not self._recovering and self._tolerance.give_up()
 
     def _timeout_set(self, timeout: float) -> None:
         self._channel.timeout = timeout
@@ -108,18 +133,23 @@ class MpiCommunicator(ComposedCommunicator):
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
         check_rank(dest, self._world_size, "dest")
         self._check_message(count, tag)
-        return self._channel.send(ptr, count, dtype, dest, tag)
+        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
         if src != ANY:
             check_rank(src, self._world_size, "src")
         self._check_message(count, max(tag, 0))
-        return self._channel.recv(ptr, count, dtype, src, tag)
+        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag)
 
     def probe(self, src: int, tag: int) -> Message | None:
         if self._refusal is not None:
             raise self._refused()
         return self._transport.probe(src, tag)
+
+    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+        check_rank(message.source, self._world_size, "src")
+        self._check_message(message.count, message.tag)
+        return self._channel.recv_probed(ptr, message)
 
     def sync(self) -> None:
         self._drain()
@@ -274,21 +304,74 @@ class MpiCommunicator(ComposedCommunicator):
         if op is _MEAN:
             reduce_local(recv, [recv], count, dtype, op, n)
 
+    # ---- going on after a loss, if MPI tolerates faults ----
+
+    def failed(self) -> dict[int, str]:
+        return dict.fromkeys(self._fault_tolerance("failed").lost(), "ended")
+
+    def agree(self, flag: int) -> int:
+        return self._recover("agree", partial(self._fault_tolerance("agree").agree, flag))
+
+    def shrink(self, exclude: Sequence[int] = ()) -> MpiCommunicator:
+        if exclude:
+            why = "MPI_Comm_shrink waits for every process that lives"
+            raise UnsupportedError("shrink(exclude=...)", self.backend, why, "leave `exclude` out, or use gloo")
+        comm, former = self._recover("shrink", self._fault_tolerance("shrink").shrink)
+        part = self._made(comm)
+        part.force(self._forced if part.world_size > 1 else {})
+        part.former_ranks = former
+        return part
+
+    def _fault_tolerance(self, operation: str) -> FaultTolerance:
+        if self._tolerance is None:
+            why = f"this job of {library(self._mpi)} does not report lost ranks"
+            remedy = "start it with Open MPI's mpiexec --with-ft ulfm, or use the backend gloo"
+            raise UnsupportedError(operation, "mpi", why, remedy)
+        if isinstance(self._refusal, ClosedError):
+            raise self._refused()
+        return self._tolerance
+
+    def _recover(self, operation: str, call: Callable[[], T]) -> T:
+        """Call a function that waits for all living ranks, even in a group that has failed, under the watchdog."""
+        self._drain()
+        with self._call_lock:
+            self._recoveries += 1
+            self._recovering = operation
+            try:
+                return call()
+            except self.engine_errors as error:
+                raise self._explained(error, operation) from error
+            finally:
+                self._recovering = ""
+
     # ---- groups, ends ----
 
     def _part(self, color: int, members: Sequence[int]) -> MpiCommunicator:
-        part = MpiCommunicator(self._comm.Split(color, members.index(self._rank)), self._timeout, checks=self.checks)
-        if len(members) > 1:
-            WATCHDOG.watch(part)
-        return part
+        return self._made(self._split_off(color, members.index(self._rank)))
 
     def _no_part(self) -> None:
-        self._comm.Split(self._mpi.UNDEFINED)
+        self._split_off(self._mpi.UNDEFINED, 0)
+
+    def _split_off(self, color: int, key: int) -> MPI.Intracomm:
+        split = partial(self._comm.Split, color, key)
+        return split() if self._tolerance is None else self._tolerance.make(split)
+
+    def _made(self, comm: MPI.Intracomm) -> MpiCommunicator:
+        tolerance = None if self._tolerance is None else self._tolerance.part(comm)
+        part = MpiCommunicator(comm, self._timeout, checks=self.checks, tolerance=tolerance)
+        if part.world_size > 1:
+            WATCHDOG.watch(part)
+        return part
 
     def _explain(self, error: Exception) -> RankwiseError:
         return self._explained(error, f"{calls.describe(self._call_lock.call)} #{self._call_lock.sequence}")
 
     def _explained(self, error: Exception, where: str) -> RankwiseError:
+        self._returned = True
+        if self._tolerance is not None:
+            found = self._tolerance.explain(error, where, self._timeout)
+            if found is not None:
+                return found
         text = " ".join(str(error).split())
         if isinstance(error, self._mpi.Exception) and error.Get_error_class() == self._mpi.ERR_TRUNCATE:
             message = f"another rank sent more than rank {self._rank} expected in {where}: {text}"
@@ -296,11 +379,15 @@ class MpiCommunicator(ComposedCommunicator):
         return RankwiseError(f"MPI failed in {where}: {text}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
-        WATCHDOG.note_failure(str(error))
+        if self._tolerance is None:
+            WATCHDOG.note_failure(str(error))
+        elif not known_to_all:
+            self._tolerance.fail(error)
 
     def _release(self, timeout: float, healthy: bool) -> None:
         end = time.monotonic() + timeout
         if not healthy or self._mpi.Is_finalized():
             return
         self._channel.flush(end)
+        self._peers.close()
         self._comm.Free()

@@ -11,7 +11,7 @@ from typing import Any
 from rankwise.backends.composed.calls import DTYPE_NAMES
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import Transport
-from rankwise.contract.communicator import ANY
+from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
@@ -41,12 +41,22 @@ class Channel:
         self.timeout = 0.0
         """Seconds that a message may take if its `wait` has no limit of its own; after that the group fails."""
         self._requests: dict[int, Request] = {}  # `sync` waits for these
+        self._receiving = threading.Lock()  # no receive matches between the probe and the receive of `recv_probed`
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Request:
         return self._begin("send", self.transport.send, (ptr, count, dtype, dest, tag))
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Request:
-        return self._begin("recv", self.transport.recv, (ptr, count, dtype, src, tag))
+        with self._receiving:
+            return self._begin("recv", self.transport.recv, (ptr, count, dtype, src, tag))
+
+    def recv_probed(self, ptr: int, message: Message) -> Request | None:
+        """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
+        with self._receiving:
+            if self.transport.probe(message.source, message.tag, message.dtype) != message:
+                return None
+            args = (ptr, message.count, message.dtype, message.source, message.tag)
+            return self._begin("recv", self.transport.recv, args)
 
     def sync(self) -> None:
         if self._requests:

@@ -53,9 +53,14 @@ class Transport:
         label = self.mpi.ANY_TAG if tag == ANY else tag * TAGS_PER_TAG + dtype
         return self.guarded(self.comm.Irecv, self.bytes(ptr, count * ITEMSIZE[dtype]), source, label)
 
-    def probe(self, src: int, tag: int) -> Message | None:
+    def probe(self, src: int, tag: int, dtype: DType | None = None) -> Message | None:
+        """dtype: only messages of this dtype."""
         source = self.mpi.ANY_SOURCE if src == ANY else src
-        labels = [self.mpi.ANY_TAG] if tag == ANY else [tag * TAGS_PER_TAG + dtype for dtype in DType]
+        labels = (
+            [self.mpi.ANY_TAG]
+            if tag == ANY
+            else [tag * TAGS_PER_TAG + one for one in (DType if dtype is None else [dtype])]
+        )
         status = self.mpi.Status()
         for label in labels:
             if self.guarded(self.comm.Iprobe, source, label, status):

@@ -1,22 +1,27 @@
-"""A thread that ends the job when MPI itself would wait for ever."""
+"""A thread that ends a call, or the job, when MPI itself would wait for ever."""
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
+import os
+import signal
 import sys
 import threading
 import time
 import weakref
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
-from rankwise.backends.composed import calls
 from rankwise.backends.composed.communicator import log
+from rankwise.backends.mpi.fault_tolerance import REPORTS, Notices
 
 
 class Watched(Protocol):
-    """A communicator whose calls are watched. present_call: the sequence number of its present call, and the call."""
+    """A communicator whose calls are watched. present_call: the number of its present call, and the call as text.
+
+    give_up: end the present call with an error; False if it cannot be ended.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -27,8 +32,8 @@ class Watched(Protocol):
     @property
     def closed(self) -> bool: ...
     @property
-    def present_call(self) -> tuple[int, tuple[Any, ...]] | None: ...
-    def end_job(self) -> None: ...
+    def present_call(self) -> tuple[int, str] | None: ...
+    def give_up(self) -> bool: ...
 
 
 class Watchdog:
@@ -36,6 +41,10 @@ class Watchdog:
 
     This happens when a collective takes longer than its group's timeout, and when a rank ends after an exception or
     with a failed group: MPI's Finalize would wait for ranks that wait for this one.
+
+    If MPI tolerates faults (ULFM), the job goes on: the call ends with an error, and a rank that ends after an
+    exception sends itself SIGKILL, because Open MPI's Abort hangs in such a job, and Open MPI reports only ranks that
+    die of a signal as lost.
     """
 
     def __init__(self) -> None:
@@ -45,6 +54,8 @@ class Watchdog:
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
         self._why = ""
+        self.notices: Notices | None = None
+        """The notices of the job, if MPI tolerates faults."""
 
     def watch(self, comm: Watched) -> None:
         with self._lock:
@@ -77,14 +88,17 @@ class Watchdog:
         if sequence != present_call[0]:
             self._since[comm] = (present_call[0], now)
         elif now - since > comm.timeout:
-            where = f"{calls.describe(present_call[1])} #{sequence}"
+            if comm.give_up():
+                self._since[comm] = (sequence, now)
+                return
+            where = f"{present_call[1]} #{sequence}"
             log.critical(
                 "rank %d of %d has waited longer than %g s for other ranks in %s; MPI cannot cancel a call, so the "
-                "job is ended; the stacks of this rank:", comm.rank, comm.world_size, comm.timeout, where
+                "%s is ended; the stacks of this rank:", comm.rank, comm.world_size, comm.timeout, where,
+                "job" if self.notices is None else "rank",
             )  # fmt: skip
             faulthandler.dump_traceback(all_threads=True)
-            time.sleep(_LAST_WORDS)
-            comm.end_job()
+            self._end()
 
     def _uncaught(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         self._hook(kind, value, trace)
@@ -92,16 +106,29 @@ class Watchdog:
             self.note_failure(f"{kind.__name__}: {value}")
 
     def _at_exit(self) -> None:
-        if not self._why:
-            return
         from mpi4py import MPI
 
-        if not MPI.Is_finalized():
-            log.critical("the job is ended: %s", self._why)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            time.sleep(_LAST_WORDS)
+        if MPI.Is_finalized():
+            return
+        # If all ranks are at their end, none waits for this one, which can then end with its own exit status.
+        together = self.notices is not None and self.notices.all_end(REPORTS)
+        if self._why and not together:
+            log.critical("the %s is ended: %s", "job" if self.notices is None else "rank", self._why)
+            self._end()
+        if self.notices is not None:
+            self.notices.finalize()
+
+    def _end(self) -> None:
+        """End all ranks of the job, or only this one if MPI tolerates faults."""
+        from mpi4py import MPI
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_LAST_WORDS)
+        if self.notices is None:
             MPI.COMM_WORLD.Abort(1)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 _OFTEN, _SELDOM = 0.02, 1.0  # seconds between two checks of the watchdog

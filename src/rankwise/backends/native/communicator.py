@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
+from rankwise.contract import topology, tuning_file
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Message
 from rankwise.contract.settings import Settings
@@ -123,6 +124,7 @@ class EngineCommunicator(OpenCommunicator):
         self.backend = backend
         self._comm = comm
         self._pid = os.getpid()
+        self._counted = True
         self.stream_sync = EngineStreamSync(comm)
         super().__init__(comm.rank, comm.world_size)
 
@@ -137,6 +139,15 @@ class EngineCommunicator(OpenCommunicator):
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self._comm.timeout = seconds
+
+    @property
+    def counted(self) -> bool:
+        return self._counted
+
+    @counted.setter
+    def counted(self, now: bool) -> None:
+        self._counted = now
+        self._comm.set_counted(now)
 
     def barrier(self) -> None:
         self._comm.barrier()
@@ -211,6 +222,10 @@ class EngineCommunicator(OpenCommunicator):
         found = self._comm.probe(src, tag)
         return None if found is None else Message(*found[:3], DType(found[3]))
 
+    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+        request = self._comm.recv_probed(ptr, message.count, message.dtype, message.source, message.tag)
+        return None if request is None else EngineReceiveWork(request)
+
     def sync(self) -> None:
         self._comm.sync()
 
@@ -235,9 +250,23 @@ class EngineCommunicator(OpenCommunicator):
         finally:
             _native.use_handler(before)
 
-    def abort(self, why: str) -> None:
-        """Fail the group: every rank's present or next operation raises PeerLostError with `why`."""
-        self._comm.abort(why)
+    def failed(self) -> dict[int, str]:
+        return self._comm.failed()
+
+    def agree(self, flag: int) -> int:
+        return self._comm.agree(flag)
+
+    def shrink(self, exclude: Sequence[int] = ()) -> EngineCommunicator:
+        part = self._comm.shrink(exclude)
+        shrunk = EngineCommunicator(part, self.backend)
+        shrunk.former_ranks = tuple(part.numbers_in(self._comm))
+        return shrunk
+
+    def restore(self) -> EngineCommunicator:
+        return EngineCommunicator(self._comm.restore(), self.backend)
+
+    def abort(self, reason: str) -> None:
+        self._comm.abort(f"aborted the group: {reason}")
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         # After a fork the group belongs to the parent only.
@@ -263,13 +292,40 @@ def join(
     backend: str,
     process: bool,
     algorithms: Mapping[str, str] | None = None,
+    restart: int = 0,
+    part: bool = False,
+    tuning: str | None = None,
 ) -> EngineCommunicator:
     """This rank's communicator of all ranks of the segment; returns once all have joined.
 
     process: whether the rank is a process, not a thread. algorithms: to force, by operation; None: as in
-    RANKWISE_ALGORITHM.
+    RANKWISE_ALGORITHM. restart: as in Job; a replacement joins the survivors, which call restore. part: each operation
+    is part of another communicator's operation, which that communicator records in the trace. tuning: as in Job.
+
+    Raises ValueError for a tuning file that cannot be used.
     """
     settings = Settings.read()
     forced = settings.algorithms if algorithms is None else algorithms
-    comm = segment.join(rank, timeout, process, [*forced.items()], settings.oversubscribed, settings.direct, backend)
+    pairs = [*forced.items()]
+    thresholds = _thresholds(settings.tuning if tuning is None else tuning) if segment.world_size > 1 else []
+    comm = segment.join(
+        rank,
+        timeout,
+        process,
+        pairs,
+        settings.oversubscribed,
+        settings.direct,
+        backend,
+        restart,
+        part,
+        thresholds,
+        numa_node=topology.own_node() if segment.world_size > 1 else 0,
+        numa_nodes=settings.numa_nodes if segment.world_size > 1 else (),
+    )
     return EngineCommunicator(comm, backend)
+
+
+def _thresholds(named: str | None) -> list[tuple[str, str, int]]:
+    """The thresholds of the tuning file in force."""
+    path = tuning_file.in_force(named)
+    return [] if path is None else tuning_file.load(path, _native.thresholds()).values()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rankwise import _native
 from rankwise.backends.native.communicator import EngineCommunicator, join
+from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.job import Job
 
 _taken: set[int] = set()  # inodes of the inherited segments that this process has joined
@@ -15,16 +16,25 @@ _taken: set[int] = set()  # inodes of the inherited segments that this process h
 def open(job: Job, timeout: float) -> EngineCommunicator:
     """Join the job's segment: the inherited one, or one that rank 0 makes and sends to the others.
 
-    A segment is joined once. Ranks that close their communicator and open another get a new segment.
+    A segment is joined once. Ranks that close their communicator and open another get a new segment. A process that
+    replaces a lost one joins the survivors, which call restore.
     """
+    if job.segment_fd is not None and not job.one_host:
+        why = f"the launcher started {job.local_world_size} of the {job.world_size} ranks on this host"
+        raise UnsupportedError("init", "shm", why, "use hierarchical, or start all ranks on one host")
+    segment, inherited = segment_of(job, timeout)
+    restart = job.restart if inherited else 0
+    return join(segment, job.rank, timeout, "shm", process=True, restart=restart, tuning=job.tuning)
+
+
+def segment_of(job: Job, timeout: float) -> tuple[_native.Segment, bool]:
+    """The segment of a job's ranks on one host, and whether it is inherited. An inherited one is joined only once."""
     if job.segment_fd is None:
-        segment = _meet(job, timeout)
-    elif (inode := _inode(job.segment_fd)) not in _taken:
-        segment = _native.Segment.attach(job.segment_fd)
+        return _meet(job, timeout), False
+    if (inode := _inode(job.segment_fd)) not in _taken:
         _taken.add(inode)
-    else:
-        segment = _meet(replace(job, id=f"{job.launcher}, segment {inode}"), timeout)
-    return join(segment, job.rank, timeout, "shm", process=True)
+        return _native.Segment.attach(job.segment_fd), True
+    return _meet(replace(job, id=f"{job.id or job.launcher}, segment {inode}"), timeout), False
 
 
 def _meet(job: Job, timeout: float) -> _native.Segment:

@@ -17,18 +17,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from rankwise.backends import registry
-from rankwise.backends.composed import calls
+from rankwise.backends.composed import calls, counting
 from rankwise.backends.composed.calls import ITEMSIZE
-from rankwise.backends.composed.communicator import ComposedCommunicator, address
+from rankwise.backends.composed.communicator import ComposedCommunicator
+from rankwise.backends.composed.memory import address
+from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
-from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout, PeerLostError, RankwiseError
+from rankwise.contract.communicator import Communicator, Message
+from rankwise.contract.errors import (
+    BackendUnavailable,
+    CollectiveTimeout,
+    PeerLostError,
+    RankwiseError,
+    UnsupportedError,
+)
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.contract.shortcuts import Shortcuts
@@ -101,18 +110,23 @@ def open(job: Job, timeout: float) -> NcclCommunicator:
 def connect(found: Libraries, side: Communicator, local_rank: int) -> NcclCommunicator:
     """A communicator of side's ranks, which owns `side`. Collective."""
     streams = CudaStreams.of_rank(found.cuda, local_rank)
+    try:
+        comm = _meet(found, side)
+    except found.nccl.NCCLError as error:
+        side.close()
+        raise RankwiseError(f"init: NCCL could not connect the ranks: {error}") from error
+    return NcclCommunicator(found, side, comm, streams)
+
+
+def _meet(found: Libraries, side: Communicator) -> Any:
+    """NCCL's communicator of side's ranks. Collective."""
     unique = np.zeros(128, np.uint8)
     if side.rank == 0:
         unique[:] = np.frombuffer(bytes(found.nccl.get_unique_id()), np.uint8)
     side.broadcast(address(unique), unique.nbytes, DType.U8, 0)
     side.sync()
     handle = found.nccl.UniqueId.from_buffer(unique)
-    try:
-        comm = found.nccl.comm_init_rank(side.world_size, handle.ptr, side.rank)
-    except found.nccl.NCCLError as error:
-        side.close()
-        raise RankwiseError(f"init: NCCL could not connect the ranks: {error}") from error
-    return NcclCommunicator(found, side, comm, streams)
+    return found.nccl.comm_init_rank(side.world_size, handle.ptr, side.rank)
 
 
 class NcclCommunicator(ComposedCommunicator):
@@ -142,6 +156,9 @@ class NcclCommunicator(ComposedCommunicator):
     # ---- completion ----
 
     def sync(self) -> None:
+        counting.waits(self._complete_all)
+
+    def _complete_all(self) -> None:
         self._check_failure()
         for message in list(self._messages):
             message.wait()
@@ -229,6 +246,15 @@ class NcclCommunicator(ComposedCommunicator):
 
     def probe(self, src: int, tag: int) -> Any:
         return self._side.probe(src, tag)
+
+    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+        self._check_failure()
+        size = message.count * ITEMSIZE[message.dtype]
+        data = np.empty(max(1, size), np.uint8) if self._cuda.on_device(ptr) else None
+        work = self._side.recv_probed(ptr if data is None else address(data), message)
+        if work is None or data is None:
+            return None if work is None else self._message(work)
+        return self._message(work, data, lambda: self._cuda.to_device(ptr, address(data), size))
 
     def _message(self, work: Work[None], data: Any = None, finish: Callable[[], None] | None = None) -> NcclMessage:
         message = NcclMessage(work, data, finish, self._messages)
@@ -413,6 +439,35 @@ class NcclCommunicator(ComposedCommunicator):
         comm = self._nccl.comm_split(self._comm, color & 0x7FFFFFFF, key, 0)
         return NcclCommunicator(self._found, side, comm, self._cuda.another())
 
+    # ---- going on after a loss ----
+
+    def failed(self) -> dict[int, str]:
+        return self._side.failed()
+
+    def agree(self, flag: int) -> int:
+        return self._side.agree(flag)
+
+    def shrink(self, exclude: Sequence[int] = ()) -> NcclCommunicator:
+        """`side` shrinks, and its ranks connect anew by NCCL; if one is lost meanwhile, the others do it again.
+
+        ncclCommShrink would save some of that, but it must be called with the same lost ranks everywhere, takes as
+        long, and is not in every NCCL.
+        """
+        if self._refusal is not None:
+            self._abort_comm()  # its kernels may wait for a lost rank
+        for (side,), former in shrunk([self._side], [exclude]):
+            try:
+                comm = _meet(self._found, side)
+            except (RankwiseError, self._nccl.NCCLError):
+                comm = None
+            if side.agree(int(comm is not None)):
+                new = NcclCommunicator(self._found, side, comm, self._cuda.another())
+                new.former_ranks = former
+                return new
+            if comm is not None:
+                self._nccl.comm_abort(comm)
+        raise AssertionError  # shrunk ends with an error
+
     def _no_part(self) -> None:
         self._side.split(-1)
         self._nccl.comm_split(self._comm, _NO_COLOR, 0, 0)
@@ -425,9 +480,8 @@ class NcclCommunicator(ComposedCommunicator):
         self._abort_comm()
         if known_to_all:
             return
-        end = getattr(self._side, "abort", None)
-        if end is not None:
-            end(str(error))
+        with suppress(UnsupportedError):
+            self._side.abort(str(error))
 
     def _abort_comm(self) -> None:
         if not self._aborted:
@@ -453,7 +507,7 @@ class LaunchedWork(Work[None]):
         self._comm, self._event = comm, event
 
     def wait(self, timeout: float | None = None) -> None:
-        self._comm._wait_for(self.done, timeout)
+        counting.waits(self._comm._wait_for, self.done, timeout)
 
     def done(self) -> bool:
         return self._comm._cuda.reached(self._event)

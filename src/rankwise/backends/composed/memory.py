@@ -1,0 +1,42 @@
+"""Addresses of arrays, and how elements and blocks are divided among ranks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rankwise.backends.composed.calls import ITEMSIZE
+from rankwise.contract.types import DType
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    """The address of its first element."""
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def blocks(ptr: int, count: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The memory of `count` blocks of `size` bytes as an array, one row per block, without a copy."""
+    memory = memoryview((ctypes.c_uint8 * (count * size)).from_address(ptr)).cast("B")
+    return np.frombuffer(memory, np.uint8).reshape(count, size)
+
+
+def shares(count: int, n: int) -> tuple[int, ...]:
+    """`count` elements over n ranks; the first ones get one more if they cannot be equal."""
+    each, longer = divmod(count, n)
+    return (each + 1,) * longer + (each,) * (n - longer)
+
+
+def sizes(counts: Sequence[int], dtype: DType) -> tuple[int, ...]:
+    item = ITEMSIZE[dtype]
+    return tuple(count * item for count in counts)
+
+
+def around(first: int, length: int, n: int) -> list[tuple[int, int]]:
+    """`length` of n ranks from `first` on, where rank 0 follows the last: one or two ranges (first rank, length)."""
+    first %= n
+    before = min(length, n - first)
+    return [(first, before)] if before == length else [(first, before), (0, length - before)]

@@ -1,0 +1,101 @@
+"""Which processes can share memory: those whose localities are equal.
+
+Ranks in several containers of one host have equal localities if they can connect to one unix socket. A socket with an
+abstract name exists in one network namespace; one in a directory that the containers share (RANKWISE_SOCKET_DIR) can
+be reached from every network namespace. Their other namespaces (PID, IPC, mount, user) may differ.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from rankwise.contract.settings import Settings
+
+# What two localities may differ in, and what to do about it.
+REMEDIES = {
+    "host": "use hierarchical, or start all ranks on one host",
+    "user": "start all ranks as the same user of the host",
+    "security label": "start the containers with one label, or without any: --security-opt label=disable",
+    "socket directory": "mount one directory in all containers and set RANKWISE_SOCKET_DIR to it on all ranks",
+    "network namespace": "start the containers with --network host, or the second with --network container:FIRST, or "
+    "mount one directory in all of them and set RANKWISE_SOCKET_DIR to it on all ranks",
+}
+
+
+def locality() -> dict[str, str]:
+    """The locality of this process. ValueError if RANKWISE_SOCKET_DIR cannot be trusted."""
+    directory = socket_directory()
+    found = {
+        "host": boot_id(),
+        "user": str(user()),
+        "security label": _security_label(),
+    }
+    if directory is None:
+        return found | {"network namespace": str(os.stat("/proc/self/ns/net").st_ino)}
+    info = os.stat(directory)
+    return found | {"socket directory": f"{info.st_dev}:{info.st_ino}"}
+
+
+def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
+    """The first part in which two localities differ, a key of REMEDIES; None if they are equal in all these parts."""
+    return next((part for part in REMEDIES if mine.get(part) != theirs.get(part)), None)
+
+
+def user() -> int:
+    """The effective user of this process, as the processes outside its user namespace see it."""
+    own = os.geteuid()
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        inside, outside, count = map(int, line.split())
+        if inside <= own < inside + count:
+            return outside + own - inside
+    return own
+
+
+def boot_id() -> str:
+    """Identifies this boot of this machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def pid_namespace() -> int:
+    """The inode of this process's PID namespace. A pid is valid only in its namespace."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def socket_directory() -> str | None:
+    """RANKWISE_SOCKET_DIR, if it is set. ValueError if other users could replace what is in it."""
+    directory = Settings.read().socket_dir
+    if directory is None:
+        return None
+    variable = f"environment variable RANKWISE_SOCKET_DIR={directory!r}"
+    try:
+        info = os.stat(directory)
+    except OSError as error:
+        raise ValueError(f"{variable}: expected a directory that all ranks share: {error.strerror}") from None
+    if not stat.S_ISDIR(info.st_mode):
+        raise ValueError(f"{variable}: expected a directory that all ranks share, found a file")
+    private = info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not private and not info.st_mode & stat.S_ISVTX:
+        raise ValueError(
+            f"{variable}: expected a directory that belongs to this user and into which nobody else can write, or one "
+            f"with the sticky bit like /tmp; it belongs to user {info.st_uid} and has the mode "
+            f"{stat.S_IMODE(info.st_mode):04o}"
+        )
+    if len(os.fsencode(directory)) > LONGEST_DIRECTORY:
+        raise ValueError(
+            f"{variable}: expected a path of at most {LONGEST_DIRECTORY} bytes, since a unix socket's is short"
+        )
+    return directory
+
+
+LONGEST_DIRECTORY = 56  # bytes; a socket's path may have 107
+
+
+def _security_label() -> str:
+    """This process's SELinux or AppArmor label. Between different labels, connections may be forbidden."""
+    try:
+        return Path("/proc/self/attr/current").read_text().strip("\0\n")
+    except OSError:  # there is no such security module
+        return ""

@@ -1,0 +1,256 @@
+"""The algorithms made of messages, on any number of ranks: results, order of operands, latencies.
+
+The ranks are threads, and queues replace gloo's transport (gloo_in_threads.py). tests/backends/test_gloo.py runs some
+of the same over gloo itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from math import ceil, floor, log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.backends import tuning
+from rankwise.backends.composed.algorithms.pairs import Pairs
+from rankwise.contract.errors import MismatchError
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.group.group import Group
+from rankwise.testing import run_ranks
+from rankwise.testing.suite import Status, check_operation
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from forced_algorithms import check_one
+from gloo_in_threads import GlooInThreads, opener
+
+OF_MESSAGES = ("recursive_doubling", "halving_doubling", "binomial", "bruck")
+FORCED = [
+    (operation, name) for operation, names in tuning.ALGORITHMS["gloo"].items() for name in names if name in OF_MESSAGES
+]
+ANY_SIZE = (2, 3, 4, 5, 6, 7, 8, 9)
+SOME_SIZES = [n if n in (3, 8) else pytest.param(n, marks=pytest.mark.slow) for n in ANY_SIZE]
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), FORCED)
+@pytest.mark.parametrize("n", SOME_SIZES)
+def test_forced(n: int, operation: str, algorithm: str) -> None:
+    """Every dtype and op, root and size of the conformance suite."""
+    results = check_operation(operation, "pointer", n, opener(forced={operation: algorithm}))
+    wrong = [f"{r.case}: {r.detail}" for r in results if r.status not in (Status.PASS, Status.REFUSED)]
+    assert not wrong, wrong[:10]
+
+
+@pytest.mark.slow  # test_forced runs the same algorithms
+@pytest.mark.parametrize("n", [9, 12])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        *("all_reduce", "reduce", "reduce_scatter", "all_to_all", "gather"),
+        *("all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v"),
+    ],
+)
+def test_the_usual_choice_on_many_ranks(n: int, operation: str) -> None:
+    results = check_operation(operation, "pointer", n, opener())
+    wrong = [f"{r.case}: {r.detail}" for r in results if r.status not in (Status.PASS, Status.REFUSED)]
+    assert not wrong, wrong[:10]
+
+
+# ---- the order of the operands ----
+
+
+def test_pairs_bracket_neighbours() -> None:
+    def bracketed(n: int) -> str:
+        """The operands as combined by recursive doubling on n ranks."""
+        texts = [str(rank) for rank in range(n)]
+        pairs = [Pairs(rank, n) for rank in range(n)]
+        for rank in range(n):
+            if pairs[rank].acts_for_two:
+                texts[rank] = f"({texts[rank]} {texts[rank + 1]})"
+        for step in range(pairs[0].steps):
+            merged = list(texts)
+            for rank in range(n):
+                if not pairs[rank].folded:
+                    two = (rank, pairs[rank].partner(step))
+                    low, high = two if pairs[rank].is_lower(step) else two[::-1]
+                    merged[rank] = f"({texts[low]} {texts[high]})"
+            texts = merged
+        found = {texts[rank] for rank in range(n) if not pairs[rank].folded}
+        assert len(found) == 1
+        return found.pop()
+
+    assert bracketed(2) == "(0 1)"
+    assert bracketed(3) == "((0 1) 2)"
+    assert bracketed(4) == "((0 1) (2 3))"
+    assert bracketed(5) == "(((0 1) 2) (3 4))"
+    assert bracketed(6) == "(((0 1) (2 3)) (4 5))"
+    assert bracketed(7) == "(((0 1) (2 3)) ((4 5) 6))"
+    for n in range(2, 70):
+        assert bracketed(n).translate(str.maketrans("", "", "()")).split() == [str(rank) for rank in range(n)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.complex64])
+@pytest.mark.parametrize("n", ANY_SIZE)
+def test_every_algorithm_of_pairs_gives_the_same_bits(n: int, dtype: Any) -> None:
+    """On every rank, from all_reduce and from reduce to any root; f16 is rounded only once."""
+    count = 1001
+    given = [(np.random.default_rng(rank).normal(size=count) * 100).astype(dtype) for rank in range(n)]
+
+    def combined(ranks: list[Any]) -> Any:
+        return ranks[0] if len(ranks) == 1 else combined(ranks[: len(ranks) // 2]) + combined(ranks[len(ranks) // 2 :])
+
+    wide = [x.astype(np.float32) if dtype is np.float16 else x for x in given]
+    extra = n - (1 << n.bit_length() - 1)
+    folded = [wide[2 * i] + wide[2 * i + 1] for i in range(extra)] + wide[2 * extra :]
+    want = combined(folded).astype(dtype).tobytes()
+
+    def body(group: Group) -> None:
+        comm: Any = group.comm
+        for algorithm in ("recursive_doubling", "halving_doubling"):
+            comm.force({"all_reduce": algorithm})
+            assert group.all_reduce(given[group.rank].copy()).tobytes() == want
+        comm.force({"reduce": "binomial"})
+        for root in range(n):
+            x = given[group.rank].copy()
+            result = group.reduce(x, root)
+            assert result is None if group.rank != root else result.tobytes() == want
+            assert group.rank == root or x.tobytes() == given[group.rank].tobytes()
+
+    run_ranks(n, body, backend=opener())
+
+
+# ---- latencies ----
+
+
+def latencies(n: int, operation: str, algorithm: str, size: int = 8, root: int = 0) -> int:
+    """The longest chain of messages in one call that is not compared. size: bytes of a block."""
+
+    def body(group: Group) -> int:
+        comm = group.comm
+        assert isinstance(comm, GlooInThreads)
+        if algorithm:
+            comm.force({operation: algorithm})
+        transport: Any = comm._transport
+        send, recv = (np.zeros(size * n, np.uint8) for _ in range(2))
+        at, to, count = send.ctypes.data, recv.ctypes.data, size // 8
+        calls = {
+            "barrier": lambda: comm.barrier(),
+            "all_reduce": lambda: comm.all_reduce(at, count, DType.F64, ReduceOp.SUM),
+            "reduce": lambda: comm.reduce(at, count, DType.F64, ReduceOp.SUM, root),
+            "reduce_scatter": lambda: comm.reduce_scatter(at, to, count, DType.F64, ReduceOp.SUM),
+            "broadcast": lambda: comm.broadcast(at, size, DType.U8, root),
+            "gather": lambda: comm.gather(at, to, size, DType.U8, root),
+            "scatter": lambda: comm.scatter(at, to, size, DType.U8, root),
+            "all_gather": lambda: comm.all_gather(at, to, size, DType.U8),
+            "all_to_all": lambda: comm.all_to_all(at, to, size, DType.U8),
+        }
+        calls[operation]()
+        return int(transport.latencies)
+
+    return max(run_ranks(n, body, backend=opener(checks=not algorithm)))
+
+
+SIZES = (2, 3, 5, 8, 9, 16, 23, 32)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(("operation", "algorithm"), FORCED)
+def test_latencies(n: int, operation: str, algorithm: str) -> None:
+    power = n & (n - 1) == 0
+    up, down = ceil(log2(n)), floor(log2(n))
+    most = {
+        "recursive_doubling": down + (0 if power else 2),
+        "halving_doubling": 2 * down + (0 if power else 2),
+        "binomial": up if operation in ("gather", "scatter") else down + (0 if power else 2),
+        "bruck": up,
+    }[algorithm]
+    for root in {0, 1, n - 1} if algorithm == "binomial" else {0}:
+        assert 0 < latencies(n, operation, algorithm, 4096, root) <= most
+
+
+@pytest.mark.parametrize("n", [8, 9, 16, 23])
+@pytest.mark.parametrize("operation", ["barrier", "all_reduce", "reduce", "gather", "scatter", "all_gather"])
+def test_a_small_call_is_compared_in_the_messages_that_carry_its_data(n: int, operation: str) -> None:
+    assert latencies(n, operation, "") == (1 if n <= tuning.FEW else ceil(log2(n)))
+
+
+@pytest.mark.parametrize("n", [2, 8, 16])
+@pytest.mark.parametrize("operation", sorted(tuning.inline("gloo", 2)))
+def test_data_that_fits_into_the_envelopes_takes_one_latency_or_two_if_it_is_divided(n: int, operation: str) -> None:
+    most = tuning.inline("gloo", n)[operation]
+    if operation in ("all_reduce", "broadcast", "reduce"):
+        whole = tuning.whole(n) // 8 * 8
+        assert [latencies(n, operation, "", size) for size in (whole, whole + 8, most // 8 * 8)] == [1, 2, 2]
+        assert n == 2 or latencies(n, operation, "", most + 8) > 2
+        return
+    block = most // n if operation in ("scatter", "reduce_scatter", "all_to_all") else most
+    if operation == "scatter_array":
+        assert latency_of_an_unknown_array(n, most - 96 - 8) == 1  # the header has 96 bytes
+        assert latency_of_an_unknown_array(n, most) > 1
+    else:
+        assert latencies(n, operation, "", block // 8 * 8) == 1
+        assert operation == "barrier" or latencies(n, operation, "", block // 8 * 8 + 8) > 1
+
+
+def latency_of_an_unknown_array(n: int, size: int) -> int:
+    """As `latencies`, for a scatter whose array only rank 0 knows. size: of a part, rounded down to 8 bytes."""
+
+    def body(group: Group) -> int:
+        x = np.arange(size // 8 * n) if group.rank == 0 else None
+        assert group.scatter(x)[0] == size // 8 * group.rank
+        comm: Any = group.comm
+        return int(comm._transport.latencies)
+
+    return max(run_ranks(n, body, backend=opener()))
+
+
+@pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.parametrize("n", [3, 17])
+def test_scatters_of_an_unknown_array(n: int, checks: bool) -> None:
+    def body(group: Group) -> None:
+        for count in (0, n, n + 1, 100 * n, 40_000 * n):
+            check_one(group, "scatter", count, np.float32)
+        for algorithm in ("direct", "binomial"):
+            group.comm.force({"scatter": algorithm})  # type: ignore[attr-defined]
+            check_one(group, "scatter", 2 * n, np.int64)
+
+    run_ranks(n, body, backend=opener(checks=checks))
+
+
+@pytest.mark.parametrize("root", [0, 3])
+def test_uneven_blocks_cost_a_rank_one_message(root: int) -> None:
+    def body(group: Group) -> tuple[int, int]:
+        comm, n = group.comm, group.world_size
+        transport: Any = comm._transport  # type: ignore[attr-defined]
+        counts, whole, mine = list(range(n)), np.zeros(n * n), np.zeros(n)
+        comm.gather_v(mine.ctypes.data, whole.ctypes.data, counts, DType.F64, root)
+        gathering = transport.sent
+        comm.scatter_v(whole.ctypes.data, mine.ctypes.data, counts, DType.F64, root)
+        return gathering, transport.sent - gathering
+
+    sent = run_ranks(5, body, backend=opener(checks=False))
+    # Rank 0 has nothing to send or receive.
+    assert [gathering for gathering, _ in sent] == [0 if rank in (0, root) else 1 for rank in range(5)]
+    assert [scattering for _, scattering in sent] == [
+        (4 if root == 0 else 3) if rank == root else 0 for rank in range(5)
+    ]
+
+
+# ---- the comparison on many ranks ----
+
+
+@pytest.mark.parametrize("n", [8, 9])
+@pytest.mark.parametrize("odd", [0, 1, 7])
+def test_a_mismatch_reaches_every_rank(n: int, odd: int) -> None:
+    def body(group: Group) -> tuple[int, str]:
+        x = np.full(20_000, group.rank)
+        with pytest.raises(MismatchError) as caught:
+            group.all_reduce(x[1:] if group.rank == odd else x)
+        assert (x == group.rank).all()
+        return len(caught.value.calls), str(caught.value)
+
+    told = run_ranks(n, body, backend=opener())
+    assert told == [(n, told[0][1])] * n
+    assert f"rank {odd}: all_reduce(count=19999" in told[0][1]
