@@ -28,3 +28,20 @@ def test_families() -> None:
     assert issubclass(errors.CollectiveTimeout, TimeoutError)
     assert issubclass(errors.BackendUnavailable, ImportError)
     assert all(isinstance(e, errors.RankwiseError) for e in EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("calls", "hinted"),
+    [
+        (("all_gather(count=3, dtype=float32) at a.py:1", "all_gather(count=2, dtype=float32)"), "all_gather_v"),
+        (("gather(count=3, dtype=int8, root=0)", "gather(count=2, dtype=int8, root=0)"), "gather_v"),
+        (("all_gather(count=3, dtype=float32)", "all_gather(count=3, dtype=float64)"), ""),
+        (("all_gather(count=3, dtype=float32)", "gather(count=3, dtype=float32)"), ""),
+        (("all_reduce(count=3, dtype=int8, op=sum)", "all_reduce(count=2, dtype=int8, op=sum)"), ""),
+    ],
+)
+def test_gathering_arrays_of_different_lengths_points_to_the_vector_collective(
+    calls: tuple[str, ...], hinted: str
+) -> None:
+    hint = f"\n{hinted} gathers arrays whose first axes differ in length" if hinted else ""
+    assert str(errors.MismatchError("differ", calls=dict(enumerate(calls)))) == "differ" + hint

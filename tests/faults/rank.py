@@ -125,6 +125,25 @@ def parts(rank: Rank, group: rw.Group) -> None:
         raise
 
 
+def going_on(rank: Rank, group: rw.Group, fewest: int, timeout: float) -> None:
+    """Operations in ever smaller groups, until a group of at most `fewest` ranks has worked for a while."""
+    turn, group.timeout = 0, timeout
+    while turn < 20 or group.world_size > fewest:
+        try:
+            x = np.full(rank.common.choice((1, 1_000, 300_000)), group.rank + turn, np.float64)
+            group.all_reduce(x)
+            assert (x == sum(range(group.world_size)) + turn * group.world_size).all(), "a wrong sum"
+            assert group.agree(turn + 1) == turn + 1
+            turn += 1
+        except (rw.PeerLostError, rw.CollectiveTimeout) as error:
+            rank.report_error(error, "lost")
+            smaller = group.shrink()
+            group.close(0.0)
+            group, turn = smaller, 0
+            rank.common = random.Random(len(group.ranks))
+    rank.report("went on", ranks=group.ranks)
+
+
 held: list[rw.Group] = []  # groups that nothing but the interpreter's end closes
 
 
@@ -153,6 +172,31 @@ def sums(rank: Rank, group: rw.Group, enough: str) -> None:
         turn += 1
         if turn % 10 == 0:
             rank.report("sums", turn=turn)
+
+
+def elastic(rank: Rank, group: rw.Group, enough: str, size: int) -> None:
+    """Steps that are committed, until there is a file of the name `enough`; each rank checks what it has at the end."""
+    x, y = np.zeros(size), np.zeros(3)
+    state = rw.elastic.State(arrays={"x": x, "y": y}, objects={"history": []})
+    rank.report("finds", commits=state.commits)
+
+    @rw.elastic.run(state)
+    def train(group: rw.Group, state: rw.elastic.State) -> None:
+        rank.report("resumes", step=state.step)
+        assert (x == x[0]).all(), "a torn commit"
+        assert y.tolist() == [sum(state.objects["history"]), len(state.objects["history"]), state.step], "a torn commit"
+        while group.broadcast(not os.path.exists(enough), 0):
+            time.sleep(rank.own.uniform(0, 0.003))
+            total = group.all_reduce(float(state.step))
+            assert total == state.step * group.world_size, "a wrong sum, or ranks at different steps"
+            x[:] += total
+            state.objects["history"].append(total)
+            y[:] = sum(state.objects["history"]), len(state.objects["history"]), state.step + 1
+            state.commit()
+            rank.report("commits", step=state.step)
+
+    train()
+    rank.report("trained", step=state.step, total=x[0])
 
 
 def blocked(rank: Rank, group: rw.Group, kept: int, how: str) -> None:
@@ -266,9 +310,11 @@ PLACES: dict[str, Callable[..., object]] = {
         init,
         leave_early,
         sums,
+        elastic,
         blocked,
         leave_pending,
         fork,
+        going_on,
     )
 }
 

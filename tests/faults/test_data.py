@@ -28,6 +28,7 @@ def test_odd_numbers(trial: Trial, backend: str) -> None:
     trial.run(trial.rng.randint(2, 5), scenario, backend=backend, timeout=60)
 
 
+@pytest.mark.slow  # 12 s
 @fault(14, "sums of many ranks in narrow types", few=1, full=5)
 def test_many_terms(trial: Trial) -> None:
     trial.run(trial.rng.randint(32, 64), random_reals, timeout=100)

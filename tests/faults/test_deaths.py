@@ -10,10 +10,11 @@ import pytest
 from faults.trials import Trial, fault
 from faults.workers import Workers
 
-PLACES = ["all_reduce", "barrier", "send_and_recv", "asleep", "in_python", "works", "anything", "init"]
+PLACES = ["all_reduce", "asleep", "anything", "init"]
+MORE_PLACES = ["barrier", "send_and_recv", "in_python", "works"]  # only in make test-all
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*PLACES, *(pytest.param(place, marks=pytest.mark.slow) for place in MORE_PLACES)])
 @fault(1, "killed", few=1, full=26)
 def test_killed(trial: Trial, place: str) -> None:
     n = trial.rng.randint(2, 4)

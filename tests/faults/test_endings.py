@@ -98,7 +98,7 @@ def test_a_thread_raises(trial: Trial) -> None:
     with pytest.raises(RanksFailed, match="lost my keys") as caught:
         trial.run(n, body)
     assert len(caught.value.failures) == len(when) == n
-    assert list(told.values()) == [(victim, "raised LookupError")] * (n - 1)
+    assert list(told.values()) == [(victim, "aborted the group: it raised LookupError")] * (n - 1)
     trial.took(max(when.values()) - when[victim])
 
 

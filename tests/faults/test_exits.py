@@ -17,10 +17,11 @@ from rankwise import ClosedError, Group, MismatchError, RankwiseError
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])
 
-PENDING = ["nothing", "irecv", "isend", "operation", "function", "thread", "busy thread", "cycle"]
+PENDING = ["nothing", "irecv", "operation", "busy thread"]
+MORE_PENDING = ["isend", "function", "thread", "cycle"]  # only in make test-all
 
 
-@pytest.mark.parametrize("state", PENDING)
+@pytest.mark.parametrize("state", [*PENDING, *(pytest.param(state, marks=pytest.mark.slow) for state in MORE_PENDING)])
 @fault(8, "the interpreter ends, pending", few=1, full=15)
 def test_exit(trial: Trial, state: str) -> None:
     n = trial.rng.randint(2, 4)

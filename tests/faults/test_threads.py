@@ -38,7 +38,7 @@ def at_once(*bodies: object) -> None:
 
 
 @both
-@fault(10, "two threads on one group", few=2, full=60)
+@fault(10, "two threads on one group", few=1, full=60)
 def test_two_threads_on_one_group(trial: Trial, backend: str) -> None:
     n, turns = trial.rng.randint(2, 4), trial.rng.randint(20, 100)
     size = trial.rng.choice((1, 100, 50_000))
@@ -59,7 +59,7 @@ def test_two_threads_on_one_group(trial: Trial, backend: str) -> None:
 
 
 @both
-@fault(10, "two groups on two threads", few=2, full=60)
+@fault(10, "two groups on two threads", few=1, full=60)
 def test_two_groups_on_two_threads(trial: Trial, backend: str) -> None:
     n, turns = trial.rng.randint(2, 4), trial.rng.randint(20, 100)
     sizes = [trial.rng.choice((1, 100, 50_000)) for _ in range(2)]
@@ -114,7 +114,7 @@ def test_the_gil_is_released(trial: Trial, backend: str) -> None:
     assert trial.run(2, body, backend=backend)[1 - late] > 100
 
 
-MANY = [("threads", 64), ("shm", 64)] if FULL else [("threads", 64)]
+MANY = [("threads", 64), ("shm", 64)] if FULL else [("threads", 24)]
 
 
 @pytest.mark.parametrize(("backend", "n"), MANY)

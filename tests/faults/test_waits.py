@@ -82,7 +82,7 @@ def test_timeout(trial: Trial, backend: str) -> None:
 
 
 @both
-@fault(6, "mismatch", few=2, full=150)
+@fault(6, "mismatch", few=1, full=150)
 def test_mismatch(trial: Trial, backend: str) -> None:
     n = trial.rng.randint(2, 4)
     odd = trial.rng.randrange(n)

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from rankwise.backends.native import shm
+from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.launch.environment import find_job, starting_process
@@ -53,6 +55,21 @@ def test_a_process_alone() -> None:
     assert Job().one_host
 
 
+def test_a_rank_of_one_of_several_launchers() -> None:
+    variables = {"RANKWISE_RANK": "5", "RANKWISE_WORLD_SIZE": "6", "RANKWISE_SEGMENT_FD": "7"}
+    variables |= {"RANKWISE_LOCAL_RANK": "1", "RANKWISE_LOCAL_WORLD_SIZE": "2"}
+    job = find_job({"MASTER_ADDR": "host-a", "MASTER_PORT": "4711"}, Settings(variables))
+    assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (5, 6, 1, 2)
+    assert (job.master, job.segment_fd, job.one_host) == (("host-a", 4711), 7, False)
+    with pytest.raises(UnsupportedError, match="the launcher started 2 of the 6 ranks on this host"):
+        shm.open(job, 1.0)
+
+
+def test_a_process_that_replaces_a_lost_one() -> None:
+    variables = {"RANKWISE_RANK": "1", "RANKWISE_WORLD_SIZE": "3", "RANKWISE_SEGMENT_FD": "7", "RANKWISE_RESTART": "2"}
+    assert find_job({}, Settings(variables)).restart == 2
+
+
 def test_rankwise_run() -> None:
     job = find_job(TORCHRUN, Settings({"RANKWISE_RANK": "1", "RANKWISE_WORLD_SIZE": "3", "RANKWISE_SEGMENT_FD": "7"}))
     assert job == Job(1, 3, 1, 3, "rankwise run", segment_fd=7)
@@ -67,7 +84,7 @@ def test_rankwise_run() -> None:
 def test_torchrun() -> None:
     job = find_job(TORCHRUN, Settings({"RANKWISE_SECRET": "s"}))
     assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (1, 2, 1, 2)
-    assert (job.launcher, job.secret, job.one_host) == ("torchrun", b"s", True)
+    assert (job.launcher, job.secret, job.one_host, job.node) == ("torchrun", b"s", True, 0)
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"):
         assert find_job({**TORCHRUN, name: "4711"}, ALONE).id != job.id
     assert (job.master, job.master_serves) == (("localhost", 33529), False)
@@ -76,7 +93,7 @@ def test_torchrun() -> None:
         find_job({**TORCHRUN, "MASTER_PORT": "no"}, ALONE)
     assert find_job({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}, ALONE).id == job.id
     by_hand = find_job({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7"}, ALONE)
-    assert (by_hand.local_rank, by_hand.local_world_size, by_hand.one_host) == (None, None, False)
+    assert (by_hand.local_rank, by_hand.local_world_size, by_hand.node, by_hand.one_host) == (None, None, None, False)
     assert by_hand.master == ("a", 7)
 
 
@@ -184,7 +201,7 @@ def test_mpich() -> None:
 
 def test_slurm() -> None:
     job = find_job(SLURM, ALONE)
-    assert job == Job(4, 5, 1, 2, "srun (Slurm)", "srun (Slurm) 812.0")
+    assert job == Job(4, 5, 1, 2, "srun (Slurm)", "srun (Slurm) 812.0", node=1)
     one_node = {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "5"}
     assert find_job(one_node, ALONE).one_host
     repeated = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3", "SLURM_NTASKS": "7"}

@@ -16,8 +16,6 @@ import pytest
 import rankwise as rw
 from rankwise.launch.local import LocalJob
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class OwnError(Exception):
     def __init__(self, what: object, number: int) -> None:
@@ -161,7 +159,7 @@ def test_unpicklable_arguments() -> None:
 
 def test_without_cloudpickle_local_functions_are_refused_and_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(TypeError, match=r"pip install cloudpickle"):
+    with pytest.raises(TypeError, match=r"pip install 'rankwise\[notebook\]'"):
         rw.spawn(lambda: 1, 2)
     assert rw.spawn(my_rank, 2) == [0, 1]
 
@@ -193,7 +191,7 @@ def test_a_function_of_a_script(tmp_path: Path) -> None:
         "except Odd as odd:\n"
         "    print('caught', odd)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150)
     assert (done.stdout, done.stderr, done.returncode) == ("[5, 5]\ncaught 1\n", "", 0)
 
 
@@ -219,7 +217,7 @@ def test_nothing_is_left_when_the_caller_is_stopped(tmp_path: Path, signum: int)
         assert time.monotonic() < end
         time.sleep(0.01)
     caller.send_signal(signum)
-    _, err = caller.communicate(timeout=20)
+    _, err = caller.communicate(timeout=100)
     assert caller.returncode == -signum
     assert ("KeyboardInterrupt" in err) == (signum == signal.SIGINT)
     end = time.monotonic() + 20

@@ -1,7 +1,7 @@
-"""Hosts for tests: namespaces of network and processes, each with one cable to a switch in another one.
+"""Hosts for tests: namespaces of network and processes, each with a card on one switch.
 
 The namespaces have no names. Each lives as long as a process that holds it, and that ends with this
-one, however this one ends; the cables and all processes inside go with it. So nothing can be left behind.
+one, however this one ends, as does the switch; all processes inside go with it. So nothing can be left behind.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from types import TracebackType
 
 PORT = 29500
 CARD = "eth0"  # what a host calls its network card
+SWITCH = Path(__file__).with_name("switch.py")
 
 
 class CannotMake(Exception):
@@ -81,41 +82,40 @@ def child_of(pid: int) -> int:
 
 
 class Network:
-    """`hosts` hosts with the addresses 10.0.0.1, 10.0.0.2, ... on one switch.
+    """`hosts` hosts with the addresses 10.0.0.1, 10.0.0.2, ... on one switch (switch.py).
 
-    rate: what each host's card sends at most, in Mbit/s. delay: ms that it holds back each packet.
-    CannotMake where this system allows no namespaces, or lacks the kernel's part for rate or delay.
+    rate: what each host's card sends and receives at most, in Mbit/s. delay: ms from each card to each other one.
+    CannotMake where this system allows no namespaces or no TAP devices.
     """
 
-    def __init__(self, hosts: int, *, rate: float | None = None, delay: float | None = None) -> None:
+    def __init__(self, hosts: int, *, rate: float | None = None, delay: float = 0.0) -> None:
         self.hosts: list[Namespace] = []
-        self._switch = Namespace()
+        self._switch: subprocess.Popen[str] | None = None
         try:
-            self._switch.run("ip", "link", "add", "switch", "type", "bridge")
-            self._switch.run("ip", "link", "set", "switch", "up")
-            for number in range(hosts):
-                self.hosts.append(host := Namespace())
-                there = ("peer", "name", CARD, "netns", str(host.pid))
-                self._switch.run("ip", "link", "add", f"port{number}", "type", "veth", *there)
-                self._switch.run("ip", "link", "set", f"port{number}", "master", "switch", "up")
+            for _ in range(hosts):
+                self.hosts.append(Namespace())
+            self._start_switch(rate, delay)
+            for number, host in enumerate(self.hosts, 1):
                 host.run("ip", "link", "set", "lo", "up")
-                host.run("ip", "address", "add", f"10.0.0.{number + 1}/24", "dev", CARD)
-                host.run("ip", "link", "set", CARD, "up")
-                self._shape(host, rate, delay)
+                host.run("ip", "link", "set", CARD, "address", f"02:00:00:00:00:{number:02x}", "up")
+                host.run("ip", "address", "add", f"10.0.0.{number}/24", "dev", CARD)
         except BaseException:
             self.close()
             raise
 
-    @staticmethod
-    def _shape(host: Namespace, rate: float | None, delay: float | None) -> None:
-        """tbf for the rate: its queue is deep enough that it drops nothing. netem for the delay, beneath it."""
-        parent: tuple[str, ...] = ("root",)
-        if rate is not None:
-            bucket = ("tbf", "rate", f"{rate}mbit", "burst", "128kb", "latency", "400ms")
-            host.run("tc", "qdisc", "add", "dev", CARD, "root", "handle", "1:", *bucket)
-            parent = ("parent", "1:1")
-        if delay is not None:
-            host.run("tc", "qdisc", "add", "dev", CARD, *parent, "netem", "delay", f"{delay}ms", "limit", "100000")
+    def _start_switch(self, rate: float | None, delay: float) -> None:
+        limits = [f"--delay={delay}", *([] if rate is None else [f"--rate={rate}"])]
+        self._switch = subprocess.Popen(
+            [sys.executable, str(SWITCH), *(str(host.pid) for host in self.hosts), *limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._switch.stdout is not None
+        assert self._switch.stderr is not None
+        if self._switch.stdout.readline() != "made\n":
+            raise CannotMake(self._switch.stderr.read().strip())
 
     def sent(self, host: int) -> int:
         """Bytes that have left this host's card, headers and acknowledgements included."""
@@ -124,10 +124,15 @@ class Network:
 
     def cut_off(self, host: int) -> None:
         """Pull this host's cable out of the switch."""
-        self._switch.run("ip", "link", "set", f"port{host}", "down")
+        assert self._switch is not None
+        assert self._switch.stdin is not None
+        self._switch.stdin.write(f"cut {host}\n")
+        self._switch.stdin.flush()
 
     def close(self) -> None:
-        for namespace in (*self.hosts, self._switch):
+        if self._switch is not None:
+            self._switch.communicate()
+        for namespace in self.hosts:
             namespace.close()
 
     def __enter__(self) -> Network:
@@ -137,6 +142,21 @@ class Network:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def rank_variables(placement: Sequence[int], rank: int, port: int = PORT) -> dict[str, str]:
+    """What torchrun would put into the environment of a rank. placement: the host of each rank."""
+    here = [other for other, host in enumerate(placement) if host == placement[rank]]
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(placement)),
+        "LOCAL_RANK": str(here.index(rank)),
+        "LOCAL_WORLD_SIZE": str(len(here)),
+        "GROUP_RANK": str(placement[rank]),
+        "MASTER_ADDR": f"10.0.0.{placement[0] + 1}",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 class Ranks:
@@ -156,16 +176,7 @@ class Ranks:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._folder = folder
         for rank, host in enumerate(placement):
-            here = [other for other in range(len(placement)) if placement[other] == host]
-            variables = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(placement)),
-                "LOCAL_RANK": str(here.index(rank)),
-                "LOCAL_WORLD_SIZE": str(len(here)),
-                "MASTER_ADDR": f"10.0.0.{placement[0] + 1}",
-                "MASTER_PORT": str(PORT),
-                "OMP_NUM_THREADS": "1",
-            }
+            variables = rank_variables(placement, rank)
             with self._file(rank, "out").open("wb") as out, self._file(rank, "err").open("wb") as err:
                 self.processes.append(
                     subprocess.Popen(

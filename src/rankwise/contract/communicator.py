@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,7 +20,22 @@ from rankwise.contract.work import Completed, Work
 
 T = TypeVar("T")
 
-ANY = -1  # as src or tag of a receive: match any
+
+class Wildcard(IntEnum):
+    """`rw.ANY`: as src of a receive it means any rank, as tag any tag.
+
+    >>> sending = group.isend(1.5, dst=group.rank, tag=8)
+    >>> group.recv((), src=rw.ANY, tag=rw.ANY).item()
+    1.5
+    """
+
+    ANY = -1
+
+    def __repr__(self) -> str:
+        return "rw.ANY"
+
+
+ANY = Wildcard.ANY
 
 
 @dataclass(frozen=True)
@@ -62,7 +78,8 @@ class Communicator(ABC):
     go in either order.
 
     Errors: PeerLostError, MismatchError and CollectiveTimeout are failures of the group, which
-    then stays failed. An operation that a backend lacks raises UnsupportedError; after close,
+    then stays failed; `shrink` and `restore` make a new one of the ranks that live. An operation
+    that a backend lacks raises UnsupportedError; after close,
     every operation raises ClosedError.
     """
 
@@ -80,6 +97,9 @@ class Communicator(ABC):
 
     traced: bool = False
     """Whether it writes its operations to the trace of its job, which `rankwise status` and `rankwise trace` show."""
+
+    counted: bool = True
+    """Whether `rankwise.trace.measure` counts its operations; False if they are steps of another communicator's."""
 
     stream_sync: StreamSyncOps | None = None
     """Events for overlap, or None if the backend has no streams."""
@@ -224,6 +244,14 @@ class Communicator(ABC):
         """The message that a recv from `src` (or ANY) with `tag` (or ANY) would receive now, or None; never blocks."""
         raise UnsupportedError("probe", type(self).__name__)
 
+    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+        """Receive the message that `probe` found. Returns None if another receive has matched it meanwhile.
+
+        The memory at ptr has room for the message's elements. This default assumes that no other receive has matched
+        the message: a backend whose communicators may be shared by threads overrides it.
+        """
+        return self.recv(ptr, message.count, message.dtype, message.source, message.tag)
+
     @abstractmethod
     def sync(self) -> None:
         """Return when every pending operation of this rank is complete."""
@@ -262,6 +290,61 @@ class Communicator(ABC):
     def allocating(self) -> AbstractContextManager[None]:
         """A context in which this thread's new NumPy arrays are in registered memory, if the backend has any."""
         return nullcontext()
+
+    # ---- going on after a loss ----
+
+    def failed(self) -> dict[int, str]:
+        """The ranks of this group that are lost, as far as this rank knows, and how each was lost.
+
+        Lost are ranks whose process has ended, that have left the group, or without which the others went on. Not
+        collective. It may be called on a group that has failed, as may all operations of this section.
+        """
+        raise self._cannot("failed")
+
+    def agree(self, flag: int) -> int:
+        """The bitwise AND of what the living ranks pass, the same on each of them even if ranks die meanwhile.
+
+        Collective over the ranks of this group that live, as MPI's (ULFM's) MPIX_Comm_agree. flag: a signed integer
+        of at most 64 bits. It waits for every rank that is not lost, at most the timeout. Then the others go on
+        without the ranks that are missing; these are lost to the group, and raise PeerLostError that names
+        themselves.
+        """
+        raise self._cannot("agree")
+
+    def shrink(self, exclude: Sequence[int] = ()) -> Communicator:
+        """A new communicator of the ranks that live, in their order, without those of `exclude`.
+
+        Collective over these, and it waits as `agree` does. `former_ranks` of the new communicator are its ranks'
+        numbers in this one. This one stays as it is, and must be closed.
+
+        exclude: other ranks of this communicator, which may live; nobody waits for them, and from then on they count as
+        lost. All callers pass the same ranks; otherwise all raise MismatchError, and may call shrink again.
+        """
+        raise self._cannot("shrink")
+
+    former_ranks: tuple[int, ...] | None = None
+    """The numbers that the ranks had in the communicator from which `shrink` made this one; None on any other one."""
+
+    def restore(self) -> Communicator:
+        """A new communicator of all ranks of the job, lost ones replaced by processes that the launcher started.
+
+        Collective over all living ranks of the job, whichever communicator they call it on; a replacement takes
+        part by opening its communicator. It waits, at most the timeout, for a replacement of every lost rank.
+        PeerLostError names a rank that the launcher does not start again; CollectiveTimeout, ranks that did not
+        come.
+        """
+        raise self._cannot("restore")
+
+    def abort(self, reason: str) -> None:
+        """Fail the group: the present or next operation of every rank raises PeerLostError.
+
+        Its `rank` is this rank, and its message contains the reason. Not collective.
+        """
+        raise self._cannot("abort")
+
+    def _cannot(self, operation: str) -> UnsupportedError:
+        backend = getattr(self, "backend", type(self).__name__)
+        return UnsupportedError(operation, backend, "", "use the backend shm, or start the job again")
 
     @abstractmethod
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:

@@ -1,14 +1,15 @@
 """The exception classes of rankwise.
 
 RankwiseError
- +- PeerLostError        a rank of the group died or left while others needed it
+ +- PeerLostError        a rank of the group died, left while others needed it, or aborted the group
  +- MismatchError        the ranks called different operations, or one with different arguments
  +- CollectiveTimeout    a rank did not come in time (also a TimeoutError)
  +- UnsupportedError     this backend cannot do this operation
  +- BackendUnavailable   a library or device is missing (also an ImportError)
  +- ClosedError          the communicator was closed
 
-The first three are failures of the group: every rank raises one, and the group stays failed. A bad
+The first three are failures of the group: every rank raises one, and the group stays failed; the
+survivors may go on in a new one (`group.shrink`, `group.restore`). A bad
 argument raises TypeError or ValueError, on this rank only, before anything is sent; the group remains
 usable.
 """
@@ -29,7 +30,7 @@ class RankwiseError(Exception):
 
 
 class PeerLostError(RankwiseError):
-    """A rank of the group died, ended early or left.
+    """A rank of the group died, ended early, left, or aborted the group.
 
     rank: the lost rank's number in the group; how: how it ended, with its signal or exit status;
     operation: the operation that this rank was in; sequence: the number of that operation in the group.
@@ -84,11 +85,22 @@ class MismatchError(RankwiseError):
         sites: dict[int, str] | None = None,
         different: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(message)
+        super().__init__(message + _v_variant(calls or {}))
         self.calls = dict(calls or {})
         self.sequence = sequence
         self.sites = dict(sites or {})
         self.different = tuple(different)
+
+
+def _v_variant(calls: dict[int, str]) -> str:
+    """A hint to add if the ranks gather arrays that have one dtype but different shapes; else ""."""
+    made = [text for text in calls.values() if "dtype=" in text]  # not those of ranks that made no such call
+    operations = {text.partition("(")[0] for text in made}
+    if len(operations) != 1 or not operations <= {"all_gather", "gather"}:
+        return ""
+    dtypes = {text.partition("dtype=")[2].partition(",")[0].partition(")")[0] for text in made}
+    (operation,) = operations
+    return f"\n{operation}_v gathers arrays whose first axes differ in length" if len(dtypes) == 1 else ""
 
 
 class CollectiveTimeout(RankwiseError, TimeoutError):

@@ -11,12 +11,16 @@ class Job:
 
     rank, world_size              as everywhere: 0 <= rank < world_size
     local_rank, local_world_size  the same among the ranks of this host, or None if the launcher does not set them
+    node                          the number of this rank's node in the job, or None if the launcher does not set it
     launcher                      what started the ranks ("rankwise run", "torchrun", ...); "" if there is no launcher
     id                            a text that all ranks of this job share, and that no other job of this host has
     secret                        bytes that only the ranks of this job know, or b"" if the launcher sets none
     master                        host and port of a store where the ranks can meet (MASTER_ADDR, MASTER_PORT), or None
     master_serves                 whether the launcher serves that store, as torchrun does; otherwise rank 0 must
-    segment_fd                    descriptor of the job's shared memory if the ranks inherited it, else None
+    segment_fd                    descriptor of the shared memory of this host's ranks if they inherited it, else None;
+                                  local_rank is this rank's number there
+    tuning                        the tuning file that the program names; None: RANKWISE_TUNING decides
+    restart                       how many processes were started for this rank before this one: 0, unless it was lost
     """
 
     rank: int = 0
@@ -29,6 +33,9 @@ class Job:
     segment_fd: int | None = None
     master: tuple[str, int] | None = None
     master_serves: bool = False
+    restart: int = 0
+    node: int | None = None
+    tuning: str | None = None
 
     @property
     def one_host(self) -> bool:

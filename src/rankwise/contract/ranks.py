@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """The ranks in order, runs of three or more abbreviated: "rank 3", "ranks 0-2, 5, 6"."""
+def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:
+    """The ranks (or nodes) in order, runs of three or more abbreviated: "rank 3", "ranks 0-2, 5, 6"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:
@@ -14,4 +14,4 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank])
     words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'' if len(runs) == 1 == len(runs[0]) else 's'} {', '.join(words)}"
+    return f"{noun}{'' if len(runs) == 1 == len(runs[0]) else 's'} {', '.join(words)}"

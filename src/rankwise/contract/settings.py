@@ -8,6 +8,9 @@ from collections.abc import Mapping
 SPANS_MEMFD = "rankwise-spans"
 """The name of the memory behind RANKWISE_TRACE_FD, by which a rank recognises the descriptor."""
 
+STATE_MEMFD = "rankwise-state"
+"""The name of the memory behind RANKWISE_STATE_FD, likewise."""
+
 LONGEST_TIMEOUT = 1e9
 """Seconds, about 31 years. No wait is endless, and the clocks of all engines can add this much to the present time."""
 
@@ -20,28 +23,50 @@ def is_timeout(seconds: float) -> bool:
     return 0 < seconds <= LONGEST_TIMEOUT
 
 
+def is_memory(fd: int | None, name: str) -> bool:
+    """Whether `fd` is a memfd of this name. A rank's child inherits the variable with its number, but not the memfd."""
+    try:
+        return fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{name} ")
+    except OSError:
+        return False
+
+
 class Settings:
     """The environment variables. `Settings.read()` reads them anew; no code outside this file reads them.
 
     RANKWISE_RANK           this process's rank, set by the launcher
     RANKWISE_WORLD_SIZE     how many ranks the job has, set by the launcher
-    RANKWISE_SEGMENT_FD     descriptor of the job's shared memory, inherited from the launcher
+    RANKWISE_LOCAL_RANK     this process's number among the ranks that its launcher started, set by the launcher of a
+                            job on several nodes (rankwise run --nnodes)
+    RANKWISE_LOCAL_WORLD_SIZE  how many ranks this process's launcher started, set likewise
+    RANKWISE_SEGMENT_FD     descriptor of the shared memory of the launcher's ranks, inherited from the launcher
     RANKWISE_LAUNCHER_PID   the launcher's pid; a rank ends when its launcher does
+    RANKWISE_RESTART        how many processes were started for this rank before this one; set by a launcher that starts
+                            lost ranks again
     RANKWISE_SECRET         a text that only this job's ranks know, set by the launcher (128 random bits); ranks that
                             meet through a socket prove to each other that they know it
+    RANKWISE_SOCKET_DIR     a directory that the containers of a host share, in which their ranks meet by a unix socket;
+                            for containers in different network namespaces (docs/containers.md)
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
     RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its --trace
     RANKWISE_TRACE_FD       descriptor of the memory for a rank's spans (rankwise.trace), set by the launcher
+    RANKWISE_STATE_FD       descriptor of the memory in which a rank's rankwise.elastic.State outlives the rank, set by
+                            a launcher that starts lost ranks again
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
                             (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
                             "all_reduce=staged,all_gather=single_copy"; the same on all ranks. An algorithm that
                             cannot run is an error. docs/tuning.md lists them
+    RANKWISE_TUNING         the tuning file whose thresholds decide which algorithm runs at which size; the same on all
+                            ranks of a host. none: the default thresholds. Without it the file that `rankwise tune`
+                            wrote for this CPU, if there is one (docs/tuning.md)
     RANKWISE_DIRECT         0: ranks of one host do not read or write each other's private memory, so that no
                             single-copy algorithm is chosen for an operation or a message
+    RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
+                            kernel says: "0,0,1,1"; the same on all ranks. For tests, and where the kernel is wrong
     RANKWISE_OVERSUBSCRIBED 1 or 0: whether the ranks of this host share cores, instead of what the number of cores
-                            says; by this ranks choose algorithms and how they wait. For tests
+                            says; ranks choose algorithms and how they wait by it. For tests
     RANKWISE_TORCH_AS       gloo: programs that ask torch.distributed for the backend gloo use rankwise for their CPU
                             tensors; torch.distributed still names their backend gloo (docs/torch.md)
     RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
@@ -52,17 +77,24 @@ class Settings:
         """Read the variables. A ValueError names a variable with an invalid value."""
         self.rank = integer(environ, "RANKWISE_RANK")
         self.world_size = integer(environ, "RANKWISE_WORLD_SIZE")
+        self.local_rank = integer(environ, "RANKWISE_LOCAL_RANK")
+        self.local_world_size = integer(environ, "RANKWISE_LOCAL_WORLD_SIZE")
         self.segment_fd = integer(environ, "RANKWISE_SEGMENT_FD")
         self.launcher_pid = integer(environ, "RANKWISE_LAUNCHER_PID")
+        self.restart = integer(environ, "RANKWISE_RESTART") or 0
         self.secret = os.fsencode(environ.get("RANKWISE_SECRET", ""))
+        self.socket_dir = environ.get("RANKWISE_SOCKET_DIR") or None
         self.backend = environ.get("RANKWISE_BACKEND") or None
         self.timeout = _seconds(environ, "RANKWISE_TIMEOUT", 300.0)
         self.trace = environ.get("RANKWISE_TRACE") or None
         self.trace_fd = integer(environ, "RANKWISE_TRACE_FD")
+        self.state_fd = integer(environ, "RANKWISE_STATE_FD")
         check = integer(environ, "RANKWISE_CHECK")
         self.check = None if check is None else bool(check)
         self.algorithms = _algorithms(environ)
+        self.tuning = environ.get("RANKWISE_TUNING") or None
         self.direct = integer(environ, "RANKWISE_DIRECT") != 0
+        self.numa_nodes = _numbers(environ, "RANKWISE_NUMA_NODES")
         oversubscribed = integer(environ, "RANKWISE_OVERSUBSCRIBED")
         self.oversubscribed = None if oversubscribed is None else bool(oversubscribed)
         self.tcl_simulate = bool(integer(environ, "RANKWISE_TCL_SIMULATE"))
@@ -89,6 +121,15 @@ def torch_as() -> str | None:
     if text and text != "gloo":
         raise ValueError(f"environment variable RANKWISE_TORCH_AS={text!r}: expected gloo, or nothing")
     return text or None
+
+
+def _numbers(environ: Mapping[str, str], name: str) -> list[int]:
+    """The variable as whole numbers of at least 0, between commas; none if it is absent or empty."""
+    text = environ.get(name, "")
+    numbers = [part.strip() for part in text.split(",")] if text else []
+    if not all(number.isdecimal() and int(number) < 1 << 31 for number in numbers):
+        raise ValueError(f"environment variable {name}={text!r}: expected whole numbers of at least 0, between commas")
+    return [int(number) for number in numbers]
 
 
 def _algorithms(environ: Mapping[str, str]) -> dict[str, str]:

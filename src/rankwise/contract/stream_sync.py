@@ -16,7 +16,7 @@ class StreamSyncOps(ABC):
     `stream_wait_event` on the compute stream; `destroy_event`.
 
     Events and streams are given as int handles. On CUDA these are CUDA events and streams; on the host
-    they are rankwise's own (`rw.Stream().handle`), and THIS_THREAD (0) stands for the calling thread: an
+    they are rankwise's own (`rw.overlap.Stream().handle`), and THIS_THREAD (0) stands for the calling thread: an
     event recorded on it is complete at once, and a wait on it blocks the caller. Every operation on a
     stream is queued behind the work already there. An event is complete when everything queued before
     it has run. A function that raised has run too; its Work raises the error.

@@ -23,7 +23,7 @@ def find_job(environ: Environment, settings: Settings, starter: Callable[[str], 
     if there are variables of two jobs that no launcher sets together.
     """
     if settings.rank is not None or settings.world_size is not None:
-        return _rankwise(settings)
+        return _rankwise(environ, settings)
     by_torchrun = "TORCHELASTIC_RUN_ID" in environ
     meeting = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")
     if ("RANK" in environ or "WORLD_SIZE" in environ) and ("LOCAL_RANK" in environ or meeting):
@@ -72,21 +72,23 @@ def _found(environ: Environment) -> str:
     return ", ".join(f"{name}={environ[name]}" for name in _NAMES if name in environ)
 
 
-def _rankwise(settings: Settings) -> Job:
+def _rankwise(environ: Environment, settings: Settings) -> Job:
     if settings.rank is None or settings.world_size is None:
         raise ValueError("RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither, found one")
     if settings.segment_fd is None:
         raise ValueError("RANKWISE_SEGMENT_FD is not set; `rankwise run` sets it together with RANKWISE_RANK")
-    size = settings.world_size
+    several = settings.local_rank is not None and settings.local_world_size is not None  # the job has several nodes
     return _checked(
         Job(
             settings.rank,
-            size,
-            settings.rank,
-            size,
+            settings.world_size,
+            settings.local_rank if several else settings.rank,
+            settings.local_world_size if several else settings.world_size,
             "rankwise run",
             secret=settings.secret,
             segment_fd=settings.segment_fd,
+            master=_master(environ) if several else None,
+            restart=settings.restart,
         )
     )
 
@@ -101,6 +103,7 @@ def _torchrun(environ: Environment, settings: Settings) -> Job:
         world_size="WORLD_SIZE",
         local_rank="LOCAL_RANK",
         local_world_size="LOCAL_WORLD_SIZE",
+        node="GROUP_RANK",
         id=" ".join(environ.get(part, "") for part in parts),
     )
     return replace(job, master_serves=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
@@ -149,6 +152,7 @@ def _slurm(environ: Environment, settings: Settings) -> Job:
         world_size=next((name for name in sizes if name in environ), sizes[0]),
         local_rank="SLURM_LOCALID",
         local_world_size="",
+        node="SLURM_NODEID",
         id=f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}",
     )
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES")
@@ -179,8 +183,9 @@ def _job(
     local_rank: str,
     local_world_size: str,
     id: str,
+    node: str = "",
 ) -> Job:
-    """A Job from the variables of these names; those for the local rank may be absent."""
+    """A Job from the variables with these names. The variables for the local rank and the node may be absent."""
     numbers = {name: integer(environ, name) for name in (rank, world_size)}
     for name, number in numbers.items():
         if number is None:
@@ -188,7 +193,6 @@ def _job(
                 f"environment variable {name} is not set, and this process runs under {launcher}; "
                 f"found: {_found(environ)}"
             )
-    port = integer(environ, "MASTER_PORT")
     return _checked(
         Job(
             numbers[rank] or 0,
@@ -198,9 +202,15 @@ def _job(
             launcher,
             f"{launcher} {id}",
             settings.secret,
-            master=(environ["MASTER_ADDR"], port) if environ.get("MASTER_ADDR") and port is not None else None,
+            master=_master(environ),
+            node=integer(environ, node),
         )
     )
+
+
+def _master(environ: Environment) -> tuple[str, int] | None:
+    host, port = environ.get("MASTER_ADDR"), integer(environ, "MASTER_PORT")
+    return (host, port) if host and port is not None else None
 
 
 def _checked(job: Job) -> Job:

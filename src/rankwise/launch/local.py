@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on this host and watches them until they end.
+"""Starts the ranks of a job, or of one of its nodes, on this host and watches them until they end.
 
 A rank's *group* is its process group, which contains every process that the rank started. The
 *watchdog* is a shell that only waits for this process to die; if that happens before the job ends, it
@@ -18,19 +18,24 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from rankwise._native import Segment
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
-from rankwise.contract.settings import SPANS_MEMFD, TIMEOUT, is_timeout
+from rankwise.contract.settings import SPANS_MEMFD, STATE_MEMFD, TIMEOUT, is_timeout
+from rankwise.launch.ending import Ending
+from rankwise.launch.losses import END, RESTART, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
+from rankwise.launch.rank_process import RankProcess
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
     from typing import Any
+
+    from rankwise.launch.nodes import Nodes
 
 GRACE = 1.0  # seconds in which ranks may exit on their own, and again between SIGTERM and SIGKILL
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
@@ -51,6 +56,11 @@ _SAME_SESSION: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 
 _LOST = "rankwise.contract.errors.PeerLostError: "
 _TIMED_OUT = "rankwise.contract.errors.CollectiveTimeout: "
 
+# The variables that only some jobs set: the others remove them, in case a launcher around this one has set them.
+_OPTIONAL = (
+    "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK", "RANKWISE_LOCAL_WORLD_SIZE",
+)  # fmt: skip
+
 
 def _leave_terminal() -> None:
     """Detach from the session's terminal, which would stop a background process that reads from it."""
@@ -62,73 +72,22 @@ def _leave_terminal() -> None:
     os.close(terminal)
 
 
-class RankProcess:
-    """One rank's process and, once it has ended, how and where it ended.
-
-    returncode: exit status, or minus the signal; None while it runs. operation, sequence: its last
-    operation, empty if it never joined the others. call: both as text. inside: whether it was still in
-    that operation. error: the error in its last traceback, "ValueError: bad" and the indented lines
-    after it, or ""; known when the job is over.
-    """
-
-    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        self.number = number
-        self.process = process
-        self.pidfd = -1
-        self.returncode: int | None = None
-        self.operation = ""
-        self.sequence = 0
-        self.call = ""
-        self.inside = False
-        self.error = ""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def how(self) -> str:
-        """'was killed by SIGKILL', 'exited with status 3', or 'runs'."""
-        if self.returncode is None:
-            return "runs"
-        if self.returncode >= 0:
-            return f"exited with status {self.returncode}"
-        return f"was killed by {signal_name(-self.returncode)}"
-
-    @property
-    def where(self) -> str:
-        """' in all_reduce #17', ' after recv from rank 1', ' before its first operation', or '' before it joined."""
-        if not self.operation:
-            return ""
-        if not self.call:
-            return " before its first operation"
-        return f" {'in' if self.inside else 'after'} {self.call}"
-
-    def note_end(self) -> None:
-        """Record how the process ended. It is not reaped yet, so that its pid and its group's id stay reserved."""
-        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        assert end is not None
-        self.returncode = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-        os.close(self.pidfd)
-
-    def signal_group(self, signum: int) -> bool:
-        """Send a signal to the rank's whole group; 0 sends none. Returns False if no process is left."""
-        try:
-            os.killpg(self.pid, signum)
-        except ProcessLookupError:
-            return False
-        return True
-
-
-def signal_name(signum: int) -> str:
+@contextmanager
+def _placed(cpus: Collection[int] | None) -> Iterator[None]:
+    """Within this context this thread, and a process that it starts, may use only these CPUs. None: no change."""
+    if cpus is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
     try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"  # one of the unnamed real-time signals
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class LocalJob:
-    """The n ranks of one job: n processes of one command.
+    """The n ranks of a job, or of this node if the job has several: n processes of one command.
 
     `with LocalJob(...) as job:` starts them; at the end of the block none of their processes runs any
     more. In between, `wait` forwards their output and watches them. When one rank fails, the others
@@ -137,9 +96,12 @@ class LocalJob:
     argv: the command, which is the same for every rank. stdin: whether rank 0 inherits it. pass_fds:
     descriptors that the ranks inherit, under the same numbers. backend, timeout: the ranks'
     RANKWISE_BACKEND and RANKWISE_TIMEOUT, if given. spans: whether to collect the spans of
-    rankwise.trace. fork: whether this process has only one thread, so that each rank can be forked and
-    register with the watchdog before it runs its command. Otherwise a rank is registered a moment
-    later, and the command itself must end if this process is killed in that moment.
+    rankwise.trace. places: for each of the n ranks, the CPUs that it may use; by default those of this process.
+    losses: what to do about a lost rank (by default the job ends), and which ranks were lost.
+    nodes: the connections to the launchers of the other nodes, if there are any. fork: whether this
+    process has only one thread, so that each rank can be forked and register with the watchdog before it
+    runs its command. Otherwise a rank is registered a moment later, and the command itself must end if this
+    process is killed in that moment.
 
     Raises ValueError for n below 1 or a timeout that is 0, negative or endless; MemoryError when there is
     no room for the shared memory; OSError when a process cannot be started, or this one may not open the
@@ -157,6 +119,9 @@ class LocalJob:
         backend: str | None = None,
         timeout: float | None = None,
         spans: bool = False,
+        places: Sequence[Collection[int]] | None = None,
+        losses: Losses | None = None,
+        nodes: Nodes | None = None,
         fork: bool = False,
     ) -> None:
         if n < 1:
@@ -164,8 +129,10 @@ class LocalJob:
         if timeout is not None and not is_timeout(timeout):
             raise ValueError(f"timeout={timeout:g}: expected {TIMEOUT}")
         self.ranks: list[RankProcess] = []
+        """Each rank's process, or its last one if it was replaced."""
+        self.losses = Losses(n) if losses is None else losses
         self.failures: list[RankProcess] = []
-        """The ranks that failed before the launcher began to end ranks, in that order."""
+        """The ranks whose failure ended the job, before the launcher began to end ranks, in that order."""
         self.survivors = 0
         """How many ranks still ran at the first failure, or when `interrupt` was called."""
         self.interrupted: int | None = None
@@ -177,9 +144,17 @@ class LocalJob:
         self._pass_fds = tuple(pass_fds)
         self._backend = backend
         self._timeout = timeout
-        self._keep_spans = spans
+        self._places = places
+        self._keep_spans = spans or (nodes is not None and nodes.spans)
+        self.nodes = nodes
+        """The connections to the launchers of the other nodes, or None."""
+        self.first = 0 if nodes is None else nodes.first
+        """The number of the first of these ranks."""
+        self._world_size = n if nodes is None else nodes.world_size
         self._fork = fork
+        self._started: list[RankProcess] = []  # every process, those that were replaced too
         self._spans: list[int] = []  # for each rank the memfd that holds its spans
+        self._states: list[int] = []  # for each rank that may be replaced the memfd for rankwise.elastic
         self._selector = selectors.DefaultSelector()
         self._pipes: dict[int, OutputStream] = {}
         self._plan: list[tuple[float, int]] = []  # the signals to send, with their times
@@ -188,10 +163,10 @@ class LocalJob:
         self._over = False  # no process of the ranks runs any more
         self._wake_reader, self.wake_writer = os.pipe()
         """A byte written to `wake_writer` wakes `wait` (see signal.set_wakeup_fd)."""
-        self._secret = os.urandom(16).hex()
+        self._secret = os.urandom(16).hex() if nodes is None else nodes.secret
         self._segment: Segment | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        # Bound but never listening, which reserves the port so that rank 0 may listen on it.
+        # Bound but never listening, which reserves the port so that rank 0 may listen on it. `nodes` has its own.
         self._port = socket.socket()
 
     def __enter__(self) -> LocalJob:
@@ -215,12 +190,15 @@ class LocalJob:
 
     @property
     def culprit(self) -> RankProcess | None:
-        """The rank to blame: the failed rank that the others lost, else the first that failed for its own reasons."""
-        for rank in self.failures:
-            if rank.number == self._lost:
-                return rank
-        causes = [rank for rank in self.failures if not rank.error.startswith(_LOST)]
-        return next(iter(causes or self.failures), None)
+        """The rank to blame: the failed rank that the others lost, else the first that failed for its own reasons.
+
+        If the job went on after losses: the last that failed for its own reasons.
+        """
+        causes = [rank for rank in self.failures if not rank.error.startswith(_LOST)] or self.failures
+        if self.failures and len(self.losses.without) > 1:  # the job went on after the first
+            return causes[-1]
+        lost = [rank for rank in causes if rank.index == self._lost]
+        return next(iter(lost or causes), None)
 
     @property
     def hang(self) -> str:
@@ -229,18 +207,28 @@ class LocalJob:
         return culprit.error.removeprefix(_TIMED_OUT) if culprit and culprit.error.startswith(_TIMED_OUT) else ""
 
     @property
-    def exit_code(self) -> int:
-        """The exit code of the rank to blame, 128 + signal for a signal; 0 if no rank failed."""
+    def ending(self) -> Ending:
+        """How the job ended. The exit code is the blamed rank's, or 128 + its signal; 0 if no rank failed."""
+        if self.nodes is not None and self.nodes.outcome is not None:
+            return self.nodes.outcome
+        rank = self.culprit
+        ending = Ending(ranks=len(self.ranks), survivors=self.survivors, interrupted=self.interrupted)
+        if rank is not None:
+            ending.code = rank.code
+            ending.reason = self.hang.splitlines()[0] if self.hang else self.losses.reason(rank)
+            ending.hang = bool(self.hang)
+            ending.lost = rank.error.startswith(_LOST)
+        else:
+            ending.without, ending.again = self.losses.descriptions(), self.losses.again()
         if self.interrupted is not None:
-            return 128 + self.interrupted
-        if self.culprit is None:
-            return 0
-        code = self.culprit.returncode
-        assert code is not None
-        return code if code > 0 else 128 - code
+            ending.code = 128 + self.interrupted
+        return ending
 
     def wait(self) -> None:
-        """Return when all ranks and the processes they started have ended and their output is forwarded."""
+        """Return when all ranks and the processes they started have ended and their output is forwarded.
+
+        With several nodes, it returns when the ranks of all nodes have ended.
+        """
         while self._running():
             self._step(None)
         if self._leftovers():
@@ -250,15 +238,15 @@ class LocalJob:
                 self._step(0.01)
         self._over = True
         for fd in list(self._pipes):
-            for _ in range(PIPE_LIMIT // PIECE):
-                if not self._read(fd):
-                    break
-            if fd in self._pipes:  # held open by a process that left its group
-                self._end_pipe(fd)
+            self._drain(fd)
         for rank in self.failures:
-            rank.error = self._output.error(rank.number)
+            rank.error = rank.error or self._output.error(rank.number)
         # The traceback of the rank to blame comes last.
         self._output.release(last=-1 if self.culprit is None else self.culprit.number)
+        if self.nodes is not None:
+            self.nodes.report(self.ending)
+            while self.nodes.outcome is None:
+                self._step(None)
 
     def interrupt(self, signum: int) -> None:
         """Pass a signal on to the ranks. Those that it does not end are ended a moment later.
@@ -286,10 +274,15 @@ class LocalJob:
         self._signal_all(signal.SIGKILL)
 
     def _start(self) -> None:
-        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._port.bind(("127.0.0.1", 0))
-        self._segment = segment = Segment.create(self._n)
+        if self.nodes is None:
+            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._port.bind(("127.0.0.1", 0))
+            self._segment = segment = Segment.create(self._n)
+        else:
+            self._segment = segment = Segment.create(self._n, self.nodes.node, len(self.nodes.sizes))
         segment.announce_statuses()
+        if self.losses.restarts:
+            segment.announce_restarts()
         self._watchdog = subprocess.Popen(
             ["/bin/sh", "-c", _WATCHDOG],
             stdin=subprocess.PIPE,
@@ -299,80 +292,123 @@ class LocalJob:
             start_new_session=True,  # a signal to the launcher's group must not end it
             bufsize=0,
         )
+        self._listen(self._wake_reader, self._woken)
+        for fd in () if self.nodes is None else self.nodes.fds():
+            self._selector.register(fd, selectors.EVENT_READ, self._heard)
+        if self._keep_spans:
+            self._spans = [os.memfd_create(SPANS_MEMFD) for _ in range(self._n)]
+        if self.losses.restarts:
+            self._states = [os.memfd_create(STATE_MEMFD) for _ in range(self._n)]
+        for index in range(self._n):
+            if self.interrupted is not None:
+                break
+            self.ranks.append(self._start_rank(index))
+        if self.interrupted is not None:  # perhaps while a rank was being started, which was not counted
+            self.survivors = max(self.survivors, self._running())
+
+    def _start_rank(self, index: int, replaced: RankProcess | None = None) -> RankProcess:
+        assert self._segment is not None
+        assert self._watchdog is not None
         assert self._watchdog.stdin is not None
-        kept = self._watchdog.stdin.fileno()
+        watchdog = self._watchdog.stdin.fileno()
 
         def announce() -> None:
             _leave_terminal()
-            os.write(kept, b"%d\n" % os.getpid())
+            os.write(watchdog, b"%d\n" % os.getpid())
 
-        self._listen(self._wake_reader, self._woken)
-        if self._keep_spans:
-            self._spans = [os.memfd_create(SPANS_MEMFD) for _ in range(self._n)]
-        for number in range(self._n):
-            if self.interrupted is not None:
-                break
+        segment_fd = self._segment.fd
+        number = self.first + index
+        session = _SAME_SESSION if self._n > usable_cores() else _OWN_SESSION
+        environment = self._environment(index, segment_fd, 0 if replaced is None else replaced.restart + 1)
+        with _placed(None if self._places is None else self._places[index]):
             process = subprocess.Popen(
                 self.argv,
                 stdin=None if self._stdin and number == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env=self._environment(number, segment.fd),
-                pass_fds=(segment.fd, *self._spans[number : number + 1], *self._pass_fds),
-                **(_SAME_SESSION if self._n > usable_cores() else _OWN_SESSION),
+                env=environment,
+                pass_fds=(
+                    segment_fd,
+                    *self._spans[index : index + 1],
+                    *self._states[index : index + 1],
+                    *self._pass_fds,
+                ),
+                **session,
                 preexec_fn=announce if self._fork else None,  # runs in the new process, which is already in its group
             )
-            rank = RankProcess(number, process)
-            self.ranks.append(rank)
-            if not self._fork:
-                os.write(kept, b"%d\n" % rank.pid)
-            rank.pidfd = os.pidfd_open(rank.pid)
-            self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
-            for pipe, stream in zip((process.stdout, process.stderr), self._output.add(number), strict=True):
-                assert pipe is not None
-                self._pipes[pipe.fileno()] = stream
-                self._listen(pipe.fileno(), self._read)
+        host = "" if self.nodes is None else self.nodes.host
+        rank = RankProcess(number, process, replaced, first=self.first, host=host)
+        self._started.append(rank)
+        if not self._fork:
+            os.write(watchdog, b"%d\n" % rank.pid)
+        rank.pidfd = os.pidfd_open(rank.pid)
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+        for pipe, stream in zip((process.stdout, process.stderr), self._output.add(number), strict=True):
+            assert pipe is not None
+            self._pipes[pipe.fileno()] = stream
+            self._listen(pipe.fileno(), self._read)
+        return rank
 
     def _too_many_files(self) -> str:
         """How many open files the ranks need, and this process's limit."""
         import resource
 
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        each = 4 if self._keep_spans else 3  # two pipes and a pidfd, and the memory of its spans
+        # Two pipes and a pidfd, and the memory of its spans and of its state.
+        each = 3 + self._keep_spans + bool(self.losses.restarts)
         needed = limit + each * (self._n - len(self.ranks))
         return (
             f"{self._n} ranks need about {needed} open files in the process that starts them, but its limit is "
             f"{limit}; `ulimit -n {needed}` before the command raises it"
         )
 
-    def _environment(self, number: int, segment_fd: int) -> dict[str, str]:
+    def _environment(self, index: int, segment_fd: int, restart: int) -> dict[str, str]:
         env = dict(os.environ)
+        rank, size = str(self.first + index), str(self._world_size)
+        master = self._port.getsockname() if self.nodes is None else self.nodes.master
         env.update(
-            RANKWISE_RANK=str(number),
-            RANKWISE_WORLD_SIZE=str(self._n),
+            RANKWISE_RANK=rank,
+            RANKWISE_WORLD_SIZE=size,
             RANKWISE_SEGMENT_FD=str(segment_fd),
             RANKWISE_LAUNCHER_PID=str(os.getpid()),
             RANKWISE_SECRET=self._secret,
             PYTHONUNBUFFERED="1",  # lines come out as they are written
             # What torch.distributed reads ("env://").
-            RANK=str(number),
-            WORLD_SIZE=str(self._n),
-            LOCAL_RANK=str(number),
+            RANK=rank,
+            WORLD_SIZE=size,
+            LOCAL_RANK=str(index),
             LOCAL_WORLD_SIZE=str(self._n),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(self._port.getsockname()[1]),
+            MASTER_ADDR=master[0],
+            MASTER_PORT=str(master[1]),
         )
         env.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # set by a torchrun around this launcher
-        env.pop("RANKWISE_TRACE_FD", None)  # set by a launcher around this one
+        for name in _OPTIONAL:
+            env.pop(name, None)  # set by a launcher around this one
+        if self.nodes is not None:
+            node = str(self.nodes.node)
+            env.update(
+                RANKWISE_LOCAL_RANK=str(index),
+                RANKWISE_LOCAL_WORLD_SIZE=str(self._n),
+                GROUP_RANK=node,  # torchrun's name
+                NODE_RANK=node,
+                GROUP_WORLD_SIZE=str(len(self.nodes.sizes)),
+            )
         if self._spans:
-            env["RANKWISE_TRACE_FD"] = str(self._spans[number])
+            env["RANKWISE_TRACE_FD"] = str(self._spans[index])
+        if self._states:
+            env["RANKWISE_STATE_FD"] = str(self._states[index])
+            env["RANKWISE_RESTART"] = str(restart)
         if self._backend is not None:
             env["RANKWISE_BACKEND"] = self._backend
         if self._timeout is not None:
             env["RANKWISE_TIMEOUT"] = repr(self._timeout)
         # OpenMP, MKL and OpenBLAS all respect it unless a more specific variable is set.
-        env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self._n)))
+        cores, users = usable_cores(), self._n
+        if self._places is not None:
+            place = self._places[index]
+            cores, users = len(place), self._places.count(place)
+        env.setdefault("OMP_NUM_THREADS", str(max(1, cores // users)))
         return env
 
     def _listen(self, fd: int, ready: Callable[[int], object]) -> None:
@@ -406,23 +442,65 @@ class LocalJob:
         while self._plan and self._plan[0][0] <= time.monotonic():
             self._ending = True
             self._signal_all(self._plan.pop(0)[1])
+        if self.nodes is not None:
+            self._follow(self.nodes)
 
     def _rank_ended(self, rank: RankProcess) -> None:
         assert rank.returncode is not None
         assert self._segment is not None
-        operation, sequence, call, pid, inside = self._segment.state(rank.number)
-        if pid:
+        operation, sequence, call, pid, inside = self._segment.state(rank.index)
+        if pid not in (0, rank.joined_as):  # as long as a replacement has not joined, this is its predecessor's
             rank.operation, rank.sequence, rank.call, rank.inside = operation, sequence, call, inside
         if not self.failures:
             # A failing rank may close its group long before its process ends.
             self._lost = self._segment.lost_rank()
-        self._segment.mark_exited(rank.number, rank.returncode, rank.pid)
+        rank.joined_as = pid or rank.pid
+        self._segment.mark_exited(rank.index, rank.returncode, rank.pid, rank.restart)
+        if rank.returncode == 0:
+            self._segment.give_up(rank.index)  # a replacement of another rank need not wait for this one
         if rank.returncode == 0 or self._ending or self.interrupted is not None:
             return
-        if not self.failures:
+        if self.failures or self._plan:  # the ranks are being ended, perhaps because a rank of another node failed
+            self.failures.append(rank)
+        elif (action := self.losses.add(rank)) == END:
+            self.survivors = self._running()
+            self.failures += self.losses.without
+            self._end_after_grace()
+        else:
+            self._go_on(rank, restart=action == RESTART)
+            if self.nodes is not None:
+                self.nodes.lose(rank.end, rank.code)
+
+    def _follow(self, nodes: Nodes) -> None:
+        """If this node ends its ranks, let the other nodes do so; if another node ends its ranks, end these too."""
+        if self.interrupted is not None:
+            nodes.end(self.interrupted)
+        elif self.failures:
+            nodes.end(0)
+        if nodes.ending and self.interrupted is None:
+            self.interrupt(nodes.ending)
+        elif nodes.ending == 0 and not (self.failures or self._plan or self._ending):
             self.survivors = self._running()
             self._end_after_grace()
-        self.failures.append(rank)
+
+    def _go_on(self, rank: RankProcess, restart: bool) -> None:
+        """The job goes on after this loss: end what the rank has left, and start it again or leave its place empty."""
+        assert self._segment is not None
+        rank.signal_group(signal.SIGKILL)
+        for pipe in (rank.process.stdout, rank.process.stderr):
+            assert pipe is not None
+            self._drain(pipe.fileno())
+            pipe.close()
+        rank.error = self._output.forget(rank.number)
+        self._output.note(f"rankwise: {self.losses.news(rank, self._running())}")
+        if not restart:
+            self._segment.give_up(rank.index)
+            return
+        try:
+            self.ranks[rank.index] = self._start_rank(rank.index, rank)
+        except OSError as error:
+            why = f"rank {rank.number} could not be started again: {error.strerror}"
+            raise OSError(error.errno, why) from error
 
     def _running(self) -> int:
         return sum(rank.returncode is None for rank in self.ranks)
@@ -432,13 +510,13 @@ class LocalJob:
         self._plan = [(now + GRACE, signal.SIGTERM), (now + 2 * GRACE, signal.SIGKILL)]
 
     def _signal_all(self, signum: int) -> None:
-        for rank in self.ranks:
+        for rank in () if self._over else self._started:  # once they are over, their pids may be other processes'
             rank.signal_group(signum)
 
     def _leftovers(self) -> bool:
         """Whether the ranks' groups still have processes. Children of ours that have ended are reaped."""
         left = False
-        for rank in self.ranks:
+        for rank in self._started:
             rank.process.poll()
             try:
                 while os.waitid(os.P_PGID, rank.pid, os.WEXITED | os.WNOHANG) is not None:
@@ -460,12 +538,25 @@ class LocalJob:
             self._end_pipe(fd)
         return bool(data)
 
+    def _drain(self, fd: int) -> None:
+        """Forward what is left in a pipe, and end it even if a process that left its group holds it open."""
+        for _ in range(PIPE_LIMIT // PIECE):
+            if fd not in self._pipes or not self._read(fd):
+                break
+        if fd in self._pipes:
+            self._end_pipe(fd)
+
     def _end_pipe(self, fd: int) -> None:
         self._selector.unregister(fd)
         self._output.end(self._pipes.pop(fd))
 
     def _woken(self, fd: int) -> None:
         os.read(fd, 4096)
+
+    def _heard(self, fd: int) -> None:
+        assert self.nodes is not None
+        if not self.nodes.receive(fd):
+            self._selector.unregister(fd)
 
     def _close(self) -> None:
         """End all processes that still run and release everything."""
@@ -480,7 +571,7 @@ class LocalJob:
                 self._signal_all(signal.SIGKILL)
             with suppress(OSError):  # the reader of our output may be gone
                 self._output.release()
-            for rank in self.ranks:
+            for rank in self._started:
                 rank.process.wait()
                 if rank.returncode is None and rank.pidfd >= 0:
                     os.close(rank.pidfd)
@@ -491,9 +582,10 @@ class LocalJob:
                 self._watchdog.kill()
                 self._watchdog.communicate()
             self._segment = None  # unmapped now, even while a traceback keeps this object
-            for fd in self._spans:
+            for fd in (*self._spans, *self._states):
                 os.close(fd)
             self._spans.clear()
+            self._states.clear()
             self._selector.close()
             self._port.close()
             os.close(self._wake_reader)

@@ -99,6 +99,7 @@ class OutputMultiplexer:
         self._tag = tag
         self._direct = n == 1 and not tag
         self._streams: list[OutputStream] = []
+        self._pairs: dict[int, tuple[OutputStream, OutputStream]] = {}  # each rank's stdout and stderr
         self._open: OutputStream | None = None  # the stream whose incomplete line is on the screen
 
     def add(self, rank: int) -> tuple[OutputStream, OutputStream]:
@@ -106,6 +107,7 @@ class OutputMultiplexer:
         tag = b"[%d] " % rank if self._tag else b""
         pair = OutputStream(self._out, tag=tag), OutputStream(self._err, rank, tag=tag)
         self._streams.extend(pair)
+        self._pairs[rank] = pair
         return pair
 
     def feed(self, stream: OutputStream, data: bytes) -> None:
@@ -143,6 +145,13 @@ class OutputMultiplexer:
                     elif lines:
                         break
         return "\n".join(lines)
+
+    def forget(self, rank: int) -> str:
+        """Write what is held of a rank whose pipes have ended, and drop its streams; returns its `error`."""
+        error = self.error(rank)
+        self.release(rank)
+        self._streams = [stream for stream in self._streams if stream not in self._pairs[rank]]
+        return error
 
     def holds(self) -> bool:
         """Whether a traceback is held."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from rankwise.contract.errors import PeerLostError, RankwiseError
-from rankwise.launch.local import LocalJob, RankProcess
+from rankwise.launch.local import LocalJob
 from rankwise.launch.output import OutputMultiplexer
+from rankwise.launch.rank_process import RankProcess
 from rankwise.launch.spawn_worker import pickler
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     """Run `fn(*args, **kwargs)` on n new ranks of this host; return its results, by rank.
 
     Each rank is a new interpreter in which `rankwise.init()` finds its rank. fn, its arguments and its
-    results are pickled; functions of a notebook or script, lambdas and closures need cloudpickle. The
+    results are pickled; functions of a notebook or script, lambdas and closures need cloudpickle
+    (pip install 'rankwise[notebook]'). The
     ranks' output appears in this process's sys.stdout and sys.stderr, in whole lines; the ranks have no
     standard input.
 

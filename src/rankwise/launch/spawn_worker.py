@@ -45,7 +45,8 @@ def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
         if getattr(fn, "__module__", None) == "__main__" or "<" in name:
             raise TypeError(
                 f"fn={name or fn!r}: a function of the main script or a notebook, a lambda or a local function "
-                "cannot be sent to other processes; pip install cloudpickle, or move it to a module"
+                "cannot be sent to other processes without cloudpickle: pip install 'rankwise[notebook]', "
+                "or move it to a module"
             ) from None
         return pickle.dumps
     return dumps

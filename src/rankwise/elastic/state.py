@@ -1,0 +1,223 @@
+"""`rankwise.elastic.State`: the arrays and objects of a rank that outlive it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from rankwise.arrays import dtypes
+from rankwise.arrays.base import Buffer
+from rankwise.arrays.buffers import target
+from rankwise.contract.errors import ClosedError, RankwiseError
+from rankwise.contract.settings import STATE_MEMFD, Settings, is_memory
+from rankwise.elastic.memory import Bytes, CommitMemory
+from rankwise.group.group import Group
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """How this rank went on after a loss, and what that cost.
+
+    lost: {number of a rank in the job: how it was lost}. seconds: from the error on this rank until its function
+    was called again. reached, resumed: its `State.step` at the error, and then.
+
+    >>> one = rw.elastic.Resumption({1: "was killed by SIGKILL"}, seconds=0.3, reached=7, resumed=6)
+    >>> f"{one.reached - one.resumed} step again"
+    '1 step again'
+    """
+
+    lost: dict[int, str]
+    seconds: float
+    reached: int
+    resumed: int
+
+
+class State:
+    """What a rank needs to go on after a loss: arrays and objects, which it commits step by step.
+
+    arrays: {name: array}, each a contiguous or strided array or tensor that can be written in place and keeps
+    its shape. objects: {name: object}, of what pickle can write. If an object has `state_dict` and
+    `load_state_dict`, as torch's modules, optimizers and schedulers have, these are used, else restoring
+    puts a new object into `state.objects`. Change the arrays in place, and the objects in `state.objects`.
+
+    `commit` copies everything to memory of the job, where the last two commits are kept. Under
+    `rankwise run --restarts` this memory outlives the rank: a State that its replacement makes takes up the
+    commits of the lost rank. Otherwise it ends with the process, and serves to go back to a commit. It needs
+    twice the memory of the arrays and objects, of the host's memory (not of /dev/shm), from the time at
+    which the State is made. A rank has one State at a time.
+
+    Unlike in Horovod's elastic mode, each rank has its own state, which may differ from the others', such
+    as its shard of an optimizer's; nothing is sent to a replacement, which finds what its predecessor
+    committed.
+
+    Raises TypeError and ValueError for arrays that cannot be written in place, and if the memory holds the
+    commits of other arrays; MemoryError, which says how much is needed and how much available.
+
+    >>> weights = np.zeros(3)
+    >>> state = rw.elastic.State(arrays={"weights": weights}, objects={"losses": []})
+    >>> weights += 1
+    >>> state.commit()
+    >>> weights += 1
+    >>> state.restore()
+    >>> weights.tolist(), state.step
+    ([1.0, 1.0, 1.0], 1)
+    >>> state.close()
+    """
+
+    def __init__(self, arrays: Mapping[str, Any] | None = None, objects: Mapping[str, Any] | None = None) -> None:
+        self.arrays = MappingProxyType(dict(arrays or {}))
+        self.objects = dict(objects or {})
+        self.step = 0
+        """The number of the last commit: how many steps the program has done."""
+        self.group: Group | None = None
+        """The group whose ranks commit together; `run` sets it."""
+        self.resumptions: list[Resumption] = []
+        """The losses after which this process went on, in order."""
+        self._pid = os.getpid()
+        buffers = self._buffers()
+        layout = {
+            name: [dtypes.name(buffer.dtype), *buffer.shape] for name, buffer in zip(self.arrays, buffers, strict=True)
+        }
+        fd = _inherited_memory()
+        try:
+            memory = CommitMemory(fd, json.dumps(layout).encode(), [buffer.nbytes for buffer in buffers])
+        except ValueError as error:
+            expected = "expected the names, shapes and dtypes of this rank's previous State"
+            raise ValueError(f"arrays: {expected}: {error}") from None
+        self._sizes = [buffer.nbytes for buffer in buffers]
+        self._memory: CommitMemory | None = memory
+        if fd is not None:
+            global _owner
+            _owner = weakref.ref(self)
+
+    @property
+    def commits(self) -> tuple[int, ...]:
+        """The numbers of the commits that are kept, at most two, the newest first."""
+        return tuple(self._open().commits())
+
+    def commit(self) -> None:
+        """Keep the arrays and objects as they are now, as commit number `step` + 1. The program has done a step.
+
+        In a function under `run` this is collective: every rank calls it after the same steps. It begins
+        with a barrier, so that no rank is more than one commit ahead of another, and raises what the barrier
+        raises. If the rank is killed during the commit, the commit before it counts.
+
+        Raises MemoryError if there is no room for larger objects, and what pickle raises; then the last
+        commit still counts.
+        """
+        if self.group is not None:
+            self.group.barrier()
+        self.save(self.step + 1)
+
+    def restore(self) -> None:
+        """Put the last commit back into the arrays and objects, on this rank alone.
+
+        Raises RankwiseError if nothing has been committed.
+        """
+        commits = self.commits
+        if not commits:
+            raise RankwiseError("nothing has been committed, so there is nothing to restore")
+        self.load(commits[0])
+
+    def close(self) -> None:
+        """Give the memory back, and with it the commits. May be repeated; a program that ends need not call it."""
+        global _owner
+        memory, self._memory = self._memory, None
+        if memory is not None and self._pid == os.getpid():
+            memory.discard()
+            if _owner is not None and _owner() is self:
+                _owner = None
+
+    def save(self, number: int) -> None:
+        """Commit as this number, on this rank alone. For `run`; programs call `commit`."""
+        memory, buffers = self._open(), self._buffers()
+        if (sizes := [buffer.nbytes for buffer in buffers]) != self._sizes:
+            raise ValueError(f"arrays: expected sizes of {self._sizes} bytes, as at the beginning, got {sizes}")
+        objects = pickle.dumps(
+            {name: value.state_dict() if _has_state(value) else value for name, value in self.objects.items()},
+            pickle.HIGHEST_PROTOCOL,
+        )
+        slot = memory.begin()
+        for buffer, kept in zip(buffers, memory.arrays[slot], strict=True):
+            buffer.pack()
+            np.copyto(kept, _bytes(buffer))
+        memory.end(slot, number, objects)
+        self.step = number
+
+    def load(self, number: int) -> None:
+        """Go back to commit `number`, one of `commits`, on this rank alone, and forget a newer one. For `run`."""
+        memory = self._open()
+        slot = memory.commits()[number]
+        for buffer, kept in zip(self._buffers(), memory.arrays[slot], strict=True):
+            np.copyto(_bytes(buffer), kept)
+            buffer.finish()
+        objects = pickle.loads(memory.objects(slot))
+        for name in self.objects.keys() - objects.keys():
+            del self.objects[name]
+        for name, value in objects.items():
+            if _has_state(self.objects.get(name)):
+                self.objects[name].load_state_dict(value)
+            else:
+                self.objects[name] = value
+        memory.drop_after(number)
+        self.step = number
+
+    def _open(self) -> CommitMemory:
+        if self._pid != os.getpid():
+            raise ClosedError("this State belongs to the parent process")
+        if self._memory is None:
+            raise ClosedError("this State has been closed")
+        return self._memory
+
+    def _buffers(self) -> list[Buffer]:
+        """The arrays as host memory, which `pack` fills and `finish` writes back where it is not the array itself."""
+        buffers = []
+        for name, array in self.arrays.items():
+            buffer = target(array, f"arrays[{name!r}]")
+            if buffer.given is None:
+                raise TypeError(f"arrays[{name!r}]: expected an array that can be written in place, got {array!r}")
+            buffers.append(buffer.kind.staged(buffer))
+        return buffers
+
+
+_owner: weakref.ref[State] | None = None  # the State that uses the inherited memory
+
+
+def _inherited_memory() -> int | None:
+    """The descriptor of the memory that outlives this rank; None without a launcher that starts lost ranks again.
+
+    Raises ValueError if another State uses it.
+    """
+    fd = Settings.read().state_fd
+    if not is_memory(fd, STATE_MEMFD):
+        return None
+    if _owner is not None and _owner() is not None:
+        raise ValueError("this rank has another State: expected one at a time; close it first, or add to its arrays")
+    return fd
+
+
+def _has_state(value: object) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+class _Memory:
+    def __init__(self, buffer: Buffer) -> None:
+        self.__array_interface__ = {
+            "shape": (buffer.nbytes,),
+            "typestr": "|u1",
+            "data": (buffer.ptr, False),
+            "version": 3,
+        }
+
+
+def _bytes(buffer: Buffer) -> Bytes:
+    """A view of the buffer's memory, which the buffer must outlive."""
+    return np.asarray(_Memory(buffer)) if buffer.nbytes else np.empty(0, np.uint8)

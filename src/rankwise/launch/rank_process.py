@@ -1,0 +1,102 @@
+"""One rank's process, seen from the launcher: how and where it ended."""
+
+from __future__ import annotations
+
+import os
+
+from rankwise.contract.signals import signal_name
+
+TYPE_CHECKING = False  # typing would take time to import
+if TYPE_CHECKING:
+    import subprocess
+
+
+class RankProcess:
+    """One rank's process and, once it has ended, how and where it ended.
+
+    returncode: exit status, or minus the signal; None while it runs. operation, sequence: its last
+    operation, empty if it never joined the others. call: both as text. inside: whether it was still in
+    that operation. error: the error in its last traceback, "ValueError: bad" and the indented lines
+    after it, or ""; known when the job has lost the rank or is over. restart: 0, or 1 for the rank's first
+    replacement, 2 for its second, ... index: its number among the ranks of this node, and in their segment. host: the
+    name of the host if the job has several nodes, or "". joined_as: the pid that the segment has for the rank when it
+    has ended.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        process: subprocess.Popen[bytes],
+        replaced: RankProcess | None = None,
+        *,
+        first: int = 0,
+        host: str = "",
+    ) -> None:
+        """first: the number of this node's first rank."""
+        self.number = number
+        self.index = number - first
+        self.host = host
+        self.process = process
+        self.restart: int = 0 if replaced is None else replaced.restart + 1
+        self.joined_as: int = 0 if replaced is None else replaced.joined_as
+        self.pidfd = -1
+        self.returncode: int | None = None
+        self.operation = ""
+        self.sequence = 0
+        self.call = ""
+        self.inside = False
+        self.error = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def how(self) -> str:
+        """'was killed by SIGKILL', 'exited with status 3', or 'runs'."""
+        if self.returncode is None:
+            return "runs"
+        if self.returncode >= 0:
+            return f"exited with status {self.returncode}"
+        return f"was killed by {signal_name(-self.returncode)}"
+
+    @property
+    def where(self) -> str:
+        """' in all_reduce #17', ' after recv from rank 1', ' before its first operation', or '' before it joined."""
+        if not self.operation:
+            return ""
+        if not self.call:
+            return " before its first operation"
+        return f" {'in' if self.inside else 'after'} {self.call}"
+
+    @property
+    def name(self) -> str:
+        """'rank 2 (pid 4711)', or 'rank 2 (pid 4711 on host-b)' if the job has several nodes."""
+        on_host = f" on {self.host}" if self.host else ""
+        return f"rank {self.number} (pid {self.pid}{on_host})"
+
+    @property
+    def end(self) -> str:
+        """'rank 2 (pid 4711) was killed by SIGKILL in all_reduce #17'."""
+        return f"{self.name} {self.how}{self.where}"
+
+    @property
+    def code(self) -> int:
+        """The exit code as in a shell: 128 + the number of the signal if a signal killed the process."""
+        assert self.returncode is not None
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+    def note_end(self) -> None:
+        """Record how the process ended. It is not reaped yet, so that its pid and its group's id stay reserved."""
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        self.returncode = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        os.close(self.pidfd)
+
+    def signal_group(self, signum: int) -> bool:
+        """Send a signal to the rank's whole group; 0 sends none. Returns False if no process is left."""
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:
+            return False
+        return True

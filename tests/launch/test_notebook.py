@@ -1,0 +1,120 @@
+"""A notebook: rw.spawn of a cell's functions, awaited works, and interrupts, in a real Jupyter kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JUPYTER = "Jupyter is not installed: pip install nbclient ipykernel cloudpickle"
+nbclient = pytest.importorskip("nbclient", reason=JUPYTER)
+nbformat = pytest.importorskip("nbformat", reason=JUPYTER)
+pytest.importorskip("ipykernel", reason=JUPYTER)
+pytest.importorskip("cloudpickle", reason=JUPYTER)
+
+CELLS = [
+    """\
+import numpy as np
+import rankwise as rw
+
+def job(scale):
+    group = rw.init()
+    print(f"rank {group.rank} is here")
+    return group.all_reduce(np.full(2, scale * group.rank)).tolist()
+
+async def doubled(group):
+    x = np.full(2, group.rank + 1.0)
+    await group.all_reduce(x, async_op=True)
+    return x.tolist()
+
+def awaited():
+    import asyncio
+    return asyncio.run(doubled(rw.init()))
+""",
+    "rw.spawn(job, 3, 10)",
+    "rw.spawn(awaited, 2)",
+    "group = rw.init()\nx = np.ones(2)\nawait group.all_reduce(x, async_op=True)\nawait doubled(group)",
+]
+
+# The ranks write their process ids, then wait for a message that nobody sends.
+WAITING = """\
+import os
+import rankwise as rw
+
+def waiting(folder):
+    group = rw.init()
+    open(os.path.join(folder, f"{group.rank}"), "w").write(f"{os.getpid()}.")
+    group.recv((1,), 1 - group.rank)
+
+rw.spawn(waiting, 2, FOLDER, timeout=100)
+"""
+
+
+def notebook(*cells: str) -> Any:
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+
+def client(book: Any, **options: Any) -> Any:
+    return nbclient.NotebookClient(book, kernel_name="python3", timeout=100, **options)
+
+
+def outputs(cell: Any) -> tuple[str, str]:
+    """What the cell printed, and the value that it shows."""
+    printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
+    shown = [output.data["text/plain"] for output in cell.outputs if output.output_type == "execute_result"]
+    return printed, "".join(shown)
+
+
+def test_functions_of_cells_and_awaited_works() -> None:
+    book = notebook(*CELLS)
+    client(book).execute()
+    printed, shown = outputs(book.cells[1])
+    assert sorted(printed.splitlines()) == [f"rank {rank} is here" for rank in range(3)]
+    assert shown == "[[30, 30], [30, 30], [30, 30]]"
+    assert outputs(book.cells[2]) == ("", "[[3.0, 3.0], [3.0, 3.0]]")
+    assert outputs(book.cells[3]) == ("", "[1.0, 1.0]")
+
+
+def test_an_interrupt_ends_the_ranks_and_not_the_kernel(tmp_path: Path) -> None:
+    book = notebook(WAITING.replace("FOLDER", repr(str(tmp_path))), "rw.spawn(divmod, 2, 7, 2)")
+    one = client(book, allow_errors=True)
+
+    async def interrupted() -> None:
+        async with one.async_setup_kernel():
+            waiting = asyncio.create_task(one.async_execute_cell(book.cells[0], 0))
+            while len(pids(tmp_path)) < 2:
+                assert not waiting.done(), book.cells[0].outputs
+                await asyncio.sleep(0.02)
+            await one.km.interrupt_kernel()
+            await waiting
+            await one.async_execute_cell(book.cells[1], 1)
+
+    asyncio.run(interrupted())
+    (error,) = [output for output in book.cells[0].outputs if output.output_type == "error"]
+    assert error.ename == "KeyboardInterrupt"
+    for pid in pids(tmp_path):
+        assert gone(pid), f"rank {pid} outlived the interrupt"
+    assert outputs(book.cells[1]) == ("", "[(3, 1), (3, 1)]")
+
+
+def pids(folder: Path) -> list[int]:
+    """The ranks that have written theirs, which end with a full stop."""
+    texts = [path.read_text() for path in folder.iterdir()]
+    return [int(text[:-1]) for text in texts if text.endswith(".")]
+
+
+def gone(pid: int) -> bool:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    return False
