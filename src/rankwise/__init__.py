@@ -16,9 +16,9 @@ TYPE_CHECKING = False  # the launcher does not import typing
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankwise import autograd
+    from rankwise import autograd, elastic, overlap, testing
     from rankwise.arrays.ops import premul_sum
-    from rankwise.contract.communicator import Message
+    from rankwise.contract.communicator import ANY, Message
     from rankwise.contract.errors import (
         BackendUnavailable,
         ClosedError,
@@ -32,19 +32,18 @@ if TYPE_CHECKING:
     from rankwise.contract.work import Work
     from rankwise.group.group import Group
     from rankwise.group.mesh import Mesh
-    from rankwise.group.streams import Event, Stream
+    from rankwise.group.messages import Received
     from rankwise.group.work import wait_all, wait_any
     from rankwise.initialize import default_group as _default
     from rankwise.initialize import init, registered
     from rankwise.launch.spawn import spawn
     from rankwise.observe import trace
-    from rankwise.overlap.compression import BF16Hook, TopKHook
-    from rankwise.overlap.data_parallel import DataParallel, data_parallel
-    from rankwise.overlap.reducer import Bucket, BucketHook, GradientReducer
 
     __version__: str
 
     # A function of the module has the type of the default group's bound method.
+    abort = _default().abort
+    agree = _default().agree
     all_gather = _default().all_gather
     all_gather_object = _default().all_gather_object
     all_gather_v = _default().all_gather_v
@@ -61,47 +60,54 @@ if TYPE_CHECKING:
     dup = _default().dup
     empty = _default().empty
     exscan = _default().exscan
+    failed = _default().failed
     gather = _default().gather
     gather_object = _default().gather_object
     gather_v = _default().gather_v
     irecv = _default().irecv
+    irecv_object = _default().irecv_object
     isend = _default().isend
+    isend_object = _default().isend_object
     probe = _default().probe
     recv = _default().recv
+    recv_any = _default().recv_any
+    recv_object = _default().recv_object
+    recv_plan = _default().recv_plan
     reduce = _default().reduce
     reduce_scatter = _default().reduce_scatter
     reduce_scatter_v = _default().reduce_scatter_v
+    restore = _default().restore
     scan = _default().scan
     scatter = _default().scatter
     scatter_object = _default().scatter_object
     scatter_v = _default().scatter_v
     send = _default().send
+    send_object = _default().send_object
+    send_plan = _default().send_plan
+    sendrecv = _default().sendrecv
+    shrink = _default().shrink
     split = _default().split
     subgroup = _default().subgroup
 
 __all__ = [
-    "BF16Hook",
+    "ANY",
     "BackendUnavailable",
-    "Bucket",
-    "BucketHook",
     "ClosedError",
     "CollectiveTimeout",
     "DType",
-    "DataParallel",
-    "Event",
-    "GradientReducer",
     "Group",
     "Mesh",
     "Message",
     "MismatchError",
     "PeerLostError",
     "RankwiseError",
+    "Received",
     "ReduceOp",
-    "Stream",
-    "TopKHook",
     "UnsupportedError",
     "Work",
     "__version__",
+    "abort",
+    "agree",
     "all_gather",
     "all_gather_object",
     "all_gather_v",
@@ -116,47 +122,57 @@ __all__ = [
     "broadcast_object",
     "broadcast_plan",
     "close",
-    "data_parallel",
     "dup",
+    "elastic",
     "empty",
     "exscan",
+    "failed",
     "gather",
     "gather_object",
     "gather_v",
     "init",
     "irecv",
+    "irecv_object",
     "isend",
+    "isend_object",
+    "overlap",
     "premul_sum",
     "probe",
     "recv",
+    "recv_any",
+    "recv_object",
+    "recv_plan",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_v",
     "registered",
+    "restore",
     "scan",
     "scatter",
     "scatter_object",
     "scatter_v",
     "send",
+    "send_object",
+    "send_plan",
+    "sendrecv",
+    "shrink",
     "spawn",
     "split",
     "subgroup",
+    "testing",
     "trace",
     "wait_all",
     "wait_any",
 ]
 
 _MODULES = {
-    "rankwise.overlap.compression": ("BF16Hook", "TopKHook"),
-    "rankwise.overlap.data_parallel": ("DataParallel", "data_parallel"),
-    "rankwise.overlap.reducer": ("Bucket", "BucketHook", "GradientReducer"),
     "rankwise.group.mesh": ("Mesh",),
+    "rankwise.group.messages": ("Received",),
     "rankwise.group.group": ("Group",),
     "rankwise.initialize": ("init", "registered"),
     "rankwise.arrays.ops": ("premul_sum",),
-    "rankwise.group.streams": ("Event", "Stream"),
     "rankwise.group.work": ("wait_all", "wait_any"),
-    "rankwise.contract.communicator": ("Message",),
+    "rankwise.contract.communicator": ("ANY", "Message"),
     "rankwise.launch.spawn": ("spawn",),
     "rankwise.contract.types": ("DType", "ReduceOp"),
     "rankwise.contract.work": ("Work",),
@@ -170,7 +186,13 @@ _MODULES = {
         "UnsupportedError",
     ),
 }
-_SUBMODULES = {"autograd": "rankwise.autograd", "trace": "rankwise.observe.trace"}
+_SUBMODULES = {
+    "autograd": "rankwise.autograd",
+    "elastic": "rankwise.elastic",
+    "overlap": "rankwise.overlap",
+    "testing": "rankwise.testing",
+    "trace": "rankwise.observe.trace",
+}
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -187,7 +209,9 @@ def _load(name: str) -> Any:
             getattr(import_module(home), name) if home else import_module("rankwise.module_functions").function_of(name)
         )
     else:
-        raise AttributeError(f"module 'rankwise' has no attribute {name!r}")
+        from rankwise.group.guessed_names import missing
+
+        raise AttributeError(missing(name, __all__), name=name)
     globals()[name] = value
     return value
 

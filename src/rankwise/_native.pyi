@@ -118,6 +118,9 @@ class Comm:
         Its own calls of this communicator run at once.
         """
 
+    def set_counted(self, now: bool) -> None:
+        """Whether its operations add to `totals`, as they do by default."""
+
     def announce_end(self) -> None: ...
     def describe(self, shape: Sequence[int], operation: str) -> None: ...
     def lock(self) -> None:
@@ -145,6 +148,10 @@ class Comm:
 
     def probe(self, src: int, tag: int) -> tuple[int, int, int, int] | None:
         """(source, tag, elements, dtype) of the message that such a receive would match now; None if there is none."""
+
+    def recv_probed(self, ptr: int, count: int, dtype: int, src: int, tag: int) -> Request | None:
+        """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
+
     def sync(self) -> None: ...
     # Events on the stream: see rankwise.contract.stream_sync.
     def record_event(self, event: int) -> None: ...
@@ -159,6 +166,22 @@ class Comm:
         bytes: of the array that a rank (for scatter: root) passes, as rankwise bench counts them. The list is empty if
         the forced algorithm cannot run at this size. ValueError for an operation that has only one algorithm.
         """
+
+    @property
+    def thresholds(self) -> tuple[str, dict[str, int]]:
+        """How the ranks share the cores of their host, and the thresholds in bytes by which this group chooses."""
+
+    @property
+    def numa_nodes(self) -> list[list[int]]:
+        """The ranks of each NUMA node; empty if the node of some rank is not known."""
+
+    # See rankwise.contract.communicator.
+    def failed(self) -> dict[int, str]: ...
+    def agree(self, flag: int) -> int: ...
+    def shrink(self, exclude: Sequence[int]) -> Comm: ...
+    def restore(self) -> Comm: ...
+    def numbers_in(self, former: Comm) -> list[int]:
+        """The numbers of this group's ranks in the group of `former`."""
 
     def abort(self, why: str) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError naming this rank and `why`."""
@@ -176,8 +199,12 @@ class Segment:
     """The shared memory of the ranks of one host."""
 
     @staticmethod
-    def create(world_size: int) -> Segment:
-        """A new segment (memfd) for `world_size` ranks. MemoryError says what is needed and available."""
+    def create(world_size: int, node: int = 0, nodes: int = 1) -> Segment:
+        """A new segment (memfd) for `world_size` ranks. MemoryError says what is needed and available.
+
+        node, nodes: if they are the ranks of one of several nodes of a job. Then the groups' numbers in the trace
+        differ from the numbers on the other nodes, and 0 means the group of all ranks of the job.
+        """
 
     @staticmethod
     def attach(fd: int) -> Segment:
@@ -196,20 +223,48 @@ class Segment:
         oversubscribed: bool | None = None,
         single_copy: bool = True,
         backend: str = "shm",
+        restart: int = 0,
+        part: bool = False,
+        tuning: Sequence[tuple[str, str, int]] = (),
+        numa_node: int = 0,
+        numa_nodes: Sequence[int] = (),
     ) -> Comm:
         """Join as rank `rank`; returns the world's communicator once all ranks have joined.
 
         process: whether this rank is a process, which the others watch through a pidfd, and not a thread.
         algorithms: pairs (operation, algorithm), forced in this group and those split off it. oversubscribed:
         overrides what follows from the number of cores. single_copy: False if ranks must not access each
-        other's private memory. backend: its name in errors. ValueError for names that do not exist, and, on
-        every rank, if the ranks' algorithms differ.
+        other's private memory. backend: its name in errors. restart: how many processes were started for this
+        rank before; if there were any, it joins the survivors, which call `restore`. part: its operations are parts
+        of another communicator's operations, which that one writes into the trace. tuning: thresholds that replace the
+        defaults: (cores, threshold, bytes), with the names of `thresholds()`. numa_node: the NUMA node of
+        this rank, or -1 if it is not known. numa_nodes: that of every rank of the segment, which overrides numa_node.
+        ValueError for names that do not exist, and, on every rank, if the ranks' algorithms, thresholds or numa_nodes
+        differ, or numa_nodes has not one number for each rank.
         """
 
-    def announce_statuses(self) -> None: ...
-    def mark_exited(self, rank: int, status: int, pid: int) -> None:
+    def announce_statuses(self) -> None:
+        """The launcher calls `mark_exited` for each rank that ends."""
+
+    def announce_restarts(self) -> None:
+        """The launcher starts a replacement for each lost rank, or calls `give_up`."""
+
+    def add_pidfd(self, rank: int, pidfd: int) -> None:
+        """Watch this rank by a descriptor of its process (which is duplicated), because its pid is not valid here.
+
+        Called before `join`, for a rank in another PID namespace that no launcher watches.
+        """
+
+    def give_up(self, rank: int) -> None:
+        """No further process of this rank will be started: what waits for a replacement raises PeerLostError.
+
+        Called after `mark_exited` for the rank's last process.
+        """
+
+    def mark_exited(self, rank: int, status: int, pid: int, restart: int = 0) -> None:
         """Record how a rank's process ended: exit status, or minus the signal (subprocess's returncode).
 
+        restart: how many processes had been started for this rank before that one (RANKWISE_RESTART).
         A rank that ended without having closed its communicators fails every group it is in.
         """
 
@@ -240,7 +295,7 @@ class Operation:
 
     @property
     def group(self) -> int:
-        """The group's number in the segment: 0 for the group of all ranks; the others follow in the order created."""
+        """The group's number, which no other group of the job has: 0 for the group of all ranks."""
 
     @property
     def sequence(self) -> int:
@@ -286,12 +341,20 @@ class Operation:
     def background(self) -> bool:
         """Whether it is a message for which the program has not waited, or only shortly."""
 
+    @property
+    def part(self) -> bool:
+        """Whether it is a part of another operation: what its ranks of one host do in shared memory."""
+
 class RankState:
     """The state of one rank in the segment at one moment."""
 
     @property
     def pid(self) -> int:
-        """0 before it joins."""
+        """The pid in its own PID namespace; 0 before it joins."""
+
+    @property
+    def pid_namespace(self) -> int:
+        """The inode of that namespace, which differs between containers; 0 before it joins."""
 
     @property
     def joined(self) -> bool: ...
@@ -351,6 +414,29 @@ class SegmentView:
         An operation that has not ended is kept, however old it is.
         """
 
+def begin_measurement() -> None:
+    """From now on, until end_measurement, operations add to the totals. Several measurements may overlap."""
+
+def end_measurement() -> None: ...
+def seconds_per_tick() -> float:
+    """The length of a tick of the processor's counter."""
+
+def totals() -> list[tuple[str, int, int, int, int]]:
+    """For each operation of this process: name, count, ticks from begin to end, ticks waited, bytes.
+
+    Only the difference between two results within a measurement means anything.
+    """
+
+def counted(operation: str, operations: int, bytes: int, function: Callable[..., T], *args: object) -> T:
+    """function(*args), which adds that many operations, bytes and the time that it takes to the totals of `operation`.
+
+    What it calls in this thread is a part of it and is not counted. ValueError for an operation that is not in the
+    contract.
+    """
+
+def uncounted(function: Callable[..., T], *args: object) -> T:
+    """function(*args), which is a part of another operation."""
+
 class TraceWriter:
     """Writes the trace of a rank whose operations another library does, for SegmentView to read.
 
@@ -377,7 +463,7 @@ class TraceWriter:
         """
 
     def new_group(self) -> int:
-        """A number for a new group, which no other group of the segment has."""
+        """A number for a new group, which no other group of the job has."""
 
 class WrittenOperation:
     """An operation in progress, in the trace of a TraceWriter. It ends with this object at the latest."""
@@ -394,11 +480,17 @@ class WrittenOperation:
 def algorithms() -> dict[str, list[str]]:
     """{operation: its algorithms}, for the operations that have several."""
 
+def thresholds() -> dict[str, dict[str, int]]:
+    """The default thresholds of the tuning table in bytes: {how ranks share cores: {threshold: bytes}}."""
+
 def memory_handler(comm: Comm) -> object:
     """A NumPy memory handler (NEP 49) that allocates arrays in the communicator's segment."""
 
 def use_handler(handler: object | None) -> object:
     """Make NumPy allocate arrays with this handler in this context; None: with its own. Returns the previous one."""
+
+def available_memory() -> int:
+    """Bytes that can still be allocated before the machine or this process's cgroup runs out of memory."""
 
 def usable_cores() -> int:
     """The number of cores that this process may use: its affinity, limited by its cgroup's quota."""
@@ -414,6 +506,9 @@ def kernel_isa() -> str:
 
 def reduce_local(dst: int, sources: Sequence[int], count: int, dtype: int, op: int, divisor: int) -> None:
     """dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels."""
+
+def copy_blocks(dst: Sequence[int], src: Sequence[int], bytes: Sequence[int]) -> None:
+    """Copy blocks of memory: bytes[i] bytes from src[i] to dst[i]."""
 
 def convert_local(dst: int, src: int, count: int, dtype: int, widen: bool) -> None:
     """widen: src of the narrow `dtype` (f16, bf16, fp8) to float32 dst; else float32 src to `dtype`, rounded."""

@@ -6,12 +6,14 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rankwise import _native
 from rankwise.backends import registry
+from rankwise.contract import tuning_file
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import BackendUnavailable, ClosedError
+from rankwise.contract.errors import BackendUnavailable, ClosedError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.group.group import Group, check_timeout
@@ -21,17 +23,24 @@ _default: Group | None = None
 _lock = threading.Lock()
 
 
-def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
+def init(
+    backend: str | None = None, *, timeout: float | None = None, tuning: str | os.PathLike[str] | None = None
+) -> Group:
     """Meet the other ranks of this job and return the group of all ranks, which becomes the default group.
 
     The rank and the number of ranks come from `rankwise run`, torchrun, mpiexec or Slurm; without any of
-    these the group is this process alone. Further calls return the same group until it is closed.
+    these the group is this process alone. Further calls return the same group, or the one that took its place by
+    shrink or restore, until it is closed. In a process that replaces a lost rank, it waits for the survivors' restore.
 
     backend: a name; by default RANKWISE_BACKEND, else a backend that suits the job. timeout: seconds that
-    this and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT, else 300.
+    this and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT, else 300. tuning: the
+    file in which `rankwise tune` wrote which algorithm suits which size, the same on all ranks of a host, or "none" for
+    the default thresholds; by default RANKWISE_TUNING, else this user's file for this CPU, if there is one. It changes
+    how ranks of one host exchange data; the other backends ignore it.
 
-    Raises ValueError for an unknown backend, or one that differs from the default group's;
-    CollectiveTimeout or PeerLostError if ranks do not arrive.
+    Raises ValueError for an unknown backend, for one that differs from the default group's, and for a tuning file that
+    cannot be used, even one found by default, so that it is never ignored silently; CollectiveTimeout or PeerLostError
+    if ranks do not arrive.
 
     >>> world = rw.init()
     >>> world.world_size, rw.init() is world
@@ -40,10 +49,14 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
     global _default
     if timeout is not None:
         timeout = check_timeout(timeout)
+    named = None if tuning is None else _path(tuning)
     with _lock:
+        _default = _latest(_default)
         if _default is not None and not _default.closed:
             if backend is not None and backend != _default.backend:
                 raise ValueError(f"backend={backend!r}: the default group already uses {_default.backend!r}")
+            if named is not None:
+                raise ValueError(f"tuning={named!r}: the default group is already open; pass tuning to the first init")
             if timeout is not None:
                 _default.timeout = timeout
             return _default
@@ -52,6 +65,11 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
         name = backend or settings.backend or _suits(job)
         if settings.launcher_pid is not None:
             _native.end_with(settings.launcher_pid)
+        if job.restart and name != "shm":
+            why = "a process that replaces a lost one cannot join the survivors"
+            raise UnsupportedError("restarting a rank", name, why, "use the backend shm, or run without --restarts")
+        if named is not None:
+            job = replace(job, tuning=named)
         comm = registry.opener(name)(job, timeout or settings.timeout)
         if settings.check and name not in registry.BUILT_IN:
             from rankwise.wrappers.checked import CheckedCommunicator
@@ -59,6 +77,16 @@ def init(backend: str | None = None, *, timeout: float | None = None) -> Group:
             comm = CheckedCommunicator(comm)
         _default = Group(_traced(comm, job), backend=name)
         return _default
+
+
+def _path(tuning: str | os.PathLike[str]) -> str:
+    """The path of a tuning file that can be used, or "none"."""
+    path = os.fspath(tuning) if isinstance(tuning, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path:
+        raise TypeError(f"tuning: {tuning!r} given, expected the path of a tuning file, or 'none'")
+    if path != tuning_file.NONE:
+        tuning_file.load(path, _native.thresholds())
+    return path
 
 
 def connect(job: Job, backend: str, timeout: float) -> Communicator:
@@ -77,23 +105,36 @@ def _traced(comm: Communicator, job: Job) -> Communicator:
         return comm
     from rankwise.wrappers.traced import TracedCommunicator
 
-    return TracedCommunicator.in_segment(comm, job.segment_fd)
+    return TracedCommunicator.in_segment(comm, job.segment_fd, job.local_rank)
 
 
 def locality() -> str:
     """The locality of this process: equal for processes that can share memory and watch each other."""
     import json
 
-    from rankwise.backends.native import rendezvous
+    from rankwise.backends.native import locality
 
-    return json.dumps(rendezvous.locality())
+    return json.dumps(locality.locality())
 
 
 def default_group() -> Group:
-    """The group that `init` made. Raises ClosedError if init was not called or the group was closed."""
+    """The group that `init` made, or that took its place by shrink or restore.
+
+    Raises ClosedError if init was not called.
+    """
+    global _default
     if _default is None:
-        raise ClosedError("rankwise.init() has not been called, so there is no default group")
+        raise ClosedError("there is no default group yet: call `group = rw.init()` before the first operation")
+    if _default.successor is not None:
+        _default = _latest(_default)
+        assert _default is not None
     return _default
+
+
+def _latest(group: Group | None) -> Group | None:
+    while group is not None and group.successor is not None:
+        group = group.successor
+    return group
 
 
 def _suits(job: Job) -> str:

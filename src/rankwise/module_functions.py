@@ -8,19 +8,28 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwise.group.group import Group
+from rankwise.group.guessed_names import wrong_keyword
 from rankwise.initialize import default_group
 
 
 def function_of(name: str) -> Callable[..., Any]:
     """A function that calls the operation `name` of the default group, with the same docstring and parameters."""
     method = getattr(Group, name)
+    signature = inspect.signature(method)
+    parameters = [parameter for name, parameter in signature.parameters.items() if name != "self"]
 
     @functools.wraps(method)
     def operation(*args: Any, **kwargs: Any) -> Any:
-        return method(default_group(), *args, **kwargs)
+        try:
+            return method(default_group(), *args, **kwargs)
+        except TypeError as error:
+            here = error.__traceback__
+            if here is not None and here.tb_next is None:  # the call itself failed
+                text = wrong_keyword(name, error, [parameter.name for parameter in parameters])
+                if text is not None:
+                    raise TypeError(text) from None
+            raise
 
-    signature = inspect.signature(method)
-    parameters = [parameter for name, parameter in signature.parameters.items() if name != "self"]
     operation.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     operation.__qualname__ = method.__name__
     operation.__module__ = "rankwise"

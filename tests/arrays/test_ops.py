@@ -42,3 +42,34 @@ def test_invalid_operations() -> None:
     for op in (0, None, ["sum"], sum):
         with pytest.raises(TypeError, match=f"^op={re.escape(repr(op))}: expected a name such as 'sum'"):
             ops.resolve(op, DType.F32)  # type: ignore[arg-type]
+
+
+def test_names_in_other_cases_and_the_objects_of_other_libraries() -> None:
+    torch = pytest.importorskip("torch", reason="its ReduceOp is tested")
+    found = {name: ops.resolve(name, DType.I32).name for name in ("SUM", "Prod", "MAX", "BAND")}  # type: ignore[arg-type]
+    assert found == {"SUM": "SUM", "Prod": "PROD", "MAX": "MAX", "BAND": "BAND"}
+    assert ops.is_composed("MAXLOC")  # type: ignore[arg-type]
+    theirs = torch.distributed.ReduceOp
+    for op, name in ((theirs.SUM, "SUM"), (theirs.AVG, "MEAN"), (theirs.PRODUCT, "PROD"), (theirs.BXOR, "BXOR")):
+        assert not ops.is_composed(op)
+        assert ops.resolve(op, DType.F32 if name == "MEAN" else DType.I32).name == name
+
+
+class MpiOp:
+    """As mpi4py's Op: it can be called, and has a name since mpi4py 4."""
+
+    __module__ = "mpi4py.MPI"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, a: object, b: object) -> object:
+        raise NotImplementedError
+
+
+def test_operations_of_mpi4py() -> None:
+    assert not ops.is_composed(MpiOp("MPI_SUM"))
+    assert ops.resolve(MpiOp("MPI_SUM"), DType.F32) is ReduceOp.SUM
+    assert ops.resolve(MpiOp("MPI_BOR"), DType.I8) is ReduceOp.BOR
+    with pytest.raises(ValueError, match=r"expected one of sum, mean, avg"):
+        ops.resolve(MpiOp("MPI_LAND"), DType.F32)

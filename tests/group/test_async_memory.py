@@ -33,7 +33,7 @@ OPERATIONS: dict[str, Start] = {
 }
 
 
-def fill_late(group: Group, compute: rw.Stream, x: Any, value: float) -> threading.Event:
+def fill_late(group: Group, compute: rw.overlap.Stream, x: Any, value: float) -> threading.Event:
     """A function on `compute` fills x, no earlier than the event is set, and the group's stream waits for it."""
     gate = threading.Event()
     if group.comm.stream_sync is None:
@@ -56,7 +56,7 @@ def test_between_two_streams(operation: str, backend: str) -> None:
     def ranks(group: Group) -> None:
         for make in ARRAYS.values():
             x = make()
-            with rw.Stream() as compute:
+            with rw.overlap.Stream() as compute:
                 gate = fill_late(group, compute, x, group.rank + 1.0)
                 work = OPERATIONS[operation](group, x)
                 gate.set()
@@ -112,7 +112,7 @@ def test_every_way_to_give_an_array(backend: str) -> None:
     def ranks(group: Group) -> None:
         me, n = group.rank, group.world_size
         x, out, part = np.zeros(4 * n)[::2], np.zeros((n, 4 * n))[:, ::2], np.zeros(4)[::2]
-        with rw.Stream() as compute:
+        with rw.overlap.Stream() as compute:
             for call, want in (
                 (lambda: group.all_gather(x, out=out, async_op=True), [[1.0] * 4, [2.0] * 4]),
                 (lambda: group.reduce_scatter(x, out=part, async_op=True), [3.0, 3.0]),
@@ -146,7 +146,7 @@ def test_objects_are_encoded_when_the_operation_runs(backend: str) -> None:
             lambda data: group.scatter_object([data, data] if me == 1 else None, 1, async_op=True),
         ):
             x = np.zeros(2)
-            with rw.Stream() as compute:
+            with rw.overlap.Stream() as compute:
                 gate = fill_late(group, compute, x, me + 1.0)
                 work = call({"x": x})
                 gate.set()

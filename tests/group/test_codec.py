@@ -192,9 +192,41 @@ def test_depth() -> None:
         b"a" + (3).to_bytes(8, "little") + b"<f8" + (1).to_bytes(8, "little") + (2**62).to_bytes(8, "little") + b"h",
         b"a" + (3).to_bytes(8, "little") + b"<f8" + (0).to_bytes(8, "little") + b"p" + (1).to_bytes(8, "little"),
         b"a" + (3).to_bytes(8, "little") + b"<f8" + (99).to_bytes(8, "little"),
+        b"q\x63" + (0).to_bytes(8, "little") + b"h",
+        b"q\x01" + (1).to_bytes(8, "little") + (2**62).to_bytes(8, "little") + b"h",
         pickle.dumps(math.pi),
     ],
 )
 def test_broken_streams(stream: bytes) -> None:
     with pytest.raises(ValueError, match=r"^encoded object: "):
         codec.decode([np.frombuffer(bytearray(stream), np.uint8)] if stream else [np.empty(0, np.uint8)])
+
+
+def test_tensors_of_every_dtype() -> None:
+    torch = pytest.importorskip("torch", reason="its tensors are tested")
+    from rankwise.arrays.torch import dtypes
+
+    for dtype in dtypes():
+        for shape in ((), (0, 3), (5,), (3, 2048)):
+            want = torch.ones(shape).to(dtype)
+            got = codec.decode([part.copy() for part in codec.encode({"w": want})])["w"]
+            assert (type(got), got.dtype, got.shape) == (torch.Tensor, dtype, want.shape)
+            assert got.tolist() == want.tolist()
+            got.zero_()  # its memory is its own
+    assert torch.bfloat16 in dtypes()
+
+
+def test_tensors_that_are_not_contiguous_or_require_grad() -> None:
+    torch = pytest.importorskip("torch", reason="its tensors are tested")
+    columns = torch.arange(6000.0).view(2, 3000).t()
+    weights = torch.ones(3, requires_grad=True)
+    conjugate = torch.tensor([1 + 2j]).conj()
+    got = codec.decode([part.copy() for part in codec.encode([columns, weights, conjugate])])
+    assert torch.equal(got[0], columns)
+    assert torch.equal(got[1], weights.detach())
+    assert not got[1].requires_grad
+    assert torch.equal(got[2], conjugate.resolve_conj())
+    with pytest.raises(TypeError, match=r"^obj: "):
+        codec.encode(torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match=r"Parameter is not plain data"):
+        codec.encode(torch.nn.Parameter(weights))

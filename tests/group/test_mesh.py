@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import rankwise as rw
 from rankwise.group.group import Group
+from rankwise.group.mesh import balanced_sizes
 from rankwise.testing import run_ranks
 
 
@@ -91,3 +92,62 @@ def test_bad_arguments() -> None:
                 mesh.rank_at(pp=0)
 
     run_ranks(2, ranks)
+
+
+def test_neighbours() -> None:
+    def ranks(group: Group) -> None:
+        with rw.Mesh(group, rows=2, columns=3, periodic=["columns"]) as mesh:
+            assert mesh.periodic == ("columns",)
+            grid = np.arange(6).reshape(2, 3)
+            r, c = mesh.coordinates.values()
+            for by in (-4, -1, 0, 1, 2):
+                assert mesh.shift("columns", by) == (grid[r, (c - by) % 3], grid[r, (c + by) % 3])
+                places = [grid[at, c] if 0 <= at < 2 else None for at in (r - by, r + by)]
+                assert mesh.shift("rows", by) == tuple(places)
+            source, destination = mesh.shift("rows")
+            got = group.sendrecv(np.full(2, group.rank), destination, source)
+            assert got.tolist() == [0 if source is None else source] * 2
+            with pytest.raises(ValueError, match=r"^axis='row': expected an axis of the mesh, rows, columns$"):
+                mesh.shift("row")
+        with rw.Mesh(group, a=2, b=3, periodic=True) as mesh:
+            assert mesh.periodic == ("a", "b")
+        for periodic in ("rows", ["a", "c"]):
+            with pytest.raises(ValueError, match=r"^periodic='(rows|c)': expected axes of the mesh, a, b, or a bool$"):
+                rw.Mesh(group, a=2, b=3, periodic=periodic)
+
+    run_ranks(6, ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes"),
+    [
+        (1, [1, 1]),
+        (6, [3, 2]),
+        (7, [7, 1]),
+        (12, [4, 3]),
+        (12, [3, 2, 2]),
+        (16, [4, 4]),
+        (36, [4, 3, 3]),
+        (64, [4, 4, 4]),
+        (60, [60]),
+        (1024, [32, 32]),
+    ],
+)
+def test_balanced_sizes(ranks: int, sizes: list[int]) -> None:
+    assert balanced_sizes(ranks, len(sizes)) == sizes
+
+
+def test_a_balanced_mesh() -> None:
+    def ranks(group: Group) -> None:
+        with rw.Mesh.balanced(group, 2, periodic="axis1") as mesh:
+            assert mesh.axes == {"axis0": 2, "axis1": 2}
+            assert mesh.periodic == ("axis1",)
+        with rw.Mesh.balanced(group, ("x", "y", "z")) as mesh:
+            assert mesh.axes == {"x": 2, "y": 2, "z": 1}
+        for axes in (0, [], ["x", "x"]):
+            with pytest.raises(ValueError, match=r"^axes=.*: expected at least one"):
+                rw.Mesh.balanced(group, axes)
+        with pytest.raises(TypeError, match=r"^axes='xy': expected an int"):
+            rw.Mesh.balanced(group, "xy")
+
+    run_ranks(4, ranks)

@@ -20,7 +20,7 @@ def test_from_any_rank_with_any_tag(backend: str) -> None:
         n, me = group.world_size, group.rank
         if me == 0:
             group.isend(np.full(3, 100.0), 0, 100)  # to itself too
-            works = [group.irecv((3,), None, None) for _ in range(n)]
+            works = [group.irecv((3,), rw.ANY, rw.ANY) for _ in range(n)]
             assert all(work.source is None or work.done() for work in works)
             seen = set()
             for work in works:
@@ -34,10 +34,10 @@ def test_from_any_rank_with_any_tag(backend: str) -> None:
         group.barrier()
         if me == 0:  # any rank, this tag; then that rank, any tag
             for tag in (7, 8):
-                work = group.irecv((), None, tag, dtype=int)
+                work = group.irecv((), rw.ANY, tag, dtype=int)
                 assert work.wait() == tag
                 assert (work.source, work.tag) == (1, tag)
-            assert group.recv((), 1, None, dtype=int) == 9
+            assert group.recv((), 1, rw.ANY, dtype=int) == 9
         elif me == 1:
             for tag in (8, 9, 7):
                 group.send(tag, 0, tag)
@@ -51,7 +51,7 @@ def test_any_keeps_the_order_of_one_sender() -> None:
             for i in range(50):
                 group.isend(i, 1, i % 3)
         else:
-            assert [int(group.recv((), None, None, dtype=int)) for _ in range(50)] == list(range(50))
+            assert [int(group.recv((), rw.ANY, rw.ANY, dtype=int)) for _ in range(50)] == list(range(50))
 
     run_ranks(2, ranks)
 
@@ -136,8 +136,69 @@ def test_a_backend_without_any_source_raises() -> None:
     def ranks(group: Group) -> None:
         group.comm.any_source = False
         with pytest.raises(UnsupportedError, match=r"^recv from any rank or with any tag is not supported"):
-            group.recv((1,), None)
+            group.recv((1,), rw.ANY)
         with pytest.raises(UnsupportedError, match=r"^probe is not supported"):
             Communicator.probe(group.comm, 0, 0)
+
+    run_ranks(1, ranks)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_sendrecv(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        n, me = group.world_size, group.rank
+        after, before = (me + 1) % n, (me - 1) % n
+        for size in (0, 3, 300_000):
+            x = np.full(size, float(me))
+            assert (group.sendrecv(x, after, before) == before).all()
+            assert (x == me).all()
+            assert group.sendrecv(x, after, before, out=x, tag=3) is x
+            assert (x == before).all()
+            assert (group.sendrecv(x, before, after, out=x, async_op=True).wait() == me).all()
+        matrix = np.full((4, 4), me)
+        assert group.sendrecv(matrix[:, 1], after, before, out=matrix[:, 1]).tolist() == [before] * 4
+        assert matrix[:, 0].tolist() == [me] * 4
+        out = np.empty(before, np.int8)
+        assert group.sendrecv(np.full(me, me, np.int8), after, rw.ANY, out=out).tolist() == [before] * before
+        assert group.sendrecv(me, after, before) == before
+        edge = group.sendrecv(np.ones(2), after if me < n - 1 else None, before if me else None)
+        assert edge.tolist() == ([1, 1] if me else [0, 0])
+        kept = np.full(2, 7.0)
+        assert group.sendrecv(kept, None, None, out=kept) is kept
+        assert kept.tolist() == [7, 7]
+        with pytest.raises(TypeError, match=r"^out: expected a writable array"):
+            group.sendrecv(kept, after, before, out=3.0)
+        with pytest.raises(ValueError, match=r"^src=-1: expected a rank"):
+            group.sendrecv(kept, after, -1)
+
+    run_ranks(3, ranks, backend=backend)
+
+
+def test_the_null_rank() -> None:
+    def ranks(group: Group) -> None:
+        x = np.arange(6.0).reshape(2, 3)
+        assert group.send(x, None) is None
+        assert group.isend(x, None).done()
+        for given in (x, x[:, 1], bytearray(b"ab")):
+            before = bytes(given)
+            assert group.recv(given, None) is given
+            work = group.irecv(given, None, rw.ANY)
+            assert work.done()
+            assert work.wait() is given
+            assert (work.source, work.tag) == (None, None)
+            assert bytes(given) == before
+        assert group.recv((2, 2), None, dtype="int32").tolist() == [[0, 0]] * 2
+        assert group.probe(None) is None
+        column, number = group.batch([(1, None), (5, 0)], [(x[:, 2], None), ((), 0, 0, int)])
+        assert column.tolist() == [2, 5]
+        assert number == 5
+        assert group.probe(timeout=0.02) is None
+        for call in (lambda: group.recv(x, 0, None), lambda: group.probe(0, None), lambda: group.recv_object(0, None)):
+            with pytest.raises(TypeError, match=r"^tag=None: expected 0 to \d+, or rw.ANY"):
+                call()
+        with pytest.raises(TypeError, match=r"^x: expected an array"):
+            group.send("text", None)  # checked as for any rank
+        with pytest.raises(ValueError, match=r"^dst=-1: expected a rank"):
+            group.send(x, rw.ANY)
 
     run_ranks(1, ranks)

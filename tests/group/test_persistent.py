@@ -90,3 +90,44 @@ def test_errors_of_a_plan() -> None:
             plan()
 
     run_ranks(2, ranks)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_plans_of_messages(backend: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def ranks(group: Group) -> None:
+        me, other = group.rank, 1 - group.rank
+        for x, into in (
+            (np.zeros(3), np.empty(3)),
+            (np.zeros((300, 400)), np.empty((300, 400))),
+            (torch.zeros(2), torch.empty(2)),
+        ):
+            sends, receives = group.send_plan(x, other, 4), group.recv_plan(into, other, 4)
+            anyone = group.recv_plan(into, rw.ANY, rw.ANY)
+            for step in range(6):
+                x[...] = me + step
+                if step % 2:
+                    work = sends.start()
+                    (anyone if step == 3 else receives)()
+                    work.wait()
+                else:
+                    work = receives.start()
+                    assert sends() is None
+                    work.wait()
+                assert (into == other + step).all()
+        null = group.recv_plan(into, None)
+        null()
+        null.start().wait()
+        group.send_plan(x, None)()
+        assert group.probe() is None
+        fixed = np.ones(2)
+        fixed.flags.writeable = False
+        group.send_plan(fixed, me)()
+        assert group.recv((2,), me).tolist() == [1, 1]
+        with pytest.raises(ValueError, match=r"^x: expected a contiguous array that a plan can keep, got ndarray"):
+            group.send_plan(np.ones((3, 3))[:, 1], 0)
+        with pytest.raises(ValueError, match=r"^x: "):
+            group.recv_plan(fixed, 0)
+
+    run_ranks(2, ranks, backend=backend)

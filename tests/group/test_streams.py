@@ -38,7 +38,7 @@ def test_functions_run_in_order_on_one_thread() -> None:
         order.append(i)
         return i
 
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         works = [stream.submit(step, i) for i in range(200)]
         assert rw.wait_all(works, SOON) == list(range(200)) == order
         assert len(threads) == 1
@@ -47,7 +47,7 @@ def test_functions_run_in_order_on_one_thread() -> None:
 
 def test_submit_takes_arguments_and_returns_at_once() -> None:
     gate = threading.Event()
-    with rw.Stream("mine") as stream:
+    with rw.overlap.Stream("mine") as stream:
         blocked = stream.submit(gate.wait, timeout=SOON)
         assert not stream.query()
         assert not blocked.done()
@@ -65,7 +65,7 @@ def test_a_work_raises_the_error_of_its_function(error: type[BaseException]) -> 
     def function() -> None:
         raise error("on purpose")
 
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         failing, after = stream.submit(function), stream.submit(int)
         for _ in range(2):
             with pytest.raises(error, match="on purpose"):
@@ -76,7 +76,7 @@ def test_a_work_raises_the_error_of_its_function(error: type[BaseException]) -> 
 
 
 def test_synchronize_raises_the_error_of_a_dropped_work() -> None:
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         stream.submit(fail, "first")
         stream.submit(fail, "second")
         for text in ("first", "second"):
@@ -86,7 +86,7 @@ def test_synchronize_raises_the_error_of_a_dropped_work() -> None:
 
 
 def test_an_error_that_is_never_raised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, "rankwise"), rw.Stream("lazy") as stream:
+    with caplog.at_level(logging.ERROR, "rankwise"), rw.overlap.Stream("lazy") as stream:
         for i in range(MOST_FAILURES + 2):
             stream.submit(fail, f"number {i}")
         stream.submit(int).wait(SOON)
@@ -97,10 +97,10 @@ def test_an_error_that_is_never_raised_is_logged(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_function_does_not_wait_for_itself() -> None:
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         with pytest.raises(RankwiseError, match="cannot wait for work queued behind it"):
             stream.submit(lambda: stream.submit(int).wait()).wait(SOON)
-        event = rw.Event()
+        event = rw.overlap.Event()
 
         def wait_for_later() -> None:
             stream.record_event(event)
@@ -113,7 +113,7 @@ def test_a_function_does_not_wait_for_itself() -> None:
 
 def test_events_order_streams() -> None:
     gate, order = threading.Event(), list[str]()
-    with rw.Stream() as first, rw.Stream() as second:
+    with rw.overlap.Stream() as first, rw.overlap.Stream() as second:
         first.submit(gate.wait, SOON)
         first.submit(order.append, "first")
         event = first.record_event()
@@ -131,7 +131,7 @@ def test_events_order_streams() -> None:
 def test_a_chain_of_streams() -> None:
     order: list[int] = []
     gate = threading.Event()
-    streams = [rw.Stream() for _ in range(5)]
+    streams = [rw.overlap.Stream() for _ in range(5)]
     streams[0].submit(gate.wait, SOON)
     for turn in range(20):
         for i, stream in enumerate(streams):
@@ -145,12 +145,12 @@ def test_a_chain_of_streams() -> None:
 
 
 def test_the_calling_thread_is_a_stream() -> None:
-    event = rw.Event()
+    event = rw.overlap.Event()
     assert event.query()
     event.wait()
     event.record()
     assert event.query()
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         work = stream.submit(int)
         event.record(stream)
         event.wait()
@@ -159,7 +159,7 @@ def test_the_calling_thread_is_a_stream() -> None:
 
 def test_ctrl_c_ends_a_wait() -> None:
     gate = threading.Event()
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         stream.submit(gate.wait, SOON)
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
@@ -172,7 +172,7 @@ def test_a_function_is_released_after_it_ran() -> None:
     class Thing:
         pass
 
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         thing = Thing()
         gone = weakref.ref(thing)
         work = stream.submit(lambda x: None, thing)
@@ -188,7 +188,7 @@ def test_close_is_bounded_and_logged(
 ) -> None:
     """With a function that does not end, and with an event that is not reached."""
     gate = threading.Event()
-    other, stream = rw.Stream("other"), rw.Stream("closing")
+    other, stream = rw.overlap.Stream("other"), rw.overlap.Stream("closing")
     other.submit(gate.wait, SOON)
     running = stream.submit(stuck, gate)
     stream.wait_stream(other)
@@ -209,7 +209,7 @@ def test_close_is_bounded_and_logged(
 
 
 def test_close_waits_for_short_functions() -> None:
-    stream = rw.Stream()
+    stream = rw.overlap.Stream()
     works = [stream.submit(pow, 2, i) for i in range(50)]
     stream.close()
     assert [work.wait() for work in works] == [2**i for i in range(50)]
@@ -221,7 +221,7 @@ def test_a_dropped_stream_is_closed() -> None:
 
     before = threads()
     for _ in range(20):
-        rw.Stream().submit(int)
+        rw.overlap.Stream().submit(int)
     gc.collect()
     assert threads() <= before
 
@@ -231,7 +231,7 @@ def test_a_stream_dropped_by_its_own_function() -> None:
 
     class Owner:
         def __init__(self) -> None:
-            self.stream = rw.Stream()
+            self.stream = rw.overlap.Stream()
 
         def work(self) -> None:
             del self.stream
@@ -245,7 +245,7 @@ def test_a_stream_dropped_by_its_own_function() -> None:
 
 
 def test_many_threads_submit() -> None:
-    with rw.Stream() as stream:
+    with rw.overlap.Stream() as stream:
         counts = [0] * 8
 
         def add(i: int) -> None:
@@ -267,7 +267,8 @@ def test_many_threads_submit() -> None:
 AT_EXIT = {
     "a function that sleeps": "s.submit(time.sleep, 1000)",
     "a function that computes": "s.submit(lambda: [None for _ in iter(int, 1)])",
-    "an event never reached": "t = rw.Stream(); t.submit(threading.Event().wait); s.wait_stream(t); s.submit(int)",
+    "an event never reached": "t = rw.overlap.Stream(); t.submit(threading.Event().wait); "
+    "s.wait_stream(t); s.submit(int)",
     "a group's wait for an event": "s.submit(threading.Event().wait); group.stream.wait_stream(s); "
     "work = group.barrier(async_op=True)",
     "a function on the group's stream": "work = group.comm.start_call(threading.Event().wait)",
@@ -282,7 +283,7 @@ def test_the_program_ends(queued: str) -> None:
 import threading, time
 import rankwise as rw
 group = rw.init()
-s = rw.Stream()
+s = rw.overlap.Stream()
 begun = time.monotonic()
 {AT_EXIT[queued]}
 time.sleep(0.05)
@@ -302,7 +303,7 @@ import os, threading, time
 import rankwise as rw
 gate = threading.Event()
 group = rw.init()
-stream, event = rw.Stream(), rw.Event()
+stream, event = rw.overlap.Stream(), rw.overlap.Event()
 group.barrier(async_op=True).wait()
 stream.submit(gate.wait)
 event.record(stream)
@@ -313,7 +314,7 @@ if os.fork() == 0:
             os._exit(1)
         except rw.ClosedError:
             pass
-    own = rw.Stream()
+    own = rw.overlap.Stream()
     ok = own.submit(int).wait(10) == 0
     stream.close()
     del stream, group
@@ -329,7 +330,7 @@ event.synchronize(10)
 def training(group: Group) -> list[float]:
     """The same program with and without streams of the backend: three steps of x = sum(x + rank) - 1."""
     x = np.zeros(8)
-    with rw.Stream() as compute:
+    with rw.overlap.Stream() as compute:
         for _ in range(3):
             compute.submit(np.add, x, group.rank, out=x)
             group.stream.wait_stream(compute)
@@ -358,7 +359,7 @@ def test_without_streams_a_wait_is_bounded_too() -> None:
         group.comm.stream_sync = None
         group.timeout = 0.1
         gate = threading.Event()
-        with rw.Stream() as compute:
+        with rw.overlap.Stream() as compute:
             compute.submit(gate.wait, SOON)
             with pytest.raises(CollectiveTimeout):
                 group.stream.wait_stream(compute)

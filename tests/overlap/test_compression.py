@@ -26,7 +26,7 @@ def digits() -> ModuleType:
     return module
 
 
-def step(reducer: rw.GradientReducer, *gradients: Any) -> list[Any]:
+def step(reducer: rw.overlap.GradientReducer, *gradients: Any) -> list[Any]:
     for number, gradient in enumerate(gradients):
         reducer.mark_ready(number, gradient)
     return [np.array(one) for one in reducer.wait_and_unpack()]
@@ -39,7 +39,7 @@ def test_bf16(backend: str, n: int) -> None:
     def ranks(group: Group) -> None:
         random = [np.random.default_rng(rank) for rank in range(n)]
         params = [np.zeros((20, 30), np.float32), np.zeros(500), np.zeros(5, np.float16)]
-        reducer = rw.GradientReducer(params, group, 1000, hook=rw.BF16Hook())
+        reducer = rw.overlap.GradientReducer(params, group, 1000, hook=rw.overlap.BF16Hook())
         for _ in range(3):
             every = [[one.standard_normal(p.shape).astype(p.dtype) for p in params] for one in random]
             found = step(reducer, *every[group.rank])
@@ -59,7 +59,7 @@ def test_bf16_of_tensors() -> None:
     torch = pytest.importorskip("torch")
 
     def ranks(group: Group) -> None:
-        reducer = rw.GradientReducer([torch.zeros(300)], group, hook=rw.BF16Hook("sum"))
+        reducer = rw.overlap.GradientReducer([torch.zeros(300)], group, hook=rw.overlap.BF16Hook("sum"))
         reducer.mark_ready(0, torch.full((300,), 1.0 + group.rank))
         assert (reducer.wait_and_unpack()[0] == 3).all()
 
@@ -69,8 +69,8 @@ def test_bf16_of_tensors() -> None:
 def test_top_k_sends_the_largest_and_keeps_the_rest() -> None:
     def ranks(group: Group) -> None:
         params = [np.zeros(200), np.zeros((10, 10))]
-        hook = rw.TopKHook(0.05)
-        reducer = rw.GradientReducer(params, group, 1000, hook=hook)
+        hook = rw.overlap.TopKHook(0.05)
+        reducer = rw.overlap.GradientReducer(params, group, 1000, hook=hook)
         random = np.random.default_rng(group.rank)
         given, got = [np.zeros_like(p) for p in params], [np.zeros_like(p) for p in params]
         for _ in range(6):
@@ -86,7 +86,7 @@ def test_top_k_sends_the_largest_and_keeps_the_rest() -> None:
 
     run_ranks(2, ranks)
     with pytest.raises(ValueError, match="fraction=0"):
-        rw.TopKHook(0)
+        rw.overlap.TopKHook(0)
 
 
 @pytest.mark.parametrize("hook", ["none", "bf16", "top-k"])
@@ -98,10 +98,10 @@ def test_the_digits_are_learnt(hook: str) -> None:
     images, labels, test_images, test_labels = module.load_digits(0)
 
     def ranks(group: Group) -> float:
-        hooks = {"none": None, "bf16": rw.BF16Hook(), "top-k": rw.TopKHook(0.05)}
+        hooks = {"none": None, "bf16": rw.overlap.BF16Hook(), "top-k": rw.overlap.TopKHook(0.05)}
         network, gradient = module.Network(32), module.Network(32)
         network.randomise(np.random.default_rng(0))
-        reducer = rw.GradientReducer(gradient.layers(gradient.flat), group, hook=hooks[hook])
+        reducer = rw.overlap.GradientReducer(gradient.layers(gradient.flat), group, hook=hooks[hook])
         batches = np.random.default_rng(1)
         for _ in range(8):
             for batch in np.array_split(batches.permutation(len(images)), 24):

@@ -44,7 +44,7 @@ def check(found: list[Any], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(one, right, strict=True)
 
 
-def one_step(reducer: rw.GradientReducer, rank: int, step: int, order: list[int]) -> list[Any]:
+def one_step(reducer: rw.overlap.GradientReducer, rank: int, step: int, order: list[int]) -> list[Any]:
     mine = gradients(rank, step)
     for number in order:
         reducer.mark_ready(number, mine[number])
@@ -73,11 +73,11 @@ def without_streams(n: int) -> Callable[[Job, float], Any]:
 def several_steps(group: Group) -> None:
     """Steps in other orders on every rank, with buckets small and large."""
     for bucket_bytes in (1, 3000, 25 << 20):
-        reducer = rw.GradientReducer(parameters(), group, bucket_bytes)
+        reducer = rw.overlap.GradientReducer(parameters(), group, bucket_bytes)
         for step in range(4):
             order = np.random.default_rng((group.rank, step)).permutation(len(SHAPES)).tolist()
             check(one_step(reducer, group.rank, step, order), means(group.world_size, step))
-    total = rw.GradientReducer(parameters(), group, 2000, "sum")
+    total = rw.overlap.GradientReducer(parameters(), group, 2000, "sum")
     found = one_step(total, group.rank, 0, list(range(len(SHAPES))))
     check(found, [mean * mean.dtype.type(group.world_size) for mean in means(group.world_size, 0)])
 
@@ -97,12 +97,12 @@ def test_reduced_where_marked() -> None:
     def ranks(group: Group) -> None:
         threads_seen = []
 
-        def hook(bucket: rw.Bucket, group: Group) -> None:
+        def hook(bucket: rw.overlap.Bucket, group: Group) -> None:
             threads_seen.append(threading.get_ident())
             group.all_reduce(bucket.flat, "mean")
 
         for chosen in (None, hook):
-            reducer = rw.GradientReducer(parameters(), group, 1, hook=chosen, async_op=False)
+            reducer = rw.overlap.GradientReducer(parameters(), group, 1, hook=chosen, async_op=False)
             for step in range(3):
                 mine, expected = gradients(group.rank, step), means(2, step)
                 order = list(reversed(range(len(SHAPES))))  # the expected one: each mark fills a bucket
@@ -121,8 +121,8 @@ def test_reduced_where_marked() -> None:
 
 def test_lent_gradients_are_read_when_their_bucket_is_reduced() -> None:
     def ranks(group: Group) -> None:
-        for options in ({}, {"hook": rw.BF16Hook("mean")}, {"async_op": False}):
-            reducer = rw.GradientReducer([np.zeros(3), np.zeros(2)], group, **options)  # type: ignore[arg-type]
+        for options in ({}, {"hook": rw.overlap.BF16Hook("mean")}, {"async_op": False}):
+            reducer = rw.overlap.GradientReducer([np.zeros(3), np.zeros(2)], group, **options)  # type: ignore[arg-type]
             for step in (1.0, 2.0):
                 with reducer.no_sync():
                     kept = np.full(2, step)
@@ -139,7 +139,7 @@ def test_lent_gradients_are_read_when_their_bucket_is_reduced() -> None:
 
 def test_unused_parameters_count_as_zeros() -> None:
     def ranks(group: Group) -> None:
-        reducer = rw.GradientReducer(parameters(), group, 3000)
+        reducer = rw.overlap.GradientReducer(parameters(), group, 3000)
         for step in range(3):
             mine = gradients(group.rank, step)
             for number in range(group.rank, len(SHAPES), 2):  # each rank uses every other one
@@ -154,7 +154,7 @@ def test_unused_parameters_count_as_zeros() -> None:
 
 def test_no_sync_adds_up() -> None:
     def ranks(group: Group) -> None:
-        reducer = rw.GradientReducer(parameters(), group, 3000)
+        reducer = rw.overlap.GradientReducer(parameters(), group, 3000)
         for again in range(2):
             with reducer.no_sync():
                 for step in (1, 2):
@@ -173,7 +173,7 @@ def test_no_sync_adds_up() -> None:
 
 def test_gradients_computed_in_place_are_not_copied() -> None:
     def ranks(group: Group) -> None:
-        reducer = rw.GradientReducer(parameters(), group, 3000)
+        reducer = rw.overlap.GradientReducer(parameters(), group, 3000)
         comm: Any = group.comm
         for step in range(3):
             views = reducer.views
@@ -193,7 +193,7 @@ def test_reduction_runs_while_gradients_are_computed() -> None:
 
     def ranks(group: Group) -> None:
         params = [np.zeros(5000), np.zeros(5000)]
-        reducer = rw.GradientReducer(params, group, 1)
+        reducer = rw.overlap.GradientReducer(params, group, 1)
         reducer.mark_ready(1, np.ones(5000))
         bucket = reducer.buckets[0]
         assert bucket.members == (1,)
@@ -211,8 +211,8 @@ def test_a_compute_stream() -> None:
     def ranks(group: Group) -> None:
         params = [np.zeros(3000), np.zeros(10)]
         go_on = threading.Event()
-        with rw.Stream() as compute:
-            reducer = rw.GradientReducer(params, group, 1, stream=compute)
+        with rw.overlap.Stream() as compute:
+            reducer = rw.overlap.GradientReducer(params, group, 1, stream=compute)
             sums = np.zeros(3000)
             for step in range(3):
                 mine = [np.empty(3000), np.empty(10)]
@@ -233,7 +233,7 @@ def test_a_compute_stream() -> None:
 
 def test_wait_raises_a_failure() -> None:
     def ranks(group: Group) -> None:
-        reducer = rw.GradientReducer([np.zeros(5000)], group)
+        reducer = rw.overlap.GradientReducer([np.zeros(5000)], group)
         reducer.mark_ready(0, np.ones(5000))
         reducer.wait_and_unpack()
         if group.rank == 1:
@@ -248,7 +248,7 @@ def test_wait_raises_a_failure() -> None:
 
 def test_mark_ready_raises_a_failure() -> None:
     def ranks(group: Group) -> None:
-        reducer = rw.GradientReducer([np.zeros(5000)], group, async_op=False)
+        reducer = rw.overlap.GradientReducer([np.zeros(5000)], group, async_op=False)
         if group.rank == 1:
             return group.close()
         with pytest.raises(PeerLostError):
@@ -263,16 +263,16 @@ def test_mark_ready_raises_a_failure() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        lambda group: rw.GradientReducer([np.zeros(3), np.zeros((2, 2), np.float16)], group),
-        lambda group: rw.GradientReducer([np.zeros(3)], group),
-        lambda group: rw.GradientReducer([np.zeros(3), np.zeros((2, 2))], group, 100),
-        lambda group: rw.GradientReducer([np.zeros(3), np.zeros((2, 2))], group, op="sum"),
-        lambda group: rw.GradientReducer([np.zeros(3), np.zeros((2, 2))], group, hook=rw.TopKHook()),
+        lambda group: rw.overlap.GradientReducer([np.zeros(3), np.zeros((2, 2), np.float16)], group),
+        lambda group: rw.overlap.GradientReducer([np.zeros(3)], group),
+        lambda group: rw.overlap.GradientReducer([np.zeros(3), np.zeros((2, 2))], group, 100),
+        lambda group: rw.overlap.GradientReducer([np.zeros(3), np.zeros((2, 2))], group, op="sum"),
+        lambda group: rw.overlap.GradientReducer([np.zeros(3), np.zeros((2, 2))], group, hook=rw.overlap.TopKHook()),
     ],
 )
 def test_ranks_with_different_parameters(other: Callable[[Group], Any]) -> None:
     def ranks(group: Group) -> None:
-        this = partial(rw.GradientReducer, [np.zeros(3), np.zeros((2, 2))])
+        this = partial(rw.overlap.GradientReducer, [np.zeros(3), np.zeros((2, 2))])
         with pytest.raises(MismatchError, match="different parameters or options") as caught:
             (other if group.rank == 1 else this)(group)
         assert caught.value.calls[0] != caught.value.calls[1]
@@ -290,12 +290,12 @@ def test_refusals() -> None:
             ({"bucket_bytes": 1.5}, r"^bucket_bytes=1.5: expected"),
         ):
             with pytest.raises(ValueError, match=message):
-                rw.GradientReducer(parameters(), group, **wrong)  # type: ignore[arg-type]
-        with rw.Stream() as stream, pytest.raises(ValueError, match=r"^async_op=False: "):
-            rw.GradientReducer(parameters(), group, stream=stream, async_op=False)
+                rw.overlap.GradientReducer(parameters(), group, **wrong)  # type: ignore[arg-type]
+        with rw.overlap.Stream() as stream, pytest.raises(ValueError, match=r"^async_op=False: "):
+            rw.overlap.GradientReducer(parameters(), group, stream=stream, async_op=False)
         with pytest.raises(TypeError, match=r"^params\[1\]: expected an array"):
-            rw.GradientReducer([np.zeros(3), "x"], group)
-        reducer = rw.GradientReducer([np.zeros(3), np.zeros(2)], group)
+            rw.overlap.GradientReducer([np.zeros(3), "x"], group)
+        reducer = rw.overlap.GradientReducer([np.zeros(3), np.zeros(2)], group)
         reducer.mark_ready(0, np.ones(3))
         with pytest.raises(ValueError, match=r"^i=0: this parameter was already marked"):
             reducer.mark_ready(0, np.ones(3))
@@ -313,7 +313,7 @@ def test_refusals() -> None:
 
 def test_no_parameters() -> None:
     def ranks(group: Group) -> None:
-        reducer = rw.GradientReducer([], group)
+        reducer = rw.overlap.GradientReducer([], group)
         assert reducer.wait_and_unpack() == []
 
     run_ranks(2, ranks)
@@ -324,7 +324,7 @@ def test_tensors_of_several_dtypes() -> None:
 
     def ranks(group: Group) -> None:
         params = [torch.zeros(4, 3), torch.zeros(5, dtype=torch.bfloat16), torch.zeros(2, 2).T]
-        reducer = rw.GradientReducer(params, group)
+        reducer = rw.overlap.GradientReducer(params, group)
         for _ in range(2):
             for number, param in enumerate(params):
                 reducer.mark_ready(number, torch.full_like(param, group.rank * 2.0, requires_grad=True))

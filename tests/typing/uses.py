@@ -42,12 +42,12 @@ def new_arrays(group: rw.Group, x: F32) -> None:
     assert_type(group.scan(x), F32)
     assert_type(group.exscan(x), F32)
     assert_type(group.recv(x, 0), F32)
-    assert_type(group.recv((3,), None, None), Any)
+    assert_type(group.recv((3,), rw.ANY, rw.ANY), Any)
     assert_type(group.all_gather(x, async_op=True), rw.Work[F32])
     assert_type(group.all_gather(x, async_op=True).result(), F32)
     assert_type(group.gather(x, async_op=True), rw.Work[F32 | None])
     assert_type(group.all_to_all_v(x, [1, 2], async_op=True), rw.Work[tuple[F32, list[int]]])
-    assert_type(group.irecv(x, None).wait(), F32)
+    assert_type(group.irecv(x, rw.ANY).wait(), F32)
     assert_type(group.isend(x, 0), rw.Work[None])
 
 
@@ -98,7 +98,7 @@ def mistakes(group: rw.Group, x: F32) -> None:
     group.all_reduce(x, "sun")  # type: ignore[call-overload]
     group.reduce_scatter(x, op="minloc")  # type: ignore[call-overload]
     group.all_reduce_plan(x, "sun")  # type: ignore[arg-type]
-    rw.GradientReducer([x], op="max")  # type: ignore[arg-type]
+    rw.overlap.GradientReducer([x], op="max")  # type: ignore[arg-type]
     group.broadcast(x, src="0")  # type: ignore[call-overload]
     group.send(x)  # type: ignore[call-arg]
     group.all_gather_w(x)  # type: ignore[attr-defined]

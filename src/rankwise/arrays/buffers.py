@@ -163,7 +163,9 @@ def _convert(x: Any, name: str, write: bool) -> Buffer:
     try:
         view = memoryview(x)
     except TypeError:
-        raise TypeError(f"{name}: expected an array, a buffer or a number, got {type(x).__name__}") from None
+        is_object = name == "x" and isinstance(x, (dict, list, tuple, set, str))
+        hint = "; Python objects are for broadcast_object, all_gather_object, ..." if is_object else ""
+        raise TypeError(f"{name}: expected an array, a buffer or a number, got {type(x).__name__}{hint}") from None
     try:
         array = np.asarray(view)
     except ValueError as error:

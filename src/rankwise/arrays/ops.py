@@ -45,8 +45,16 @@ LOCATING: dict[str, ReduceOp] = {"minloc": ReduceOp.MIN, "maxloc": ReduceOp.MAX}
 def is_composed(op: Op | Located) -> bool:
     """Whether `op` is not one of the engine's ops, and needs several calls."""
     if type(op) is str:
-        return op in LOCATING
-    return isinstance(op, PremulSum) or (callable(op) and not isinstance(op, ReduceOp))
+        return op.lower() in LOCATING
+    return isinstance(op, PremulSum) or (callable(op) and not isinstance(op, ReduceOp) and _foreign(op) is None)
+
+
+def _foreign(op: object) -> str | None:
+    """The name of an operation of torch.distributed or mpi4py, None for anything else."""
+    kind = type(op).__module__
+    if kind.startswith("torch.") and hasattr(op, "name"):
+        return str(op.name).lower()
+    return str(op.name).removeprefix("MPI_").lower() if kind == "mpi4py.MPI" and hasattr(op, "name") else None
 
 
 NAMES: dict[str, ReduceOp] = {
@@ -79,14 +87,16 @@ def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
     if isinstance(op, ReduceOp):
         found: ReduceOp | None = op
     elif isinstance(op, str):
-        found = NAMES.get(op)
+        found = NAMES.get(op.lower())
+    elif (name := _foreign(op)) is not None:
+        found = NAMES.get(name)
     else:
         expected = "a name such as 'sum' or a ReduceOp"
         if is_composed(op):
             raise TypeError(f"op={op!r}: expected {expected}; this operation takes no other")
         raise TypeError(f"op={op!r}: expected {expected}, got {type(op).__name__}")
     if found is None:
-        if op in LOCATING:
+        if isinstance(op, str) and op.lower() in LOCATING:
             raise ValueError(f"op={op!r}: it is for all_reduce and reduce")
         raise ValueError(f"op={op!r}: expected one of {', '.join(NAMES)}")
     why = found.refused_for(dtype)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rankwise._native import copy_blocks as copy_blocks
 from rankwise.arrays.base import Buffer, Device, Kind, Shape
 from rankwise.arrays.dtypes import EXPECTED
 from rankwise.contract.types import DType
@@ -178,6 +182,20 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
         return tensor
 
     return Buffer(packed.data_ptr(), packed.numel(), dtype, shape, packed, kind, tensor, put_back, data, device)
+
+
+def content(tensor: torch.Tensor, name: str) -> tuple[DType, Any]:
+    """The dtype and the bytes of a dense tensor, of any device: its own memory if that is contiguous and in the host.
+
+    The bytes are a NumPy array of uint8. Raises TypeError for other tensors.
+    """
+    buffer = convert(tensor.detach().cpu(), name, write=False)
+    buffer.pack()
+    if not buffer.count:
+        return buffer.dtype, np.empty(0, np.uint8)
+    memory = (ctypes.c_uint8 * (buffer.count * buffer.dtype.itemsize)).from_address(buffer.ptr)
+    memory._owner = buffer  # type: ignore[attr-defined]  # the array keeps this alive
+    return buffer.dtype, np.ctypeslib.as_array(memory)
 
 
 def dtype_of(given: torch.dtype) -> DType:

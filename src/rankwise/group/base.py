@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer, Shape
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import ANY, Communicator
 from rankwise.contract.errors import UnsupportedError, shown
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
+from rankwise.group.receives import ReceiveQueue
 from rankwise.group.work import ArrayWork, Pending
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class GroupBase:
         self.rank = comm.rank
         self.world_size = comm.world_size
         self._pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
+        self._receives = ReceiveQueue(comm)
         self._syncs = not comm.blocking
         shortcuts = comm.shortcuts
         self._barrier = shortcuts.barrier or comm.barrier
@@ -172,6 +174,14 @@ class GroupBase:
             raise refused
         return buffer.finish()
 
+    def _destination(self, dst: int | None) -> int | None:
+        """Check a message's destination; None is the null rank."""
+        return None if dst is None else self._rank(dst, "dst")
+
+    def _source(self, src: int | None) -> int | None:
+        """Check a receive's source; None is the null rank."""
+        return src if src is None or src is ANY else self._rank(src, "src")
+
     def _rank(self, value: int, name: str) -> int:
         number = integer(value, name)
         if 0 <= number < self.world_size:
@@ -208,6 +218,23 @@ def _same(value: T) -> T:
 
 def nothing() -> None:
     """The result of an operation that has none: None."""
+
+
+MAX_TAG = 2**31 - 1
+
+
+def check_tag(value: int) -> int:
+    tag = integer(value, "tag")
+    if not 0 <= tag <= MAX_TAG:
+        raise ValueError(f"tag={tag}: expected 0 to {MAX_TAG}")
+    return tag
+
+
+def label(tag: int) -> int:
+    """Check a receive's tag, which may be rw.ANY."""
+    if tag is None:
+        raise TypeError(f"tag=None: expected 0 to {MAX_TAG}, or rw.ANY for a message with any tag")
+    return tag if tag is ANY else check_tag(tag)
 
 
 def integer(value: int, name: str) -> int:

@@ -1,11 +1,12 @@
 """Encodes plain Python data as bytes. Decoding never runs code from the data, so any sender is safe.
 
 Plain: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, and
-NumPy arrays and scalars of numbers, bool, text and times. Exactly these types: a subclass (a
-namedtuple, an enum) would come back as another type.
+NumPy arrays and scalars of numbers, bool, text and times, and dense torch tensors, which come back as
+tensors in host memory that do not require grad. Exactly these types: a subclass (a namedtuple, an enum)
+would come back as another type.
 
 Encoded, an object is a list of parts, each a one-dimensional uint8 array: first the stream, then the
-memory of every array of at least INLINE bytes, as it is. In the stream a value is a letter for its
+memory of every array or tensor of at least INLINE bytes, as it is. In the stream a value is a letter for its
 type, then what that type needs: lengths as unsigned 64-bit numbers, all numbers little-endian.
 """
 
@@ -13,11 +14,14 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
+
+from rankwise.contract.types import DType
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -89,6 +93,12 @@ class _Writer:
             self.array(b"a", value)
         elif isinstance(value, np.generic) and kind.__module__.partition(".")[0] in ("numpy", "ml_dtypes"):
             self.array(b"n", np.asarray(value))
+        elif (torch := sys.modules.get("torch")) is not None and kind is torch.Tensor:
+            from rankwise.arrays import torch as tensors
+
+            dtype, memory = tensors.content(value, "obj")
+            self.stream += b"q" + struct.pack("<B", dtype)
+            self.block(tuple(value.shape), memory)
         else:
             name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
             raise TypeError(
@@ -104,13 +114,16 @@ class _Writer:
         self.stream += data
 
     def array(self, letter: bytes, array: np.ndarray[Any, Any]) -> None:
-        """Letter, dtype, number of axes, their lengths, then "h" and the bytes, or "p" and the number of their part."""
         self.sized(letter, _name(array.dtype).encode())
-        self.length(array.ndim)
-        for size in array.shape:
-            self.length(size)
         memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
-        if array.nbytes < INLINE:
+        self.block(array.shape, memory)
+
+    def block(self, shape: tuple[int, ...], memory: Bytes) -> None:
+        """The number of axes, their lengths, then "h" and the bytes, or "p" and the number of their part."""
+        self.length(len(shape))
+        for size in shape:
+            self.length(size)
+        if memory.nbytes < INLINE:
             self.stream += b"h" + memory.tobytes()
         else:
             self.parts.append(memory)
@@ -173,6 +186,8 @@ class _Reader:
                 return self.array()
             case b"n":
                 return self.array()[()]
+            case b"q":
+                return self.tensor()
         raise ValueError(f"encoded object: {letter!r} at {self.at - 1} does not begin a value")
 
     def dictionary(self, depth: int) -> dict[Any, Any]:
@@ -187,11 +202,28 @@ class _Reader:
 
     def array(self) -> np.ndarray[Any, Any]:
         dtype = _dtype(self.take(self.length()).decode("ascii", "replace"))
+        shape, memory = self.block(dtype.itemsize)
+        return memory.view(dtype).reshape(shape) if memory.size else np.empty(shape, dtype)
+
+    def tensor(self) -> Any:
+        from rankwise.arrays import torch as tensors
+
+        number = self.take(1)[0]
+        try:
+            dtype = DType(number)
+            tensors.to_torch(dtype)
+        except (ValueError, KeyError):
+            raise ValueError(f"encoded object: this torch has no dtype {number}") from None
+        shape, memory = self.block(dtype.itemsize)
+        return tensors.TORCH.over(memory, shape, dtype)
+
+    def block(self, itemsize: int) -> tuple[tuple[int, ...], Bytes]:
+        """The shape and the memory of an array or tensor."""
         ndim = self.length()
         if ndim > 64:
             raise ValueError(f"encoded object: an array of {ndim} axes")
         shape = tuple(self.length() for _ in range(ndim))
-        size = prod(shape) * dtype.itemsize
+        size = prod(shape) * itemsize
         where = self.take(1)
         if where == b"h":
             memory = np.frombuffer(bytearray(self.take(size)), np.uint8)
@@ -200,9 +232,7 @@ class _Reader:
             if where != b"p" or not 0 < number < len(self.parts) or self.parts[number].size != size:
                 raise ValueError(f"encoded object: the memory of an array of {size} bytes is missing")
             memory = self.parts[number]
-        if not size:
-            return np.empty(shape, dtype)
-        return memory.view(dtype).reshape(shape)
+        return shape, memory
 
 
 _SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"e", frozenset: b"z"}

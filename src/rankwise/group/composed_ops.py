@@ -26,7 +26,7 @@ def reduce(group: GroupBase, x: Any, buffer: Buffer, op: Op | Located, dst: int 
     functions here.
     """
     if isinstance(op, str):
-        return _locating(group, x, buffer, LOCATING[op], dst)
+        return _locating(group, x, buffer, LOCATING[op.lower()], dst)
     reduce = reduction(group, buffer, op, dst)
 
     def body() -> Any:

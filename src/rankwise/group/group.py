@@ -17,17 +17,28 @@ from rankwise.contract.errors import MismatchError, shown
 from rankwise.contract.settings import TIMEOUT, is_timeout
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
+from rankwise.group.guessed_names import guesses
 from rankwise.group.memory import RegisteredMemory
+from rankwise.group.messages import Messages
 from rankwise.group.objects import ObjectCollectives
 from rankwise.group.p2p import PointToPoint
 from rankwise.group.persistent import PersistentOperations
+from rankwise.group.recovery import Recovery
 from rankwise.group.scan import Scans
 from rankwise.group.streams import GroupStream
 from rankwise.group.vector import VectorCollectives
 
 
 class Group(
-    Collectives, VectorCollectives, Scans, ObjectCollectives, PointToPoint, PersistentOperations, RegisteredMemory
+    Collectives,
+    VectorCollectives,
+    Scans,
+    ObjectCollectives,
+    PointToPoint,
+    Messages,
+    PersistentOperations,
+    RegisteredMemory,
+    Recovery,
 ):
     """An ordered set of ranks that communicate, seen from one of them.
 
@@ -46,7 +57,8 @@ class Group(
 
     Every rank of the group must call the same operations in the same order, with the same shape, dtype,
     op and root. A difference raises MismatchError on the ranks, a dead rank PeerLostError, and a rank
-    that does not arrive within `timeout` CollectiveTimeout. After these errors the group stays failed. A
+    that does not arrive within `timeout` CollectiveTimeout. After these errors the group stays failed; the
+    ranks that live may go on in a new one (`shrink`, `restore`). Groups that contain no lost rank stay usable. A
     bad argument raises TypeError or ValueError on this rank before anything is sent, and does no harm.
 
     Operations block until their result is available. With async_op=True they return at once a Work,
@@ -69,6 +81,8 @@ class Group(
         self.backend = backend
         self.ranks: tuple[int, ...] = tuple(range(comm.world_size)) if ranks is None else tuple(ranks)
         self._world: object = object() if parent is None else parent._world
+        self.successor: Group | None = None
+        """The group that `shrink` or `restore` made of this one, or None."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -98,7 +112,7 @@ class Group(
     def stream(self) -> GroupStream:
         """The stream of the group's asynchronous operations. It can wait for other streams, and they for it.
 
-        >>> with rw.Stream() as compute:
+        >>> with rw.overlap.Stream() as compute:
         ...     numbers = compute.submit(np.arange, 3)
         ...     group.stream.wait_stream(compute)
         ...     done = group.barrier(async_op=True)
@@ -197,6 +211,62 @@ class Group(
         assert comm is not None  # color >= 0
         return Group(comm, name or f"{self.name}.dup", self.backend, self, self.ranks)
 
+    def shrink(self, exclude: Sequence[int] = ()) -> Group:
+        """A new group of the ranks that live, in their order and numbered anew.
+
+        Collective over the living ranks of this group, which may have failed; as ULFM's MPIX_Comm_shrink and NCCL's
+        ncclCommShrink, which takes the lost ranks as an argument where this finds them itself. Ranks die at any
+        moment, also during the call: all survivors get the same group, and if a rank of it is already lost, its first
+        operation raises PeerLostError, after which it can be shrunk in turn. It waits for each rank that is not lost,
+        at most `timeout`; then the others go on without the ranks that are missing, whose own call of shrink, or whose
+        next operation, raises an error that says so. This group stays failed and should be closed. If it was the
+        default group, the new one is from now on.
+
+        exclude: other ranks of this group to leave out although they may live: nobody waits for them, and they need not
+        call anything. No rank need have failed. All callers pass the same ranks.
+
+        Raises PeerLostError with this rank's own number if the others went on without it; MismatchError on every caller
+        if they exclude different ranks, after which they may call shrink again; MemoryError on every caller if there is
+        no room for the new group; ValueError if `exclude` contains this rank or a number that is no rank of the group;
+        UnsupportedError if the backend is mpi and `exclude` is not empty, or MPI does not report lost ranks.
+
+        >>> smaller = group.shrink()
+        >>> smaller.ranks, smaller.all_reduce(1)
+        ((0, 1), 2)
+        >>> smaller.close()
+        """
+        without = [self._rank(rank, "exclude") for rank in exclude]
+        if self.rank in without:
+            raise ValueError(f"exclude={without}: expected other ranks than this one, {self.rank}")
+        comm = self.comm.shrink(without)
+        former = comm.former_ranks
+        assert former is not None
+        return self._succeeded(Group(comm, self.name, self.backend, self, [self.ranks[rank] for rank in former]))
+
+    def restore(self) -> Group:
+        """A new group of all ranks of the job, as `init` made it: the launcher has started the lost ones again.
+
+        Collective over all living ranks of the job, on the group of all ranks or on what `shrink` made of it; in a
+        process that replaces a lost one, `init` is its part of the call. It needs `rankwise run --restarts N`. It waits
+        for each lost rank, at most `timeout`, however often its replacements die. As Horovod's elastic mode, but
+        the survivors' processes, connections and memory stay as they are. Groups with a lost rank stay failed; split
+        them off anew.
+
+        Raises UnsupportedError if no launcher starts lost ranks again; PeerLostError if the launcher has given one up,
+        and CollectiveTimeout if a rank did not come, after which the living ranks may still `shrink`.
+
+        >>> try:
+        ...     group.restore()
+        ... except rw.UnsupportedError as error:
+        ...     print(error.remedy or error.why)  # doctest: +ELLIPSIS
+        the launcher does not start lost ranks again; ...
+        """
+        return self._succeeded(Group(self.comm.restore(), self.name, self.backend, self))
+
+    def _succeeded(self, new: Group) -> Group:
+        self.successor = new
+        return new
+
     def translate_rank(self, rank: int, other: Group) -> int | None:
         """The number that `rank` of this group has in `other`, or None if it is not in that group.
 
@@ -229,6 +299,9 @@ class Group(
             self.comm.close(timeout)
             self._pending.close()
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _GUESSES]
+
     def __enter__(self) -> Group:
         return self
 
@@ -241,6 +314,11 @@ class Group(
         # The engine must release the memory of pending works before that is freed.
         if hasattr(self, "_closed"):
             self.close()
+
+
+_GUESSES = guesses({"name", "rank", "world_size", *(name for name in dir(Group) if not name.startswith("_"))})
+for _name, _guess in _GUESSES.items():
+    setattr(Group, _name, _guess)
 
 
 def check_timeout(seconds: float) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from types import TracebackType
+from typing import Any
 
+from rankwise.group import halo
 from rankwise.group.base import integer
 from rankwise.group.group import Group
 
@@ -19,21 +22,50 @@ class Mesh:
     along that axis. axes: {name: size}. coordinates: {name: this rank's coordinate}. Closing the mesh, or
     leaving its `with` block, closes its groups, but not the group from which it was made.
 
+    periodic: the names of the axes along which the first rank follows the last, or True for all axes. `shift`
+    returns the neighbours along an axis, and `exchange_halo` fills an array's ghost cells from them.
+
     >>> with rw.Mesh(group, dp=1, tp=2) as mesh:
     ...     mesh.axes, mesh.coordinates["dp"], mesh.coordinates["tp"] == group.rank, mesh.tp.all_reduce(1)
     ({'dp': 1, 'tp': 2}, 0, True, 2)
     """
 
-    def __init__(self, group: Group, /, **axes: int) -> None:
+    def __init__(self, group: Group, /, *, periodic: bool | str | Iterable[str] = False, **axes: int) -> None:
         if not isinstance(group, Group):
             raise TypeError(f"group: expected a Group, got {group!r}; a rank outside a group has no mesh of it")
         self.group = group
         self.axes = _sizes(axes, group.world_size)
+        self.periodic = _periodic(periodic, self.axes)
         places = _places(self.axes, group.rank)
         self.coordinates: dict[str, int] = dict(zip(self.axes, places, strict=True))
         self._groups: dict[tuple[str, ...], Group] = {}
         for name in self.axes:
             self.along(name)
+
+    @classmethod
+    def balanced(cls, group: Group, axes: int | Iterable[str], *, periodic: bool | str | Iterable[str] = False) -> Mesh:
+        """A mesh whose axes are as close in size as possible, the largest first, as with MPI_Dims_create.
+
+        axes: their names; or how many, and their names are axis0, axis1, ...
+
+        >>> with rw.Mesh.balanced(group, ["rows", "columns"]) as mesh:
+        ...     mesh.axes
+        {'rows': 2, 'columns': 1}
+        """
+        if not isinstance(group, Group):
+            raise TypeError(f"group: expected a Group, got {group!r}; a rank outside a group has no mesh of it")
+        if isinstance(axes, str) or not isinstance(axes, Iterable):
+            count = integer(axes, "axes")  # type: ignore[arg-type]  # a str is refused
+            if count < 1:
+                raise ValueError(f"axes={count}: expected at least one")
+            names = [f"axis{number}" for number in range(count)]
+        else:
+            names = list(axes)
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"axes={names}: expected at least one name, and each once")
+        return cls(
+            group, periodic=periodic, **dict(zip(names, balanced_sizes(group.world_size, len(names)), strict=True))
+        )
 
     def __getattr__(self, name: str) -> Group:
         groups = self.__dict__.get("_groups", {})
@@ -81,6 +113,58 @@ class Mesh:
             raise ValueError(f"places={sorted(places)}: expected axes of the mesh, {', '.join(self.axes)}")
         return rank
 
+    def shift(self, axis: str, by: int = 1) -> tuple[int | None, int | None]:
+        """(source, destination) for data that moves `by` places along an axis, as with MPI_Cart_shift.
+
+        Both are ranks of the mesh's group, or None, the null rank, beyond the edge of an axis that is not periodic.
+
+        >>> with rw.Mesh(group, columns=2) as mesh:
+        ...     source, destination = mesh.shift("columns", +1)
+        ...     (source, destination) == ((None, 1) if group.rank == 0 else (0, None))
+        True
+        """
+        before, after = self._neighbours(axis, integer(by, "by"))
+        return tuple(None if place is None else self.rank_at(**{axis: place}) for place in (before, after))  # type: ignore[return-value]  # two
+
+    def exchange_halo(
+        self, x: Any, axis: str, width: int = 1, *, dimension: int | None = None, async_op: bool = False
+    ) -> Any:
+        """Fill the ghost cells of `x` from the neighbours along `axis`, in place; returns x.
+
+        x: this rank's part of a grid, a NumPy array or tensor with any strides. Along its `dimension`, the first and
+        the last `width` layers are ghost cells. They receive copies of the neighbours' layers that adjoin the
+        neighbours' own ghost cells. dimension: by default the number of the axis, 0 for the mesh's first. At the edge
+        of an axis that is not periodic, the ghost cells stay as they are. Along a periodic axis of one rank, the rank
+        is its own neighbour.
+
+        Whole layers are exchanged, including the ghost cells of the other dimensions, so exchanges along one axis
+        after another also fill the corners. Every rank along the axis calls it with the same width, dtype, dimension
+        and lengths of the other dimensions, or all of them raise MismatchError. The length along the axis may differ;
+        if it is less than three times the width on any rank, all of them raise ValueError. With async_op=True, the
+        Work's result is x. The messages use the group of the axis, with the tags 1022 and 1023.
+
+        >>> x = np.array([-1, group.rank, group.rank, -1])
+        >>> with rw.Mesh(group, columns=2) as mesh:
+        ...     mesh.exchange_halo(x, "columns").tolist() == ([-1, 0, 0, 1] if group.rank == 0 else [0, 1, 1, -1])
+        True
+        """
+        before, after = self._neighbours(axis, 1)
+        along = list(self.axes).index(axis) if dimension is None else dimension
+        return halo.exchange(self._groups[axis,], before, after, x, width, along, async_op)
+
+    def _neighbours(self, axis: str, by: int) -> tuple[int | None, int | None]:
+        """The coordinates of the ranks `by` places before and after this one along an axis; None beyond an edge."""
+        if axis not in self.axes:
+            raise ValueError(f"axis={axis!r}: expected an axis of the mesh, {', '.join(self.axes)}")
+        size, here = self.axes[axis], self.coordinates[axis]
+
+        def at(place: int) -> int | None:
+            if axis in self.periodic:
+                return place % size
+            return place if 0 <= place < size else None
+
+        return at(here - by), at(here + by)
+
     def close(self) -> None:
         """Close the groups of the axes. May be repeated."""
         for part in self._groups.values():
@@ -101,7 +185,7 @@ def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:
         raise ValueError("axes: expected at least one, such as dp=2, got none")
     sizes = {name: integer(size, name) for name, size in axes.items()}
     for name, size in sizes.items():
-        if hasattr(Mesh, name) or name in ("group", "axes", "coordinates") or name.startswith("_"):
+        if hasattr(Mesh, name) or name in ("group", "axes", "coordinates", "periodic") or name.startswith("_"):
             raise ValueError(f"axes={name!r}: expected another name, this is an attribute of every mesh")
         if size < 1 and size != -1:
             raise ValueError(f"{name}={size}: expected a size of at least 1, or -1 to compute it")
@@ -115,6 +199,33 @@ def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:
         given = ", ".join(f"{name}={size}" for name, size in axes.items())
         raise ValueError(f"{given}: expected sizes whose product is the group's {ranks} ranks")
     return sizes
+
+
+def _periodic(given: bool | str | Iterable[str], axes: dict[str, int]) -> tuple[str, ...]:
+    """The names of the periodic axes."""
+    if isinstance(given, bool):
+        return tuple(axes) if given else ()
+    names = [given] if isinstance(given, str) else list(given)
+    for name in names:
+        if name not in axes:
+            raise ValueError(f"periodic={name!r}: expected axes of the mesh, {', '.join(axes)}, or a bool")
+    return tuple(name for name in axes if name in names)
+
+
+def balanced_sizes(ranks: int, axes: int) -> list[int]:
+    """Sizes with the product `ranks`, the largest first, of which the largest and the smallest differ least."""
+
+    def splits(left: int, count: int, most: int) -> Iterable[list[int]]:
+        if count == 1:
+            if left <= most:
+                yield [left]
+            return
+        for size in range(min(left, most), 0, -1):
+            if left % size == 0 and size**count >= left:
+                for rest in splits(left // size, count - 1, size):
+                    yield [size, *rest]
+
+    return min(splits(ranks, axes, ranks), key=lambda sizes: (sizes[0] - sizes[-1], sizes))
 
 
 def _places(axes: dict[str, int], rank: int) -> list[int]:

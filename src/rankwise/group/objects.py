@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rankwise.contract.types import DType
-from rankwise.group import codec
 from rankwise.group.base import GroupBase
 from rankwise.group.codec import Bytes
-
-PLAIN, PICKLE = 0, 1
-
-
-@dataclass(frozen=True)
-class Packed:
-    """An encoded object: the kind of its encoding, and its parts."""
-
-    kind: int
-    parts: list[Bytes]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [part.size for part in self.parts]
+from rankwise.group.packing import Packed, pack, unpack
 
 
 class ObjectCollectives(GroupBase):
     """Operations on Python objects.
 
-    Plain data is None, bool, numbers, str, bytes, lists, tuples, dicts, sets and NumPy arrays, in any
-    nesting. Its encoding can only be decoded to such data, whoever sent it. Any other object needs
-    allow_pickle=True on all ranks: unpickling runs code that the sender chose, so the ranks must trust
-    each other. An object that cannot be sent raises TypeError before anything is sent. Large arrays are
-    not copied into the encoding, but sent directly.
+    Plain data is None, bool, numbers, str, bytes, lists, tuples, dicts, sets, NumPy arrays and torch tensors,
+    in any nesting. A tensor arrives in host memory with the same dtype, and does not require grad. The encoding
+    can only be decoded to plain data, whoever sent it. Any other object needs allow_pickle=True on all ranks:
+    unpickling runs code that the sender chose, so the ranks must trust each other. An object that cannot be
+    sent raises TypeError before anything is sent. Large arrays are not copied into the encoding, but sent
+    directly.
 
     With async_op=True an object is encoded once to check it, and again when the operation runs, so that
     it contains the data that earlier work on streams has stored in it.
@@ -185,36 +170,6 @@ class ObjectCollectives(GroupBase):
 
 
 _NOTHING: Bytes = np.empty(0, np.uint8)
-
-
-def pack(obj: Any, allow_pickle: bool) -> Packed:
-    """Encode an object. Raises TypeError if it is not plain data and may not, or cannot, be pickled."""
-    try:
-        return Packed(PLAIN, codec.encode(obj))
-    except (TypeError, ValueError):
-        if not allow_pickle:
-            raise
-    buffers: list[Bytes] = []
-
-    def keep_out(buffer: pickle.PickleBuffer) -> bool:
-        """Whether the pickle itself should contain the buffer."""
-        memory = buffer.raw()
-        if memory.nbytes < codec.INLINE:
-            return True
-        buffers.append(np.frombuffer(memory, np.uint8))
-        return False
-
-    stream = pickle.dumps(obj, 5, buffer_callback=keep_out)
-    return Packed(PICKLE, [np.frombuffer(stream, np.uint8), *buffers])
-
-
-def unpack(packed: Packed, allow_pickle: bool, rank: int) -> Any:
-    """Decode an object from `rank`. Raises TypeError for a pickle that is not allowed, and ValueError if invalid."""
-    if packed.kind == PLAIN:
-        return codec.decode(packed.parts)
-    if not allow_pickle:
-        raise TypeError(f"rank {rank} sent a pickle; pass allow_pickle=True here too if that rank may be trusted")
-    return pickle.loads(packed.parts[0].data, buffers=packed.parts[1:])
 
 
 def _share_out(memory: Bytes, counts: list[int], sizes: list[list[int]], number: int, parts: list[list[Bytes]]) -> None:

@@ -1,33 +1,42 @@
-"""Point-to-point messages."""
+"""Point-to-point messages between arrays whose size and dtype both ranks know."""
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer
-from rankwise.arrays.buffers import source
+from rankwise.arrays.buffers import source, target
 from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import UnsupportedError
-from rankwise.contract.work import Work
-from rankwise.group.base import GroupBase, integer, nothing
+from rankwise.contract.work import Completed, Work
+from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.work import ArrayWork, Pending, Several
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
 
-MAX_TAG = 2**31 - 1
-
 
 class ReceiveWork(ArrayWork[T]):
-    """irecv's Work. Once it is complete, `source` and `tag` describe the message; before that they are None."""
+    """irecv's Work. Once it is complete, `source` and `tag` describe the message; before that they are None.
+
+    Both stay None for the null rank.
+    """
 
     def __init__(
-        self, inner: Work[None], finish: Callable[[], T], pending: Pending, keep: object, source: int, tag: int
+        self,
+        inner: Work[None],
+        finish: Callable[[], T],
+        pending: Pending,
+        keep: object,
+        source: int | None,
+        tag: int | None,
     ) -> None:
         self._source, self._tag = source, tag
         super().__init__(inner, finish, pending, keep)
@@ -40,17 +49,22 @@ class ReceiveWork(ArrayWork[T]):
     def tag(self) -> int | None:
         return self._of_message("tag", self._tag)
 
-    def _of_message(self, name: str, wanted: int) -> int | None:
+    def _of_message(self, name: str, wanted: int | None) -> int | None:
         if self._finish is not None or self.error is not None:
             return None
-        found: int = getattr(self._inner, name) if wanted == ANY else wanted
+        found: int | None = getattr(self._inner, name) if wanted == ANY else wanted
         return found
 
 
 class PointToPoint(GroupBase):
-    """send, recv and related operations. Messages match by (sender, tag), in the order sent."""
+    """send, recv and related operations. Messages match by (sender, tag), in the order sent.
 
-    def send(self, x: Any, dst: int, tag: int = 0) -> None:
+    As src or dst, None is the null rank, like MPI_PROC_NULL: the operation is complete at once, and nothing is sent or
+    received. So a rank at the edge of a grid needs no special case. A receive with rw.ANY as src or tag matches a
+    message from any rank or with any tag.
+    """
+
+    def send(self, x: Any, dst: int | None, tag: int = 0) -> None:
         """Send `x` to rank `dst`; x may be changed after the call returns. A rank may send to itself.
 
         >>> if group.rank == 0:
@@ -63,17 +77,17 @@ class PointToPoint(GroupBase):
 
     @overload
     def recv(
-        self, x: np.ndarray[Any, D], src: int | None, tag: int | None = 0, *, dtype: Any = None
+        self, x: np.ndarray[Any, D], src: int | None, tag: int = 0, *, dtype: Any = None
     ) -> np.ndarray[Any, D]: ...
     @overload
-    def recv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> Any: ...
-    def recv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> Any:
+    def recv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> Any: ...
+    def recv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> Any:
         """Receive from rank `src` into the array `x` and return it.
 
         x may also be a shape, a tuple of ints, for a new array of `dtype` (by default float64; a torch
-        dtype gives a tensor). The message must have that many elements of that dtype. With src or tag
-        None, the first message from any rank or with any tag is received; the Work of `irecv` has its
-        source and tag, and `probe` reports them in advance.
+        dtype gives a tensor). The message must have that many elements of that dtype; `recv_any` receives
+        one of unknown length. src and tag may be rw.ANY; the Work of `irecv` then has the message's source
+        and tag. From the null rank, the array x is returned unchanged, and for a shape a new array of zeros.
 
         >>> sending = group.isend(np.full(2, group.rank), dst=1 - group.rank)
         >>> group.recv(np.empty(2, int), src=1 - group.rank).tolist() == [1 - group.rank] * 2
@@ -84,7 +98,7 @@ class PointToPoint(GroupBase):
             return x
         return self.irecv(x, src, tag, dtype=dtype).wait()
 
-    def isend(self, x: Any, dst: int, tag: int = 0) -> Work[None]:
+    def isend(self, x: Any, dst: int | None, tag: int = 0) -> Work[None]:
         """Start to send `x`, with its present content, to rank `dst`. x must not change before the Work is done.
 
         >>> sending = group.isend(np.ones(3), dst=group.rank, tag=5)  # to oneself
@@ -93,41 +107,71 @@ class PointToPoint(GroupBase):
         >>> sending.wait()
         """
         buffer = source(x)
-        dst, tag = self._rank(dst, "dst"), _tag(tag)
+        to, tag = self._destination(dst), check_tag(tag)
         self._check_memory(buffer)
+        if to is None:
+            return Completed()
         self._pack(buffer)
-        inner = self.comm.send(buffer.ptr, buffer.count, buffer.dtype, dst, tag)
+        inner = self.comm.send(buffer.ptr, buffer.count, buffer.dtype, to, tag)
         return ArrayWork(inner, nothing, self._pending, (self, buffer))
 
     @overload
     def irecv(
-        self, x: np.ndarray[Any, D], src: int | None, tag: int | None = 0, *, dtype: Any = None
+        self, x: np.ndarray[Any, D], src: int | None, tag: int = 0, *, dtype: Any = None
     ) -> ReceiveWork[np.ndarray[Any, D]]: ...
     @overload
-    def irecv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> ReceiveWork[Any]: ...
-    def irecv(self, x: Any, src: int | None, tag: int | None = 0, *, dtype: Any = None) -> ReceiveWork[Any]:
+    def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> ReceiveWork[Any]: ...
+    def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> ReceiveWork[Any]:
         """Start to receive, as `recv` does. The Work's result is the array; its `source` and `tag` are the message's.
 
         x holds the message once the Work is done. If the Work was dropped, x holds the message after the
         next blocking `barrier` or after `close`, provided that the message had arrived.
 
         >>> sending = group.isend(np.full(2, 7.0), dst=group.rank, tag=3)
-        >>> work = group.irecv((2,), src=None, tag=None)
+        >>> work = group.irecv((2,), src=rw.ANY, tag=rw.ANY)
         >>> work.wait().tolist(), work.source == group.rank, work.tag
         ([7.0, 7.0], True, 3)
         """
-        buffer = buffers.receiver(x, dtype)
-        wanted, tag = self._source(src), ANY if tag is None else _tag(tag)
-        self._check_any(wanted, tag)
-        self._check_memory(buffer)
+        buffer, wanted, number = self._incoming(x, src, tag, dtype)
+        if wanted is None:
+            return ReceiveWork(Completed(), partial(_unreceived, buffer, x), self._pending, self, None, None)
         self._order(buffer)
-        inner = self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, wanted, tag)
-        return ReceiveWork(inner, buffer.finish, self._pending, self, wanted, tag)
+        inner = self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, wanted, number)
+        return ReceiveWork(inner, buffer.finish, self._pending, self, wanted, number)
 
-    def probe(self, src: int | None = None, tag: int | None = None, *, timeout: float = 0.0) -> Message | None:
-        """The first message from `src` with `tag` (None: any) that has arrived and has not been received yet.
+    def sendrecv(
+        self, x: Any, dst: int | None, src: int | None, *, out: Any = None, tag: int = 0, async_op: bool = False
+    ) -> Any:
+        """Send `x` to rank `dst` and receive from rank `src` at the same time, so that no order can deadlock.
 
-        Returns Message(source, tag, count, dtype), or None if no message arrives within `timeout` seconds.
+        Returns what was received: a new array like x, or `out`, an array of any shape and dtype. With out=x
+        the array is exchanged in place. Both messages have the same tag. src may be rw.ANY. If dst is None,
+        nothing is sent; if src is None, nothing is received, and `out` or a new array of zeros is returned.
+
+        >>> group.sendrecv(np.full(2, group.rank), 1 - group.rank, 1 - group.rank).tolist() == [1 - group.rank] * 2
+        True
+        """
+        given, to, number = self._outgoing(x, dst, tag)
+        if out is not None:
+            into = buffers.writable(out)
+        elif isinstance(x, (int, float, complex, np.generic)):
+            into = target(x)  # its result is a number
+        else:
+            into = given.kind.empty(given.shape, given.dtype)
+        wanted = self._source(src)
+        self._check_receive(into, wanted, number)
+        if given.device is None and given.overlaps(into):  # from a device, a copy on the host is sent
+            room = buffers.scratch(given.shape, given.dtype)
+            ctypes.memmove(room.ptr, given.ptr, given.nbytes)
+            given = room
+        return self._exchange([(given, to, number)], [(into, out, wanted, number)], lambda got: got[0], async_op)
+
+    def probe(self, src: int | None = ANY, tag: int = ANY, *, timeout: float = 0.0) -> Message | None:
+        """The first message from `src` with `tag` that has arrived and has not been received yet.
+
+        Returns Message(source, tag, count, dtype), or None if no message arrives within `timeout` seconds; from
+        the null rank, None at once. Another thread may receive the message before this one does; `recv_any` finds
+        and receives a message in one step.
 
         >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
         >>> message = group.probe(src=group.rank, timeout=10)
@@ -136,10 +180,12 @@ class PointToPoint(GroupBase):
         >>> group.recv((message.count,), message.source, message.tag, dtype=message.dtype).tolist()
         [0, 1, 2, 3, 4]
         """
-        wanted, label = self._source(src), ANY if tag is None else _tag(tag)
+        wanted, number = self._source(src), label(tag)
+        if wanted is None:
+            return None
         end = time.monotonic() + timeout
         pause = 20e-6
-        while (found := self.comm.probe(wanted, label)) is None and time.monotonic() < end:
+        while (found := self._receives.probe(wanted, number)) is None and time.monotonic() < end:
             time.sleep(pause)
             pause = min(2 * pause, 1e-3)
         return found
@@ -151,46 +197,66 @@ class PointToPoint(GroupBase):
 
         sends: for each message the arguments of `send`, (x, dst) or (x, dst, tag). recvs: for each the
         arguments of `recv`, (x, src), (x, src, tag) or (x, src, tag, dtype). All are checked before the
-        first is started, and all are started before any is awaited, so that no order can deadlock.
+        first is started, and all are started before any is awaited, so that no order can deadlock. Messages
+        to and from the null rank, None, are left out; the result of such a receive is as in `recv`.
 
         >>> other = 1 - group.rank
         >>> group.batch([(np.ones(2), other), (np.zeros(3), other)], [((2,), other), ((3,), other)])
         [array([1., 1.]), array([0., 0., 0.])]
         """
         outgoing = [self._outgoing(*each) for each in sends]
-        incoming = [self._incoming(*each) for each in recvs]
-        for buffer, _, _ in outgoing:
-            self._pack(buffer)
-        for buffer, _, _ in incoming:
-            self._order(buffer)
-        works = [self.comm.recv(b.ptr, b.count, b.dtype, src, tag) for b, src, tag in incoming]
-        works += [self.comm.send(b.ptr, b.count, b.dtype, dst, tag) for b, dst, tag in outgoing]
-        work: Work[list[Any]] = ArrayWork(
-            Several(works), lambda: [into.finish() for into, _, _ in incoming], self._pending, (self, outgoing)
-        )
+        incoming = []
+        for each in recvs:
+            buffer, wanted, number = self._incoming(*each)
+            incoming.append((buffer, each[0], wanted, number))
+        return self._exchange(outgoing, incoming, list, async_op)
+
+    def _exchange(
+        self,
+        outgoing: list[tuple[Buffer, int | None, int]],
+        incoming: list[tuple[Buffer, Any, int | None, int]],
+        result: Callable[[list[Any]], Any],
+        async_op: bool,
+    ) -> Any:
+        """Start all receives and sends. incoming: for each, its memory, the caller's x, the source and the tag."""
+        for buffer, to, _ in outgoing:
+            if to is not None:
+                self._pack(buffer)
+        works = []
+        for into, _, src, tag in incoming:
+            if src is not None:
+                self._order(into)
+                works.append(self.comm.recv(into.ptr, into.count, into.dtype, src, tag))
+        works += [self.comm.send(b.ptr, b.count, b.dtype, to, tag) for b, to, tag in outgoing if to is not None]
+
+        def finish() -> Any:
+            return result([_unreceived(b, x) if src is None else b.finish() for b, x, src, _ in incoming])
+
+        work: Work[Any] = ArrayWork(Several(works), finish, self._pending, (self, outgoing))
         return work if async_op else work.wait()
 
-    def _outgoing(self, x: Any, dst: int, tag: int = 0) -> tuple[Buffer, int, int]:
+    def _outgoing(self, x: Any, dst: int | None, tag: int = 0) -> tuple[Buffer, int | None, int]:
         buffer = source(x)
         self._check_memory(buffer)
-        return buffer, self._rank(dst, "dst"), _tag(tag)
+        return buffer, self._destination(dst), check_tag(tag)
 
-    def _incoming(self, x: Any, src: int | None, tag: int | None = 0, dtype: Any = None) -> tuple[Buffer, int, int]:
-        buffer, wanted, label = buffers.receiver(x, dtype), self._source(src), ANY if tag is None else _tag(tag)
-        self._check_any(wanted, label)
-        self._check_memory(buffer)
-        return buffer, wanted, label
+    def _incoming(self, x: Any, src: int | None, tag: int = 0, dtype: Any = None) -> tuple[Buffer, int | None, int]:
+        buffer, wanted, number = buffers.receiver(x, dtype), self._source(src), label(tag)
+        self._check_receive(buffer, wanted, number)
+        return buffer, wanted, number
 
-    def _source(self, src: int | None) -> int:
-        return ANY if src is None else self._rank(src, "src")
-
-    def _check_any(self, src: int, tag: int) -> None:
-        if ANY in (src, tag) and not self.comm.any_source:
+    def _check_receive(self, buffer: Buffer, src: int | None, tag: int) -> None:
+        if src is not None and ANY in (src, tag) and not self.comm.any_source:
             raise UnsupportedError("recv from any rank or with any tag", type(self.comm).__name__)
+        self._check_memory(buffer)
 
 
-def _tag(value: int) -> int:
-    tag = integer(value, "tag")
-    if not 0 <= tag <= MAX_TAG:
-        raise ValueError(f"tag={tag}: expected 0 to {MAX_TAG}")
-    return tag
+def _unreceived(buffer: Buffer, given: Any) -> Any:
+    """The result of a receive from the null rank: the caller's array as it is, or zeros in a new array."""
+    if given is not None and not isinstance(given, (tuple, list, int, np.integer)):
+        return given
+    if buffer.device is None:
+        ctypes.memset(buffer.ptr, 0, buffer.nbytes)
+    else:
+        buffer.array[...] = 0
+    return buffer.finish()

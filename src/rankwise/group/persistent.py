@@ -8,17 +8,34 @@ from typing import Any
 
 from rankwise.arrays import ops
 from rankwise.arrays.base import Buffer
-from rankwise.arrays.buffers import target
+from rankwise.arrays.buffers import source, target
 from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Op
-from rankwise.group.base import GroupBase
+from rankwise.contract.communicator import ANY
+from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.work import Completed, Work
+from rankwise.group.base import GroupBase, check_tag, label, nothing
+from rankwise.group.work import ArrayWork
+
+
+class MessagePlan:
+    """A send or receive that was checked once. `plan()` returns when it is complete, `plan.start()` returns a Work."""
+
+    def __init__(self, start: Callable[[], Work[None]], now: Callable[[], bool]) -> None:
+        """now: sends or receives in one call and returns True, or does nothing and returns False."""
+        self.start = start
+        self._now = now
+
+    def __call__(self) -> None:
+        if not self._now():
+            self.start().wait()
 
 
 class PersistentOperations(GroupBase):
     """A plan is a function without arguments that runs one operation on one array and returns None.
 
-    It keeps the group and the array alive; the array must be contiguous and writable. Every rank calls a
-    plan for the same operation. Calls of plans and other operations may be mixed.
+    It keeps the group and the array alive. The array must be contiguous and, except for a send, writable. Every
+    rank calls a plan for the same collective. Calls of plans and other operations may be mixed.
     """
 
     def all_reduce_plan(self, x: Any, op: Op = "sum") -> Callable[[], None]:
@@ -48,6 +65,58 @@ class PersistentOperations(GroupBase):
         buffer = _lasting(x)
         return self._plan(buffer, "broadcast", buffer.ptr, buffer.count, buffer.dtype, self._rank(src, "src"))
 
+    def send_plan(self, x: Any, dst: int | None, tag: int = 0) -> MessagePlan:
+        """A send of `x` to rank `dst` in a loop: plan() sends the present content of x, plan.start() returns a Work.
+
+        The receiver may use `recv_plan`, `recv` or any other receive. If dst is None, plan() does nothing. x must not
+        change between start() and the completion of its Work.
+
+        >>> x = np.zeros(2)
+        >>> sends, receives = group.send_plan(x, 1 - group.rank), group.recv_plan(np.empty(2), 1 - group.rank)
+        >>> for step in range(3):
+        ...     x[...] = step
+        ...     sending = sends.start()
+        ...     receives()
+        ...     sending.wait()
+        """
+        buffer = source(x)
+        if buffer.packed or not buffer.in_place:
+            raise ValueError(f"x: expected a contiguous array that a plan can keep, got {type(x).__name__}")
+        return self._message_plan(buffer, "send", self._send_array, self._destination(dst), check_tag(tag))
+
+    def recv_plan(self, x: Any, src: int | None, tag: int = 0) -> MessagePlan:
+        """A receive from rank `src` into `x` in a loop: plan() returns when x holds the next message.
+
+        plan.start() returns a Work. src and tag may be rw.ANY. If src is None, plan() does nothing.
+
+        >>> x = np.zeros(1)
+        >>> plan = group.recv_plan(x, group.rank)
+        >>> for step in range(3):
+        ...     group.isend(np.full(1, 2.0 * step), group.rank).wait()
+        ...     plan()
+        >>> x.tolist()
+        [4.0]
+        """
+        buffer, wanted, number = _lasting(x), self._source(src), label(tag)
+        if wanted is not None and ANY in (wanted, number) and not self.comm.any_source:
+            raise UnsupportedError("recv from any rank or with any tag", type(self.comm).__name__)
+        return self._message_plan(buffer, "recv", self._recv_array, wanted, number)
+
+    def _message_plan(
+        self, buffer: Buffer, operation: str, now: Callable[[Any, Any, Any], bool], peer: int | None, tag: int
+    ) -> MessagePlan:
+        self._check_memory(buffer)
+        if peer is None:
+            return MessagePlan(Completed, lambda: True)
+        begin = partial(getattr(self.comm, operation), buffer.ptr, buffer.count, buffer.dtype, peer, tag)
+        finish = nothing if operation == "send" else partial(_finish, buffer)
+
+        def start() -> Work[None]:
+            self._order(buffer)
+            return ArrayWork(begin(), finish, self._pending, (self, buffer))
+
+        return MessagePlan(start, partial(now, buffer.given, peer, tag))
+
     def _plan(self, buffer: Buffer, operation: str, *args: int) -> Callable[[], None]:
         self._check_memory(buffer)
         plan = self.comm.plan(operation, *args)
@@ -69,6 +138,10 @@ def _lasting(x: Any) -> Buffer:
     if not buffer.in_place:
         raise ValueError(f"x: expected a contiguous, writable array that a plan can keep, got {type(x).__name__}")
     return buffer
+
+
+def _finish(buffer: Buffer) -> None:
+    buffer.finish()
 
 
 def _then(first: Callable[[], None], second: Callable[[], object]) -> None:

@@ -1,6 +1,6 @@
 """Streams and events: functions of the program that run concurrently with it and with its communication.
 
-compute = rw.Stream()
+compute = rw.overlap.Stream()
 compute.submit(backward)                  # runs on the stream's thread
 group.stream.wait_stream(compute)         # later operations of the group wait for it
 group.all_reduce(x, async_op=True)
@@ -44,8 +44,8 @@ class Event:
     can never complete if its stream is closed before reaching it, or belongs to a group that has failed
     by then; work that waits for it is then dropped and fails for that reason.
 
-    >>> ready = rw.Event()
-    >>> with rw.Stream() as compute:
+    >>> ready = rw.overlap.Event()
+    >>> with rw.overlap.Stream() as compute:
     ...     work = compute.submit(lambda: 6 * 7)
     ...     ready.record(compute)
     ...     ready.synchronize()
@@ -167,7 +167,7 @@ class Stream:
 
     name: shown in messages.
 
-    >>> with rw.Stream() as compute:
+    >>> with rw.overlap.Stream() as compute:
     ...     works = [compute.submit(pow, 2, exponent) for exponent in range(4)]
     ...     compute.synchronize()
     ...     [work.wait() for work in works]
@@ -253,7 +253,7 @@ class GroupStream:
     `wait_event` and `wait_stream` block the caller, and events are complete at once.
 
     >>> x = np.ones(3)
-    >>> with rw.Stream() as compute:
+    >>> with rw.overlap.Stream() as compute:
     ...     work = compute.submit(np.multiply, x, 2, out=x)
     ...     group.stream.wait_stream(compute)
     ...     reducing = group.all_reduce(x, async_op=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import pwd
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankwise._native import RankState, SegmentView
+from rankwise.contract.signals import signal_name
 
 _NAME = "/memfd:rankwise "  # the kernel appends "(deleted)"
 
@@ -23,7 +23,9 @@ class RankView:
     """The state of one rank at one moment.
 
     how: "alive", "stopped" (by a signal, or a debugger), "not joined", "left" (its process has closed
-    the group), or how it ended: "SIGKILL", "exit 1". behind: other ranks wait for it.
+    the group), or how it ended: "SIGKILL", "exit 1". behind: other ranks wait for it. restart: 0, or which
+    replacement of its rank its process is: 1, 2, ... cpus: the CPUs that its process may use, "0-3,8"; "" if it has
+    ended.
     """
 
     rank: int
@@ -31,19 +33,21 @@ class RankView:
     how: str
     state: RankState
     behind: bool
+    restart: int
+    cpus: str
 
 
 @dataclass
 class RunningJob:
-    """A job: its segment, and the processes that hold it open, {pid in the job's own namespace: pid here}."""
+    """A job: its segment, and the processes that hold it open, {(PID namespace, pid there): pid here}."""
 
     view: SegmentView
-    holders: dict[int, int] = field(default_factory=dict)
+    holders: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def launcher(self) -> int | None:
         """The pid of the launcher, which also holds the segment; None if there is none."""
-        ranks = {self.view.state(rank).pid for rank in range(self.view.world_size)}
+        ranks = {_inner_pid_of(self.view.state(rank)) for rank in range(self.view.world_size)}
         others = [pid for inner, pid in self.holders.items() if inner not in ranks]
         parents = {parent_of(pid) for inner, pid in self.holders.items() if inner in ranks}
         return next((pid for pid in others if pid in parents or not parents), None)
@@ -59,20 +63,60 @@ class RunningJob:
 
     def ranks(self) -> list[RankView]:
         """Every rank as it is now."""
-        states = [self.view.state(rank) for rank in range(self.view.world_size)]
-        behind = _behind(self.view, states)
-        return [RankView(r, state.pid, self._how(state), state, r in behind) for r, state in enumerate(states)]
+        states = [self.view.state(index) for index in range(self.view.world_size)]
+        first, _ = self._place()
+        behind = _behind(self.view, states, first)
+        views = []
+        for index, state in enumerate(states):
+            process = self.holders.get(_inner_pid_of(state))
+            restart, cpus = _variable(process, "RANKWISE_RESTART"), _cpus(process)
+            views.append(RankView(first + index, state.pid, self._how(state), state, index in behind, restart, cpus))
+        return views
+
+    @property
+    def world_size(self) -> int:
+        """The number of the job's ranks on all hosts."""
+        return self._place()[1]
+
+    def _place(self) -> tuple[int, int]:
+        """The number of this segment's first rank (0 if the job has one node), and the number of the job's ranks."""
+        launcher = self.launcher
+        for pid in self.holders.values():
+            if pid != launcher and _variable(pid, "RANKWISE_LOCAL_WORLD_SIZE") == self.view.world_size:
+                first = _variable(pid, "RANKWISE_RANK") - _variable(pid, "RANKWISE_LOCAL_RANK")
+                return first, _variable(pid, "RANKWISE_WORLD_SIZE")
+        return 0, self.view.world_size
 
     def _how(self, state: RankState) -> str:
         if state.exit_status is not None and (state.exited or state.exit_status):
-            return f"exit {state.exit_status}" if state.exit_status >= 0 else _signal_name(-state.exit_status)
+            return f"exit {state.exit_status}" if state.exit_status >= 0 else signal_name(-state.exit_status)
         if state.exited:
             return "ended"
         if not state.joined:
             return "not joined"
-        pid = self.holders.get(state.pid)
+        pid = self.holders.get(_inner_pid_of(state))
         letter = _stat(pid)[0] if pid else "X"
         return {"T": "stopped", "t": "stopped", "Z": "ended", "X": "left"}.get(letter, "alive")
+
+
+def _variable(pid: int | None, name: str) -> int:
+    """The number in this environment variable of a rank's process; 0 if it is not set."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    except OSError:  # the process has ended
+        return 0
+    variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    text = variables.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _cpus(pid: int | None) -> str:
+    """The CPUs that this process may use, as the kernel lists them; "" if there is no such process."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:")), "")
 
 
 def running_jobs() -> list[RunningJob]:
@@ -81,7 +125,16 @@ def running_jobs() -> list[RunningJob]:
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             _add_segments(int(entry), found)
-    return sorted(found.values(), key=lambda job: job.view.started)
+    jobs = list(found.values())
+    return sorted((job for job in jobs if not _is_part(job, jobs)), key=lambda job: job.view.started)
+
+
+def _is_part(job: RunningJob, jobs: list[RunningJob]) -> bool:
+    """Whether only ranks of one node made and share this segment. Then the segment of their launcher shows the job."""
+    holders = set(job.holders.values())
+    if not _variable(next(iter(holders), None), "RANKWISE_LOCAL_WORLD_SIZE"):
+        return False
+    return any(holders < set(other.holders.values()) for other in jobs)
 
 
 def jobs_of(pid: int) -> list[RunningJob]:
@@ -110,13 +163,6 @@ def jobs_of(pid: int) -> list[RunningJob]:
             f"process {pid} has no part in a job that runs now: expected a launcher or a rank of rankwise run or shm"
         )
     return jobs
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"  # one of the unnamed real-time signals
 
 
 def parent_of(pid: int) -> int:
@@ -169,15 +215,20 @@ def _descriptors(pid: int) -> Iterator[str]:
             continue
 
 
-def _inner_pid(pid: int) -> int:
-    """The process's own view of its pid, which differs in a container."""
+def _inner_pid(pid: int) -> tuple[int, int]:
+    """The process's PID namespace and its pid there, which in a container differs from the pid here."""
+    namespace = os.stat(f"/proc/{pid}/ns/pid").st_ino
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
-            return int(line.split()[-1])
-    return pid
+            return namespace, int(line.split()[-1])
+    return namespace, pid
 
 
-def _behind(view: SegmentView, states: list[RankState]) -> set[int]:
+def _inner_pid_of(state: RankState) -> tuple[int, int]:
+    return state.pid_namespace, state.pid
+
+
+def _behind(view: SegmentView, states: list[RankState], first: int) -> set[int]:
     """The ranks that others wait for, and that do not themselves wait for another rank.
 
     A rank in operation number s of a group waits for those that have not begun theirs; one in a
@@ -196,7 +247,8 @@ def _behind(view: SegmentView, states: list[RankState]) -> set[int]:
             continue
         if now.peer is not None:
             # In other groups the ranks are numbered differently, and the segment does not say how.
-            waits[rank] = {now.peer} if now.group == 0 and now.peer >= 0 else set()
+            peer = now.peer - first if now.group == 0 and now.peer >= 0 else -1
+            waits[rank] = {peer} if 0 <= peer < len(states) else set()
         else:
             waits[rank] = {r for r, begun in enumerate(last) if begun.get(now.group, now.sequence) < now.sequence}
     awaited = set().union(*waits.values()) if waits else set()

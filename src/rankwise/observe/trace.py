@@ -1,4 +1,13 @@
-"""`rankwise.trace`: spans of the program's own work, for the trace of the job.
+"""`rankwise.trace`: how long the program communicates, and spans of its own work for the trace of the job.
+
+`measure` says how much a block of the program communicates, and how long it waits:
+
+>>> with rw.trace.measure() as m:
+...     group.barrier()
+>>> m.by_operation["barrier"].count
+1
+
+`span` marks the program's own work:
 
 >>> with rw.trace.span("forward"):
 ...     loss = sum(number**2 for number in range(1000))
@@ -18,9 +27,10 @@ import time
 from contextlib import ContextDecorator
 from types import TracebackType
 
-from rankwise.contract.settings import SPANS_MEMFD, Settings
+from rankwise.contract.settings import SPANS_MEMFD, Settings, is_memory
+from rankwise.observe.measure import OperationTotals, measure
 
-__all__ = ["add", "on", "span"]
+__all__ = ["OperationTotals", "add", "measure", "on", "span"]
 
 _MOST = 5_000  # spans buffered in memory
 _LIMIT = 200_000  # spans that a process may record; later ones are dropped
@@ -33,7 +43,11 @@ _pid = 0  # the process for which _fd was determined
 
 
 def on() -> bool:
-    """Whether spans are recorded, because this process is a rank of `rankwise run --trace FILE`."""
+    """Whether spans are recorded, because this process is a rank of `rankwise run --trace FILE`.
+
+    >>> rw.trace.on()
+    False
+    """
     global _fd, _pid
     if _pid != os.getpid():
         with _lock:
@@ -50,6 +64,10 @@ def add(name: str, begin: int, end: int, lane: str = "program") -> None:
 
     lane: the row in which the span is shown. Spans of one lane may be nested. Raises ValueError if the
     span ends before it begins.
+
+    >>> import time
+    >>> begin = time.time_ns()
+    >>> rw.trace.add("forward", begin, time.time_ns(), lane="compute")
     """
     if end < begin:
         raise ValueError(f"end={end}: expected not before begin={begin}")
@@ -107,9 +125,4 @@ def flush() -> None:
 
 def _descriptor() -> int | None:
     fd = Settings.read().trace_fd
-    try:
-        if fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{SPANS_MEMFD} "):
-            return fd
-    except OSError:  # a child of a rank, which inherited the rank's variables but not its descriptors
-        return None
-    return None
+    return fd if is_memory(fd, SPANS_MEMFD) else None

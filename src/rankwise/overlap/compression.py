@@ -18,7 +18,7 @@ class BF16Hook:
     Sums are accumulated in float32 and rounded once. Buckets of other dtypes are sent unchanged. NumPy
     arrays need the package ml_dtypes. op: "mean" or "sum", in place of the reducer's.
 
-    >>> reducer = rw.GradientReducer([np.zeros(3)], group, hook=rw.BF16Hook())
+    >>> reducer = rw.overlap.GradientReducer([np.zeros(3)], group, hook=rw.overlap.BF16Hook())
     >>> reducer.mark_ready(0, np.array([1.0, 1.001, group.rank]))
     >>> reducer.wait_and_unpack()[0].tolist()
     [1.0, 1.0, 0.5]
@@ -49,8 +49,8 @@ class TopKHook:
     al., "Sparsified SGD with Memory", NeurIPS 2018). For float32 and float64 in host memory; other
     buckets are sent unchanged. The result is the mean over the ranks.
 
-    >>> hook = rw.TopKHook(1 / 64)
-    >>> reducer = rw.GradientReducer([np.zeros(64)], group, hook=hook)
+    >>> hook = rw.overlap.TopKHook(1 / 64)
+    >>> reducer = rw.overlap.GradientReducer([np.zeros(64)], group, hook=hook)
     >>> gradient = np.zeros(64)
     >>> gradient[:2] = 3.0, 1.0
     >>> for step in range(2):

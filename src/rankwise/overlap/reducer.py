@@ -30,7 +30,7 @@ class Bucket:
     the bucket's parameters. views: each member's gradient, as a view of flat in the parameter's shape.
     index: the bucket's position in the order of reduction, which is the same on all ranks.
 
-    >>> reducer = rw.GradientReducer([np.zeros(3), np.zeros((2, 2))], group)
+    >>> reducer = rw.overlap.GradientReducer([np.zeros(3), np.zeros((2, 2))], group)
     >>> [bucket] = reducer.buckets
     >>> bucket.members, bucket.flat.shape, bucket.views[1].shape
     ((1, 0), (16,), (2, 2))
@@ -72,7 +72,7 @@ class BucketHook(Protocol):
     >>> def halves(bucket, group):
     ...     half = bucket.flat.astype(np.float16)
     ...     bucket.flat[...] = group.all_reduce(half, "mean")
-    >>> reducer = rw.GradientReducer([np.zeros(3)], group, hook=halves)
+    >>> reducer = rw.overlap.GradientReducer([np.zeros(3)], group, hook=halves)
     >>> reducer.mark_ready(0, np.full(3, 0.5 + group.rank))
     >>> reducer.wait_and_unpack()[0].tolist()
     [1.0, 1.0, 1.0]
@@ -87,7 +87,7 @@ class GradientReducer:
     params: the parameters, NumPy arrays or tensors of any mixture of dtypes; only their shapes and
     dtypes matter. group: by default the group of all ranks. bucket_bytes: the size of a bucket, which
     holds one dtype. op: "mean" or "sum". hook: reduces a bucket in another way, see BucketHook. stream:
-    the `rw.Stream` whose functions compute the gradients, if there is one. async_op: with False the
+    the `rw.overlap.Stream` whose functions compute the gradients, if there is one. async_op: with False the
     thread that marks the last gradient of a bucket reduces the bucket before mark_ready returns. This is
     faster when computation occupies all cores, with buckets of half a core's L2 cache (for example
     1 MiB) and gradients no larger than that: they are reduced while they are in the cache, and no other
@@ -106,7 +106,7 @@ class GradientReducer:
     `mark_ready` does). Any thread may call mark_ready.
 
     >>> weights, bias = np.zeros((2, 3), np.float32), np.zeros(3, np.float32)
-    >>> reducer = rw.GradientReducer([weights, bias], group)
+    >>> reducer = rw.overlap.GradientReducer([weights, bias], group)
     >>> reducer.mark_ready(1, np.full(3, group.rank, np.float32))
     >>> reducer.mark_ready(0, np.ones((2, 3), np.float32))
     >>> [gradient.tolist() for gradient in reducer.wait_and_unpack()]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import PeerLostError
+from rankwise.contract.errors import PeerLostError, UnsupportedError
 from rankwise.group.group import Group
 
 T = TypeVar("T")
@@ -53,9 +54,8 @@ def run_on(group: Group, fn: Callable[[Group], T]) -> Outcome[T]:
     try:
         return Outcome(value=fn(group))
     except BaseException as error:  # noqa: BLE001 - run_ranks raises every error
-        abort = getattr(group.comm, "abort", None)
-        if abort is not None:
-            abort(f"raised {type(error).__name__}")
+        with suppress(UnsupportedError):
+            group.comm.abort(f"it raised {type(error).__name__}")
         return failed(error)
 
 

@@ -15,7 +15,7 @@ def unknown_or_meaningless_op(group: Group) -> None:
     x = np.ones(3)
     refuses(ValueError, group.all_reduce, x, "sun", words=("op", "'sun'", "sum"))
     refuses(ValueError, group.reduce, x, op="", words=("op", "''", "sum"))
-    refuses(ValueError, group.reduce_scatter, x, "SUM", words=("op", "'SUM'", "sum"))
+    refuses(ValueError, group.reduce_scatter, x, "add", words=("op", "'add'", "sum"))
     refuses(TypeError, group.all_reduce, x, 0, words=("op", "0", "int"))
     refuses(TypeError, group.all_reduce, x, None, words=("op", "None"))
     refuses(TypeError, group.all_reduce, np.ones(3, int), "mean", words=("op", "mean", "int64"))

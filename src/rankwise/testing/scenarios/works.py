@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays.ops import premul_sum
+from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.work import Work
 from rankwise.group.group import Group
@@ -101,7 +102,7 @@ def pickles_if_allowed(group: Group) -> None:
 def messages_from_any_rank(group: Group) -> None:
     n, me = group.world_size, group.rank
     if not group.comm.any_source:
-        refuses(UnsupportedError, group.recv, (1,), None)
+        refuses(UnsupportedError, group.recv, (1,), ANY)
         refuses(UnsupportedError, group.probe)
         return
     sending = group.isend(np.full(me, me), 0, 10 + me)
@@ -111,13 +112,47 @@ def messages_from_any_rank(group: Group) -> None:
             message = group.probe(timeout=30.0)
             assert message is not None
             assert message.tag == 10 + message.source
-            work = group.irecv((message.count,), None, message.tag, dtype=message.dtype)
+            work = group.irecv((message.count,), ANY, message.tag, dtype=message.dtype)
             assert work.wait().tolist() == [message.source] * message.source
             assert (work.source, work.tag) == (message.source, message.tag)
             seen.add(message.source)
         assert seen == set(range(n))
     sending.wait()
     group.barrier()
+
+
+def messages_of_unknown_size(group: Group) -> None:
+    n, me = group.world_size, group.rank
+    if not group.comm.any_source:
+        refuses(UnsupportedError, group.recv_any)
+        refuses(UnsupportedError, group.recv_object, 0)
+        return
+    large = np.arange(30_000.0)
+    sending = [group.isend(np.full(1 + 9_000 * me, me), 0, 3), group.isend_object({"from": me, "x": large}, 0, 4)]
+    if me == 0:
+        objects = [group.recv_object(ANY, 4) for _ in range(n)]
+        assert sorted(each["from"] for each in objects) == list(range(n))
+        assert all((each["x"] == large).all() for each in objects)
+        arrays = [group.recv_any(tag=3) for _ in range(n)]
+        assert sorted(each.source for each in arrays if each.source is not None) == list(range(n))
+        for each in arrays:
+            assert each.data.tolist() == [each.source] * (1 + 9_000 * (each.source or 0))
+    for work in sending:
+        work.wait()
+    group.barrier()
+
+
+def exchanges_with_neighbours(group: Group) -> None:
+    n, me = group.world_size, group.rank
+    before, after = (me - 1) % n, (me + 1) % n
+    x = np.full(20_000, me)
+    assert group.sendrecv(x, after, before, out=x) is x
+    assert (x == before).all()
+    edge = group.sendrecv(x, after if me < n - 1 else None, before if me else None)
+    assert (edge == ((before - 1) % n if me else 0)).all()
+    with Mesh(group, line=-1, periodic=True) as mesh:
+        cells = np.array([-1, me, me, -1])
+        assert mesh.exchange_halo(cells, "line").tolist() == [before, me, me, after]
 
 
 def batches_of_messages(group: Group) -> None:
@@ -157,6 +192,8 @@ WORKS = (
     objects_are_sent,
     pickles_if_allowed,
     messages_from_any_rank,
+    messages_of_unknown_size,
+    exchanges_with_neighbours,
     batches_of_messages,
     meshes,
     plans,

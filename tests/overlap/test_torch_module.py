@@ -39,7 +39,7 @@ def train(model: Any, rank: int, n: int, to_none: bool, steps: int = 5) -> list[
 @pytest.mark.parametrize(("to_none", "async_op"), [(True, True), (False, True), (True, False)])
 def test_training_on_two_ranks_is_training_on_one(to_none: bool, async_op: bool) -> None:
     def ranks(group: Group) -> Any:
-        model = rw.data_parallel(network(seed=group.rank), group, bucket_bytes=300, async_op=async_op)
+        model = rw.overlap.data_parallel(network(seed=group.rank), group, bucket_bytes=300, async_op=async_op)
         return train(model, group.rank, group.world_size, to_none)
 
     alone = train(network(seed=0), 0, 1, to_none)
@@ -54,7 +54,7 @@ def test_buffers_and_attributes() -> None:
         torch.manual_seed(group.rank)
         inner = torch.nn.BatchNorm1d(4)
         inner.running_mean.fill_(group.rank + 1)
-        model = rw.data_parallel(inner, group)
+        model = rw.overlap.data_parallel(inner, group)
         assert (inner.running_mean == 1).all()
         assert model.training
         assert list(model.state_dict()) == list(inner.state_dict())
@@ -71,7 +71,7 @@ def test_buffers_and_attributes() -> None:
 
 def test_no_sync_accumulates() -> None:
     def ranks(group: Group) -> None:
-        model = rw.data_parallel(network(0), group)
+        model = rw.overlap.data_parallel(network(0), group)
         alone = network(0)
         rows = [one.chunk(4) for one in batch(0)]
         for again in range(2):
@@ -96,7 +96,7 @@ def test_unused_parameters() -> None:
     def ranks(group: Group) -> None:
         nn = torch.nn
         parts = nn.ModuleList([nn.Linear(2, 1, bias=False) for _ in range(3)])
-        model = rw.data_parallel(parts, group)
+        model = rw.overlap.data_parallel(parts, group)
         for _ in range(2):
             model.zero_grad()
             ((parts[0](torch.ones(1, 2)) if group.rank == 0 else 0) + parts[1](torch.ones(1, 2))).sum().backward()
@@ -113,7 +113,7 @@ def test_one_rank_uses_less_than_the_other(async_op: bool) -> None:
 
     def ranks(group: Group) -> None:
         parts = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(3)])
-        model = rw.data_parallel(parts, group, bucket_bytes=1, async_op=async_op)
+        model = rw.overlap.data_parallel(parts, group, bucket_bytes=1, async_op=async_op)
         for _ in range(2):
             model.zero_grad()
             used = parts if group.rank == 0 else parts[2:]
@@ -127,7 +127,7 @@ def test_frozen_parameters_and_removal() -> None:
     def ranks(group: Group) -> None:
         inner = torch.nn.Linear(2, 2)
         inner.bias.requires_grad_(False)
-        model = rw.data_parallel(inner, group)
+        model = rw.overlap.data_parallel(inner, group)
         assert len(model.reducer.parameters) == 1
         model(torch.full((1, 2), float(group.rank))).sum().backward()
         assert (inner.weight.grad == 0.5).all()
@@ -141,7 +141,7 @@ def test_frozen_parameters_and_removal() -> None:
 
 def test_sparse_gradients_are_refused_by_name() -> None:
     def ranks(group: Any) -> None:
-        model = rw.data_parallel(torch.nn.Embedding(4, 2, sparse=True), group)
+        model = rw.overlap.data_parallel(torch.nn.Embedding(4, 2, sparse=True), group)
         with pytest.raises(TypeError, match=r"^grad: expected a dense tensor, .*sparse_coo; .*sparse=False"):
             model(torch.tensor([group.rank])).sum().backward()
 

@@ -22,7 +22,7 @@ class DataParallel:
     ...). module: the wrapped module. reducer: the GradientReducer of its gradients.
 
     >>> import torch
-    >>> model = rw.data_parallel(torch.nn.Linear(2, 1, bias=False), group)
+    >>> model = rw.overlap.data_parallel(torch.nn.Linear(2, 1, bias=False), group)
     >>> with model.no_sync():
     ...     model(torch.ones(1, 2)).sum().backward()
     >>> model(torch.ones(1, 2) * group.rank).sum().backward()
@@ -139,7 +139,7 @@ def data_parallel(
     GradientReducer.
 
     >>> import torch
-    >>> model = rw.data_parallel(torch.nn.Linear(3, 1), group)
+    >>> model = rw.overlap.data_parallel(torch.nn.Linear(3, 1), group)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> model(torch.full((1, 3), float(group.rank))).sum().backward()
     >>> model.weight.grad.tolist(), model.bias.grad.tolist()

@@ -1,0 +1,232 @@
+"""The errors for names that other libraries use: each says what rankwise calls the same thing.
+
+There is one table for groups, one for the module, and one for keywords.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+_FIRST = "group = rw.init()"
+
+GROUP: dict[str, str] = {
+    # numbers and texts of the group
+    "size": "use group.world_size",
+    "get_size": "use group.world_size",
+    "get_world_size": "use group.world_size",
+    "n_ranks": "use group.world_size",
+    "get_rank": "use group.rank",
+    "get_group_rank": "use group.rank",
+    "get_global_rank": "use group.ranks[rank]",
+    "get_process_group_ranks": "use group.ranks",
+    "get_backend": "use group.backend",
+    "get_name": "use group.name",
+    # collectives
+    "bcast": "use broadcast(x, src=0)",
+    "ibcast": "use broadcast(x, src=0, async_op=True)",
+    "iallreduce": 'use all_reduce(x, op="sum", async_op=True)',
+    "iallgather": "use all_gather(x, async_op=True)",
+    "ialltoall": "use all_to_all(x, async_op=True)",
+    "ireduce": "use reduce(x, dst=0, async_op=True)",
+    "igather": "use gather(x, dst=0, async_op=True)",
+    "iscatter": "use scatter(x, src=0, async_op=True)",
+    "ibarrier": "use barrier(async_op=True)",
+    "monitored_barrier": "use barrier(), whose CollectiveTimeout names the ranks that are missing",
+    "all_gather_into_tensor": "use all_gather(x, out=out), where out has the shape (world_size, *x.shape)",
+    "all_gather_base": "use all_gather(x, out=out), where out has the shape (world_size, *x.shape)",
+    "reduce_scatter_tensor": "use reduce_scatter(x, out=out)",
+    "reduce_scatter_block": "use reduce_scatter(x)",
+    "all_to_all_single": "use all_to_all(x, out=out), or all_to_all_v(x, counts)",
+    "alltoallw": "use all_to_all_v(x, counts)",
+    "scatter_object_list": "use scatter_object(objs, src=0), which returns this rank's object",
+    "broadcast_object_list": "use broadcast_object(obj, src=0), which returns the object",
+    "bcast_object": "use broadcast_object(obj, src=0)",
+    "gather_all_object": "use all_gather_object(obj)",
+    # messages
+    "ssend": "use send(x, dst)",
+    "bsend": "use isend(x, dst)",
+    "rsend": "use send(x, dst)",
+    "issend": "use isend(x, dst)",
+    "sendrecv_replace": "use sendrecv(x, dst, src, out=x)",
+    "send_init": "use send_plan(x, dst)",
+    "recv_init": "use recv_plan(x, src)",
+    "iprobe": "use probe(src, tag)",
+    "mprobe": "use probe(src, tag)",
+    "batch_isend_irecv": "use batch(sends, recvs)",
+    "wait_all": "use rw.wait_all(works)",
+    "wait_any": "use rw.wait_any(works)",
+    # groups
+    "new_group": "use subgroup(ranks)",
+    "create": "use subgroup(ranks)",
+    "create_group": "use subgroup(ranks)",
+    "split_group": "use split(color, key=0), or subgroup(ranks)",
+    "new_subgroups": "use split(color, key=0)",
+    "clone": "use dup()",
+    "duplicate": "use dup()",
+    "create_cart": "use rw.Mesh(group, rows=2, columns=-1)",
+    "free": "use close()",
+    "destroy": "use close()",
+    "disconnect": "use close()",
+    "finalize": "use close()",
+    "shutdown": "use close()",
+    "allreduce_init": "use all_reduce_plan(x)",
+    "bcast_init": "use broadcast_plan(x)",
+}
+"""By the name in snake_case. `guesses` adds the other spellings, and those of the group's own operations."""
+
+MODULE: dict[str, str] = {
+    "mpi": f"there is no such module: the group that `{_FIRST}` returns corresponds to MPI.COMM_WORLD",
+    "commworld": f"`{_FIRST}` returns the group of all ranks",
+    "world": f"`{_FIRST}` returns the group of all ranks",
+    "group": f"`{_FIRST}` returns the group of all ranks",
+    "initprocessgroup": f"use init(): `{_FIRST}`",
+    "initialize": f"use init(): `{_FIRST}`",
+    "getdefaultgroup": f"use init(): `{_FIRST}` returns the same group again",
+    "isinitialized": f"it is not needed: `{_FIRST}` returns the same group again",
+    "isavailable": "it is not needed: rankwise is always available",
+    "destroyprocessgroup": "use close()",
+    "rank": f"after `{_FIRST}`, use group.rank",
+    "getrank": f"after `{_FIRST}`, use group.rank",
+    "localrank": "the launcher sets the environment variable LOCAL_RANK",
+    "worldsize": f"after `{_FIRST}`, use group.world_size",
+    "size": f"after `{_FIRST}`, use group.world_size",
+    "getsize": f"after `{_FIRST}`, use group.world_size",
+    "getworldsize": f"after `{_FIRST}`, use group.world_size",
+    "getbackend": f"after `{_FIRST}`, use group.backend",
+    "status": "the result of recv_any, and the Work of irecv and irecv_object, have the source and the tag",
+    "p2pop": "use group.batch([(x, dst), ...], [(x, src), ...])",
+    "startall": "call start() of each plan",
+    "wtime": "use time.perf_counter()",
+    "undefined": "use color=None",
+    "computedims": "use rw.Mesh.balanced(group, 2)",
+    "comm": "use rw.Group",
+    "processgroup": "use rw.Group",
+    "distributeddataparallel": "use rw.overlap.DataParallel",
+    "ddp": "use rw.overlap.DataParallel",
+    "devicemesh": "use rw.Mesh",
+    "initdevicemesh": "use rw.Mesh",
+    "cart": "use rw.Mesh",
+    "anysource": "use ANY as the src of recv",
+    "anytag": "use ANY as the tag of recv",
+    "procnull": "use None as dst or src",
+    "inplace": "it is not needed: all_reduce, broadcast and reduce work in place",
+    "runranks": "use rw.testing.run_ranks",
+    "run": "use `rankwise run -n 4 program.py` in a shell, or rw.spawn(function, n)",
+    "launch": "use `rankwise run -n 4 program.py` in a shell, or rw.spawn(function, n)",
+    "span": "use rw.trace.span",
+    "measure": "use rw.trace.measure",
+    "state": "use rw.elastic.State",
+    **{
+        name: f'use op="{name}", or rw.ReduceOp.{name.upper()}' for name in ("sum", "max", "min", "band", "bor", "bxor")
+    },
+    **dict.fromkeys(("avg", "mean", "average"), 'use op="mean", or rw.ReduceOp.MEAN'),
+    **dict.fromkeys(("prod", "product"), 'use op="product", or rw.ReduceOp.PROD'),
+    **{name: f'use op="{name}"' for name in ("minloc", "maxloc")},
+    **{
+        name.lower(): f"use rw.overlap.{name}"
+        for name in (
+            *("BF16Hook", "Bucket", "BucketHook", "DataParallel", "Event", "GradientReducer", "Stream", "TopKHook"),
+            "data_parallel",
+        )
+    },
+    "dataparallel": "use rw.overlap.data_parallel(module), or rw.overlap.DataParallel",
+}
+"""By the name in lower case without underscores. For names that are not here, `missing` looks into GROUP: the module
+also has the group's operations.
+"""
+
+KEYWORDS: dict[str, tuple[str, ...]] = {
+    "root": ("src", "dst"),
+    "source": ("src",),
+    "srcrank": ("src",),
+    "groupsrc": ("src",),
+    "dest": ("dst",),
+    "dstrank": ("dst",),
+    "groupdst": ("dst",),
+    "sendbuf": ("x",),
+    "recvbuf": ("out", "x"),
+    "buf": ("x",),
+    "tensor": ("x",),
+    "array": ("x",),
+    "inputtensor": ("x",),
+    "inputlist": ("x",),
+    "outputtensor": ("out",),
+    "output": ("out",),
+    "scatterlist": ("x",),
+    "gatherlist": ("out",),
+    "object": ("obj",),
+    "reduceop": ("op",),
+    "async": ("async_op",),
+    "asyncop": ("async_op",),
+}
+"""The parameters that a keyword may mean. The error names the first one that the operation has."""
+
+_GROUPS = ("comm", "group", "process_group")
+
+
+def spellings(name: str) -> set[str]:
+    """The other spellings of a name in snake_case: allreduce, Allreduce, All_reduce, AllReduce, allReduce."""
+    first, *others = name.split("_")
+    camel = "".join(word.capitalize() for word in others)
+    joined = name.replace("_", "")
+    return {joined, joined.capitalize(), name.capitalize(), first + camel, first.capitalize() + camel} - {name}
+
+
+class Guess:
+    """A name that a group does not have. To use it raises an AttributeError that says which name to use.
+
+    It is a descriptor, because a class with __getattr__ finds its own attributes more slowly (by 40 to 200 ns a call).
+    """
+
+    def __init__(self, name: str, advice: str) -> None:
+        self._name, self._advice = name, advice
+
+    def __get__(self, group: Any, kind: type) -> NoReturn:
+        raise AttributeError(f"'Group' object has no attribute {self._name!r}: {self._advice}", name=self._name)
+
+
+def guesses(known: Iterable[str]) -> dict[str, Guess]:
+    """A Guess for each name that a user may expect and a group does not have. known: the public names that it has."""
+    known = set(known)
+    advice = {**GROUP, **{name: f"use {name}" for name in known}}
+    spelled = {spelling: text for name, text in advice.items() for spelling in (name, *spellings(name))}
+    return {name: Guess(name, text) for name, text in spelled.items() if name not in known}
+
+
+def missing(name: str, known: Iterable[str]) -> str:
+    """The message for a name that the module does not have. known: the public names that it has."""
+    text = f"module 'rankwise' has no attribute {name!r}"
+    if name.startswith("__"):
+        return text
+    plain = _plain(name)
+    by_plain = {_plain(one): one for one in known}
+    if (found := by_plain.get(plain)) is not None:
+        return f"{text}: use {found}"
+    of_groups = {_plain(one): advice for one, advice in GROUP.items()}
+    if (advice := MODULE.get(plain) or of_groups.get(plain)) is not None:
+        return f"{text}: {advice}"
+    from difflib import get_close_matches
+
+    near = get_close_matches(plain, by_plain, n=1, cutoff=0.75)
+    return f"{text}. Did you mean {by_plain[near[0]]!r}?" if near else text
+
+
+def wrong_keyword(function: str, error: TypeError, parameters: Iterable[str]) -> str | None:
+    """A better message for a TypeError that a call of `function` raised; None unless it is about a keyword."""
+    found = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+    if found is None:
+        return None
+    name, known = found[1], list(parameters)
+    text = f"{function}() has no parameter {name!r}"
+    if name in _GROUPS:
+        return f"{text}: on another group, call that group's method, group.{function}(...)"
+    for meant in KEYWORDS.get(_plain(name), ()):
+        if meant in known:
+            return f"{text}: use {meant!r}"
+    return f"{text}; expected {', '.join(known)}"
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()

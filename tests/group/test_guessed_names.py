@@ -1,0 +1,139 @@
+"""Names and keywords of other libraries: the error says which one to use."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankwise as rw
+from rankwise.group import guessed_names
+from rankwise.group.group import Group
+
+
+@pytest.mark.parametrize(
+    ("guess", "advice"),
+    [
+        ("allreduce", "use all_reduce"),
+        ("Allreduce", "use all_reduce"),
+        ("AllReduce", "use all_reduce"),
+        ("allgather", "use all_gather"),
+        ("Allgatherv", "use all_gather_v"),
+        ("reducescatter", "use reduce_scatter"),
+        ("alltoall", "use all_to_all"),
+        ("Barrier", "use barrier"),
+        ("Split", "use split"),
+        ("Isend", "use isend"),
+        ("bcast", "use broadcast(x, src=0)"),
+        ("Bcast", "use broadcast(x, src=0)"),
+        ("Free", "use close()"),
+        ("size", "use group.world_size"),
+        ("Get_size", "use group.world_size"),
+        ("get_world_size", "use group.world_size"),
+        ("Get_rank", "use group.rank"),
+        ("all_gather_into_tensor", "use all_gather(x, out=out), where out has the shape (world_size, *x.shape)"),
+        ("new_group", "use subgroup(ranks)"),
+    ],
+)
+def test_a_guessed_method(guess: str, advice: str) -> None:
+    with rw.init("solo") as group:
+        assert not hasattr(group, guess)
+        with pytest.raises(AttributeError) as raised:
+            getattr(group, guess)
+        assert str(raised.value) == f"'Group' object has no attribute {guess!r}: {advice}"
+        assert guess not in dir(group)
+
+
+def test_other_missing_names() -> None:
+    with rw.init("solo") as group:
+        for name in ("nonsense", "_private", "__array__"):
+            with pytest.raises(AttributeError, match=f"^'Group' object has no attribute '{name}'$"):
+                getattr(group, name)
+        assert {"all_reduce", "rank", "world_size", "name"} <= set(dir(group))
+
+
+@pytest.mark.parametrize(
+    ("guess", "advice"),
+    [
+        ("COMM_WORLD", ": `group = rw.init()` returns the group of all ranks"),
+        ("MPI", ": there is no such module: the group that `group = rw.init()` returns corresponds to MPI.COMM_WORLD"),
+        ("SUM", ': use op="sum", or rw.ReduceOp.SUM'),
+        ("AVG", ': use op="mean", or rw.ReduceOp.MEAN'),
+        ("get_rank", ": after `group = rw.init()`, use group.rank"),
+        ("get_world_size", ": after `group = rw.init()`, use group.world_size"),
+        ("init_process_group", ": use init(): `group = rw.init()`"),
+        ("destroy_process_group", ": use close()"),
+        ("is_initialized", ": it is not needed: `group = rw.init()` returns the same group again"),
+        ("new_group", ": use subgroup(ranks)"),
+        ("allreduce", ": use all_reduce"),
+        ("reduce_op", ": use ReduceOp"),
+        ("GradientReducer", ": use rw.overlap.GradientReducer"),
+        ("run_ranks", ": use rw.testing.run_ranks"),
+        ("all_redcue", ". Did you mean 'all_reduce'?"),
+        ("nonsense", ""),
+    ],
+)
+def test_a_guessed_name_of_the_module(guess: str, advice: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(rw, guess)
+    assert str(raised.value) == f"module 'rankwise' has no attribute {guess!r}{advice}"
+    assert guess not in dir(rw)
+
+
+def test_everything_that_the_tables_recommend_exists() -> None:
+    with rw.init("solo") as group:
+        for advice in guessed_names.GROUP.values():
+            name = re.match(r"use (?:(rw\.)?(\w+)\(|group\.(\w+))", advice.replace("Mesh(group", "Mesh("))
+            assert name is not None, advice
+            assert hasattr(rw if name[1] else group, name[2] or name[3]), advice
+    for advice in guessed_names.MODULE.values():
+        for path in re.findall(r"rw\.([\w.]*\w)", advice):
+            value: Any = rw
+            for part in path.split("."):
+                value = getattr(value, part)
+    parameters = {"x", "src", "dst", "out", "op", "obj", "async_op"}
+    assert {one for meant in guessed_names.KEYWORDS.values() for one in meant} <= parameters
+
+
+def test_no_name_that_exists_is_hidden() -> None:
+    public = {name for kind in Group.__mro__ for name in vars(kind) if not name.startswith("_")}
+    real = {name for name in public if not isinstance(vars(Group).get(name), guessed_names.Guess)}
+    assert {"all_reduce", "split", "isend"} <= real
+    with rw.init("solo") as group:
+        assert all(hasattr(group, name) for name in real)
+
+
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        (lambda x: rw.broadcast(x, root=0), "broadcast() has no parameter 'root': use 'src'"),
+        (lambda x: rw.reduce(x, root=0), "reduce() has no parameter 'root': use 'dst'"),
+        (lambda x: rw.send(x, dest=0), "send() has no parameter 'dest': use 'dst'"),
+        (lambda x: rw.recv(x, source=0), "recv() has no parameter 'source': use 'src'"),
+        (lambda x: rw.all_reduce(sendbuf=x), "all_reduce() has no parameter 'sendbuf': use 'x'"),
+        (
+            lambda x: rw.all_reduce(x, comm=None),
+            "all_reduce() has no parameter 'comm': on another group, call that group's method, group.all_reduce(...)",
+        ),
+        (lambda x: rw.all_reduce(x, colour=1), "all_reduce() has no parameter 'colour'; expected x, op, async_op"),
+    ],
+)
+def test_a_guessed_keyword_of_a_function(call: Any, advice: str) -> None:
+    with rw.init("solo"), pytest.raises(TypeError) as raised:
+        call(np.ones(2))
+    assert str(raised.value) == advice
+
+
+def test_other_errors_of_a_function_are_its_own() -> None:
+    with rw.init("solo"):
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+            rw.all_reduce()  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="op=3: expected a name"):
+            rw.all_reduce(np.ones(2), op=3)  # type: ignore[call-overload]
+
+
+def test_objects_where_arrays_are_expected() -> None:
+    with rw.init("solo") as group, pytest.raises(TypeError, match="got dict; Python objects are for broadcast_object"):
+        group.broadcast({"a": 1})

@@ -1,0 +1,99 @@
+"""Ghost cells, exchanged with the neighbours on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankwise as rw
+from rankwise.group.group import Group
+from rankwise.testing import run_ranks
+
+
+def columns_first(x: np.ndarray[Any, Any]) -> Any:
+    return np.asfortranarray(x)
+
+
+def strided(x: np.ndarray[Any, Any]) -> Any:
+    wide = np.zeros((x.shape[0] * 2, x.shape[1] * 3))
+    wide[::2, ::3] = x
+    return wide[::2, ::3]
+
+
+def tensor(x: np.ndarray[Any, Any]) -> Any:
+    return pytest.importorskip("torch").from_numpy(x.copy())
+
+
+@pytest.mark.parametrize("periodic", [False, True, ("columns",)])
+@pytest.mark.parametrize("make", [np.array, columns_first, strided, tensor])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (1, 3)])
+def test_two_dimensions(rows: int, columns: int, make: Callable[[Any], Any], periodic: Any) -> None:
+    """Against a padded global array, corners too, with parts of different lengths."""
+    heights, widths, w = [4 + r for r in range(rows)], [3 + c for c in range(columns)], 2
+    grid = 1.0 + np.arange(sum(heights) * sum(widths)).reshape(sum(heights), -1)
+    padded = grid
+    for axis, name in enumerate(("rows", "columns")):
+        around = periodic is True or (periodic and name in periodic)
+        pads = [(w, w) if number == axis else (0, 0) for number in range(2)]
+        padded = np.pad(padded, pads, mode="wrap") if around else np.pad(padded, pads, constant_values=-1)
+
+    def ranks(group: Group) -> None:
+        with rw.Mesh(group, rows=rows, columns=columns, periodic=periodic) as mesh:
+            r, c = mesh.coordinates.values()
+            top, left = sum(heights[:r]), sum(widths[:c])
+            want = padded[top : top + heights[r] + 2 * w, left : left + widths[c] + 2 * w]
+            given = np.full_like(want, -1)
+            given[w:-w, w:-w] = want[w:-w, w:-w]
+            for asynchronous in (False, True):
+                x = make(given)
+                if asynchronous:
+                    assert mesh.exchange_halo(x, "rows", w, async_op=True).wait() is x
+                    work = mesh.exchange_halo(x, "columns", w, dimension=-1, async_op=True)
+                    work.wait()
+                else:
+                    assert mesh.exchange_halo(x, "rows", w) is x
+                    mesh.exchange_halo(x, "columns", w)
+                np.testing.assert_array_equal(np.asarray(x), want)
+
+    run_ranks(rows * columns, ranks)
+
+
+def test_too_small_an_interior_is_an_error_on_every_rank() -> None:
+    def ranks(group: Group) -> None:
+        with rw.Mesh(group, line=-1) as mesh:
+            x = np.zeros(5 if group.rank == 1 else 9)
+            with pytest.raises(
+                ValueError, match=r"^x: the array of rank 1 along the axis has length 5; expected at least 6: width=2"
+            ):
+                mesh.exchange_halo(x, "line", 2)
+            x = np.zeros((5, 3 + (group.rank == 2)))
+            with pytest.raises(rw.MismatchError, match=r"rank 2 passed another length of another dimension than rank"):
+                mesh.exchange_halo(x, "line")
+            x = np.full(3, group.rank)
+            mesh.exchange_halo(x, "line")  # the group stays usable
+            assert x.tolist() == [max(0, group.rank - 1), group.rank, min(2, group.rank + 1)]
+
+    run_ranks(3, ranks)
+
+
+def test_bad_arguments() -> None:
+    def ranks(group: Group) -> None:
+        mesh = rw.Mesh(group, line=1)
+        x = np.zeros(5)
+        for args, error, text in (
+            ((x, "row"), ValueError, "axis='row': expected an axis of the mesh, line"),
+            ((x, "line", 0), ValueError, "width=0: expected at least 1"),
+            ((x, "line", 1.0), TypeError, "width=1.0: expected an int"),
+            ((3.0, "line"), TypeError, "x: expected a writable array of at least one dimension, got float"),
+            ((np.zeros(()), "line"), TypeError, "x: expected a writable array of at least one"),
+        ):
+            with pytest.raises(error, match=f"^{text}"):
+                mesh.exchange_halo(*args)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"^dimension=1: expected a dimension of x, which has 1$"):
+            mesh.exchange_halo(x, "line", dimension=1)
+        mesh.close()
+
+    run_ranks(1, ranks)

@@ -1,0 +1,236 @@
+"""Arrays of unknown size, and Python objects, as messages."""
+
+from __future__ import annotations
+
+import decimal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankwise as rw
+from rankwise.group.group import Group
+from rankwise.group.messages import from_message, to_message
+from rankwise.group.packing import pack
+from rankwise.testing import run_ranks
+
+THING = {"text": "x", "large": np.arange(2000.0), "odd": np.arange(4097, dtype=np.uint8), ("t", 1): {1.5, None}}
+
+
+def check(got: Any) -> None:
+    assert got["text"] == "x"
+    assert got["large"].tolist() == list(range(2000))
+    assert got["large"].flags.aligned
+    assert got["odd"].size == 4097
+    assert got["t", 1] == {1.5, None}
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_objects_between_all_ranks(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        n, me = group.world_size, group.rank
+        works = [group.isend_object([me, THING], to, 5) for to in range(n)]
+        seen = set()
+        for _ in range(n):
+            work = group.irecv_object(rw.ANY, 5)
+            source, thing = work.wait()
+            check(thing)
+            assert (work.source, work.tag) == (source, 5)
+            seen.add(source)
+        assert seen == set(range(n))
+        rw.wait_all(works)
+        if me == 0:
+            group.send_object(decimal.Decimal("1.5"), 1, allow_pickle=True)
+            group.send_object(decimal.Decimal("2.5"), 1, allow_pickle=True)
+            with pytest.raises(TypeError, match=r"^obj: decimal.Decimal is not plain data"):
+                group.send_object(decimal.Decimal(1), 1)
+        elif me == 1:
+            assert group.recv_object(0, allow_pickle=True) == decimal.Decimal("1.5")
+            with pytest.raises(TypeError, match=r"^rank 0 sent a pickle"):
+                group.recv_object(0)
+
+    run_ranks(3, ranks, backend=backend)
+
+
+def test_objects_and_arrays_keep_their_order() -> None:
+    def ranks(group: Group) -> None:
+        if group.rank == 0:
+            for i in range(30):
+                group.isend_object({"number": i, "array": np.full(1000 * (i % 3), i)}, 1, 3)
+                group.isend(np.full(i, i), 1, 3)
+        else:
+            for i in range(30):
+                found = group.recv_object(0, 3) if i % 2 else group.recv_object(rw.ANY, rw.ANY)
+                assert found["number"] == i
+                assert (found["array"] == i).all()
+                assert group.recv((i,), 0, 3, dtype=int).tolist() == [i] * i
+
+    run_ranks(2, ranks)
+
+
+def test_pending_receives_of_objects_are_matched_in_order() -> None:
+    def ranks(group: Group) -> None:
+        works = [group.irecv_object(0), group.irecv_object(0), group.irecv_object(0, tag=rw.ANY)]
+        other = group.irecv_object(0, tag=9)
+        for tag, text in ((9, "first with 9"), (0, "first"), (0, "second"), (9, "second with 9")):
+            group.send_object(text, 0, tag)
+        # A receive with any tag was posted before `other`.
+        assert works[2].wait() == "first with 9"
+        assert other.wait() == "second with 9"
+        assert works[1].wait() == "second"
+        assert works[0].done()
+        assert works[0].wait() == "first"
+
+    run_ranks(1, ranks)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_each_message_goes_to_one_of_several_threads(backend: str) -> None:
+    """Threads with recv_any, recv_object and recv on the same messages: none is lost, none comes twice."""
+    each = 150
+
+    def ranks(group: Group) -> None:
+        n, me = group.world_size, group.rank
+        if me:
+            for i in range(each):
+                group.isend(np.full(1 + i % 7, me * each + i), 0, 1)
+                group.isend_object(me * each + i, 0, 2)
+            group.barrier()
+            return
+        found: list[tuple[str, int]] = []
+        errors: list[Exception] = []
+        share = each * (n - 1) // 3
+
+        def arrays() -> None:
+            for _ in range(share):
+                message = group.recv_any(tag=1)
+                assert message.data.size == 1 + message.data[0] % each % 7
+                assert (message.data == message.data[0]).all()
+                assert message.data[0] // each == message.source
+                found.append(("array", int(message.data[0])))
+
+        def objects() -> None:
+            for _ in range(share):
+                found.append(("object", group.recv_object(rw.ANY, 2)))
+
+        def run(function: Any) -> None:
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(function,)) for function in (arrays, objects) * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+        assert sorted(found) == [(kind, i) for kind in ("array", "object") for i in range(each, n * each)]
+        group.barrier()
+
+    run_ranks(3, ranks, backend=backend)
+
+
+def test_recv_any() -> None:
+    torch = pytest.importorskip("torch")
+
+    def ranks(group: Group) -> None:
+        group.isend(np.ones((2, 3), np.int16), 0, 4)
+        message = group.recv_any()
+        assert (message.data.tolist(), message.data.dtype, message.source, message.tag) == ([1] * 6, np.int16, 0, 4)
+        group.isend(np.ones(2, np.float32), 0)
+        with pytest.raises(
+            rw.MismatchError, match=r"^recv_any: .* rank 0 with tag 0 is an array of 2 x float32, expected dtype int64$"
+        ):
+            group.recv_any(dtype=int)
+        tensor = group.recv_any(0, 0, dtype=torch.float32)
+        assert isinstance(tensor.data, torch.Tensor)
+        nothing = group.recv_any(None)
+        assert (nothing.data.size, nothing.source, nothing.tag) == (0, None, None)
+        begin = time.monotonic()
+        with pytest.raises(
+            rw.CollectiveTimeout, match=r"^recv_any: no message from any rank with tag 7 arrived within 0.05 s$"
+        ):
+            group.recv_any(tag=7, timeout=0.05)
+        assert time.monotonic() - begin >= 0.05
+        group.send(3, 0, 7)
+        assert group.recv_any(tag=7).data.tolist() == [3]  # not taken by the receive that gave up
+
+    run_ranks(1, ranks)
+
+
+def test_the_wrong_kind_of_message_is_not_lost() -> None:
+    def ranks(group: Group) -> None:
+        for x in (np.arange(3), np.arange(64, dtype=np.uint8)):
+            group.isend(x, 0)
+            what = f"an array of {x.size} x {x.dtype}, not an object"
+            with pytest.raises(rw.MismatchError, match=rf"^recv_object: .* is {what}; receive it with"):
+                group.recv_object(0)
+            assert group.probe(0, 0) == rw.Message(0, 0, x.size, rw.DType.I64 if x.size == 3 else rw.DType.U8)
+            assert group.recv_any(0).data.tolist() == x.tolist()
+        group.send_object(THING, 0)
+        with pytest.raises(rw.MismatchError, match=r"^recv_any: .* is an object; receive it with recv_object$"):
+            group.recv_any()
+        check(group.recv_object(0))
+        group.send_object(THING, 0)
+        with pytest.raises(rw.MismatchError, match=r"the message is \d+ x uint8 with tag 0, the receive expects"):
+            group.recv((3,), 0)
+        check(group.recv_object(0))
+
+    run_ranks(1, ranks)
+
+
+def test_the_null_rank() -> None:
+    def ranks(group: Group) -> None:
+        group.send_object({1: 2}, None)
+        assert group.isend_object(1, None).done()
+        assert group.recv_object(None) is None
+        work = group.irecv_object(None)
+        assert work.done()
+        assert (work.wait(), work.source, work.tag) == (None, None, None)
+        assert group.probe(timeout=0.02) is None
+
+    run_ranks(1, ranks)
+
+
+def test_a_lost_rank_ends_the_wait_for_its_message() -> None:
+    def ranks(group: Group) -> None:
+        if group.rank == 0:
+            with pytest.raises(rw.PeerLostError):
+                group.recv_object(1)
+        else:
+            group.abort("no object will come")
+
+    run_ranks(2, ranks)
+
+
+def test_closing_ends_a_pending_receive_without_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        work = part.irecv_object(rw.ANY)
+        part.close()
+        with pytest.raises(rw.ClosedError):
+            work.wait()
+
+    run_ranks(2, ranks, backend="threads")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_backend_without_any_source_raises() -> None:
+    def ranks(group: Group) -> None:
+        group.comm.any_source = False
+        for receive in (group.recv_any, group.recv_object):
+            with pytest.raises(rw.UnsupportedError, match=rf"^{receive.__name__} is not supported by the"):
+                receive(0)
+
+    run_ranks(1, ranks)
+
+
+def test_encoded_objects_that_are_invalid() -> None:
+    message = to_message(pack([1, np.arange(1000)], False))
+    assert from_message(message).sizes == pack([1, np.arange(1000)], False).sizes
+    for length in (16, 24, 32, 48, 100, message.size - 4096):
+        with pytest.raises(ValueError, match=r"^encoded object: "):
+            from_message(message[:length])
