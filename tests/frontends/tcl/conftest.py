@@ -1,4 +1,4 @@
-"""The two hosts of `rankwise tclsh`: Tcl inside Python, and the tclsh on the PATH where Python has no Tcl."""
+"""The commands in one process, and the two hosts of `rankwise tclsh`: Tcl inside Python, and the tclsh on the PATH."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from rankwise.frontends.tcl.commands import COMMANDS
+from rankwise.frontends.tcl.session import Session
+
 try:
     import _tkinter as tcl_in_python
 except ImportError:
     tcl_in_python = None
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+    """The commands in this process, which no launcher has started."""
+    for name in ("RANKWISE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANKWISE_TCL_SIMULATE"):
+        monkeypatch.delenv(name, raising=False)
+    return Session(COMMANDS)
 
 
 @pytest.fixture

@@ -96,10 +96,22 @@ def collectives(rows: int, dtype: str) -> None:
 def messages() -> None:
     right, left = (RANK + 1) % N, (RANK - 1) % N
     sending = call("distributed_isend", tensor(4, "int32"), right, 3)
+    assert sending == f"isend_handle_dst{right}_tag3"
     receiving = call("distributed_irecv", "-shape", "4 2", "-src", left, "-tag", 3, "-dtype", "int32")
+    assert receiving == f"irecv_handle_src{left}_tag3"
     same(call("distributed_wait", receiving), values(left, 4, "int32"), "int32")
-    assert call("distributed_wait", sending) == ""
-    assert error("distributed_wait", sending).startswith(f'Invalid -handle parameter: "{sending}".')
+    assert call("distributed_test", sending) in ("true", "false")
+    assert call("distributed_wait", sending) == "send_completed"
+    if N > 1:
+        for command in ("distributed_wait", "distributed_test"):
+            assert error(command, sending).startswith(f'Invalid -handle parameter: "{sending}".')
+    # Two operations with one peer and one tag have a handle each, and are waited for in any order.
+    sendings = [call("distributed_isend", tensor(rows, "int32"), right) for rows in (1, 5)]
+    receivings = [call("distributed_irecv", "-shape", f"{rows} 2", "-src", left, "-dtype", "int32") for rows in (1, 5)]
+    assert N == 1 or receivings == [f"irecv_handle_src{left}_tag0", f"irecv_handle_src{left}_tag0_2"]
+    for handle, rows in list(zip(receivings, (1, 5), strict=True))[:: -1 if N > 1 else 1]:
+        same(call("distributed_wait", handle), values(left, rows, "int32"), "int32")
+    assert [call("distributed_wait", handle) for handle in sendings] == ["send_completed"] * 2
     sending = call("distributed_isend", call("full", "2", RANK), right)
     assert call("tensor_to_list", call("distributed_recv", "2", left)) == f"{float(left)} {float(left)}"
     call("distributed_wait", sending)
@@ -144,12 +156,16 @@ def errors() -> None:
     for command in ("scatter", "reduce_scatter", "all_to_all"):
         text = error(f"distributed_{command}", call("ones", ""))
         assert text == "Invalid -tensor parameter. A tensor of shape {} has no first dimension to split.", text
+    assert error("distributed_send", "nonexistent", 0) == 'Invalid tensor handle: "nonexistent"'
     assert error("distributed_gather", "nonexistent") == "Invalid tensor name"
     assert error("distributed_scatter", "nonexistent") == "Invalid tensor handle"
     assert error("distributed_reduce_scatter", "nonexistent", "sum") == "Invalid tensor handle"
     assert error("distributed_gather", "-tensor", mine, "-dst") == "Missing value for parameter"
     assert error("distributed_init", 0, N + 4, "gloo") == (
         f'Invalid -worldSize parameter: "{N + 4}". rankwise run started {N} ranks.'
+    )
+    assert error("distributed_init", 0, N, "warp") == (
+        'Invalid -backend parameter: "warp". Must be one of gloo, nccl, mpi, shm, hierarchical.'
     )
     other = (RANK + 1) % N
     if N > 2 and RANK == 1:

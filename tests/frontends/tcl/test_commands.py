@@ -10,32 +10,19 @@ import pytest
 from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.parameters import REQUIRED, camel
 from rankwise.frontends.tcl.session import Session
-
-
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Session:
-    for name in ("RANKWISE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANKWISE_TCL_SIMULATE"):
-        monkeypatch.delenv(name, raising=False)
-    return Session(COMMANDS)
-
-
-def call(session: Session, name: str, *words: str) -> str:
-    code, text, why = session.answer(name, words)
-    assert (code, why) == ("ok", "NONE"), text
-    return text
-
-
-def error(session: Session, name: str, *words: str) -> str:
-    tensors = len(session.handles.tensors)
-    code, text, why = session.answer(name, words)
-    assert (code, why) == ("error", "RANKWISE ValueError"), text
-    assert "\n" not in text
-    assert len(session.handles.tensors) == tensors
-    return text
+from tcl_calls import call, error
 
 
 def to_list(session: Session, *words: str) -> str:
     return call(session, "tensor_to_list", call(session, *words))
+
+
+@pytest.mark.parametrize("name", ["distributed_all_reduce", "distributed_reduce", "distributed_reduce_scatter"])
+def test_prod_is_product(session: Session, name: str) -> None:
+    tensor = call(session, "full", "2", "3")
+    option = "-operation" if name == "distributed_all_reduce" else "-op"
+    for op in ("prod", "product"):
+        assert to_list(session, name, "-tensor", tensor, option, op) == "3.0 3.0"
 
 
 # ---- the table ----
@@ -67,15 +54,17 @@ def test_every_table_row_is_consistent(command: object, session: Session) -> Non
     assert {p.name for p in row.parameters if p.default is REQUIRED} <= set(row.positional[0])
     assert all(parameter.help for parameter in row.parameters)
     assert row.what.endswith(".")
-    if not row.parameters:
-        assert error(session, row.name, "more") == f"Wrong number of arguments. Expected: torch::{row.name}"
-        return
-    assert error(session, row.name, "-nonsense", "1") == "Unknown parameter: -nonsense"
-    assert error(session, row.name, f"-{row.parameters[0].option}") == "Missing value for parameter"
     too_many = ["x"] * (max(map(len, row.positional)) + 1)
-    assert error(session, row.name, *too_many) == "Wrong number of arguments for positional syntax"
+    assert error(session, row.name, *too_many) == row.wording.many.format(usage=row.usages[0])
+    if not row.parameters:
+        return
+    assert error(session, row.name, "-nonsense", "1") == row.wording.unknown.format(given="-nonsense")
+    option = f"-{row.parameters[0].option}"
+    assert error(session, row.name, option) == row.wording.no_value.format(given=option)
     if row.parameters[0].default is REQUIRED:
-        assert error(session, row.name) == f"Required parameter missing: -{row.parameters[0].option}"
+        missing = ", ".join(f"-{p.option}" for p in row.parameters if p.default is REQUIRED)
+        text = row.wording.few or row.wording.missing
+        assert error(session, row.name) == text.format(missing=missing, usage=row.usages[0])
 
 
 # ---- messages of the pages ----
@@ -120,25 +109,17 @@ def test_messages_of_the_pages(session: Session, words: str, message: str) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("distributed_scatter", "tensor0", "x"), 'Invalid -src parameter: "x". Must be an integer.'),
+        (("distributed_scatter", "tensor0", "x"), 'Invalid src parameter: "x". Must be an integer.'),
+        (
+            ("distributed_scatter", "-tensor", "tensor0", "-src", "x"),
+            'Invalid -src parameter: "x". Must be an integer.',
+        ),
         (
             ("distributed_all_reduce", "tensor0", "sun"),
             'Invalid -operation parameter: "sun". Valid operations: sum, mean, max, min, product',
         ),
         (("distributed_broadcast", "tensor7"), 'Invalid -tensor parameter: "tensor7". Must be a tensor handle.'),
         (("distributed_broadcast", "tensor0", "-1"), 'Invalid -root parameter: "-1". Must be a rank of at least 0.'),
-        (("distributed_init", "0", "0"), 'Invalid -worldSize parameter: "0". Must be at least 1.'),
-        (("distributed_init", "4", "4"), 'Invalid -rank parameter: "4". Must be from 0 to 3.'),
-        (("distributed_init", "-rank", "0"), "Required parameter missing: -worldSize"),
-        (
-            ("distributed_init", "-rank", "0", "-worldSize", "2", "-backend", "warp"),
-            'Invalid -backend parameter: "warp". Must be one of gloo, nccl, mpi, shm, hierarchical.',
-        ),
-        (
-            ("distributed_init", "0", "2", "localhost", "99999"),
-            'Invalid -masterPort parameter: "99999". Must be from 1 to 65535.',
-        ),
-        (("distributed_wait", "work9"), None),
         (("distributed_send", "tensor0", "0", "-3"), None),
         (("distributed_new_group", "pair", "0 0"), None),
         (("distributed_new_group", "", "0"), 'Invalid -name parameter: "". Must not be empty.'),
@@ -165,6 +146,16 @@ def test_messages_of_the_pages(session: Session, words: str, message: str) -> No
         (("tensor_add", "tensor0", "five"), 'Invalid -other parameter: "five". Must be a tensor handle or a number.'),
         (("tensor_load", "/nowhere/x.npy"), 'Invalid -file parameter: "/nowhere/x.npy". No such file or directory.'),
         (("tensor_save", "tensor0", "/nowhere/x.npy"), None),
+        (
+            ("zeros", "2", "float32", "cuda"),
+            'Invalid -device parameter: "cuda". Must be cpu: tensors are in host memory.',
+        ),
+        (("ones", "2", "float32", "cpu", "maybe"), None),
+        (
+            ("ones", "-shape", "2", "-dtype", "int32", "-requiresGrad", "1"),
+            'Invalid -requiresGrad parameter: "1". The tensor is of int32, and only floats have gradients.',
+        ),
+        (("tensor_create", "1 2", "2", "float31"), None),
         (("help", "fly"), 'Invalid -command parameter: "fly". torch::help lists the commands.'),
     ],
 )
@@ -206,6 +197,19 @@ def test_positional_forms(session: Session) -> None:
     assert to_list(session, "arange", "1", "3", "int64") == "1 2"
     assert to_list(session, "arange", "5", "1", "-2", "int64") == "5 3"
     assert "simulated" in call(session, "distributed_init", "1", "4", "nccl") + call(session, "distributed_barrier")
+
+
+def test_device_and_requires_grad_come_last_in_positional_calls(session: Session) -> None:
+    for words in (
+        ("ones", "1", "int8", "cpu", "false"),
+        ("full", "1", "1", "int8", "cpu", "0"),
+        ("arange", "1", "2", "int8", "cpu", "0"),
+        ("tensor_create", "1", "int8", "cpu"),
+        ("tensor_create", "1", "1", "int8", "cpu", "0"),
+        ("zeros", "-requiresGrad", "0", "-device", "cpu", "-dtype", "int8", "-shape", "1"),
+    ):
+        assert call(session, "tensor_dtype", call(session, *words)) == "Int8"
+    assert 'Invalid -dtype parameter: "float31"' in error(session, "tensor_create", "1 2", "2", "float31")
 
 
 # ---- modes in one process ----
@@ -255,20 +259,6 @@ def test_init_names_its_mode(session: Session) -> None:
     assert now() == ["0", "4", "1", "Barrier synchronized (simulated multi-GPU)"]
     assert call(session, "distributed_finalize") == "Distributed training finalized"
     assert now() == ["0", "1", "0", "Distributed not initialized"]
-
-
-def test_messages_to_oneself(session: Session) -> None:
-    first = call(session, "tensor_create", "1 2", "int32")
-    call(session, "distributed_send", first, "0", "5")
-    assert error(session, "distributed_recv", "3", "0", "5").startswith("The message is int32 {2}, not float32 {3}")
-    assert to_list(session, "distributed_recv", "-shape", "2 1", "-src", "0", "-tag", "5", "-dtype", "int32") == "1 2"
-    assert "Nothing was sent" in error(session, "distributed_recv", "2", "0", "5")
-    waiting = call(session, "distributed_irecv", "2", "1")
-    assert call(session, "distributed_test", waiting) == "0"
-    call(session, "distributed_wait", call(session, "distributed_isend", call(session, "ones", "2"), "1"))
-    assert call(session, "distributed_test", waiting) == "1"
-    assert to_list(session, "distributed_wait", waiting) == "1.0 1.0"
-    assert "Must be a handle" in error(session, "distributed_wait", waiting)
 
 
 def test_a_mean_of_integers_is_refused_alone_too(session: Session) -> None:
@@ -354,7 +344,9 @@ def test_arithmetic(session: Session) -> None:
     assert to_list(session, "tensor_max", "-tensor", a, "-dim", "0", "-keepdim", "1") == "3.0 4.0"
     assert to_list(session, "tensor_sum", a) == "10.0"
     assert to_list(session, "tensor_slice", a, "1", "0", "1") == "1.0 3.0"
-    assert error(session, "tensor_add", a, call(session, "ones", "3")) == "Shapes do not fit together: {2 2} and {3}"
+    assert error(session, "tensor_add", a, call(session, "ones", "3")) == (
+        "Operands do not fit together: float32 {2 2} and float32 {3}"
+    )
     assert call(session, "tensor_to_list", a) == "1.0 2.0 3.0 4.0"
 
 

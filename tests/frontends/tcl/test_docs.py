@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from rankwise.frontends.tcl.commands import COMMANDS
-from rankwise.frontends.tcl.helptext import reference
+from rankwise.frontends.tcl.helptext import contents, reference
+from rankwise.frontends.tcl.topics import TOPICS
+from rankwise.frontends.tcl.training_commands import TRAINING
 
 pytestmark = pytest.mark.usefixtures("in_python")
 
@@ -28,8 +30,13 @@ def outputs(text: str) -> list[str]:
 def test_the_reference_matches_the_command_table() -> None:
     written = TEXT.partition("\n### ")[2]
     assert "### " + written.rstrip() == reference(COMMANDS).rstrip(), (
-        "python -m rankwise.frontends.tcl.commands prints it anew"
+        "python -m rankwise.frontends.tcl.commands prints it anew, below the contents"
     )
+
+
+def test_the_contents_list_every_command_by_topic() -> None:
+    assert contents(COMMANDS) in TEXT.partition("## First")[0]
+    assert sorted(name for _, names in TOPICS.values() for name in names) == sorted(COMMANDS)
 
 
 def test_every_command_has_an_example_with_its_output() -> None:
@@ -43,6 +50,8 @@ def test_every_command_has_an_example_with_its_output() -> None:
 def test_example(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     from rankwise.frontends.tcl.interpreter import Interpreter
 
+    if set(re.findall(r"torch::(\w+)", text)) & {command.name for command in TRAINING}:
+        pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     interpreter = Interpreter()
     interpreter.eval(text)
@@ -54,6 +63,7 @@ def test_example(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         assert printed[0] == COMMANDS["distributed_gather"].what
 
 
+@pytest.mark.slow  # test_tclsh.py and test_stock.py start scripts in these ways too
 @pytest.mark.skipif(shutil.which("tclsh") is None, reason="there is no tclsh")
 def test_the_shell_commands(tmp_path: Path) -> None:
     hello = next(text for text in TCL if text.startswith("# hello.tcl\n"))

@@ -23,7 +23,8 @@ def lines(n: int, name: str, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("ranks", [(2,), pytest.param((3, 4), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(2,), (3, 4)])
 def test_digits_has_the_same_accuracy_on_every_number_of_ranks(tmp_path: Path, ranks: tuple[int, ...]) -> None:
     pytest.importorskip("sklearn")
     alone = lines(1, "digits.tcl", str(tmp_path), "8")

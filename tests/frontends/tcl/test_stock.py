@@ -19,10 +19,7 @@ TCLSH = shutil.which("tclsh")
 FOLDER = package_path()
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "spec"
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(TCLSH is None, reason="there is no tclsh; apt install tcl"),
-]
+pytestmark = pytest.mark.skipif(TCLSH is None, reason="there is no tclsh; apt install tcl")
 
 TIMER = 10_000  # microseconds: far below any timer, and far above the 50 that a command takes to the child and back
 LOAD = "load ./libtorchtcl.so\n"
@@ -47,7 +44,7 @@ def command(text: str) -> list[str]:
 
 def tclsh(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **environment}
-    return subprocess.run(command(text), capture_output=True, text=True, timeout=50, env=env)
+    return subprocess.run(command(text), capture_output=True, text=True, timeout=150, env=env)
 
 
 def first_examples() -> list[tuple[str, list[str]]]:
@@ -107,6 +104,7 @@ def test_errors_output_and_help_pass_through_the_pipe() -> None:
     done = tclsh(
         REQUIRE
         + """
+        catch {torch::allreduce x} error; puts stderr $error
         puts [catch {torch::distributed_gather -tensor "nonexistent"} error options]
         puts "$error, [dict get $options -errorcode]"
         catch {torch::zeros "f\\u00fcnf \\{"} error
@@ -120,7 +118,9 @@ def test_errors_output_and_help_pass_through_the_pipe() -> None:
     lines = done.stdout.splitlines()
     assert lines[:4] == ["1", "Invalid tensor name, RANKWISE ValueError", "1", "300000"]
     assert lines[4] == "Return when every rank has called it."
-    assert done.stderr.startswith('Invalid -shape parameter: "x". Must be')
+    unknown, *rest = done.stderr.splitlines()
+    assert unknown == 'invalid command name "torch::allreduce": did you mean torch::distributed_all_reduce?'
+    assert rest[0].startswith('Invalid -shape parameter: "x". Must be')
     assert '"torch::ones x"' in done.stderr
 
 
@@ -147,7 +147,7 @@ def test_ranks_of_the_launcher() -> None:
         "puts [torch::distributed_barrier]\n"
     )
     run = [sys.executable, "-m", "rankwise", "run", "-n", "3", "--", *command(text)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == sorted(["3", "Barrier synchronized (3 processes)"] * 3)
 
@@ -196,7 +196,7 @@ def test_the_child_ends_when_tclsh_is_killed(how: signal.Signals) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(how)
-    assert process.wait(timeout=10) == -how
+    assert process.wait(timeout=100) == -how
     assert gone_within(child, 20.0)
     process.stdout.close()
 
@@ -208,7 +208,7 @@ def test_a_child_waiting_for_other_ranks_ends_too() -> None:
     time.sleep(0.3)
     assert alive(child)
     process.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=100)
     assert gone_within(child, 20.0)
     assert process.stdout is not None
     process.stdout.close()

@@ -16,12 +16,19 @@ from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.session import Session
 from rankwise.frontends.tcl.worlds import Alone, Ranks
 
+MISSING_OR_INVALID = "Required parameters missing or invalid."
 NEGATIVE_SRC = "Required parameter missing: -tensor, or invalid src parameter"
+SENT = "send_completed"
 
 
 def init(session: Session, rank: int, world_size: int, master_addr: str, master_port: int, backend: str) -> str:
-    if not 0 < master_port < 2**16:
-        raise invalid("masterPort", master_port, "Must be from 1 to 65535.")
+    for option, given, fits, must in (
+        ("worldSize", world_size, world_size > 0, "Must be at least 1."),
+        ("rank", rank, 0 <= rank < world_size, f"Must be from 0 to {world_size - 1}."),
+        ("masterPort", master_port, 0 < master_port < 2**16, "Must be from 1 to 65535."),
+    ):
+        if not fits:
+            raise ValueError(f"{MISSING_OR_INVALID} {invalid(option, given, must)}")
     world, answer = worlds.initialize(rank, world_size, master_addr, master_port, backend)
     session.world.close()
     session.world = world
@@ -100,32 +107,69 @@ def all_to_all(session: Session, tensor: Tensor, group: str) -> Tensor:
     return session.world.group(group).all_to_all(_splittable(tensor))
 
 
-def isend(session: Session, tensor: Tensor, dst: int, tag: int) -> Work[None]:
+def isend(session: Session, tensor: Tensor, dst: int, tag: int) -> str:
     ranks = session.world.ranks
-    return ranks.isend(tensor, _rank(ranks, "dst", dst), tag)
+    return _begin(
+        session, f"isend_handle_dst{dst}_tag{tag}", ranks.isend(_constant(tensor), _peer(ranks, "dst", dst), tag)
+    )
 
 
-def send(session: Session, tensor: Tensor, dst: int, tag: int) -> None:
-    isend(session, tensor, dst, tag).wait()
-
-
-def irecv(session: Session, shape: tuple[int, ...], src: int, tag: int, dtype: np.dtype[Any]) -> Work[Tensor]:
+def irecv(session: Session, shape: tuple[int, ...], src: int, tag: int, dtype: np.dtype[Any]) -> str:
     ranks = session.world.ranks
-    return ranks.irecv(shape, _rank(ranks, "src", src), tag, dtype=dtype)
+    return _begin(
+        session, f"irecv_handle_src{src}_tag{tag}", ranks.irecv(shape, _peer(ranks, "src", src), tag, dtype=dtype)
+    )
+
+
+def send(session: Session, tensor: Tensor, dst: int, tag: int) -> str:
+    ranks = session.world.ranks
+    ranks.isend(tensor, _peer(ranks, "dst", dst), tag).wait()
+    return SENT
 
 
 def recv(session: Session, shape: tuple[int, ...], src: int, tag: int, dtype: np.dtype[Any]) -> Tensor:
-    return irecv(session, shape, src, tag, dtype).wait()
+    ranks = session.world.ranks
+    return ranks.irecv(shape, _peer(ranks, "src", src), tag, dtype=dtype).wait()
 
 
-def wait(session: Session, handle: str) -> Tensor | None:
-    result: Tensor | None = session.handles.work(handle).wait()
-    del session.handles.works[handle]
-    return result
+def wait(session: Session, handle: str) -> Tensor | str:
+    work = session.handles.work(handle)
+    if work is None:
+        return _pretended(session, handle)
+    result: Tensor | None = work.wait()
+    session.handles.drop_work(handle)
+    return SENT if result is None else result
 
 
-def test(session: Session, handle: str) -> bool:
-    return session.handles.work(handle).done()
+def test(session: Session, handle: str) -> str:
+    work = session.handles.work(handle)
+    if work is None:
+        _pretended(session, handle)
+    return "true" if work is None or work.done() else "false"
+
+
+def _begin(session: Session, name: str, work: Work[Any]) -> str:
+    """Keep the operation; returns its handle, which one process alone, completing in order, may use again."""
+    return session.handles.add_work(name, work, shared=isinstance(session.world.ranks, Alone))
+
+
+def _pretended(session: Session, handle: str) -> Tensor | str:
+    """The result of waiting for a handle that no command returned; only an Alone accepts one."""
+    if not isinstance(session.world.ranks, Alone):
+        raise invalid("handle", handle, "Must be a handle from distributed_isend or distributed_irecv.")
+    if "irecv" in handle:
+        return np.zeros(1, np.float32)
+    return SENT if "isend" in handle else "operation_completed"
+
+
+def _constant(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy if torch owns the memory, because an optimizer may write it before it is sent."""
+    return tensor if tensor.flags.owndata else np.array(tensor)
+
+
+def _peer(ranks: Ranks, option: str, rank: int) -> int:
+    """Check the other rank of a message; an Alone accepts every number."""
+    return rank if isinstance(ranks, Alone) else _rank(ranks, option, rank)
 
 
 def new_group(session: Session, name: str, ranks: tuple[int, ...]) -> str:

@@ -1,50 +1,102 @@
-"""The tensors and unfinished operations that a Tcl script holds, each under a handle."""
+"""What a Tcl script holds under handles: tensors, modules, optimizers and unfinished operations."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankwise.contract.work import Work
+from rankwise.frontends.tcl import torch_tensors
+
+if TYPE_CHECKING:
+    import torch
 
 Tensor = NDArray[Any]
+V = TypeVar("V")
 
 
 class Handles:
-    """tensors and works by handle: tensor0, tensor1, ... and work0, work1, ... A handle is never reused."""
+    """Objects by handle: tensor0, tensor1, ..., module0, ..., optimizer0, .... These handles are never reused.
+
+    tensors: NumPy arrays, and torch tensors where autograd tracks them. works: the operations of each handle, in
+    the order they were begun.
+    """
 
     def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self.works: dict[str, Work[Any]] = {}
-        self._tensors_made = 0
-        self._works_made = 0
+        self.tensors: dict[str, Tensor | torch.Tensor] = {}
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.optimizers: dict[str, Any] = {}
+        self.works: dict[str, deque[Work[Any]]] = {}
+        self._made = {"tensor": 0, "module": 0, "optimizer": 0}
 
     def tensor(self, handle: str) -> Tensor:
-        """Raises ValueError if there is no such tensor."""
-        if handle not in self.tensors:
-            raise ValueError(f'Invalid tensor handle: "{handle}"')
-        return self.tensors[handle]
+        """The tensor as an array, sharing a torch tensor's memory. Raises ValueError if there is no such tensor."""
+        return torch_tensors.to_numpy(self.operand(handle))
 
-    def work(self, handle: str) -> Work[Any]:
-        """Raises ValueError if there is no such operation."""
-        if handle not in self.works:
-            raise ValueError(f'Invalid work handle: "{handle}"')
-        return self.works[handle]
+    def operand(self, handle: str) -> Tensor | torch.Tensor:
+        """The tensor as it is kept, so that autograd can track it. Raises ValueError if there is no such tensor."""
+        return _find(self.tensors, handle, "tensor")
 
-    def add(self, value: Tensor | Work[Any]) -> str:
-        """Keep a tensor or an operation; returns its new handle."""
+    def module(self, handle: str) -> torch.nn.Module:
+        """Raises ValueError if there is no such module."""
+        return _find(self.modules, handle, "module")
+
+    def optimizer(self, handle: str) -> Any:
+        """Raises ValueError if there is no such optimizer."""
+        return _find(self.optimizers, handle, "optimizer")
+
+    def add(self, value: Any) -> str:
+        """Keep a tensor, a module or an optimizer; returns its new handle."""
         if isinstance(value, np.ndarray):
-            handle = f"tensor{self._tensors_made}"
-            self._tensors_made += 1
-            self.tensors[handle] = value
-        else:
-            handle = f"work{self._works_made}"
-            self._works_made += 1
-            self.works[handle] = value
+            return self._add(self.tensors, "tensor", value)
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            kept = value if value.requires_grad else torch_tensors.to_numpy(value)
+            return self._add(self.tensors, "tensor", kept)
+        if isinstance(value, torch.nn.Module):
+            return self._add(self.modules, "module", value)
+        return self._add(self.optimizers, "optimizer", value)
+
+    def _add(self, kept: dict[str, Any], name: str, value: Any) -> str:
+        handle = f"{name}{self._made[name]}"
+        self._made[name] += 1
+        kept[handle] = value
         return handle
 
+    def add_work(self, name: str, work: Work[Any], shared: bool) -> str:
+        """Keep an operation; returns its handle: `name`, numbered if it is taken, unless operations may share it."""
+        handle, number = name, 1
+        while not shared and handle in self.works:
+            number += 1
+            handle = f"{name}_{number}"
+        self.works.setdefault(handle, deque()).append(work)
+        return handle
+
+    def work(self, handle: str) -> Work[Any] | None:
+        """The oldest operation of a handle, or None if there is no such handle."""
+        works = self.works.get(handle)
+        return works[0] if works else None
+
+    def drop_work(self, handle: str) -> None:
+        """Forget the oldest operation of a handle."""
+        self.works[handle].popleft()
+        if not self.works[handle]:
+            del self.works[handle]
+
+    def names(self) -> list[str]:
+        """Every handle."""
+        return [*self.tensors, *self.modules, *self.optimizers, *self.works]
+
     def clear(self) -> None:
-        self.tensors.clear()
-        self.works.clear()
+        for kept in (self.tensors, self.modules, self.optimizers, self.works):
+            kept.clear()
+
+
+def _find(kept: dict[str, V], handle: str, name: str) -> V:
+    if handle not in kept:
+        raise ValueError(f'Invalid {name} handle: "{handle}"')
+    return kept[handle]

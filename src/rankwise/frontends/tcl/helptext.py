@@ -9,6 +9,7 @@ import numpy as np
 
 from rankwise.frontends.tcl.parameters import REQUIRED, Command, Parameter, camel
 from rankwise.frontends.tcl.session import Session
+from rankwise.frontends.tcl.topics import TOPICS, nearest
 
 Commands = Mapping[str, Command]
 """Commands by snake_case name."""
@@ -20,14 +21,22 @@ def find(commands: Commands, name: str) -> Command:
     for command in commands.values():
         if plain in (command.name, command.alias):
             return command
-    raise ValueError(f'Invalid -command parameter: "{name}". torch::help lists the commands.')
+    near = nearest(name, commands)
+    advice = f"Did you mean torch::{near}?" if near else "torch::help lists the commands."
+    raise ValueError(f'Invalid -command parameter: "{name}". {advice}')
 
 
 def command_help(session: Session, command: str) -> str:
     """What torch::help prints."""
+    if command in TOPICS and command not in session.commands:
+        what, names = TOPICS[command]
+        return f"{command}: {what}\n\n{listing({name: session.commands[name] for name in names})}"
     if command:
         return help_of(find(session.commands, command))
-    return f"{listing(session.commands)}\ntorch::help COMMAND shows more about one of them."
+    lines = ["topics:", *(f"  {topic:<12} {what}" for topic, (what, _) in TOPICS.items()), ""]
+    lines += ["torch::help collectives               the commands of a topic"]
+    lines += ["torch::help distributed_all_reduce    one command, with an example"]
+    return "\n".join(lines)
 
 
 def listing(commands: Commands) -> str:
@@ -37,19 +46,12 @@ def listing(commands: Commands) -> str:
 
 def usage(command: Command) -> list[str]:
     """The ways to write a call: each positional form, the named one, the alias."""
-    forms = [
-        " ".join([f"torch::{command.name}", *(_positional(command.parameter(name)) for name in form)])
-        for form in command.positional
-    ]
+    forms = command.usages
     if command.parameters:
         forms.append(" ".join([f"torch::{command.name}", *(_named(parameter) for parameter in command.parameters)]))
     if command.alias != command.name:
         forms.append(f"torch::{command.alias}" + (" ..." if command.parameters else ""))
     return forms
-
-
-def _positional(parameter: Parameter) -> str:
-    return parameter.name if parameter.default is REQUIRED else f"?{parameter.name}?"
 
 
 def _named(parameter: Parameter) -> str:
@@ -70,10 +72,15 @@ def help_of(command: Command) -> str:
 
 
 def _errors(command: Command) -> list[str]:
-    """The errors of a wrong call of this command, except for those that all commands have in common."""
-    required = [f"Required parameter missing: -{p.option}" for p in command.parameters if p.default is REQUIRED]
+    """The errors of an invalid call of this command, except for those that all commands have in common."""
+    usage = command.usages[0]
+    required = [
+        command.wording.missing.format(missing=f"-{p.option}", usage=usage)
+        for p in command.parameters
+        if p.default is REQUIRED
+    ]
     invalid = [
-        p.complaint or f'Invalid -{p.option} parameter: "...". {p.value_type.must}'
+        p.complaint.format(given='"..."') or f'Invalid -{p.option} parameter: "...". {p.value_type.must}'
         for p in command.parameters
         if p.value_type.must
     ]
@@ -81,15 +88,34 @@ def _errors(command: Command) -> list[str]:
 
 
 def _default(parameter: Parameter) -> str:
-    return "" if parameter.default is REQUIRED else f" (default {_default_text(parameter.default)})"
+    if parameter.default is REQUIRED:
+        return ""
+    return " (optional)" if parameter.default is None else f" (default {_default_text(parameter.default)})"
+
+
+def _default_column(default: Any) -> str:
+    if default is REQUIRED:
+        return "required"
+    return "optional" if default is None else f"`{_default_text(default)}`"
 
 
 def _default_text(default: Any) -> str:
-    if default is None:
-        return "none"
     if isinstance(default, np.dtype):
         return str(default.name)
-    return f'"{default}"' if isinstance(default, str) else str(int(default))
+    if isinstance(default, tuple):
+        return f"{{{' '.join(map(str, default))}}}"
+    if isinstance(default, bool):
+        return str(int(default))
+    return f'"{default}"' if isinstance(default, str) else str(default)
+
+
+def contents(commands: Commands) -> str:
+    """The commands by topic as Markdown: the list at the top of docs/tcl.md, with links to the reference."""
+    lines = []
+    for topic, (what, names) in TOPICS.items():
+        links = ", ".join(f"[`{name}`](#torch{name})" for name in names if name in commands)
+        lines.append(f"- **{topic}** ({what}): {links}")
+    return "\n".join(lines)
 
 
 def reference(commands: Commands) -> str:
@@ -102,7 +128,7 @@ def _section(command: Command) -> Iterator[str]:
     if command.parameters:
         yield from ("| parameter | type | default | |", "|---|---|---|---|")
         for parameter in command.parameters:
-            default = "required" if parameter.default is REQUIRED else f"`{_default_text(parameter.default)}`"
+            default = _default_column(parameter.default)
             yield f"| `-{parameter.option}` | {parameter.value_type.name} | {default} | {parameter.help} |"
         yield ""
     yield from (f"Returns {command.returns}.", "")

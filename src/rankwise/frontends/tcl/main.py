@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from rankwise.contract.errors import BackendUnavailable
@@ -15,20 +16,26 @@ USAGE = """\
 usage: rankwise tclsh [SCRIPT [arguments]]
        rankwise tclsh --commands | --package-path | --help
 
-Run a Tcl script with the torch:: commands, or an interactive shell if no script is given. Standard input
-that is not a terminal is run as a script. If this Python has no Tcl, the tclsh on PATH runs the script.
+Run a Tcl script with the torch:: commands, or an interactive shell if no
+script is given. Standard input that is not a terminal is run as a script. If
+this Python has no Tcl, the tclsh on PATH runs the script.
 
 options:
   --commands      list the commands
-  --package-path  print the folder of the Tcl package torchtcl and of libtorchtcl.so, for a stock tclsh
+  --package-path  print the folder of the Tcl package torchtcl and of
+                  libtorchtcl.so, for a stock tclsh
   -h, --help      print this
 
 examples:
   rankwise tclsh examples/patterns.tcl
   rankwise run -n 4 examples/digits.tcl
-  TCLLIBPATH=$(rankwise tclsh --package-path) tclsh script.tcl     after: package require torchtcl
-  ln -s $(rankwise tclsh --package-path)/libtorchtcl.so .          then: load ./libtorchtcl.so
+  TCLLIBPATH=$(rankwise tclsh --package-path) tclsh script.tcl
+      for scripts that begin with: package require torchtcl
+  ln -s $(rankwise tclsh --package-path)/libtorchtcl.so .
+      for scripts that begin with: load ./libtorchtcl.so
 """
+
+OPTIONS = ("-h", "--help", "--commands", "--package-path")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,8 +44,10 @@ def main(argv: Sequence[str]) -> int:
     if not words or not words[0].startswith("-"):
         return _run(words)
     option = words[0]
-    if len(words) > 1 or option not in ("-h", "--help", "--commands", "--package-path"):
-        return _refuse(f"unknown words {' '.join(words)!r} (see rankwise tclsh --help)", 2)
+    if len(words) > 1 or option not in OPTIONS:
+        near = get_close_matches(option, OPTIONS, n=1)
+        meant = f": did you mean {near[0]}?" if near and option not in OPTIONS else ""
+        return _refuse(f"unknown words {' '.join(words)!r}{meant} (see rankwise tclsh --help)", 2)
     if option == "--commands":
         from rankwise.frontends.tcl.commands import COMMANDS
         from rankwise.frontends.tcl.helptext import listing

@@ -21,6 +21,20 @@ if {[info commands ::torch::Load] eq ""} {
 }
 """
 
+# Tcl calls the handler of the global namespace for every command that does not exist, in any namespace.
+_UNKNOWN = """
+proc ::torch::Unknown {otherwise name args} {
+    if {![regexp {^(?:::)?torch::(\\w+)$} $name -> plain]} {tailcall {*}$otherwise $name {*}$args}
+    lassign [::torch::Request $plain] code text why
+    return -code error -errorcode $why $text
+}
+namespace eval :: {
+    if {[lindex [namespace unknown] 0] ne "::torch::Unknown"} {
+        namespace unknown [list ::torch::Unknown [namespace unknown]]
+    }
+}
+"""
+
 
 def definitions() -> str:
     """A script that defines every command and alias as a procedure.
@@ -30,7 +44,7 @@ def definitions() -> str:
     errorInfo like one of Tcl's own, because it is a procedure. ::torch::python is the path of this Python.
     """
     python = f"set ::torch::python {quoted(sys.executable)}"
-    return "\n".join(["namespace eval ::torch {}", python, *_procedures(), _LOADED])
+    return "\n".join(["namespace eval ::torch {}", python, *_procedures(), _LOADED, _UNKNOWN])
 
 
 def _procedures() -> Iterator[str]:

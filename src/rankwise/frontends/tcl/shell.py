@@ -27,7 +27,7 @@ class Shell:
         interpreter.set("tcl_interactive", "1")
 
     def run(self) -> None:
-        print("torch::help lists the commands, Tab completes them, exit or Ctrl-D ends.")
+        print("torch::help lists the topics, Tab completes them, exit or Ctrl-D ends.")
         # tkinter's input hook would wake up 50 times a second at the prompt and delay Ctrl-C until the next key.
         ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyOS_InputHook").value = None
         readline = _readline()
@@ -99,7 +99,7 @@ class Shell:
             except ValueError:
                 return []
             return [f"{option} " for option in options if option.startswith(text) and option not in command]
-        return sorted(handle for handle in self._interpreter.session.handles.tensors if handle.startswith(text))
+        return sorted(handle for handle in self._interpreter.session.handles.names() if handle.startswith(text))
 
     def _commands(self, text: str) -> list[str]:
         torch = [f"torch::{name} " for command in COMMANDS.values() for name in (command.name, command.alias)]

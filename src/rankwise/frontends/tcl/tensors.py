@@ -1,8 +1,13 @@
-"""The functions of the tensor commands. A tensor is a NumPy array; no command changes one in place."""
+"""The functions of the tensor commands; no command changes a tensor in place.
+
+A tensor is a NumPy array, or a torch tensor where autograd tracks it. Differentiable commands take an
+`Operand`, which is either, and compute with NumPy or torch accordingly.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from math import prod
 from typing import Any
 
@@ -12,10 +17,13 @@ from rankwise.arrays import dtypes
 from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.session import Session
+from rankwise.frontends.tcl.torch_tensors import requiring_gradients, to_numpy, to_torch
 from rankwise.frontends.tcl.value_types import DTYPES, Number
 
 Shape = tuple[int, ...]
 DTypeLike = np.dtype[Any]
+Operand = Any
+"""A NumPy array, or a torch tensor that autograd tracks."""
 
 
 def words_of(tensor: Tensor) -> list[str]:
@@ -35,6 +43,22 @@ def shape_text(shape: Shape) -> str:
     return " ".join(map(str, shape))
 
 
+def _new(make: Callable[..., Tensor]) -> Callable[..., Operand]:
+    """A command that makes a new tensor in host memory; autograd tracks it if requires_grad is true."""
+
+    @wraps(make)
+    def command(session: Session, *, device: str, requires_grad: bool, **given: Any) -> Operand:
+        tensor = make(session, **given)
+        if not requires_grad:
+            return tensor
+        if tensor.dtype.kind in "iub":
+            raise invalid("requiresGrad", 1, f"The tensor is of {tensor.dtype.name}, and only floats have gradients.")
+        return requiring_gradients(tensor)
+
+    return command
+
+
+@_new
 def create(session: Session, data: list[Any], shape: Shape | None, dtype: DTypeLike) -> Tensor:
     try:
         exact = np.array(data)
@@ -65,14 +89,17 @@ def _converted(exact: Tensor, dtype: DTypeLike) -> Tensor:
     return tensor
 
 
+@_new
 def zeros(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
     return np.zeros(shape, dtype)
 
 
+@_new
 def ones(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
     return np.ones(shape, dtype)
 
 
+@_new
 def full(session: Session, shape: Shape, value: Number, dtype: DTypeLike) -> Tensor:
     tensor = np.empty(shape, dtype)
     tensor[...] = _as_element(value, "value", dtype)
@@ -86,25 +113,29 @@ def _as_element(value: Number, option: str, dtype: DTypeLike) -> Tensor:
         raise invalid(option, value, f"Must be a number that {dtype.name} can hold.") from None
 
 
+@_new
 def empty(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
     return np.empty(shape, dtype)
 
 
+@_new
 def arange(session: Session, end: Number, start: Number, step: Number, dtype: DTypeLike) -> Tensor:
     if step == 0:
         raise invalid("step", step, "Must not be 0.")
     return np.arange(start, end, step).astype(dtype)
 
 
+@_new
 def rand(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
-    return session.random.random(shape).astype(_floating(dtype))
+    return session.random.random(shape).astype(floating(dtype))
 
 
+@_new
 def randn(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
-    return session.random.standard_normal(shape).astype(_floating(dtype))
+    return session.random.standard_normal(shape).astype(floating(dtype))
 
 
-def _floating(dtype: DTypeLike) -> DTypeLike:
+def floating(dtype: DTypeLike) -> DTypeLike:
     if dtype.kind in "iub":
         raise invalid("dtype", dtype.name, "Must be a floating-point type.")
     return dtype
@@ -141,73 +172,102 @@ def print_text(session: Session, tensor: Tensor) -> str:
     return f"{text}\n{dtype(session, tensor)} {{{shape_text(tensor.shape)}}}"
 
 
-def reshape(session: Session, tensor: Tensor, shape: Shape) -> Tensor:
+def reshape(session: Session, tensor: Operand, shape: Shape) -> Operand:
     try:
-        return np.array(tensor.reshape(shape))
-    except ValueError:
-        must = f"The tensor has {tensor.size} elements, shape {{{shape_text(tensor.shape)}}}."
+        return _apart(tensor.reshape(shape))
+    except (ValueError, RuntimeError):
+        must = f"The tensor has {prod(tensor.shape)} elements, shape {{{shape_text(tensor.shape)}}}."
         raise invalid("shape", shape_text(shape), must) from None
 
 
-def cut(session: Session, tensor: Tensor, dim: int, start: int, end: int | None, step: int) -> Tensor:
+def cut(session: Session, tensor: Operand, dim: int, start: int, end: int | None, step: int) -> Operand:
     if step < 1:
         raise invalid("step", step, "Must be at least 1.")
     places: list[slice] = [slice(None)] * tensor.ndim
     places[_dim(tensor, dim)] = slice(start, end, step)
-    return np.array(tensor[tuple(places)])
+    return _apart(tensor[tuple(places)])
 
 
-def transpose(session: Session, tensor: Tensor, dim0: int, dim1: int) -> Tensor:
-    return np.array(np.swapaxes(tensor, _dim(tensor, dim0, "dim0"), _dim(tensor, dim1, "dim1")), order="C")
+def transpose(session: Session, tensor: Operand, dim0: int, dim1: int) -> Operand:
+    return _apart(tensor.swapaxes(_dim(tensor, dim0, "dim0"), _dim(tensor, dim1, "dim1")))
 
 
-def _dim(tensor: Tensor, dim: int, option: str = "dim") -> int:
+def _apart(view: Operand) -> Operand:
+    """A contiguous copy, which shares no memory with the view."""
+    return np.array(view, order="C") if isinstance(view, np.ndarray) else view.clone().contiguous()
+
+
+def _dim(tensor: Operand, dim: int, option: str = "dim") -> int:
     if -tensor.ndim <= dim < tensor.ndim:
         return dim
     raise invalid(option, dim, f"The tensor has {tensor.ndim} dimensions, shape {{{shape_text(tensor.shape)}}}.")
 
 
-def element_wise(function: Callable[..., Any]) -> Callable[..., Tensor]:
+# The differentiable functions, with torch's names for them.
+_DIFFERENTIABLE = {
+    np.add: "add",
+    np.subtract: "sub",
+    np.multiply: "mul",
+    np.true_divide: "div",
+    np.matmul: "matmul",
+    np.exp: "exp",
+    np.log: "log",
+    np.sum: "sum",
+    np.mean: "mean",
+    np.max: "amax",
+}
+
+
+def _compute(function: Callable[..., Any], *operands: Operand | Number, **options: Any) -> Operand:
+    """Apply the function to the operands: torch's if autograd tracks one of them, else NumPy's."""
+    tracked = function in _DIFFERENTIABLE and not all(isinstance(x, np.ndarray | int | float) for x in operands)
+    convert = to_torch if tracked else to_numpy
+    given = [operand if isinstance(operand, int | float) else convert(operand) for operand in operands]
+    if tracked:
+        import torch
+
+        return getattr(torch, _DIFFERENTIABLE[function])(*given, **options)
+    with np.errstate(all="ignore"):  # infinities and NaN in the result are warning enough
+        return np.asarray(function(*given, **options))
+
+
+def _kind(operand: Operand | Number) -> str:
+    if isinstance(operand, int | float):
+        return str(operand)
+    return f"{to_numpy(operand).dtype.name} {{{shape_text(operand.shape)}}}"
+
+
+def element_wise(function: Callable[..., Any]) -> Callable[..., Operand]:
     """A command with two operands: a tensor, and `other`, which is a tensor of a compatible shape or a number."""
 
-    def command(session: Session, tensor: Tensor, other: Tensor | Number) -> Tensor:
-        return _together(function, tensor, other)
+    def command(session: Session, tensor: Operand, other: Operand | Number) -> Operand:
+        try:
+            return _compute(function, tensor, other)
+        except (ValueError, RuntimeError):
+            raise ValueError(f"Operands do not fit together: {_kind(tensor)} and {_kind(other)}") from None
 
     return command
 
 
-def matmul(session: Session, tensor: Tensor, other: Tensor) -> Tensor:
-    return _together(np.matmul, tensor, other)
-
-
-def _together(function: Callable[..., Any], tensor: Tensor, other: Tensor | Number) -> Tensor:
-    try:
-        with np.errstate(all="ignore"):  # infinities and NaN in the result are warning enough
-            return np.asarray(function(tensor, other))
-    except ValueError:
-        shapes = f"{{{shape_text(tensor.shape)}}} and {{{shape_text(np.shape(other))}}}"
-        raise ValueError(f"Shapes do not fit together: {shapes}") from None
-
-
-def of_each(function: Callable[..., Any]) -> Callable[..., Tensor]:
+def of_each(function: Callable[..., Any]) -> Callable[..., Operand]:
     """A command that applies a function to every element."""
 
-    def command(session: Session, tensor: Tensor) -> Tensor:
-        with np.errstate(all="ignore"):
-            return np.asarray(function(tensor))
+    def command(session: Session, tensor: Operand) -> Operand:
+        return _compute(function, tensor)
 
     return command
 
 
-def along(function: Callable[..., Any]) -> Callable[..., Tensor]:
+def along(function: Callable[..., Any]) -> Callable[..., Operand]:
     """A command that reduces one dimension, or all elements."""
 
-    def command(session: Session, tensor: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+    def command(session: Session, tensor: Operand, dim: int | None, keepdim: bool) -> Operand:
         axis = None if dim is None else _dim(tensor, dim)
-        size = tensor.size if axis is None else tensor.shape[axis]
+        size = prod(tensor.shape) if axis is None else tensor.shape[axis]
         if size == 0 and function is not np.sum:
             raise ValueError(f"Nothing to choose from: shape {{{shape_text(tensor.shape)}}}")
-        return np.asarray(function(tensor, axis=axis, keepdims=keepdim))
+        axes = tuple(range(tensor.ndim)) if axis is None else axis  # torch.amax does not take None
+        return _compute(function, tensor, axis=axes if function is np.max else axis, keepdims=keepdim)
 
     return command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -10,14 +11,15 @@ import numpy as np
 
 from rankwise.arrays import dtypes
 from rankwise.contract.types import DType
-from rankwise.frontends.tcl.handles import Handles, Tensor
+from rankwise.frontends.tcl.handles import Handles
 from rankwise.frontends.tcl.parameters import ValueType
 
 Number = int | float
 
 OPERATIONS = ("sum", "mean", "max", "min", "product")
+REDUCTIONS = ("mean", "sum", "none")
 BACKENDS = ("gloo", "nccl", "mpi", "shm", "hierarchical")
-MAX_TAG = 2**31 - 1
+LARGEST = 2**31 - 1  # the largest tag, size or seed
 
 # rankwise also communicates complex numbers and 8-bit floats, but Tcl has no complex numbers, and
 # NumPy has no arithmetic for 8-bit floats.
@@ -82,9 +84,9 @@ def _integer(word: str) -> int:
     return number
 
 
-def _natural(word: str) -> int:
+def _within(word: str, least: int) -> int:
     number = _integer(word)
-    if not 0 <= number <= MAX_TAG:
+    if not least <= number <= LARGEST:
         raise ValueError(word)
     return number
 
@@ -112,7 +114,7 @@ def _one_of(*names: str) -> Any:
     return parse
 
 
-def _tensor_or_number(handles: Handles, word: str) -> Tensor | Number:
+def _operand_or_number(handles: Handles, word: str) -> Any:
     return handles.tensors[word] if word in handles.tensors else number_of(word)
 
 
@@ -121,8 +123,24 @@ def _handle_of_tensor(handles: Handles, word: str) -> str:
     return word
 
 
-def _handle_of_work(handles: Handles, word: str) -> str:
-    handles.work(word)
+def _handle_of_module(handles: Handles, word: str) -> str:
+    handles.module(word)
+    return word
+
+
+def _all_of(parse: Callable[[Handles, str], Any]) -> Callable[[Handles, str], tuple[Any, ...]]:
+    return lambda handles, text: tuple(parse(handles, word) for word in text.split())
+
+
+def _optional(parse: Callable[[Handles, str], Any]) -> Callable[[Handles, str], Any]:
+    """The same, with the empty string for None."""
+    return lambda handles, word: parse(handles, word) if word else None
+
+
+def _backend(handles: Handles, word: str) -> str:
+    """Any name, unless it looks like an address, which distributed_init takes in the same place."""
+    if word == "localhost" or "." in word or ":" in word:
+        raise ValueError(word)
     return word
 
 
@@ -133,12 +151,19 @@ def _some_text(handles: Handles, word: str) -> str:
 
 
 TENSOR = ValueType("tensor", "Must be a tensor handle.", lambda handles, word: handles.tensor(word))
-OTHER = ValueType("tensor or number", "Must be a tensor handle or a number.", _tensor_or_number)
+OPERAND = ValueType("tensor", TENSOR.must, lambda handles, word: handles.operand(word))
+OTHER = ValueType("tensor or number", "Must be a tensor handle or a number.", _operand_or_number)
+WEIGHTS = ValueType("tensor", "Must be a tensor handle, or empty for none.", _optional(Handles.tensor))
 TENSOR_HANDLE = ValueType("tensor", TENSOR.must, _handle_of_tensor)
-WORK_HANDLE = ValueType("work", "Must be a handle from distributed_isend or distributed_irecv.", _handle_of_work)
+TENSORS = ValueType("list of tensors", "Must be a list of tensor handles.", _all_of(Handles.operand))
+MODULE = ValueType("module", "Must be a module handle.", lambda handles, word: handles.module(word))
+MODULE_HANDLE = ValueType("module", MODULE.must, _handle_of_module)
+MODULES = ValueType("list of modules", "Must be a list of module handles.", _all_of(Handles.module))
+OPTIMIZER = ValueType("optimizer", "Must be an optimizer handle.", lambda handles, word: handles.optimizer(word))
 INTEGER = ValueType("integer", "Must be an integer.", lambda handles, word: _integer(word))
 NUMBER = ValueType("number", "Must be a number.", lambda handles, word: number_of(word))
-TAG = ValueType("integer", f"Must be an integer from 0 to {MAX_TAG}.", lambda handles, word: _natural(word))
+NATURAL = ValueType("integer", f"Must be an integer from 0 to {LARGEST}.", lambda handles, word: _within(word, 0))
+SIZE = ValueType("integer", f"Must be an integer from 1 to {LARGEST}.", lambda handles, word: _within(word, 1))
 BOOLEAN = ValueType("boolean", "Must be 0 or 1.", lambda handles, word: _boolean(word))
 SHAPE = ValueType("list of sizes", "Must be a list of integers of at least 0.", lambda handles, word: _sizes(word))
 INTEGERS = ValueType("list of integers", "Must be a list of integers.", lambda handles, word: _integers(word))
@@ -146,7 +171,9 @@ DATA = ValueType(
     "list of numbers", "Must be a list of numbers, or of lists of them.", lambda handles, word: nested(word)
 )
 DTYPE = ValueType("dtype", f"Must be one of {', '.join(DTYPES)}.", lambda handles, word: dtype_of(word))
-OP = ValueType("operation", f"Valid operations: {', '.join(OPERATIONS)}", _one_of(*OPERATIONS))
-BACKEND = ValueType("backend", f"Must be one of {', '.join(BACKENDS)}.", _one_of("", *BACKENDS))
+OP = ValueType("operation", f"Valid operations: {', '.join(OPERATIONS)}", _one_of(*OPERATIONS, "prod"))
+REDUCTION = ValueType("reduction", f"Must be one of {', '.join(REDUCTIONS)}.", _one_of(*REDUCTIONS))
+DEVICE = ValueType("device", "Must be cpu: tensors are in host memory.", _one_of("cpu"))
+BACKEND = ValueType("backend", "Must be the name of a backend.", _backend)
 TEXT = ValueType("string", "Must not be empty.", _some_text)
 STRING = ValueType("string", "", lambda handles, word: word)

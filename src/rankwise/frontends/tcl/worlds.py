@@ -19,6 +19,7 @@ from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
+from rankwise.frontends.tcl.value_types import BACKENDS
 from rankwise.launch.environment import find_job
 
 PORT = 29500
@@ -28,7 +29,8 @@ PORT = 29500
 class Alone:
     """A stand-in for a Group that consists of this process only, and accepts any rank number.
 
-    A message to any rank arrives at this process, as a message from that rank.
+    A message to any rank arrives at this process, as a message from that rank; a receive for which there is
+    no message gives zeros.
     """
 
     def __init__(self) -> None:
@@ -63,11 +65,11 @@ class Alone:
         return np.array(x)
 
     def isend(self, x: Tensor, dst: int, tag: int = 0) -> rw.Work[None]:
-        self._messages[dst, tag].append(x)
+        self._messages[dst, tag].append(np.array(x))
         return _Sent()
 
     def irecv(self, x: tuple[int, ...], src: int, tag: int = 0, *, dtype: Any = None) -> rw.Work[Tensor]:
-        return _Received(self._messages[src, tag], x, np.dtype(dtype), src, tag)
+        return _Received(self._messages[src, tag], x, np.dtype(dtype))
 
 
 class _Sent(rw.Work[None]):
@@ -79,14 +81,14 @@ class _Sent(rw.Work[None]):
 
 
 class _Received(rw.Work[Tensor]):
-    """A receive of the next message of a queue."""
+    """A receive of the next message of a queue, or of zeros if the queue is empty."""
 
-    def __init__(self, queue: deque[Tensor], shape: tuple[int, ...], dtype: np.dtype[Any], src: int, tag: int) -> None:
-        self._queue, self._shape, self._dtype, self._src, self._tag = queue, shape, dtype, src, tag
+    def __init__(self, queue: deque[Tensor], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._queue, self._shape, self._dtype = queue, shape, dtype
 
     def wait(self, timeout: float | None = None) -> Tensor:
         if not self._queue:
-            raise ValueError(f"Nothing was sent with tag {self._tag} for rank {self._src}, and this process is alone")
+            return np.zeros(self._shape, self._dtype)
         sent = self._queue[0]
         if sent.dtype != self._dtype or sent.size != np.prod(self._shape, dtype=int):
             message = f"{sent.dtype.name} {{{' '.join(map(str, sent.shape))}}}"
@@ -94,7 +96,7 @@ class _Received(rw.Work[Tensor]):
         return np.array(self._queue.popleft().reshape(self._shape))
 
     def done(self) -> bool:
-        return bool(self._queue)
+        return True
 
 
 Ranks = rw.Group | Alone
@@ -155,10 +157,6 @@ def not_initialized() -> World:
 
 def initialize(rank: int, world_size: int, address: str, port: int, backend: str) -> tuple[World, str]:
     """The world that distributed_init requests, and the text that it returns."""
-    if world_size < 1:
-        raise invalid("worldSize", world_size, "Must be at least 1.")
-    if not 0 <= rank < world_size:
-        raise invalid("rank", rank, f"Must be from 0 to {world_size - 1}.")
     settings = Settings.read()
     job = find_job(os.environ, settings)
     asked = settings.backend or backend
@@ -168,8 +166,12 @@ def initialize(rank: int, world_size: int, address: str, port: int, backend: str
         return world, _answer("single GPU", world, backend or "gloo") + others
     if settings.tcl_simulate or not (job.launcher or address):
         world = World(rank, world_size, "Barrier synchronized (simulated multi-GPU)")
-        note = f" (Note: this process stands for all ranks; rankwise run -n {world_size} starts real ones)"
-        return world, _answer("emulated multi-GPU", world, f"emulated_{backend or 'gloo'}") + note
+        name = backend or "gloo"
+        real = f"rankwise run -n {world_size} starts real ones"
+        note = f" (Note: this process stands for all ranks of backend={name}; {real})"
+        return world, _answer("emulated multi-GPU", world, f"emulated_{name}") + note
+    if backend not in ("", *BACKENDS):
+        raise invalid("backend", backend, f"Must be one of {', '.join(BACKENDS)}.")
     if job.launcher:
         group = _of_launcher(job, rank, world_size, asked)
     else:

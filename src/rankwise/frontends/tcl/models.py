@@ -1,0 +1,199 @@
+"""The functions of the module commands. A module is a torch.nn.Module."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.frontends.tcl.handles import Tensor
+from rankwise.frontends.tcl.parameters import invalid
+from rankwise.frontends.tcl.session import Session
+from rankwise.frontends.tcl.tensors import Operand, floating, shape_text
+from rankwise.frontends.tcl.torch_tensors import dtype_to_torch, to_floating_torch, to_numpy, to_torch
+
+if TYPE_CHECKING:
+    import torch
+
+OK = "OK"
+
+# The torch.nn classes of the activations, by the name that their command and torch's function share.
+_ACTIVATIONS = {"relu": "ReLU", "sigmoid": "Sigmoid", "tanh": "Tanh"}
+
+
+def linear(session: Session, in_features: int, out_features: int, bias: bool, dtype: np.dtype[Any]) -> torch.nn.Module:
+    import torch
+
+    return torch.nn.Linear(in_features, out_features, bias, dtype=dtype_to_torch(floating(dtype)))
+
+
+def activation(name: str) -> Callable[..., Any]:
+    """A command that returns the module, or applies its function to an input."""
+
+    def command(session: Session, input: Operand | None) -> Operand | torch.nn.Module:
+        import torch
+
+        return getattr(torch.nn, _ACTIVATIONS[name])() if input is None else getattr(torch, name)(to_torch(input))
+
+    return command
+
+
+def dropout(session: Session, input: Operand | None, p: float, training: bool) -> Operand | torch.nn.Module:
+    import torch
+
+    if not 0 <= p <= 1:
+        raise invalid("p", p, "Must be a probability, from 0 to 1.")
+    if input is None:
+        return torch.nn.Dropout(p)
+    given = to_floating_torch(input, "input")
+    return _apart_from(given, torch.dropout(given, p, training))
+
+
+def sequential(session: Session, modules: tuple[torch.nn.Module, ...]) -> torch.nn.Module:
+    import torch
+
+    return torch.nn.Sequential(*modules)
+
+
+def model_forward(session: Session, model: torch.nn.Module, input: Operand) -> Operand:
+    given = to_torch(input)
+    try:
+        return _apart_from(given, model(given))
+    except RuntimeError as error:
+        kind = f"{to_numpy(input).dtype.name} {{{shape_text(input.shape)}}}"
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"Invalid -input parameter. The module cannot take a tensor of {kind}: {why}") from None
+
+
+def _apart_from(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """The result; a copy if torch has returned its input, because two handles must not share their elements."""
+    return result.clone() if result is given else result
+
+
+def layer_forward(session: Session, layer: torch.nn.Module, input: Operand) -> Operand:
+    return model_forward(session, layer, input)
+
+
+def train(session: Session, model: torch.nn.Module) -> str:
+    model.train()
+    return OK
+
+
+def evaluate(session: Session, model: torch.nn.Module) -> str:
+    model.eval()
+    return OK
+
+
+def parameters(session: Session, model: torch.nn.Module) -> tuple[str, ...]:
+    """The handles of the parameters, the same ones in every call."""
+    kept = {id(tensor): handle for handle, tensor in session.handles.tensors.items()}
+    return tuple(kept.get(id(parameter)) or session.handles.add(parameter) for parameter in model.parameters())
+
+
+def gradients(session: Session, model: torch.nn.Module) -> Tensor:
+    """All gradients, concatenated and padded with zeros to a multiple of the world size."""
+    flat = flat_gradients(list(model.parameters()), "model")
+    padding = -flat.size % session.world.world_size
+    return np.concatenate([flat, np.zeros(padding, flat.dtype)])
+
+
+def flat_gradients(parameters: list[torch.Tensor], option: str) -> Tensor:
+    """The gradients of the parameters as one vector; zeros for a parameter that the loss did not depend on."""
+    if all(parameter.grad is None for parameter in parameters):
+        must = "Its parameters have no gradients; torch::backward of a loss computes them."
+        raise ValueError(f"Invalid -{option} parameter. {must}")
+    return np.concatenate(
+        [
+            np.zeros(parameter.numel(), to_numpy(parameter).dtype)
+            if parameter.grad is None
+            else to_numpy(parameter.grad).reshape(-1)
+            for parameter in parameters
+        ]
+    )
+
+
+# ---- files ----
+
+
+def save(session: Session, model: torch.nn.Module, file: str) -> str:
+    """Replaces the file atomically, so that several ranks may write the same one."""
+    import torch
+
+    target = os.path.realpath(file)
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise invalid("file", file, "Must be a regular file.")
+    part = f"{target}.{secrets.token_hex(4)}.part"
+    try:
+        with open(part, "xb") as out:
+            torch.save({"module": _description(model), "state": model.state_dict()}, out)
+        os.replace(part, target)
+    except OSError as error:
+        raise invalid("file", file, f"{error.strerror}.") from None
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(part)
+    return OK
+
+
+def load(session: Session, file: str, model: str | None) -> str:
+    """Returns the handle of the module with the file's parameters: a new one, or `model`."""
+    import torch
+
+    try:
+        with open(file, "rb") as stream:
+            found = torch.load(stream, weights_only=True)
+        module = _built(found["module"])
+        module.load_state_dict(found["state"])
+    except OSError as error:
+        raise invalid("file", file, f"{error.strerror}.") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError):
+        raise invalid("file", file, "Must be a file that model_save wrote.") from None
+    if model is None:
+        return session.handles.add(module)
+    given = session.handles.module(model)
+    if _description(given) != found["module"]:
+        raise invalid(
+            "model", model, f"The file has {_text(found['module'])}, the model is {_text(_description(given))}."
+        )
+    given.load_state_dict(found["state"])
+    return model
+
+
+def _description(module: torch.nn.Module) -> list[Any]:
+    """How to build the module: the name of its command, then the arguments."""
+    import torch
+
+    if isinstance(module, torch.nn.Sequential):
+        return ["sequential", *map(_description, module)]
+    if isinstance(module, torch.nn.Linear):
+        dtype = to_numpy(module.weight).dtype.name
+        return ["linear", module.in_features, module.out_features, module.bias is not None, dtype]
+    if isinstance(module, torch.nn.Dropout):
+        return ["dropout", module.p]
+    return [type(module).__name__.lower()]
+
+
+def _built(description: list[Any]) -> torch.nn.Module:
+    import torch
+
+    name, *rest = description
+    if name == "sequential":
+        return torch.nn.Sequential(*map(_built, rest))
+    if name == "linear":
+        in_features, out_features, bias, dtype = rest
+        return torch.nn.Linear(in_features, out_features, bias, dtype=getattr(torch, dtype))
+    if name == "dropout":
+        return torch.nn.Dropout(*rest)
+    module: torch.nn.Module = getattr(torch.nn, _ACTIVATIONS[name])()
+    return module
+
+
+def _text(description: list[Any]) -> str:
+    """The description as text, such as linear(64, 10, True, float32)."""
+    name, *rest = description
+    return f"{name}({', '.join(_text(part) if isinstance(part, list) else str(part) for part in rest)})"
