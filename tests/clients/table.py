@@ -83,6 +83,6 @@ CLIENTS = (
         ("deepspeed==0.19.8",),
         (ClientTest("ZeRO-1", f"{TORCHRUN} {{programs}}/deepspeed_zero1.py", by_name=True),),
         # DeepSpeed compiles this where it is first used.
-        prepare="python -c 'from deepspeed.comm import torch; torch.build_shm_op()'",
+        prepare="python -c 'import importlib; importlib.import_module(\"deepspeed.comm.torch\").build_shm_op()'",
     ),
 )

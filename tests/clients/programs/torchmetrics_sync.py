@@ -9,7 +9,7 @@ dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 metrics = MetricCollection([BinaryF1Score(), BinaryAUROC()])
 generator = torch.Generator().manual_seed(0)
-for batch in range(9):
+for batch in range(999):
     labels = torch.randint(2, (32,), generator=generator)
     scores = torch.rand(32, generator=generator) + 0.3 * labels
     if batch % size == rank:
@@ -23,7 +23,7 @@ from checks import same_on_all_ranks  # noqa: E402
 
 generator.manual_seed(0)
 alone = MetricCollection([BinaryF1Score(sync_on_compute=False), BinaryAUROC(sync_on_compute=False)])
-for _ in range(9):
+for _ in range(999):
     labels = torch.randint(2, (32,), generator=generator)
     alone.update(torch.rand(32, generator=generator) + 0.3 * labels, labels)
 for name, value in alone.compute().items():

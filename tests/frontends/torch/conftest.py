@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,9 @@ class InGroup:
         torch.set_num_threads(1)
         rank, size = group.rank, group.world_size
         dist.init_process_group(self.backend, store=dist.FileStore(self.file, size), rank=rank, world_size=size)
+        # When gloo's group is freed, it joins its threads. With DDP's powerSGD hook one of them may be the last to hold
+        # the group, and torch 2.15 then aborts. So the group lives until the process ends.
+        atexit.register(id, dist.group.WORLD)
         try:
             return self.fn(rank, size)
         finally:

@@ -66,13 +66,23 @@ def whole(
     return function
 
 
-COMPLEX = ("all_reduce mean", "reduce_scatter uneven", "twice")  # the others on complex numbers: make test-all
+QUICK = {  # by world size; make test-all runs the others too
+    2: ["all_reduce mean"],
+    3: [
+        "all_reduce sum",
+        "all_gather",
+        "reduce_scatter uneven",
+        "reduce_scatter of few rows",
+        "all_to_all uneven",
+        "broadcast",
+    ],
+}
 
 
 @pytest.mark.parametrize(
     ("n", "dtype", "name"),
     [
-        pytest.param(n, dtype, name, marks=pytest.mark.slow if n == 2 and name not in COMPLEX else ())
+        pytest.param(n, dtype, name, marks=() if name in QUICK.get(n, ()) else pytest.mark.slow)
         for n, dtype in ((1, "float64"), (2, "complex128"), (3, "float64"))
         for name in CASES
     ],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_backward(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(KILLED)
@@ -123,8 +125,9 @@ def test_a_wait_with_a_limit(on_ranks: Callable[..., Any]) -> None:
                 work.wait(timedelta(milliseconds=20))
             dist.send(torch.ones(1), 1)
             assert work.wait()
-            with pytest.raises(TimeoutError, match="rank 1"):
-                dist.barrier(timeout=timedelta(seconds=0.2))
+            if "timeout" in signature(dist.barrier).parameters:  # torch 2.12 and later
+                with pytest.raises(TimeoutError, match="rank 1"):
+                    dist.barrier(timeout=timedelta(seconds=0.2))
             store.set("over", "")
         else:
             dist.recv(torch.ones(1), 0)
@@ -134,6 +137,7 @@ def test_a_wait_with_a_limit(on_ranks: Callable[..., Any]) -> None:
     on_ranks(2, body)
 
 
+@pytest.mark.slow
 def test_a_monitored_barrier(on_ranks: Callable[..., Any]) -> None:
     def body(rank: int, size: int) -> None:
         group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
@@ -196,4 +200,4 @@ def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
         env=os.environ,
         check=True,
     )
-    assert done.stdout == "CollectiveTimeout (1, 2) init: ranks [1, 2] did not come within 0.5 s\n"
+    assert done.stdout == "CollectiveTimeout (1, 2) init: ranks [1, 2] did not join within 0.5 s\n"

@@ -62,7 +62,8 @@ def test_a_tensor_is_hooked_once_however_often_it_is_written(on_ranks: Callable[
     on_ranks(2, body)
 
 
-def test_differentiable_functions_of_torch(on_ranks: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_differentiable_functions_of_torch(on_ranks: Callable[..., Any], n: int) -> None:
     def body(rank: int, size: int) -> None:
         import torch.distributed.nn.functional as differentiable
 
@@ -94,5 +95,4 @@ def test_differentiable_functions_of_torch(on_ranks: Callable[..., Any]) -> None
         found = gradient(lambda x: differentiable.all_to_all_single(torch.empty(size), x, group=group), size)
         assert found == of_each
 
-    on_ranks(2, body)
-    on_ranks(3, body)
+    on_ranks(n, body)

@@ -67,6 +67,7 @@ def test_a_meeting_that_was_broken_off_is_in_nobodys_way(tmp_path: Path) -> None
     assert run_ranks(3, ranks) == [0x10101] * 3
 
 
+@pytest.mark.slow
 def test_groups_are_made_again_and_again_by_one_store(tmp_path: Path) -> None:
     def ranks(group: Any) -> None:
         for _ in range(5):
@@ -90,7 +91,7 @@ def test_who_did_not_come_is_named(tmp_path: Path) -> None:
         store = dist.FileStore(str(tmp_path / f"store {group.rank}"), 3)
         if group.rank == 1:
             store.set("call", "of a rank 0 that is gone")
-        with pytest.raises(CollectiveTimeout, match=r"init: ranks .* did not come within 0.2 s") as caught:
+        with pytest.raises(CollectiveTimeout, match=r"init: ranks .* did not join within 0.2 s") as caught:
             meeting.meet(store, group.rank, 3, 0.2)
         return caught.value.missing
 

@@ -66,12 +66,14 @@ def test_torchrun(tmp_path: Path) -> None:
     assert sorted(run(*torchrun, "--nproc-per-node=2", str(program)).splitlines()) == EXPECTED
 
 
+@pytest.mark.slow  # test_failures.py and test_substitution.py start ranks so too
 def test_rankwise_run(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     assert sorted(run(sys.executable, "-m", "rankwise", "run", "-n", "2", str(program)).splitlines()) == EXPECTED
 
 
+@pytest.mark.slow
 def test_spawn_with_every_init_method(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SPAWNED)
@@ -85,6 +87,7 @@ def test_one_rank_alone(tmp_path: Path) -> None:
     assert run(*command) == "rank 0 of 1 [0.0, 0.0, 0.0]\n"
 
 
+@pytest.mark.slow
 def test_the_backend_is_there_without_an_import() -> None:
     code = (
         "import sys, torch; print(torch.distributed.Backend.RANKWISE, 'rankwise.frontends.torch.group' in sys.modules)"
@@ -96,18 +99,18 @@ def test_the_backend_is_there_without_an_import() -> None:
 
 def test_ranks_on_several_hosts(on_ranks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def body(rank: int, size: int) -> str:
-        from rankwise.backends.native import rendezvous
+        from rankwise.backends.native import locality
 
         dist = torch.distributed
         store = dist.distributed_c10d._get_default_store()
         dist.destroy_process_group()
-        ours = rendezvous.locality
-        rendezvous.locality = lambda: {"host": rank}  # type: ignore[assignment]
+        ours = locality.locality
+        locality.locality = lambda: {"host": rank}  # type: ignore[assignment]
         try:
             dist.init_process_group("rankwise", store=dist.PrefixStore("apart", store), rank=rank, world_size=size)
             part = dist.new_group()
         finally:
-            rendezvous.locality = ours
+            locality.locality = ours
         apart = dist.group.WORLD
         dist.barrier(group=part)
         x = torch.arange(4.0) + rank

@@ -273,10 +273,15 @@ CASES: dict[str, tuple[int, Callable[..., Numbers]]] = {
 }
 
 
-# On 4 ranks, which takes long, is what others do on 2: FSDP and tensor parallel, each in one dimension.
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=pytest.mark.slow if size == 4 else ()) for name, (size, _) in CASES.items()]
-)
+# Cases whose operations others have too: on 4 ranks FSDP and tensor parallel in one dimension, and these.
+ALIKE = ("DDP bucket views", "DDP static graph", "DDP allreduce_hook", "FSDP2", "pipeline 1F1B")
+
+
+def marks(name: str) -> Any:
+    return pytest.mark.slow if CASES[name][0] == 4 or name in ALIKE else ()
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=marks(name)) for name in CASES])
 def test_as_on_gloo(on_ranks: Callable[..., Any], case: str, tmp_path: Path) -> None:
     size, fn = CASES[case]
     if fn is checkpoint:

@@ -83,14 +83,15 @@ class TorchCollectives(Core):
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work | None:
         """Copy root's tensors to every rank, in place."""
         tensors = a_list(tensors)
-        opts = self._rooted(BroadcastOptions, opts, timeout, root)
+        opts, root = self._rooted(BroadcastOptions, opts, timeout, root)
+        if len(tensors) == 1 and is_plain(tensors[0]):
+            (tensor,) = tensors
+            return self._run("broadcast", (tensor.data_ptr(), tensor.numel(), moved(tensor.dtype), root), opts, tensors)
         calls, memories = [], []
         for tensor in tensors:
-            memory = source(tensor) if opts.rootRank == self._rank else target(tensor)
-            calls.append(("broadcast", (memory.ptr, memory.count, moved(memory.dtype), opts.rootRank)))
+            memory = source(tensor) if root == self._rank else target(tensor)
+            calls.append(("broadcast", (memory.ptr, memory.count, moved(memory.dtype), root)))
             memories.append(memory)
-        if len(calls) == 1:
-            return self._run(*calls[0], opts, tensors, *memories)
         return self._run_all(calls, opts, tensors, memories)
 
     def reduce(
@@ -98,11 +99,11 @@ class TorchCollectives(Core):
     ) -> Work | None:
         """Reduce over the ranks, in place on root; the other ranks' tensors stay unchanged."""
         tensors = a_list(tensors)
-        opts = self._rooted(ReduceOptions, opts, timeout, root, reduceOp=op)
+        opts, root = self._rooted(ReduceOptions, opts, timeout, root, reduceOp=op)
         (tensor,) = tensors
         how = reduction(opts.reduceOp, tensor.dtype)
-        memory = how.both(tensor) if opts.rootRank == self._rank else how.source(tensor)
-        args = (memory.ptr, memory.count, how.dtype, how.ours, opts.rootRank)
+        memory = how.both(tensor) if root == self._rank else how.source(tensor)
+        args = (memory.ptr, memory.count, how.dtype, how.ours, root)
         return self._run("reduce", args, opts, tensors, memory)
 
     def allgather(
@@ -171,18 +172,18 @@ class TorchCollectives(Core):
     ) -> Work | None:
         """Collect every rank's input in root's outputs."""
         output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
-        opts = self._rooted(GatherOptions, opts, timeout, root)
+        opts, root = self._rooted(GatherOptions, opts, timeout, root)
         (given,) = input_tensors
         sent = source(given)
         outputs: list[Tensor] = []
         memories, where = [sent], 0
-        if opts.rootRank == self._rank:
+        if root == self._rank:
             (outputs,) = output_tensors
             self._check_outputs(outputs, given)
             _check_sizes(outputs, given)
             memories.append(targets(outputs))
             where = memories[1].ptr
-        args = (sent.ptr, where, sent.count, moved(sent.dtype), opts.rootRank)
+        args = (sent.ptr, where, sent.count, moved(sent.dtype), root)
         return self._run("gather", args, opts, outputs, *memories)
 
     def scatter(
@@ -195,11 +196,11 @@ class TorchCollectives(Core):
     ) -> Work | None:
         """Send root's inputs, one to each rank."""
         output_tensors, input_tensors = _as_lists(output_tensors, input_tensors)
-        opts = self._rooted(ScatterOptions, opts, timeout, root)
+        opts, root = self._rooted(ScatterOptions, opts, timeout, root)
         (output,) = output_tensors
         memory = target(output)
         memories, where = [memory], 0
-        if opts.rootRank == self._rank:
+        if root == self._rank:
             (inputs,) = input_tensors
             self._check_outputs(inputs, output)
             _check_sizes(inputs, output)
@@ -208,7 +209,7 @@ class TorchCollectives(Core):
                 sent = copied(inputs)
             memories.append(sent)
             where = sent.ptr
-        args = (where, memory.ptr, memory.count, moved(memory.dtype), opts.rootRank)
+        args = (where, memory.ptr, memory.count, moved(memory.dtype), root)
         return self._run("scatter", args, opts, [output], *memories)
 
     def reduce_scatter(
@@ -334,11 +335,11 @@ class TorchCollectives(Core):
         except CollectiveTimeout as error:
             raise MonitoredBarrierError(error, self._rank, wait_all_ranks) from error
 
-    def _rooted(self, kind: Any, opts: Any, timeout: timedelta | None, root: int, **fields: Any) -> Any:
-        """The options of an operation with a root, which torch's short forms pass by position or by name."""
-        opts = with_options(kind, opts, timeout, rootRank=root if opts is None else opts, **fields)
-        self._check_root(opts.rootRank)
-        return opts
+    def _rooted(self, kind: Any, opts: Any, timeout: timedelta | None, root: int, **fields: Any) -> tuple[Any, int]:
+        """The options of an operation with a root, which torch's short forms pass by position or by name; the root."""
+        if type(opts) is not kind:
+            opts = with_options(kind, None, timeout, rootRank=root if opts is None else opts, **fields)
+        return opts, self._check_root(opts.rootRank)
 
     def _misplaced(self, part: Memory, whole: Memory) -> bool:
         """Whether a part shares memory with the whole, which is n times as large, other than in its place there."""
@@ -357,7 +358,7 @@ class TorchCollectives(Core):
         if not splits:
             if length % self._size:
                 raise ValueError(f"{name}: its {length} rows do not divide by {self._size} ranks; give split sizes")
-            splits = [length // self._size] * self._size
+            return [tensor.numel() // self._size if length else 0] * self._size
         if len(splits) != self._size or sum(splits) != length:
             raise ValueError(
                 f"{name}_split_sizes={list(splits)}: expected {self._size} sizes that add up to {length} rows"
@@ -368,6 +369,8 @@ class TorchCollectives(Core):
 
 def _as_lists(output: Any, given: Any) -> tuple[Any, Any]:
     """Outputs and inputs as lists, as in torch's long form; its short form passes one tensor and one list."""
+    if type(output) is list and type(given) is list:
+        return output, given
     if isinstance(output, Tensor) or isinstance(given, Tensor):
         return [output], [given]
     return output, given
@@ -379,6 +382,7 @@ def _time(opts: Any) -> timedelta | None:
 
 
 def _check_sizes(tensors: list[Tensor], like: Tensor) -> None:
+    count = like.numel()
     for tensor in tensors:
-        if tensor.numel() != like.numel():
-            raise ValueError(f"expected tensors of {like.numel()} elements throughout, got one of {tensor.numel()}")
+        if tensor.numel() != count:
+            raise ValueError(f"expected tensors of {count} elements throughout, got one of {tensor.numel()}")

@@ -18,7 +18,7 @@ from torch.distributed import AllreduceOptions, Work
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.gradients import warn_in_backward
-from rankwise.frontends.torch.tensors import Memory
+from rankwise.frontends.torch.tensors import Memory, packed
 from rankwise.frontends.torch.work import Done, Results, Started
 from rankwise.group.work import ArrayWork, Pending, Several
 
@@ -65,7 +65,7 @@ class Core:
 
         None after a blocking call, which torch.distributed takes for complete.
         """
-        if opts.timeout != UNSET or any(memory.packed for memory in memories):
+        if opts.timeout != UNSET or packed(memories):
             return self._run_all([(operation, args)], opts, results, memories)
         self._sequence += 1
         if not self.dispatched:
@@ -87,7 +87,7 @@ class Core:
         limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
         body = partial(self._call_all, calls, memories, limit)
         if is_async(opts) and get_ident() != self._stream:
-            if limit is None and not any(memory.packed for memory in memories):
+            if limit is None and not packed(memories):
                 inner: OurWork[None] = Several([self.comm.start(operation, *args) for operation, args in calls])
             else:
                 inner = self.comm.start_call(body)
@@ -181,7 +181,7 @@ def _nothing() -> None:
 
 def with_options(kind: Any, opts: Any, timeout: timedelta | None, **fields: Any) -> Any:
     """`opts` if it is torch's options object, else an options object made from a short form's arguments."""
-    if isinstance(opts, kind):
+    if type(opts) is kind:
         return opts
     made = kind()
     for name, value in fields.items():
@@ -193,4 +193,4 @@ def with_options(kind: Any, opts: Any, timeout: timedelta | None, **fields: Any)
 
 
 def a_list(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, torch.Tensor) else value
+    return value if type(value) is list or not isinstance(value, torch.Tensor) else [value]

@@ -1,7 +1,7 @@
-"""A warning in the backward pass through what a collective wrote: autograd does not know that it did.
+"""Warns when a backward pass reaches a tensor that a collective wrote in place, which autograd did not record.
 
-torch gives it for the backends that its C++ calls; it calls the methods of a Python ProcessGroup past
-the dispatcher, which would have seen to it.
+For backends that torch's C++ calls, its dispatcher gives this warning. torch calls the methods of a Python
+ProcessGroup without the dispatcher, so rankwise gives the warning here.
 """
 
 from __future__ import annotations

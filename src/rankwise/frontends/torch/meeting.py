@@ -1,12 +1,12 @@
 """How the ranks of a torch process group meet: through torch's store they agree on a backend and a name.
 
-Rank 0 calls a meeting under a unique name, every other rank answers with its locality, and rank 0 writes
-the Plan, which the others follow. No tensor ever passes through the store.
+Rank 0 announces a meeting under a unique name, every other rank answers with its locality, and rank 0
+publishes the Plan, which the others follow. No tensor ever passes through the store.
 
 A store may contain the entries of an earlier, possibly aborted meeting, for example in a file that is
-used again, or if a process creates its groups again. So every answer carries a mark that its rank
-generated for this meeting, and a plan lists the marks that rank 0 has read. A rank that does not find its
-own mark ignores that plan and answers the next call.
+used again, or if a process creates its groups again. So every answer carries a mark, a nonce that its
+rank generated for this meeting, and a plan lists the marks that rank 0 has read. A rank that does not find
+its own mark ignores that plan and answers the next announcement.
 """
 
 from __future__ import annotations
@@ -85,9 +85,11 @@ def meet(
         plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), list(marks), part=part)
         if part is None:
             if set(places) == {locality()}:
-                plan = replace(plan, inherited=_fits(settings, rank, size))
+                here = settings.local_world_size in (None, size)
+                plan = replace(plan, inherited=here and _fits(settings, rank, size))
             else:
-                plan = replace(plan, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port())
+                fits = _fits(settings, rank, size)
+                plan = replace(plan, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port(), inherited=fits)
         store.set(_plan_key(call), json.dumps(asdict(plan)))
     else:
         plan = _answer(store, rank, timeout, end)
@@ -100,7 +102,7 @@ def meet(
     job = Job(
         rank,
         size,
-        None,
+        settings.local_rank if plan.inherited else None,
         size if plan.backend == "shm" else None,
         "torch.distributed",
         f"torch.distributed {plan.id}",
@@ -116,8 +118,10 @@ def meet(
 
 
 def _fits(settings: Settings, rank: int, size: int) -> bool:
-    """Whether a group consists of all ranks of `rankwise run`, and is the first such group."""
-    return not _taken and (settings.rank, settings.world_size) == (rank, size) and settings.segment_fd is not None
+    """Whether a group consists of all ranks of one `rankwise run`, and is the first such group."""
+    if _taken or settings.segment_fd is None:
+        return False
+    return (settings.rank, settings.world_size) == (rank, size)
 
 
 _taken: list[bool] = []  # one entry once a group has taken the launcher's segment
@@ -182,7 +186,7 @@ def _read(store: Store, keys: dict[int, str], timeout: float, end: float) -> lis
 
 def _missing(ranks: list[int], timeout: float) -> CollectiveTimeout:
     return CollectiveTimeout(
-        f"init: ranks {ranks} did not come within {timeout:g} s",
+        f"init: ranks {ranks} did not join within {timeout:g} s",
         limit=timeout,
         missing=tuple(ranks),
         operation="init",

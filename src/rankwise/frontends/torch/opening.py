@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
-from torch.distributed import DebugLevel, get_debug_level
+from torch.distributed import DebugLevel, PrefixStore, distributed_c10d, get_debug_level
 
 from rankwise.contract.communicator import Communicator
 from rankwise.frontends.torch import meeting
 from rankwise.frontends.torch.backend import ACCEPTED, operations_over
 from rankwise.frontends.torch.group import CPU, RankwiseGroup
 from rankwise.frontends.torch.operations import Operations
+from rankwise.frontends.torch.shrinking import MAKES_THE_GROUP
 
 RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -32,6 +35,33 @@ def open_group(how: Any) -> RankwiseGroup | Operations:
         operations.dispatched = True
         return operations
     return RankwiseGroup(operations, how.store)
+
+
+def _make_smaller_groups() -> None:
+    """From now on, make a RankwiseGroup wherever torch.distributed.shrink_group makes a group of rankwise.
+
+    torch itself would register any backend for the CPU as if it were a ProcessGroupGloo. Before 2.14 it then refuses a
+    backend that is not written in C++; from 2.14 on, DistributedDataParallel reads fields of a ProcessGroupGloo that
+    the backend does not have.
+    """
+    original: Callable[..., Any] = getattr(distributed_c10d, MAKES_THE_GROUP)
+
+    @wraps(original)
+    def create(backend: object, remaining_ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
+        if not isinstance(backend, Communicator):
+            return original(backend, remaining_ranks, metadata, is_default)
+        name = metadata["new_group_name"]
+        operations = operations_over(backend, name, [] if is_default else remaining_ranks)
+        group = RankwiseGroup(operations, PrefixStore(f"{name}/", metadata["store"]))
+        group.setGroupName(name)
+        group.setGroupDesc("default:shrunken" if is_default else f"{metadata['original_group_name']}:shrunk")
+        return group
+
+    setattr(distributed_c10d, MAKES_THE_GROUP, create)
+
+
+if Operations.supports_shrinking:
+    _make_smaller_groups()
 
 
 def _comm_of(group: Any) -> Communicator | None:

@@ -1,25 +1,26 @@
-"""All that torch asks of a process group's ranks over a communicator, whichever class of torch the group is."""
+"""The operations that torch calls on a process group, over a communicator; for a ProcessGroup and for a Backend."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 from torch.distributed import Work
 
+from rankwise.contract.errors import UnsupportedError
 from rankwise.frontends.torch.allocation import RegisteredTensors
 from rankwise.frontends.torch.collectives import TorchCollectives
 from rankwise.frontends.torch.messages import TorchMessages
+from rankwise.frontends.torch.shrinking import Shrinking
 
 NAME = "rankwise"
 
 
-class Operations(TorchCollectives, TorchMessages, RegisteredTensors):
+class Operations(TorchCollectives, TorchMessages, RegisteredTensors, Shrinking):
     """The operations of a process group for tensors in host memory over `comm`, which it owns."""
 
     supports_splitting = False  # a RankwiseGroup does; a Backend would have to return one to ranks outside every part
     supports_coalescing = False
-    supports_shrinking = False
 
     def rank(self) -> int:
         return self._rank
@@ -53,9 +54,8 @@ class Operations(TorchCollectives, TorchMessages, RegisteredTensors):
 
     def abort(self) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError."""
-        abort: Any = getattr(self.comm, "abort", None)
-        if abort is not None:
-            abort("aborted the process group")
+        with suppress(UnsupportedError):
+            self.comm.abort("torch.distributed aborted the process group")
         self.shutdown()
 
     def shutdown(self) -> None:
