@@ -16,8 +16,6 @@ import pytest
 from rankwise.tools.bench.cases import OPERATIONS
 from rankwise.tools.bench.peers import Missing, find
 
-pytestmark = pytest.mark.timeout(110)
-
 QUICK = ("--time", "0.01")
 
 
@@ -54,6 +52,7 @@ def test_every_operation_is_measured_and_right(tmp_path: Path) -> None:
     assert "rankwise: no wrong byte at 19 points" in done.stdout
 
 
+@pytest.mark.slow
 def test_three_ranks_have_sizes_of_whole_parts(tmp_path: Path) -> None:
     done = bench(
         "reduce_scatter", "send_recv", "-n", "3", "--sizes", "8,12,1K", "--dtype", "int16", "--op", "max",
@@ -71,6 +70,7 @@ def test_three_ranks_have_sizes_of_whole_parts(tmp_path: Path) -> None:
     assert [one["wrong_bytes"] for one in results] == [0] * 5
 
 
+@pytest.mark.slow
 def test_fresh_arrays(tmp_path: Path) -> None:
     done = bench("--fresh", "--sizes", "8,40K", "--check", "--registered", *QUICK, "--json", str(tmp_path / "r.json"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -80,6 +80,7 @@ def test_fresh_arrays(tmp_path: Path) -> None:
     assert {(one["iterations"], one["wrong_bytes"]) for one in results} == {(1, 0)}
 
 
+@pytest.mark.slow
 def test_each_algorithm_is_measured_and_the_chosen_one_marked(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = bench(
@@ -103,6 +104,7 @@ def test_each_algorithm_is_measured_and_the_chosen_one_marked(tmp_path: Path) ->
     assert (tmp_path / "r.png").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_gloo_runs_beside_it() -> None:
     pytest.importorskip("torch")
     done = bench("all_reduce", "scatter", "--sizes", "64", "--vs", "gloo", "--check", *QUICK)
@@ -191,7 +193,13 @@ def test_a_wrong_byte_is_found(peer_env: str, tmp_path: Path) -> None:
     assert "rankwise: no wrong byte at 3 points" in done.stdout
 
 
-@pytest.mark.parametrize(("fault", "why"), [("dies", "exited with status 7"), ("raises", "RuntimeError: no such luck")])
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("dies", "exited with status 7"),
+        pytest.param("raises", "RuntimeError: no such luck", marks=pytest.mark.slow),
+    ],
+)
 def test_a_failing_peer_is_skipped(peer_env: str, tmp_path: Path, fault: str, why: str) -> None:
     done, document = against_fake(peer_env, tmp_path / "r.json", fault)
     assert done.returncode == 0
@@ -220,6 +228,7 @@ def test_gloo_without_torch_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path
 # ---- other measures ----
 
 
+@pytest.mark.slow
 def test_machine(tmp_path: Path) -> None:
     done = bench("machine", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr
@@ -241,6 +250,7 @@ def test_memory_and_idle(tmp_path: Path) -> None:
     assert "idle: CPU time" in done.stdout
 
 
+@pytest.mark.slow
 def test_startup(tmp_path: Path) -> None:
     done = bench("startup", "--json", str(tmp_path / "r.json"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -259,7 +269,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 # ---- ends ----
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_it_and_all_ranks(signum: int) -> None:
     command = [sys.executable, "-u", "-m", "rankwise", "bench", "all_reduce", "--time", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -11,11 +11,9 @@ import pytest
 
 import rankwise
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "rankwise", *words], capture_output=True, text=True, timeout=50)
+    return subprocess.run([sys.executable, "-m", "rankwise", *words], capture_output=True, text=True, timeout=150)
 
 
 def test_help_names_every_command_and_shows_examples() -> None:
@@ -47,7 +45,7 @@ def test_a_closed_output_pipe_is_not_an_error(words: list[str]) -> None:
     os.close(reader)
     with open(writer, "wb") as out:
         done = subprocess.run(
-            [sys.executable, "-m", "rankwise", *words], stdout=out, stderr=subprocess.PIPE, text=True, timeout=50
+            [sys.executable, "-m", "rankwise", *words], stdout=out, stderr=subprocess.PIPE, text=True, timeout=150
         )
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
@@ -63,7 +61,7 @@ def test_an_unknown_word_is_an_error_of_one_line(words: list[str]) -> None:
 
 
 def test_python_m_rankwise_tools_is_the_command_too() -> None:
-    done = subprocess.run([sys.executable, "-m", "rankwise.tools", "--version"], capture_output=True, timeout=50)
+    done = subprocess.run([sys.executable, "-m", "rankwise.tools", "--version"], capture_output=True, timeout=150)
     assert done.stdout.startswith(b"rankwise ")
 
 
@@ -72,5 +70,5 @@ def test_the_launcher_imports_neither_numpy_nor_torch() -> None:
         "import sys; from rankwise.tools.cli import main; code = main(['run', '-n', '1', '--backend', 'shm', 'true']); "
         "sys.exit(code or sorted({'numpy', 'torch', 'ml_dtypes', 'cloudpickle'} & set(sys.modules)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

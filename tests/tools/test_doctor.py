@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from rankwise.tools.doctor import command
+from rankwise.contract.tuning_file import Measured, TuningFile, cpu_name, save
+from rankwise.tools.doctor import command, containers
 from rankwise.tools.doctor.facts import FACTS, facts
 from rankwise.tools.doctor.trials import FOR, Trial, trials
+from seccomp import NUMBERS
 
 TRIED = [
     Trial("shm", "the ranks of one host", True, 2),
@@ -25,7 +31,7 @@ def test_facts_name_the_usable_cores() -> None:
     assert re.fullmatch(r"[1-9]\d* usable", found["cores"].value)
     assert "by affinity" in found["cores"].note
     assert re.fullmatch(r"[\d.]+ \w+ free of [\d.]+ \w+", found["memory"].value)
-    assert found["segment"].value == "memfd works"
+    assert found["shared memory"].value == "works"
 
 
 def test_a_missing_fact_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +42,58 @@ def test_a_missing_fact_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch
     found = {fact.name: fact for fact in facts()}
     assert (found["cores"].value, found["cores"].note) == ("unknown", "OSError: no such thing")
     assert found["memory"].value != "unknown"
+
+
+def test_the_namespaces_and_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {fact.name: fact for fact in facts()}
+    for kind, name in (("net", "network"), ("pid", "PID"), ("user", "user")):
+        inode = os.stat(f"/proc/self/ns/{kind}").st_ino
+        assert re.fullmatch(rf"{inode}( \(host\))?", found[f"{name} namespace"].value)
+    assert "--network host" in found["ranks connect by"].note
+    monkeypatch.setenv("RANKWISE_SOCKET_DIR", "/nowhere")
+    assert containers.meeting_place() == (
+        "nothing",
+        "RANKWISE_SOCKET_DIR=/nowhere: name a directory that exists and that this user can write to",
+    )
+
+
+@pytest.mark.skipif(not NUMBERS, reason="the numbers of this machine's system calls are not in seccomp.py")
+@pytest.mark.parametrize("call", ["process_vm_readv", "process_vm_writev"])
+def test_it_tries_whether_memory_may_be_read_and_written(call: str) -> None:
+    code = f"""if True:
+        from rankwise.tools.doctor.containers import direct_copies, watching
+        from seccomp import forbid
+        print(direct_copies()[0], watching()[0], sep=", ")
+        forbid("{call}", "pidfd_open")
+        print(*direct_copies(), watching()[0], sep=", ")
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    before, after = done.stdout.splitlines()
+    assert before.endswith(", at once")
+    if before.startswith("allowed"):
+        assert after.startswith(
+            "not allowed, a seccomp filter forbids it: start the container with --cap-add SYS_PTRACE"
+        )
+        assert after.endswith("copied twice, through shared memory, at the timeout")
+    else:
+        assert after.startswith("not allowed, ")
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(errno.ENOSYS, "the system has no process_vm_readv"), (errno.EFAULT, "process_vm_readv failed: Bad address")],
+)
+def test_why_memory_may_not_be_read(code: int, why: str) -> None:
+    assert why in containers._why_not(code)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_training_in_tcl_needs_torch(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FACTS, "torch", lambda: ("2.13.0" if installed else "not installed", ""))
+    found = {fact.name: fact for fact in facts()}["training in Tcl"]
+    expected = ("yes", "") if installed else ("no", "it needs torch: pip install 'rankwise[tcl]'")
+    assert (found.value, found.note) == expected
 
 
 def test_trials_are_real_and_independent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,16 +134,41 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("rich", [True, False])
-def test_tables(rich: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    if rich:
-        pytest.importorskip("rich", reason="rich is not installed")
-    else:
-        monkeypatch.setitem(sys.modules, "rich", None)
+def test_it_begins_with_what_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 0
     text = capsys.readouterr().out
-    for part in ("This machine", "usable", "works (2 ranks)", "no GPU", "buy one", "hierarchical"):
+    lines = text.splitlines()
+    assert lines[:5] == [
+        "one host       ready      ranks share memory",
+        "several hosts  not ready  it was not tried",
+        "GPU            not ready  no GPU; try: buy one",
+        "",
+        "backend  result         reason",
+    ]
+    for part in ("this machine", "usable", "hierarchical"):
         assert part in text
+    assert not re.search(r"[^\x00-\x7f]| $", text, re.MULTILINE)  # neither lines of boxes nor padding
+
+
+@pytest.mark.usefixtures("quick")
+def test_in_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command.main([])
+    piped = capsys.readouterr().out
+    monkeypatch.setattr(command, "row_width", lambda: 80)
+    command.main([])
+    wrapped = capsys.readouterr().out
+    assert max(map(len, wrapped.splitlines())) <= 80
+    assert sorted(wrapped.split()) == sorted(piped.split())
+
+
+def test_a_remedy_is_named_once() -> None:
+    why = "BackendUnavailable: backend 'nccl' is not available here: no module cuda; pip install 'rankwise[nccl]'"
+    trial = Trial("nccl", "GPUs", False, why=why, remedy="pip install 'rankwise[nccl]' on a machine with a GPU")
+    assert command.readiness([trial])[2] == (
+        "GPU",
+        "not ready",
+        "no module cuda; try: pip install 'rankwise[nccl]' on a machine with a GPU",
+    )
 
 
 @pytest.mark.usefixtures("quick")
@@ -98,3 +181,24 @@ def test_the_choices_for_this_machine(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("RANK", "nine")
     command.main(["--json"])
     assert "nine" in json.loads(capsys.readouterr().out)["choices"][0]["why"]
+
+
+def tuning_fact() -> tuple[str, str]:
+    found = {fact.name: fact for fact in facts()}["tuning"]
+    return found.value, found.note
+
+
+def test_the_tuning_file_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuning_fact() == ("defaults", "rankwise tune -n N measures this machine, for N ranks")
+    path = tmp_path / "t.json"
+    monkeypatch.setenv("RANKWISE_TUNING", str(path))
+    why = f"tuning file {path}: it cannot be read: No such file or directory; RANKWISE_TUNING=none selects the defaults"
+    assert tuning_fact() == ("cannot be used", why)
+    run = Measured(4, "2026-11-22", {"flat_reduce": 77})
+    save(str(path), TuningFile(cpu_name(), {"own_cores": run}))
+    assert tuning_fact() == ("from a file", f"{path}: own_cores with 4 ranks on 2026-11-22")
+    save(str(path), TuningFile("Other", {"own_cores": run}))
+    assert tuning_fact() == (
+        "from a file",
+        f"{path}: measured on another CPU, Other; own_cores with 4 ranks on 2026-11-22",
+    )

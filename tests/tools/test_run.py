@@ -12,8 +12,6 @@ import pytest
 
 from rankwise.launch.local import usable_cores
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def run(
     *words: str, cwd: Path | None = None, stdin: bytes | None = None, **env: str
@@ -22,7 +20,7 @@ def run(
         [sys.executable, "-m", "rankwise", "run", *words],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         cwd=cwd,
         input=None if stdin is None else stdin.decode(),
         env={**os.environ, **env},
@@ -79,17 +77,17 @@ def test_rank_0_has_standard_input_and_the_others_have_none() -> None:
 
 def test_the_timeout_reaches_the_operations() -> None:
     code = "import time, rankwise as rw; g = rw.init(); time.sleep(20 * g.rank); g.barrier()"
-    done = run("-n", "2", "--timeout", "0.5", "python", "-c", code)
+    done = run("-n", "2", "--timeout", "2", "python", "-c", code)
     assert done.returncode == 1
     assert "CollectiveTimeout" in done.stderr
-    # Rank 0's barrier; but it may be that the ranks do not even meet in so short a time.
+    # Rank 0's barrier; but it may be that the ranks do not even meet.
     assert re.match(r"rankwise: rank [01] ", done.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["-n", "0", "true"], 2, "argument -n: expected a number of ranks of at least 1, got '0'"),
+        (["-n", "0", "true"], 2, "argument -n/--nproc-per-node: expected a number of ranks of at least 1, got '0'"),
         (["-n", "-2", "true"], 2, "at least 1, got '-2'"),
         (["-n", "two", "true"], 2, "at least 1, got 'two'"),
         (["-n", "1.5", "true"], 2, "at least 1, got '1.5'"),

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(60)
-
 RUN = [sys.executable, "-m", "rankwise", "run"]
 # The same, where what the ranks still print after the first failure matters: on a busy machine that takes them longer
 # than the second that they usually have.
@@ -103,7 +101,7 @@ def lives(pid: int) -> bool:
     ],
 )
 def test_the_first_failure_is_blamed(program: str, deed: str, code: int, how: str) -> None:
-    done = subprocess.run([*PATIENT_RUN, "-n", "4", program, deed], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*PATIENT_RUN, "-n", "4", program, deed], capture_output=True, text=True, timeout=150)
     assert done.returncode == code
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(rf"rankwise: rank 2 \(pid \d+\) {how}; the other 3 ranks were ended", last)
@@ -130,7 +128,7 @@ if group.rank == 1:
     sys.exit(9)
 group.barrier()
 """
-    done = subprocess.run([*PATIENT_RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*PATIENT_RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=150)
     assert done.returncode == 9
     assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 9", done.stderr.splitlines()[-1])
 
@@ -157,7 +155,7 @@ print("goes on", group.rank, file=sys.stderr)
 deep(group, 40)
 """)
     done = subprocess.run(
-        [*PATIENT_RUN, "-n", "5", *options, tmp_path / "program.py"], capture_output=True, text=True, timeout=50
+        [*PATIENT_RUN, "-n", "5", *options, tmp_path / "program.py"], capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 1
     *lines, last = [re.sub(r"^\[\d\] ", "", line) for line in done.stderr.splitlines()]
@@ -194,12 +192,34 @@ raise LookupError("lost my keys")
         [*PATIENT_RUN, "-n", "2", *options, tmp_path / "program.py", tmp_path / "gone"],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     *_, error, last = [line.removeprefix("[1] ") for line in done.stderr.splitlines()]
     assert error == "LookupError: lost my keys"
     assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 1", last)
     assert "PeerLostError: rank 1 closed its socket" in done.stderr
+
+
+def test_a_rank_that_aborts_the_group_because_of_a_loss_is_not_blamed() -> None:
+    """With hierarchical, the ranks of a host learn in this way of a loss on another host."""
+    code = """
+import os, time
+import rankwise as rw
+group = rw.init()
+if group.rank == 0:
+    group.abort("a rank was lost")
+    while 1 not in group.failed():
+        time.sleep(0.01)
+    raise rw.PeerLostError("a rank was lost")
+try:
+    while True:
+        group.barrier()
+except rw.PeerLostError:
+    os._exit(3)
+"""
+    done = subprocess.run([*PATIENT_RUN, "-n", "2", "python", "-c", code], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 3, done.stderr
+    assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 3", done.stderr.splitlines()[-1]), done.stderr
 
 
 def test_a_traceback_of_a_running_rank_is_shown_at_once(tmp_path: Path) -> None:
@@ -219,12 +239,12 @@ while not os.path.exists(sys.argv[1]):
     while shown < 2:
         shown += launcher.stderr.readline() == "ZeroDivisionError: division by zero\n"
     go.touch()
-    assert launcher.communicate(timeout=20)[1] == ""
+    assert launcher.communicate(timeout=100)[1] == ""
     assert launcher.returncode == 0
 
 
 def test_a_rank_that_never_joined_is_blamed_too() -> None:
-    done = subprocess.run([*RUN, "-n", "2", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "2", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=150)
     assert done.returncode == 3
     assert re.fullmatch(
         r"rankwise: rank [01] \(pid \d+\) exited with status 3(; the other 1 rank was ended)?\n", done.stderr
@@ -234,7 +254,7 @@ def test_a_rank_that_never_joined_is_blamed_too() -> None:
 def test_a_rank_that_ignores_sigterm_is_killed() -> None:
     script = "[ $RANKWISE_RANK = 1 ] && sleep 0.3 && exit 5; trap '' TERM; sleep 30; sleep 30"
     start = time.monotonic()
-    done = subprocess.run([*RUN, "-n", "3", "sh", "-c", script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "3", "sh", "-c", script], capture_output=True, text=True, timeout=150)
     assert 2 < time.monotonic() - start < 28
     assert done.returncode == 5
     assert "rank 1" in done.stderr
@@ -258,7 +278,7 @@ group.barrier()
     time.sleep(0.1)
     start = time.monotonic()
     launcher.send_signal(signum)
-    _, err = launcher.communicate(timeout=20)
+    _, err = launcher.communicate(timeout=100)
     assert time.monotonic() - start < 20
     assert launcher.returncode == code
     assert err.splitlines()[-1] == f"rankwise: stopped by {signum.name}; 3 ranks were ended"
@@ -274,7 +294,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     time.sleep(0.2)
     assert all(lives(pid) for pid in pids)
     launcher.send_signal(signal.SIGINT)
-    assert launcher.communicate(timeout=20)[1] == b"", "they were ended, and not killed at once"
+    assert launcher.communicate(timeout=100)[1] == b"", "they were ended, and not killed at once"
     assert launcher.returncode == 130
     assert not any(lives(pid) for pid in pids)
 
@@ -307,7 +327,7 @@ setsid sh -c 'echo $$ > $0/$RANKWISE_RANK.daemon; exec sleep 50' $0 &
 while [ $(cat $0/$RANKWISE_RANK.* 2>/dev/null | wc -l) -lt 2 ]; do sleep 0.01; done; echo done
 """
     start = time.monotonic()
-    done = subprocess.run([*RUN, "-n", "2", "sh", "-c", script, tmp_path], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "2", "sh", "-c", script, tmp_path], capture_output=True, text=True, timeout=150)
     assert time.monotonic() - start < 40
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\ndone\n", "")
     assert not any(lives(pid) for pid in pids_in(tmp_path, 4))
@@ -318,7 +338,7 @@ def test_a_closed_output_pipe_ends_the_job() -> None:
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == b"y\n"
     launcher.stdout.close()
-    assert launcher.wait(timeout=20) == 128 + signal.SIGPIPE
+    assert launcher.wait(timeout=100) == 128 + signal.SIGPIPE
     assert launcher.stderr is not None
     assert launcher.stderr.read() == b""
     launcher.stderr.close()
@@ -327,7 +347,7 @@ def test_a_closed_output_pipe_ends_the_job() -> None:
 def test_a_finished_rank_is_not_ended_again() -> None:
     """A rank that succeeds long before the others does not affect the job, and its exit counts as success."""
     script = "[ $RANKWISE_RANK = 0 ] && exit 0; sleep 0.5; echo later"
-    done = subprocess.run([*RUN, "-n", "2", "sh", "-c", script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "2", "sh", "-c", script], capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stdout, done.stderr) == (0, "later\n", "")
 
 
@@ -343,7 +363,7 @@ for fd in range(256):
         pass
 print(found)
 """
-    done = subprocess.run([*RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "['/dev/null', 'pipe', 'pipe', '/memfd']\n" * 3
 
@@ -370,27 +390,28 @@ def test_a_hang_is_reported_once_and_the_last_lines_are_about_the_missing_rank(t
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     *lines, _, last = done.stderr.splitlines()
     if lines[-1].startswith("rankwise: "):  # else a busy machine left one rank alone the time to report
         assert re.fullmatch(r"rankwise: the same from ranks [0-7, -]+", lines.pop())
-    error = lines.index("rankwise.contract.errors.CollectiveTimeout: rank 3 did not reach all_reduce #2 within 3 s")
+    headline = "rank 3 did not reach all_reduce #2 within the timeout of 3 s"
+    error = lines.index(f"rankwise.contract.errors.CollectiveTimeout: {headline}")
     waiting, missing, heading, *stack = lines[error + 1 :]
     assert re.fullmatch(r"  ranks 0-2, 4-7: in all_reduce #2 for .* s", waiting)
     assert re.fullmatch(r"  rank 3: outside any collective for .* s, last was barrier #1", missing)
     assert heading == "  Python stack of rank 3, innermost last:"
     assert any(line.endswith("in save_checkpoint") for line in stack)
     assert all(line.startswith("    ") for line in stack)
-    assert last == "rankwise: rank 3 did not reach all_reduce #2 within 3 s; all 8 ranks were ended"
+    assert last == f"rankwise: {headline}; all 8 ranks were ended"
 
     shown = subprocess.run(
-        [sys.executable, "-m", "rankwise", "trace", tmp_path / "t.json"], capture_output=True, text=True, timeout=50
+        [sys.executable, "-m", "rankwise", "trace", tmp_path / "t.json"], capture_output=True, text=True, timeout=150
     )
     said = shown.stdout.splitlines()
-    begin = said.index("failed: rank 3 did not reach all_reduce #2 within 3 s")
+    begin = said.index("failed: rank 3 did not reach all_reduce #2 within the timeout of 3 s")
     assert said[begin + 1 : begin + 4] == [waiting, missing, heading]
     assert any(line.endswith("in save_checkpoint") for line in said[begin + 4 :])
 
@@ -407,7 +428,7 @@ else:
     sys.exit(3)
 group.recv((1,), 1)
 """
-    done = subprocess.run([*RUN, "-n", "2", "python", "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "2", "python", "-c", code], capture_output=True, text=True, timeout=150)
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
         r"rankwise: rank 1 \(pid \d+\) exited with status 3 after recv from rank 0, tag 0; .*ended", last
@@ -416,7 +437,7 @@ group.recv((1,), 1)
 
 def test_too_few_open_files_for_so_many_ranks() -> None:
     command = f"ulimit -n 64; exec {sys.executable} -m rankwise run -n 30 true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=50)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=150)
     assert done.returncode == 2
     assert re.fullmatch(
         r"rankwise run: error: 30 ranks need about 1\d\d open files in the process that starts them, but its "
@@ -433,7 +454,7 @@ _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, hard))
 rw.init()
 """
-    done = subprocess.run([*RUN, "-n", "8", "python", "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "8", "python", "-c", code], capture_output=True, text=True, timeout=150)
     assert done.returncode == 1
     assert re.search(
         r"RankwiseError: watching the other 7 ranks takes one open file each, and this process may have \d+ in all; "

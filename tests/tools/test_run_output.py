@@ -15,8 +15,6 @@ import pytest
 
 from rankwise.launch.local import usable_cores
 
-pytestmark = pytest.mark.timeout(100)
-
 RUN = [sys.executable, "-m", "rankwise", "run"]
 
 
@@ -44,7 +42,7 @@ for i in range(10_000):
 
 def test_a_slow_line_is_not_torn() -> None:
     script = "for i in 1 2 3; do printf a; sleep 0.15; printf 'b\\n'; done"
-    done = subprocess.run([*RUN, "-n", "4", "sh", "-c", script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "4", "sh", "-c", script], capture_output=True, text=True, timeout=150)
     assert done.stdout == "ab\n" * 12
 
 
@@ -53,12 +51,12 @@ def test_bytes_pass_unchanged_and_streams_stay_separate() -> None:
     code = (
         "import sys; data = bytes(range(256)) * 300; sys.stdout.buffer.write(data); sys.stderr.buffer.write(data[::-1])"
     )
-    done = subprocess.run([*RUN, "-n", "1", "python", "-c", code], capture_output=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "1", "python", "-c", code], capture_output=True, timeout=150)
     assert (done.returncode, done.stdout, done.stderr) == (0, data, data[::-1])
 
 
 def test_an_incomplete_last_line_is_shown_on_its_own() -> None:
-    done = subprocess.run([*RUN, "-n", "3", "--tag-output", "printf", "a\nb"], capture_output=True, timeout=50)
+    done = subprocess.run([*RUN, "-n", "3", "--tag-output", "printf", "a\nb"], capture_output=True, timeout=150)
     assert sorted(done.stdout.split(b"\n")) == [b"[0] a", b"[0] b", b"[1] a", b"[1] b", b"[2] a", b"[2] b"]
 
 
@@ -70,7 +68,7 @@ def test_lines_appear_while_the_program_runs(tmp_path: Path) -> None:
     assert [launcher.stdout.readline() for _ in range(2)] == [b"now\n"] * 2
     assert launcher.poll() is None
     go.touch()
-    assert launcher.communicate(timeout=20)[0] == b""
+    assert launcher.communicate(timeout=100)[0] == b""
     assert launcher.returncode == 0
 
 
@@ -108,7 +106,7 @@ else:
         read_until(b"\r\x1b[Ka line of rank 1\r\n50%")
         (tmp_path / "done").touch()
         read_until(b"\r100%\r\n")
-        assert launcher.wait(timeout=20) == 0
+        assert launcher.wait(timeout=100) == 0
     finally:
         launcher.kill()
         launcher.wait()

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from rankwise.contract.topology import parse_cpus
 from rankwise.observe import jobs
 
-pytestmark = pytest.mark.timeout(100)
 RANKWISE = [sys.executable, "-m", "rankwise"]
 
 # Rank 0 waits for its standard input to end, the others for rank 0.
@@ -35,7 +35,7 @@ group.all_reduce(np.ones(2000))
 
 
 def status(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RANKWISE, "status", *words], capture_output=True, text=True, timeout=50)
+    return subprocess.run([*RANKWISE, "status", *words], capture_output=True, text=True, timeout=150)
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def job(program: str = PROGRAM, n: int = 3) -> Iterator[subprocess.Popen[bytes]]
     try:
         yield launcher
     finally:
-        launcher.communicate(timeout=50)
+        launcher.communicate(timeout=150)
     assert launcher.returncode == 0
 
 
@@ -75,6 +75,7 @@ def test_every_rank_of_a_job() -> None:
         for rank, told in enumerate(found["ranks"]):
             assert told["rank"] == rank
             assert jobs.parent_of(told["pid"]) == launcher.pid
+            assert parse_cpus(told["cpus"]) == os.sched_getaffinity(told["pid"])
             assert (told["state"], told["alive"], told["exit_status"]) == ("alive", True, None)
             assert told["behind"] == (rank == 0)
             assert (told["operation"], told["group"]) == ("all_reduce", 0)
@@ -91,9 +92,11 @@ def test_every_rank_of_a_job() -> None:
         assert lines[0].startswith("3 ranks for ")
         assert f"launcher {launcher.pid}: " in lines[0]
         table = lines[1:]
-        assert table[0].split() == ["rank", "pid", "state", "moved", "waited", "where"]
-        assert re.match(r" > 0 +\d+  alive  1 MiB .* outside any collective for .*, last was all_reduce #1$", table[1])
-        assert re.match(r"   1 +\d+  alive  1 MiB .* in all_reduce #2 for [\d.]+ s$", table[2])
+        assert table[0].split() == ["rank", "pid", "CPUs", "state", "moved", "waited", "where"]
+        assert re.match(
+            r" > 0 +\d+ +[\d,-]+  alive  1 MiB .* outside any collective for .*, last was all_reduce #1$", table[1]
+        )
+        assert re.match(r"   1 +\d+ +[\d,-]+  alive  1 MiB .* in all_reduce #2 for [\d.]+ s$", table[2])
         assert table[4] == " > others wait for it"
         assert f"launcher {launcher.pid}: " in status().stdout
 
@@ -192,7 +195,7 @@ def test_a_dead_rank() -> None:
     (job,) = jobs.jobs_of(launcher.pid)
     states = [(rank.how, rank.state.exit_status) for rank in job.ranks()]
     assert states == [("alive", None), ("SIGKILL", -signal.SIGKILL)]
-    launcher.communicate(timeout=50)
+    launcher.communicate(timeout=150)
     assert launcher.returncode == 128 + signal.SIGKILL
 
 
@@ -204,6 +207,6 @@ def test_ranks_that_have_not_joined() -> None:
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == b"here\n"
     done = status(str(launcher.pid))
-    launcher.communicate(timeout=50)
+    launcher.communicate(timeout=150)
     assert re.search(r"^   0 +not joined +0 B", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("no rank has joined: they are starting, or do not call rankwise.init\n")

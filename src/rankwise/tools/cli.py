@@ -7,9 +7,11 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib import import_module
+
+from rankwise.tools.layout import fill, width
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
@@ -17,13 +19,16 @@ if TYPE_CHECKING:
 
 # name: (module with `main(argv) -> exit code`, imported when the command is given; what it does)
 COMMANDS = {
-    "run": ("rankwise.tools.run", "run a program on N ranks of this host"),
+    "run": ("rankwise.tools.run", "run a program on N ranks, on this host or on several"),
     "status": ("rankwise.tools.status", "show where every rank of a running job is"),
     "trace": ("rankwise.tools.trace", "show the operations of a finished job: which rank waited for which"),
     "doctor": ("rankwise.tools.doctor.command", "report what this machine has, and try every backend"),
     "tclsh": ("rankwise.frontends.tcl.main", "run a Tcl script, or a Tcl shell, with the torch:: commands"),
     "bench": ("rankwise.tools.bench.command", "measure the operations here, alone or next to MPI and gloo"),
+    "tune": ("rankwise.tools.tune.command", "measure which algorithm suits which size on this machine"),
 }
+
+WIDEST = 100  # columns of help; longer lines are hard to read
 
 EXAMPLES = """\
 examples:
@@ -33,16 +38,44 @@ examples:
 """
 
 
+class Help(argparse.HelpFormatter):
+    """Help as wide as the terminal, in which no option's name is divided."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return fill(text, width).splitlines()
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return fill(text, width)
+
+
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, and whose help has the same width in every terminal."""
+    """An ArgumentParser whose errors are one line, and name the option that was probably meant."""
 
     def __init__(self, **options: Any) -> None:
         # Without a width argparse imports shutil to ask the terminal, and that import takes time.
-        formatter = partial(argparse.RawDescriptionHelpFormatter, width=100)
+        formatter = partial(Help, width=min(width(), WIDEST))
         super().__init__(**{"formatter_class": formatter, "allow_abbrev": False, **options})
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        for word in args or ():
+            name = word.partition("=")[0]
+            if name == "--":
+                break
+            if name.startswith("--") and name not in self._option_string_actions:
+                self.error(f"unknown option {name}{did_you_mean(name, self._option_string_actions)}")
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """': did you mean --watch?', to append to an error about a word; empty if no known word is like it."""
+    from difflib import get_close_matches  # slow to import
+
+    by_letters = {name.strip("-"): name for name in known}  # the dashes of options would make all of them alike
+    near = get_close_matches(word.strip("-"), list(by_letters), n=1)
+    return f": did you mean {by_letters[near[0]]}?" if near else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +98,7 @@ def _command(words: list[str]) -> int:
         return code
     parser = Parser(
         prog="rankwise",
-        description="Collective communication between processes. A program runs on N ranks; each is a process\n"
+        description="Collective communication between processes. A program runs on N ranks; each is a process "
         "that calls rankwise.init() to learn its rank.",
         epilog="commands:\n"
         + "".join(f"  {name:<10} {what}\n" for name, (_, what) in COMMANDS.items())
@@ -83,5 +116,6 @@ def _command(words: list[str]) -> int:
     elif options.command is None:
         parser.print_help()
     else:
-        parser.error(f"unknown command {options.command!r}: expected one of {', '.join(COMMANDS)}")
+        near = did_you_mean(options.command, COMMANDS) or f": expected one of {', '.join(COMMANDS)}"
+        parser.error(f"unknown command {options.command!r}{near}")
     return 0

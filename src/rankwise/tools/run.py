@@ -1,4 +1,4 @@
-"""`rankwise run`: run a program on n ranks of this host."""
+"""`rankwise run`: run a program on n ranks of this host, alone or together with other hosts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,39 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import TIMEOUT, Settings, is_timeout
-from rankwise.launch.local import LocalJob, RankProcess, adopt_orphans, signal_name
+from rankwise.launch.local import LocalJob, adopt_orphans
+from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, OutputMultiplexer
 from rankwise.tools.cli import Parser
 from rankwise.tools.trace_policy import TracePolicy
 
+TYPE_CHECKING = False  # typing would take time to import
+if TYPE_CHECKING:  # imported when there are several nodes
+    from rankwise.launch.nodes import Nodes
+
+FAILURES = (ValueError, OSError, MemoryError, RankwiseError)  # why the ranks could not be started
+RENDEZVOUS_TIMEOUT = 600.0  # seconds, the same as torchrun's
 NOT_FOUND = 127  # the exit code that shells give for a missing program
+ONE_HOST = ("shm", "solo", "threads")  # backends that cannot be used between hosts
+
+OTHERS = {  # options of torchrun and mpiexec that are not accepted here, and what to use instead
+    "--master-addr": "--rendezvous HOST:PORT, which names the address and the port",
+    "--master-port": "--rendezvous HOST:PORT, which names the address and the port",
+    "--rdzv-backend": "--rendezvous HOST:PORT alone",
+    "--rdzv-id": "--rendezvous HOST:PORT alone",
+    "--standalone": "-n alone, which starts all ranks on this host",
+    "--max-restarts": "--restarts N, which starts only the lost rank again",
+    "--module": "-m and the name of the module",
+    "--no-python": "-- before the command",
+    "-np": "-n",
+    "--np": "-n",
+}
 
 DESCRIPTION = """\
 Run a program on N ranks of this host. Each rank is a process that calls rankwise.init() to learn
@@ -25,6 +46,24 @@ its rank. Output is printed in whole lines; a line longer than {longest} is prin
 tracebacks of several ranks are printed once. When a rank fails, the others are ended, the command exits
 with the failed rank's exit code, and the last line names that rank and what it was doing. When an
 operation times out, the last lines name the rank that did not come and show its Python stack.
+
+With --restarts or --keep-going the job goes on when a rank is lost, that is killed, or exits with
+another status than 0. A line says at once which rank was lost, how and where, the last line repeats
+it, and the exit code is 0 if all other ranks exit with 0. A rank that exits with 0 has finished. The
+program must take part: rankwise.elastic does it all, group.restore() and group.shrink() one step of it.
+
+With --bind core or --bind numa each rank may use only one core (all its hardware threads) or one NUMA
+node. The ranks are spread evenly, in order, over the cores or nodes that this command may use, so that
+neighbouring ranks are near each other; if there are more ranks than cores, neighbouring ranks share one,
+and a line says so. rankwise status shows the CPUs of each rank. torchrun's --numa-binding node and
+mpiexec's --bind-to core mean the same.
+
+With --nnodes the job runs on several hosts, its nodes. Run the command on each of them, with the same
+program, --nnodes and --rendezvous, and its own --node-rank; -n is the number of ranks on that host.
+The ranks are numbered in the order of the nodes. Each command prints the output of its own ranks, and
+all of them end with the same last line and exit code. Ctrl-C on one host ends the job on all of them.
+With --trace on host 0, or after a failure, host 0 writes one trace of the ranks of all hosts. With
+--keep-going on all hosts, the job goes on after the loss of a rank or a host, but not of rank 0 or host 0.
 """
 
 EPILOG = """\
@@ -39,11 +78,20 @@ examples:
   rankwise run -n 2 --tag-output -- bash -c 'echo I am rank $RANKWISE_RANK'
   rankwise run -n 4 --timeout 10 train.py    a rank that waits longer than 10 s for the others fails
   rankwise run -n 4 --trace t.json train.py  then rankwise trace t.json shows which rank waited for which
+  rankwise run -n 64 --bind core train.py    each rank stays on a core of its own
+  rankwise run -n 4 --restarts 3 train.py    a lost rank is started again, alone, up to 3 times
+  rankwise run -n 8 --min-ranks 6 train.py   the others go on until fewer than 6 are left
+
+two hosts, 8 ranks on each; the second command is for the second host:
+  rankwise run --nnodes 2 --node-rank 0 --rendezvous host-a:29500 -n 8 train.py
+  rankwise run --nnodes 2 --node-rank 1 --rendezvous host-a:29500 -n 8 train.py
 
 The environment of each rank holds RANKWISE_RANK and RANKWISE_WORLD_SIZE, the variables that
 torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS: unless it is set
-already, the number of usable cores divided by the number of ranks. Rank 0 inherits standard input
-unless that is a terminal. Ctrl-C reaches every rank; a second Ctrl-C kills them at once.
+already, the number of usable cores divided by the number of ranks on this host. Rank 0 inherits
+standard input unless that is a terminal. Ctrl-C reaches every rank; a second Ctrl-C kills them at once.
+A rank that is started again has the same number, environment and standard streams; RANKWISE_RESTART
+says 1, 2, ...
 """
 
 
@@ -58,23 +106,38 @@ def main(argv: Sequence[str]) -> int:
         stdin = sys.stdin is not None and not sys.stdin.isatty()
         if options.backend is not None:
             _check_backend(options.backend)
+        _check_nodes(options)
         policy = TracePolicy.of(options.trace or Settings.read().trace)
-        job = LocalJob(
-            command,
-            options.n,
-            output,
-            stdin=stdin,
-            backend=options.backend,
-            timeout=options.timeout,
-            spans=policy.always is not None,
-            fork=True,
-        )
-        return _run(job, output, policy)
+        places = None if options.bind == "none" else _places(options.bind, options.n, output)
+
+        def run(nodes: Nodes | None) -> int:
+            losses = Losses(
+                options.n if nodes is None else nodes.world_size,
+                restarts=options.restarts,
+                keep_going=_least(options) is not None,
+                min_ranks=_least(options) or 1,
+            )
+            job = LocalJob(
+                command,
+                options.n,
+                output,
+                stdin=stdin,
+                backend=options.backend,
+                timeout=options.timeout,
+                spans=policy.always is not None,
+                places=places,
+                losses=losses,
+                nodes=nodes,
+                fork=True,
+            )
+            return _run(job, output, policy)
+
+        return run(None) if options.nnodes in (None, 1) else _on_nodes(run, options, output, policy)
     except BrokenPipeError:
         raise  # the reader of our output is gone, which cli.main handles
     except FileNotFoundError as error:
         return _refuse(str(error), NOT_FOUND)
-    except (ValueError, OSError, MemoryError, RankwiseError) as error:
+    except FAILURES as error:
         return _refuse(str(error), 2)
 
 
@@ -83,6 +146,77 @@ def _check_backend(name: str) -> None:
 
     if name not in names():
         raise ValueError(f"backend={name!r}: expected one of {', '.join(names())}")
+
+
+def _places(bind: str, n: int, output: OutputMultiplexer) -> list[frozenset[int]]:
+    """The CPUs of each rank."""
+    from rankwise.launch import binding  # few jobs need it
+
+    places = binding.places(bind, n)
+    if line := binding.remark(bind, places):
+        output.note(f"rankwise: {line}")
+    return places
+
+
+def _least(options: argparse.Namespace) -> int | None:
+    """How many ranks must be left for the job to go on after a loss, or None if every loss ends it."""
+    least: int | None = options.min_ranks or (1 if options.keep_going else None)
+    return least
+
+
+def _check_nodes(options: argparse.Namespace) -> None:
+    """Raises ValueError for options that do not fit the number of nodes."""
+    nnodes, node = options.nnodes, options.node_rank
+    given = {"--nnodes": nnodes, "--node-rank": node, "--rendezvous": options.rendezvous}
+    missing = [name for name, value in given.items() if value is None]
+    if nnodes != 1 and 0 < len(missing) < len(given):
+        name = next(name for name, value in given.items() if value is not None)
+        word = ":".join(map(str, given[name])) if name == "--rendezvous" else given[name]
+        raise ValueError(f"{name} {word}: expected {' and '.join(missing)} as well")
+    if node is not None and node >= nnodes:
+        expected = "0" if nnodes == 1 else f"0 to {nnodes - 1}"
+        raise ValueError(f"--node-rank {node}: expected {expected}, because of --nnodes {nnodes}")
+    if nnodes in (None, 1):
+        return
+    if options.restarts:
+        raise ValueError(
+            f"--restarts with --nnodes {nnodes}: a rank can be started again only in a job on one host, where it meets "
+            "the others in shared memory; use --keep-going, or write checkpoints to disk and start the whole job again"
+        )
+    if options.backend in ONE_HOST:
+        expected = "expected one that reaches other hosts, such as hierarchical or gloo"
+        raise ValueError(f"backend={options.backend!r} with --nnodes {nnodes}: {expected}")
+
+
+def _on_nodes(
+    run: Callable[[Nodes], int], options: argparse.Namespace, output: OutputMultiplexer, policy: TracePolicy
+) -> int:
+    """Meet the other launchers, and run this node's ranks."""
+    from rankwise.launch.node_meeting import meet
+
+    def note(line: str) -> None:
+        output.note(f"rankwise: {line}")
+
+    try:
+        nodes = meet(
+            options.rendezvous,
+            options.nnodes,
+            options.node_rank,
+            options.n,
+            options.rendezvous_timeout,
+            note,
+            min_ranks=_least(options),
+            spans=policy.always is not None,
+        )
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    with nodes:
+        nodes.collects = policy.wants
+        try:
+            return run(nodes)
+        except FAILURES as error:
+            nodes.fail(str(error))
+            raise
 
 
 def find_program(words: Sequence[str]) -> list[str]:
@@ -145,7 +279,26 @@ def _parser() -> Parser:
         description=DESCRIPTION.format(longest=f"{LONGEST_LINE >> 20} MiB"),
         epilog=EPILOG,
     )
-    parser.add_argument("-n", type=_count, required=True, metavar="N", help="how many ranks")
+    parser.add_argument(
+        "-n", "--nproc-per-node", dest="n", type=_count, required=True, metavar="N",
+        help="how many ranks to start on this host",
+    )  # fmt: skip
+    parser.add_argument("--nnodes", type=_nodes, metavar="N", help="how many hosts the job has (default: 1)")
+    parser.add_argument("--node-rank", type=_node, metavar="R", help="this host's number: 0 to N - 1, N being --nnodes")
+    parser.add_argument(
+        "--rendezvous",
+        "--rdzv-endpoint",
+        type=_address,
+        metavar="HOST:PORT",
+        help="where the launchers meet, the same on all hosts: an address of host 0 and a free port there",
+    )
+    parser.add_argument(
+        "--rendezvous-timeout",
+        type=_seconds,
+        default=RENDEZVOUS_TIMEOUT,
+        metavar="S",
+        help="how many seconds a launcher waits for the others (default: 600)",
+    )
     parser.add_argument(
         "--timeout",
         type=_seconds,
@@ -158,24 +311,91 @@ def _parser() -> Parser:
         help="write the last operations of each rank, and the spans of rankwise.trace, to FILE, which rankwise trace "
         "reads (default: RANKWISE_TRACE; without either, a failed job leaves a temporary file; none: never)",
     )
+    parser.add_argument(
+        "--restarts",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="start a lost rank again, without the others, up to N times; in jobs on one host only (default: 0, the "
+        "job ends)",
+    )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="when a rank is lost, and is not started again, leave the others to go on",
+    )
+    parser.add_argument(
+        "--min-ranks",
+        type=_count,
+        metavar="M",
+        help="--keep-going as long as M ranks are left; when there are fewer, the job ends",
+    )
+    parser.add_argument(
+        "--bind",
+        "--bind-to",
+        "--numa-binding",
+        type=_binding,
+        default="none",
+        metavar="WHERE",
+        help="core: each rank may use one core only; numa: one NUMA node only (default: none, the kernel chooses)",
+    )
     parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
     parser.add_argument("--backend", metavar="NAME", help="what moves the bytes (default: chosen by rankwise.init)")
     return parser
 
 
 def _split(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own arguments, and PROGRAM with everything after it."""
+    """The launcher's own arguments, and PROGRAM with its arguments. As in torchrun, _ in an option's name means -."""
     valued = {word for action in parser._actions if action.nargs is None for word in action.option_strings}
+    own: list[str] = []
     i = 0
     while i < len(words) and words[i].startswith("-") and words[i] not in ("-m", "--"):
-        i += 2 if words[i] in valued else 1
-    return words[:i], words[i:]
+        name, equals, value = words[i].partition("=")
+        name = name.replace("_", "-")
+        if name in OTHERS:
+            parser.error(f"{name}: expected {OTHERS[name]}")
+        following = words[i + 1 : i + 2] if not equals and name in valued else []
+        own += [name + equals + value, *following]
+        i += 1 + len(following)
+    return own, words[i:]
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number of ranks of at least 1, got {text!r}")
     return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of restarts of at least 0, got {text!r}")
+    return int(text)
+
+
+def _binding(text: str) -> str:
+    where = "numa" if text == "node" else text  # torchrun's word
+    if where not in ("core", "numa", "none"):
+        raise argparse.ArgumentTypeError(f"expected core, numa or none, got {text!r}")
+    return where
+
+
+def _nodes(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of hosts of at least 1, got {text!r}")
+    return int(text)
+
+
+def _node(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected the number of this host, from 0 on, got {text!r}")
+    return int(text)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, an address of host 0, got {text!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _seconds(text: str) -> float:
@@ -203,25 +423,9 @@ def _run(job: LocalJob, output: OutputMultiplexer, policy: TracePolicy) -> int:
         return 128 + signal.SIGINT
     if trace_line is not None:
         output.note(f"rankwise: {trace_line}")
-    if job.interrupted is not None:
-        output.note(f"rankwise: stopped by {signal_name(job.interrupted)}; {_ranks(job.survivors)} ended")
-    elif job.culprit is not None:
-        output.note(_blame(job, job.culprit))
-    return job.exit_code
-
-
-def _blame(job: LocalJob, rank: RankProcess) -> str:
-    if job.hang:
-        return f"rankwise: {job.hang.splitlines()[0]}; all {len(job.ranks)} ranks were ended"
-    line = f"rankwise: rank {rank.number} (pid {rank.pid}) {rank.how}{rank.where}"
-    if job.survivors:
-        all_others = job.survivors == len(job.ranks) - 1
-        line += f"; {'the other ' if all_others else ''}{_ranks(job.survivors)} ended"
-    return line
-
-
-def _ranks(count: int) -> str:
-    return "1 rank was" if count == 1 else f"{count} ranks were"
+    if line := job.ending.line:
+        output.note(f"rankwise: {line}")
+    return job.ending.code
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from rankwise.observe.jobs import RankView, RunningJob, jobs_of, running_jobs
 from rankwise.tools.cli import Parser
-from rankwise.tools.columns import columns
+from rankwise.tools.layout import columns, one_line, row_width, width
 from rankwise.tools.units import amount, duration
 
 REFRESH = 0.25  # seconds between two updates of --watch
@@ -19,13 +18,15 @@ REFRESH = 0.25  # seconds between two updates of --watch
 DESCRIPTION = """\
 Show the state of every rank of a running job: whether it is alive or how it ended, which operation it
 is in and since when, the bytes that its operations have moved, and how long it has waited for other
-ranks. A > marks the ranks that the others wait for. The job is not disturbed: its memory is mapped
-read-only.
+ranks; "restart 2" is the second replacement of a lost rank. A > marks the ranks that the others wait
+for. The job is not disturbed: its memory is mapped read-only.
 """
 
 EPILOG = """\
 PID is the process id of the launcher or of any rank; without it all jobs of this user on this host
-are shown. The column moved counts each rank's own arrays; "of group 2" is the second group that split made.
+are shown. The column CPUs lists the CPUs that each rank may use (rankwise run --bind); the column moved
+counts the bytes of each rank's own arrays; "of group 2" means a group that split made. If a job runs on
+several hosts (rankwise run --nnodes), only its ranks on this host are shown.
 
 examples:
   rankwise status                  all jobs
@@ -34,7 +35,7 @@ examples:
   rankwise status --json | jq '.[].ranks[] | select(.behind)'
 """
 
-Line = tuple[str, bool]  # the text, and whether the others wait for this rank
+Line = tuple[str, bool]  # the text, wrapped to the terminal's width, and whether the others wait for this rank
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,13 +115,17 @@ def _lines(job: RunningJob) -> list[Line]:
     ranks = job.ranks()
     age = max(1e-9, time.time() - job.view.started / 1e9)
     where = f"launcher {job.launcher}" if job.launcher else "no launcher"
-    title = f"{job.view.world_size} ranks for {duration(age)}, {where}: {' '.join(job.command.split())}"
-    rows = [("rank", "pid", "state", "moved", "waited", "where")]
+    here = job.view.world_size
+    count = f"{here} ranks" if job.world_size == here else f"{here} of {job.world_size} ranks (the ones on this host)"
+    title = f"{count} for {duration(age)}, {where}: "
+    title += one_line(job.command, width() - len(title))
+    rows = [("rank", "pid", "CPUs", "state", "moved", "waited", "where")]
     rows += [
         (
             f"{'> ' if rank.behind else '  '}{rank.rank}",
             str(rank.pid) if rank.pid else "",
-            rank.how,
+            rank.cpus,
+            f"{rank.how} (restart {rank.restart})" if rank.restart else rank.how,
             amount(rank.state.bytes),
             f"{duration(rank.state.waited / 1e9)} {100 * rank.state.waited / 1e9 / age:3.0f} %",
             rank.state.description if rank.state.joined else "",
@@ -128,20 +133,12 @@ def _lines(job: RunningJob) -> list[Line]:
         for rank in ranks
     ]
     marked = [False, *(rank.behind for rank in ranks)]
-    lines = [(title, False), *zip(columns(rows, ">><>>"), marked, strict=True)]
+    lines = [(title, False), *zip(columns(rows, ">>><>>", row_width()), marked, strict=True)]
     if any(rank.behind for rank in ranks):
         lines.append((" > others wait for it", True))
     if not any(rank.state.joined for rank in ranks):
         lines.append(("no rank has joined: they are starting, or do not call rankwise.init", False))
-    return [(_cut(line), behind) for line, behind in lines]
-
-
-def _cut(line: str) -> str:
-    """The line, cut to the width of the terminal if there is one."""
-    if not sys.stdout.isatty():
-        return line
-    width = shutil.get_terminal_size().columns
-    return line if len(line) <= width else line[: width - 1] + "…"
+    return lines
 
 
 def _as_json(job: RunningJob) -> dict[str, Any]:
@@ -149,7 +146,7 @@ def _as_json(job: RunningJob) -> dict[str, Any]:
         "launcher": job.launcher,
         "command": job.command,
         "started": job.view.started / 1e9,
-        "world_size": job.view.world_size,
+        "world_size": job.world_size,
         "ranks": [_rank_json(rank) for rank in job.ranks()],
     }
 
@@ -159,8 +156,10 @@ def _rank_json(rank: RankView) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "pid": rank.pid or None,
+        "cpus": rank.cpus or None,
         "state": rank.how,
         "alive": rank.how in ("alive", "stopped"),
+        "restart": rank.restart,
         "exit_status": state.exit_status,
         "inside": state.inside,
         "operation": operation.name if operation else None,

@@ -8,7 +8,7 @@ longer than the waiting time that it recorded.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rankwise.observe.trace_file import Trace, TracedOperation
@@ -16,16 +16,25 @@ from rankwise.observe.trace_file import Trace, TracedOperation
 
 @dataclass(frozen=True)
 class GroupOperation:
-    """One operation of a group. begun: {rank: its part}; late: the ranks that arrived last or not at all.
-
-    waited: ns, the sum of the times that the other ranks waited for them.
-    """
+    """One operation of a group. begun: {rank: its part}; late: the ranks that arrived last or not at all."""
 
     group: int
     sequence: int
     begun: dict[int, TracedOperation]
     late: tuple[int, ...]
-    waited: int
+
+    def waits(self) -> dict[int, int]:
+        """How long (ns) each rank waited for the late ones."""
+        at = max((self.begun[rank].begin for rank in self.late if rank in self.begun), default=None)
+        return {
+            rank: operation.waited if at is None else min(at - operation.begin, operation.waited)
+            for rank, operation in self.begun.items()
+        }
+
+    @property
+    def waited(self) -> int:
+        """ns, the sum of the times that the other ranks waited for the late ones."""
+        return sum(self.waits().values())
 
     @property
     def name(self) -> str:
@@ -58,13 +67,14 @@ class OperationSummary:
 def group_operations(trace: Trace) -> list[GroupOperation]:
     """The operations for which the trace still holds every rank's part, in the order in which they began.
 
-    An operation that some ranks began and others never did counts too, if those are known to be in the group.
+    An operation that some ranks began and others never did counts too, if the others are known to be in the group.
+    Parts of other operations do not count.
     """
     parts: dict[tuple[int, int], dict[int, TracedOperation]] = defaultdict(dict)
     seen: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # group: rank: first and last number
     for rank in trace.ranks:
         for operation in rank.operations:
-            if operation.sequence == 0 or operation.name == "init":
+            if operation.sequence == 0 or operation.name == "init" or operation.part:
                 continue
             parts[operation.group, operation.sequence][rank.rank] = operation
             first, last = seen[operation.group].get(rank.rank, (operation.sequence, operation.sequence))
@@ -76,19 +86,16 @@ def group_operations(trace: Trace) -> list[GroupOperation]:
             continue
         missing = tuple(rank for rank, (_, last) in members.items() if last < sequence)
         if missing:
-            waited = sum(operation.waited for operation in begun.values())
-            found.append(GroupOperation(group, sequence, begun, missing, waited))
+            found.append(GroupOperation(group, sequence, begun, missing))
         elif len(begun) == len(members):
             late = max(begun, key=lambda rank: begun[rank].begin)
-            at = begun[late].begin
-            waited = sum(min(at - operation.begin, operation.waited) for operation in begun.values())
-            found.append(GroupOperation(group, sequence, begun, (late,), waited))
+            found.append(GroupOperation(group, sequence, begun, (late,)))
     return sorted(found, key=lambda each: min(operation.begin for operation in each.begun.values()))
 
 
-def stragglers(found: list[GroupOperation], ranks: int) -> list[Straggler]:
-    """Every rank; the rank that the others waited for longest comes first."""
-    result = [Straggler(rank) for rank in range(ranks)]
+def stragglers(found: list[GroupOperation], ranks: Iterable[int]) -> list[Straggler]:
+    """Each of these ranks; the rank for which the others waited longest comes first."""
+    result = {rank: Straggler(rank) for rank in ranks}
     for each in found:
         for rank in each.late:
             one = result[rank]
@@ -96,7 +103,18 @@ def stragglers(found: list[GroupOperation], ranks: int) -> list[Straggler]:
             one.waited += each.waited // len(each.late)
             if one.worst is None or one.worst.waited < each.waited:
                 one.worst = each
-    return sorted(result, key=lambda one: (-one.waited, -one.times, one.rank))
+    return sorted(result.values(), key=lambda one: (-one.waited, -one.times, one.rank))
+
+
+def waits(found: list[GroupOperation]) -> dict[tuple[int, int], int]:
+    """How long (ns) each rank waited for each other one that began an operation later: {(waiting, awaited): time}."""
+    result: dict[tuple[int, int], int] = defaultdict(int)
+    for each in found:
+        for rank, waited in each.waits().items():
+            for late in each.late:
+                if rank != late:
+                    result[rank, late] += waited // len(each.late)
+    return dict(result)
 
 
 def summaries(trace: Trace, found: list[GroupOperation]) -> list[OperationSummary]:
@@ -104,7 +122,9 @@ def summaries(trace: Trace, found: list[GroupOperation]) -> list[OperationSummar
     result: dict[tuple[str, int], OperationSummary] = {}
     late = {(each.group, each.sequence): each.late for each in found}
     for operation in _all(trace):
-        what = " ".join(filter(None, (operation.name, operation.dtype, operation.op)))
+        what = " ".join(
+            filter(None, ("within a host:" * operation.part, operation.name, operation.dtype, operation.op))
+        )
         kind = result.setdefault((what, operation.bytes), OperationSummary(what, operation.bytes))
         kind.calls += 1
         kind.spent += (trace.written if operation.end is None else operation.end) - operation.begin

@@ -1,9 +1,9 @@
 """A trace in the trace event format, which Perfetto and Chrome (chrome://tracing) show.
 
-Each rank appears as a process. Its rows are the collectives, the messages, and one for each lane that
-the program named. Slices within an operation show how long it waited for other ranks and how long it
-moved data. A trace records these durations but not when they began; the wait is drawn first, as a
-rank usually waits first.
+Each rank appears as a process. Its rows show the collectives, the messages, with hierarchical their parts within the
+host, and each lane that the program named. Slices within an operation show how long it waited for other ranks and how
+long it moved data. A trace records these durations but not when they began; the wait is drawn first, because a rank
+usually waits first.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ def timeline(trace: Trace) -> dict[str, Any]:
     events: list[Event] = []
     for rank in trace.ranks:
         ended = f", {rank.ended}" if rank.ended and rank.ended != "exited with status 0" else ""
-        events.append(_meta("process_name", rank.rank, 0, {"name": f"rank {rank.rank} (pid {rank.pid}{ended})"}))
+        on_host = f" on {rank.host}" if rank.host else ""
+        name = f"rank {rank.rank} (pid {rank.pid}{on_host}{ended})"
+        events.append(_meta("process_name", rank.rank, 0, {"name": name}))
         events.append(_meta("process_sort_index", rank.rank, 0, {"sort_index": rank.rank}))
         events += _rank(rank, zero, trace.written)
-    about = {"command": trace.command, "failure": trace.failure}
+    for loss in trace.losses:
+        again = "; started again" if loss.replaced else ""
+        events.append(_instant(f"lost: {loss.how}{again}", loss.rank, loss.at - zero))
+    about = {"command": trace.command, "failure": trace.failure, "clocks": [vars(clock) for clock in trace.clocks]}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
 
 
 def _rank(rank: RankTrace, zero: int, until: int) -> Iterable[Event]:
     # Numbered operations within init are parts of the rendezvous, which is drawn as a whole.
-    collectives = [
-        operation
-        for operation in rank.operations
-        if operation.peer is None and not (operation.name == "init" and operation.sequence)
-    ]
-    messages = [operation for operation in rank.operations if operation.peer is not None]
+    drawn = [operation for operation in rank.operations if not (operation.name == "init" and operation.sequence)]
+    parts = [operation for operation in drawn if operation.part]
+    collectives = [operation for operation in drawn if operation.peer is None and not operation.part]
+    messages = [operation for operation in drawn if operation.peer is not None and not operation.part]
     row = 0
-    for title, operations in (("collectives", collectives), ("messages", messages)):
+    for title, operations in (("collectives", collectives), ("messages", messages), ("within the host", parts)):
         for number, lane in enumerate(_apart(operations, until)):
             row += 1
             yield _meta("thread_name", rank.rank, row, {"name": title if number == 0 else f"{title} {number + 1}"})
@@ -92,6 +95,10 @@ def _apart(operations: list[TracedOperation], until: int) -> list[list[TracedOpe
 
 def _slice(name: str, rank: int, row: int, begin: int, length: int, **more: Any) -> Event:
     return {"ph": "X", "name": name, "pid": rank, "tid": row, "ts": begin / 1e3, "dur": length / 1e3, **more}
+
+
+def _instant(name: str, rank: int, at: int) -> Event:
+    return {"ph": "i", "s": "p", "name": name, "pid": rank, "tid": 0, "ts": at / 1e3}
 
 
 def _meta(name: str, rank: int, row: int, args: dict[str, Any]) -> Event:

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rankwise._native import algorithms
+from rankwise.contract import topology
+from rankwise.contract.settings import Settings
 from rankwise.tools.bench.cases import size_name
 from rankwise.tools.bench.report import OURS, number
 from rankwise.tools.bench.timing import Measurement
 from rankwise.tools.bench.workers import Launch
 
-ALGORITHMS: dict[str, list[str]] = algorithms()
-"""By operation."""
+
+def nodes() -> int:
+    """On how many NUMA nodes ranks of this machine may be, or are said to be by RANKWISE_NUMA_NODES."""
+    said = Settings.read().numa_nodes
+    return len(set(said) or topology.nodes(frozenset(os.sched_getaffinity(0))))
+
+
+ALGORITHMS: dict[str, list[str]] = {
+    operation: [name for name in names if name != "by_node" or nodes() > 1] for operation, names in algorithms().items()
+}
+"""By operation; by_node only if there are several nodes."""
+
+
+def bound(ours: Launch) -> Launch:
+    """With ranks bound to nodes if the machine has several, because only the node of a bound rank is known."""
+    if nodes() == 1 or Settings.read().numa_nodes or "run" not in ours.launcher:
+        return ours
+    return replace(ours, launcher=(*ours.launcher, "--bind", "numa"))
 
 
 def launches(ours: Launch, operations: Sequence[str]) -> dict[str, Launch]:
@@ -43,18 +63,27 @@ class AlgorithmTable:
         self.names = ALGORITHMS[operation]
 
     def head(self) -> str:
-        columns = "".join(f"{name:>{self._width(name)}}" for name in self.names)
-        return f"{'size':>6}{'as chosen':>11}{columns}   median time in us, * chosen for private arrays"
+        """What the figures are, and the names; a long one takes two lines, as single_copy above _split."""
+        lines = ["median time in us; * marks the one chosen for private arrays"]
+        tops, ends = zip(*map(self._halves, self.names), strict=True)
+        lines.append(" " * 6 + f"{'chosen':>8}" + self._cells(tops))
+        lines.append(f"{'size':>6}" + " " * 8 + self._cells(ends))
+        return "\n".join(line.rstrip() for line in lines)
 
     def row(self, results: Sequence[Measurement]) -> str:
         by_name: Mapping[str, Measurement] = {result.contender: result for result in results}
-        line = f"{size_name(by_name[OURS].size):>6}{number(by_name[OURS].times.median * 1e6):>11}"
+        line = f"{size_name(by_name[OURS].size):>6}{number(by_name[OURS].times.median * 1e6):>8}"
+        cells = []
         for name in self.names:
             found = by_name.get(name)
-            cell = "- " if found is None else number(found.times.median * 1e6) + ("*" if found.chosen else " ")
-            line += f"{cell:>{self._width(name)}}"
-        return line
+            cells.append("- " if found is None else number(found.times.median * 1e6) + ("*" if found.chosen else " "))
+        return line + self._cells(cells)
+
+    def _cells(self, texts: Sequence[str]) -> str:
+        widths = [max(8, len(self._halves(name)[0]) + 2) for name in self.names]
+        return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
 
     @staticmethod
-    def _width(name: str) -> int:
-        return max(10, len(name) + 3)
+    def _halves(name: str) -> tuple[str, str]:
+        first, _, last = name.rpartition("_")
+        return (first, f"_{last}") if last in ("split", "put") else (name, "")

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from rankwise.launch.local import usable_cores
 from rankwise.tools.bench import peers, probes
-from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, level
+from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, bound, level
 from rankwise.tools.bench.algorithms import launches as launches_of
 from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, parse_sizes
 from rankwise.tools.bench.probes import PROBES
@@ -33,7 +33,8 @@ from rankwise.tools.bench.report import (
 )
 from rankwise.tools.bench.timing import Bench, Contender, Measurement
 from rankwise.tools.bench.workers import Launch, Workers, WorkersError
-from rankwise.tools.cli import Parser
+from rankwise.tools.cli import Parser, did_you_mean
+from rankwise.tools.layout import fill, width
 
 DESCRIPTION = """\
 Measure the operations between N ranks on this machine, with rankwise alone or next to other libraries.
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(list(argv))
     _check(parser, options)
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     try:
         if options.make_peers:
             for name in options.vs or peers.WHEELS:
@@ -91,7 +92,8 @@ def main(argv: Sequence[str]) -> int:
         return 130
 
 
-def _terminated(signum: int, frame: FrameType | None) -> NoReturn:
+def terminated(signum: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends the command as an exit does, so that no rank outlives it."""
     sys.exit(128 + signum)
 
 
@@ -150,11 +152,21 @@ def _names(text: str) -> list[str]:
     return names
 
 
+def check_operations(parser: Parser, given: Sequence[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            near = did_you_mean(name, known) or f": expected some of {', '.join(known)}"
+            parser.error(f"unknown operation {name!r}{near}")
+
+
+def check_time(parser: Parser, seconds: float) -> None:
+    if not seconds > 0:
+        parser.error(f"argument --time: expected a number of seconds above 0, got {seconds:g}")
+
+
 def _check(parser: Parser, options: argparse.Namespace) -> None:
     """The checks that argparse cannot make; also converts options.sizes to bytes."""
-    for name in options.operations:
-        if name not in OPERATIONS and name not in PROBES:
-            parser.error(f"unknown operation {name!r}: expected some of {', '.join([*OPERATIONS, *PROBES])}")
+    check_operations(parser, options.operations, [*OPERATIONS, *PROBES])
     probes_only = all(name in PROBES for name in options.operations or ["all operations"])
     if not probes_only and any(name in PROBES for name in options.operations):
         parser.error(f"{', '.join(PROBES)} cannot be measured together with operations")
@@ -165,8 +177,7 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
             parser.error(f"argument {name}: there is no folder {path.parent}")
     if options.factor < 2:
         parser.error(f"argument --factor: expected at least 2, got {options.factor}")
-    if not options.time > 0:
-        parser.error(f"argument --time: expected a number of seconds above 0, got {options.time:g}")
+    check_time(parser, options.time)
     try:
         options.sizes = parse_sizes(options.sizes, options.factor)
     except ValueError as error:
@@ -207,7 +218,7 @@ class Run:
 
     def go(self) -> int:
         options = self.options
-        print(f"machine: {self.machine}")
+        print(fill(f"machine: {self.machine}", width()), end="")
         if self.machine.load > self.machine.cores / 2:
             print("the machine is busy with other things: medians will be too long, minima less so")
         launches = {OURS: peers.ours(options.backend, options.vs, options.peer_env)}
@@ -223,6 +234,7 @@ class Run:
             self._finish()
             return 1 if OURS in self.left_out else 0
         if options.algorithms:
+            launches[OURS] = bound(launches[OURS])
             launches.update(launches_of(launches[OURS], names))
         per_size = sum(OPERATIONS[name].has_bytes for name in names)
         ranks = options.ranks or [2]

@@ -47,11 +47,14 @@ def _ours_under_mpi(names: Sequence[str], folder: Path) -> Launch:
         except Missing as missing:
             reasons.append(f"{name}: {missing}")
             continue
-        # The MPI's environment has no rankwise, so it also searches this environment's packages.
-        python = (*launch.python, "-c", _BORROW, sysconfig.get_path("purelib"))
         environment = {**launch.environment, "RANKWISE_BACKEND": "mpi"}
-        return Launch("rankwise", launch.launcher, python, environment)
+        return Launch("rankwise", launch.launcher, with_rankwise(launch.python), environment)
     raise WorkersError(f"--backend mpi: {'; '.join(reasons)}")
+
+
+def with_rankwise(python: Sequence[str]) -> tuple[str, ...]:
+    """The command of a Python without rankwise, extended so that it also finds this environment's packages."""
+    return (*python, "-c", _BORROW, sysconfig.get_path("purelib"))
 
 
 _BORROW = """

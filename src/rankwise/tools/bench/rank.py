@@ -502,7 +502,7 @@ class RankServer:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request. By `do`: time -> the seconds of each batch; check -> wrong bytes; drop -> {}, the
         arrays are freed; memory -> bytes; late -> CPU seconds that this rank burnt while rank 0 was late;
-        machine -> on rank 0 only, the seconds that two cores took; algorithms -> those that a call tries, in order."""
+        machine -> on rank 0 only, the seconds that two cores took; algorithms -> what a call tries, and `cores`."""
         do = request["do"]
         if do == "drop":
             self.points.clear()
@@ -510,7 +510,7 @@ class RankServer:
         if do == "memory":
             return memory()
         if do == "algorithms":
-            return {"algorithms": algorithms(self.contenders["array"], request["operation"], request["bytes"])}
+            return algorithms(self.contenders["array"], request["operation"], request["bytes"])
         contender = self.contenders[request["level"]]
         if do == "machine":
             return machine(contender, request["what"], request["bytes"])
@@ -523,10 +523,10 @@ class RankServer:
         return {"seconds": point.seconds(contender, *how)}
 
 
-def algorithms(ours: Any, operation: str, size: int) -> Any:
-    if (choose := getattr(ours.group.comm.shortcuts, "algorithms", None)) is None:
+def algorithms(ours: Any, operation: str, size: int) -> dict[str, Any]:
+    if not hasattr(engine := ours.group.comm.shortcuts, "algorithms"):
         raise RuntimeError("--algorithms: this backend has no native engine that chooses algorithms")
-    return choose(operation, size)
+    return {"algorithms": engine.algorithms(operation, size), "cores": engine.thresholds[0]}
 
 
 def memory() -> dict[str, int]:
@@ -574,7 +574,7 @@ def libraries_of(name: str, store: str) -> dict[str, Library]:
     return {"array": Gloo(store) if name == "gloo" else Mpi()}
 
 
-def main(name: str, path: str) -> None:
+def main(name: str, path: str, server: Callable[[dict[str, Library]], RankServer] = RankServer) -> None:
     with socket.socket(socket.AF_UNIX) as control:
         control.connect(path)
         lines = control.makefile("rw", encoding="utf-8", newline="\n")
@@ -587,8 +587,8 @@ def main(name: str, path: str) -> None:
             before = memory()
             contenders = libraries_of(name, path + ".store")
             first = contenders["array"]
-            reply({"rank": first.rank, "pid": os.getpid(), "about": first.about, "memory": before})
-            rank = RankServer(contenders)
+            reply({"rank": first.rank, "about": first.about, "memory": before})
+            rank = server(contenders)
             for line in lines:
                 reply(rank.answer(json.loads(line)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the benchmark reports every error
@@ -597,4 +597,4 @@ def main(name: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2])

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from rankwise.contract.tuning_file import cpu_name
 from rankwise.tools.bench.cases import OPERATIONS, size_name
 from rankwise.tools.bench.timing import Measurement
+from rankwise.tools.layout import width
 
-WIDTH = 120  # columns of the table
 OURS = "rankwise"
 MPI_NAMES = ("mpi", "openmpi", "mpich")
 
@@ -37,7 +38,7 @@ class Machine:
     @classmethod
     def read(cls, cores: int) -> Machine:
         return cls(
-            cpu=_field("/proc/cpuinfo", "model name") or platform.machine(),
+            cpu=cpu_name(),
             cores=cores,
             all_cores=os.cpu_count() or 1,
             load=round(os.getloadavg()[0], 2),
@@ -115,19 +116,20 @@ class Table:
         self.best = sum(name in MPI_NAMES for name in others) > 1
         self.check = check
         self.columns = ["median", "min", "p99", "alg GB/s", "bus GB/s"]
-        for name in ("alg GB/s", "p99", "min"):  # columns that do not fit are only in the JSON
-            if self._width() > WIDTH:
+        for name in ("alg GB/s", "p99", "min", "bus GB/s"):  # columns that do not fit are only in the JSON
+            if self._width() > width():
                 self.columns.remove(name)
+        self.best = self.best and self._width() <= width()
 
     def _width(self) -> int:
-        return 6 + 9 * len(self.columns) + 7 * self.check + 17 * len(self.others) + 9 * self.best
+        return 5 + 9 * len(self.columns) + 6 * self.check + 15 * len(self.others) + 9 * self.best
 
     def head(self) -> str:
         """Two lines: the contenders, and the columns."""
-        own = 9 * len(self.columns) + 7 * self.check
-        first = " " * 6 + f"{'rankwise, time in us':>{own}}" + "".join(f" |{name:>15}" for name in self.others)
-        second = f"{'size':>6}" + "".join(f"{name:>9}" for name in self.columns)
-        second += f"{'wrong':>7}" * self.check + f" |{'median':>8}{'ratio':>7}" * len(self.others)
+        own = 9 * len(self.columns) + 6 * self.check
+        first = f"{'in us':>5}{'rankwise':>{own}}" + "".join(f" |{name:>13}" for name in self.others)
+        second = f"{'size':>5}" + "".join(f"{name:>9}" for name in self.columns)
+        second += f"{'wrong':>6}" * self.check + f" |{'median':>7}{'ratio':>6}" * len(self.others)
         if self.best:
             first, second = first + " |   best", second + " |    MPI"
         return f"{first}\n{second}"
@@ -139,17 +141,17 @@ class Table:
         if operation.has_bytes:
             cells["alg GB/s"] = operation.algorithm_bandwidth(ours.size, ours.ranks, times.median)
             cells["bus GB/s"] = operation.bus_bandwidth(ours.size, ours.ranks, times.median)
-        line = f"{size_name(ours.size) if operation.has_bytes else '-':>6}"
+        line = f"{size_name(ours.size) if operation.has_bytes else '-':>5}"
         line += "".join(f"{number(cells[name]) if name in cells else '-':>9}" for name in self.columns)
         if self.check:
-            line += f"{ours.wrong:>7}"
+            line += f"{ours.wrong:>6}"
         found = ratios(results)
         by_name = {result.contender: result for result in results}
         for name in self.others:
             if name in by_name:
-                line += f" |{number(by_name[name].times.median * 1e6):>8}{found[name]:>7.2f}"
+                line += f" |{number(by_name[name].times.median * 1e6):>7}{found[name]:>6.2f}"
             else:
-                line += f" |{'-':>8}{'-':>7}"
+                line += f" |{'-':>7}{'-':>6}"
         if self.best:
             best = found.get("best MPI")
             line += " |" + ("-" if best is None else f"{best:.2f}").rjust(7)

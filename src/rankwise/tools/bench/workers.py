@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Sequence
@@ -22,6 +23,14 @@ ANSWER_TIMEOUT = 300.0  # seconds within which an answer must arrive
 GRACE = 3.0  # seconds in which the ranks may exit on their own, and again after SIGTERM
 GRACE_STOPPED = 1.0  # the same after Ctrl-C; longer than most measurements, because a killed MPI leaves files behind
 RANK_FILE = Path(__file__).with_name("rank.py")
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
+
+
+def _peer(connection: socket.socket) -> int:
+    """The pid of the process at the other end, as seen from here: in its own pid namespace it may differ."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(credentials)[0]
+    return pid
 
 
 class WorkersError(Exception):
@@ -102,7 +111,7 @@ class Workers:
             if time.monotonic() > deadline:
                 raise WorkersError(f"only {len(self._connections)} of {self.n} ranks started in {START_TIMEOUT:g} s")
         hellos = self._answers(deadline)
-        self._pidfds = [os.pidfd_open(hello["pid"]) for hello in hellos]
+        self._pidfds = [os.pidfd_open(_peer(connection)) for connection in self._connections]
         numbered = {hello["rank"]: connection for hello, connection in zip(hellos, self._connections, strict=True)}
         if sorted(numbered) != list(range(self.n)):
             raise WorkersError(f"the ranks are {sorted(hello['rank'] for hello in hellos)}, expected 0 to {self.n - 1}")

