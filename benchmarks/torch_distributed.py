@@ -6,7 +6,7 @@ Both backends have a group in the same processes, and so has a third one whose o
 its time is what torch.distributed itself needs for a call, the floor of any backend. Measurements are
 interleaved: at every point a batch of calls of one, then a batch of the next, until the time is up.
 Times are in us per call, on the slowest rank; the tables, in Markdown, show the median over the batches,
-and the best. FSDP2's steps are measured with torch's memory and with registered memory of rankwise.
+and the best batch. FSDP2's steps are measured with torch's memory and with registered memory of rankwise.
 """
 
 from __future__ import annotations

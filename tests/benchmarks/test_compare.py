@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import pytest
@@ -20,6 +19,7 @@ import pytest
 import leftovers
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "compare.py"
+Start = Callable[..., "subprocess.Popen[str]"]
 QUICK = ("--quick", "--operations", "barrier,all_reduce")
 
 
@@ -37,28 +37,11 @@ def compare() -> ModuleType:
     return module
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """For temporary files; its path is short enough for a socket's, which pytest's own folder is not."""
-    with TemporaryDirectory(dir="/tmp", prefix="rw-") as name:
-        yield Path(name)
-
-
-def command(*words: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
-        start_new_session=True,
-    )
-
-
-def test_every_cell_is_measured_on_both_sides_and_nothing_is_left(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_every_cell_is_measured_on_both_sides_and_nothing_is_left(start: Start, folder: Path, tmp_path: Path) -> None:
     document = tmp_path / "cells.json"
     words = (sys.executable, sys.executable, *QUICK, "--times", "2", "--json", str(document))
-    process = command(*words, folder=folder)
+    process = start("compare.py", *words)
     out, error = process.communicate(timeout=100)
     assert process.returncode in (0, 1), error  # which of the two is noise
     assert "geometric mean of new / old over 5 cells" in out
@@ -72,8 +55,8 @@ def test_every_cell_is_measured_on_both_sides_and_nothing_is_left(folder: Path, 
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_it_leaves_nothing_behind(folder: Path, signum: int, status: int) -> None:
-    process = command(sys.executable, sys.executable, "--operations", "all_reduce", "--time", "60", folder=folder)
+def test_interrupted_it_leaves_nothing_behind(start: Start, folder: Path, signum: int, status: int) -> None:
+    process = start("compare.py", sys.executable, sys.executable, "--operations", "all_reduce", "--time", "60")
     before = set(leftovers.started_processes()) - {process.pid}
     deadline = time.monotonic() + 60
     while len(set(leftovers.started_processes()) - before) < 7:  # itself, two launchers, two ranks of each
@@ -82,7 +65,7 @@ def test_interrupted_it_leaves_nothing_behind(folder: Path, signum: int, status:
         time.sleep(0.05)
     os.killpg(process.pid, signum)
     try:
-        _, error = process.communicate(timeout=30)
+        _, error = process.communicate(timeout=100)
     finally:
         if process.poll() is None:  # it ends its ranks
             process.terminate()
@@ -101,8 +84,8 @@ def test_interrupted_it_leaves_nothing_behind(folder: Path, signum: int, status:
         (("HEAD", "--operations", "all_reduce,sort"), "got sort"),
     ],
 )
-def test_a_bad_argument_is_named(folder: Path, words: tuple[str, ...], fault: str) -> None:
-    process = command(*words, folder=folder)
+def test_a_bad_argument_is_named(start: Start, folder: Path, words: tuple[str, ...], fault: str) -> None:
+    process = start("compare.py", *words)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 2
     assert fault in error
