@@ -97,36 +97,57 @@ def load_digits(seed: int) -> tuple[Floats, Integers, Floats, Integers]:
     return images[:first_test], labels[:first_test], images[first_test:], labels[first_test:]
 
 
+class Training:
+    """What changes while a network is trained, and the steps that change it.
+
+    network, velocity: the parameters and their momentum. losses: the loss at each step. All are the same
+    on every rank after each step.
+    """
+
+    def __init__(self, images: Floats, labels: Integers, args: argparse.Namespace) -> None:
+        self.images, self.labels, self.args = images, labels, args
+        self.network = Network(args.hidden)
+        self.network.randomise(np.random.default_rng(args.seed))
+        self.velocity = np.zeros_like(self.network.flat)
+        self.steps_per_epoch = -(-len(images) // args.batch)
+        self.losses: Floats = np.zeros(args.epochs * self.steps_per_epoch)
+        self._sums = np.zeros(self.network.flat.size + 1)  # the gradient, and in the last place the loss
+
+    def step(self, number: int, group: rw.Group) -> float:
+        """Take step `number`, counted from 0, on the ranks of `group`; returns its loss."""
+        batch = self._batch(number)
+        mine = my_part(batch, group)
+        sums = self._sums
+        sums[-1] = self.network.loss_and_gradient(self.images[mine], self.labels[mine], sums[:-1])
+        group.all_reduce(sums)
+        sums /= len(batch)
+        self.velocity *= MOMENTUM
+        self.velocity -= self.args.lr * sums[:-1]
+        self.network.flat += self.velocity
+        self.losses[number] = sums[-1]
+        return float(sums[-1])
+
+    def _batch(self, number: int) -> Integers:
+        """The images of a step; seeded, so that every rank draws the same batches."""
+        epoch, place = divmod(number, self.steps_per_epoch)
+        order = np.random.default_rng([self.args.seed + 1, epoch]).permutation(len(self.images))
+        return order[place * self.args.batch : (place + 1) * self.args.batch]
+
+
 def train(
     images: Floats, labels: Integers, args: argparse.Namespace, group: rw.Group, *, quiet: bool = False
 ) -> tuple[Network, Floats]:
     """Train on the ranks of `group`; the network and the loss at each step, the same on every rank."""
     from tqdm import tqdm
 
-    network = Network(args.hidden)
-    if group.rank == 0:
-        network.randomise(np.random.default_rng(args.seed))
-    group.broadcast(network.flat)
-
-    sums = np.zeros(network.flat.size + 1)  # the gradient, and in the last place the loss
-    velocity = np.zeros_like(network.flat)
-    losses: list[float] = []
-    batches = np.random.default_rng(args.seed + 1)  # seeded: every rank draws the same batches
+    training = Training(images, labels, args)
+    group.broadcast(training.network.flat)
     epochs = tqdm(range(args.epochs), desc="training", unit="epoch", disable=quiet or group.rank != 0)
-    for _ in epochs:
-        order = batches.permutation(len(images))
-        for start in range(0, len(order), args.batch):
-            batch = order[start : start + args.batch]
-            mine = my_part(batch, group)
-            sums[-1] = network.loss_and_gradient(images[mine], labels[mine], sums[:-1])
-            group.all_reduce(sums)
-            sums /= len(batch)
-            velocity *= MOMENTUM
-            velocity -= args.lr * sums[:-1]
-            network.flat += velocity
-            losses.append(float(sums[-1]))
-        epochs.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
-    return network, np.array(losses)
+    for epoch in epochs:
+        for number in range(epoch * training.steps_per_epoch, (epoch + 1) * training.steps_per_epoch):
+            loss = training.step(number, group)
+        epochs.set_postfix(loss=f"{loss:.4f}", refresh=False)
+    return training.network, training.losses
 
 
 def check_against_one_rank(
@@ -176,13 +197,19 @@ def at_least_one(text: str) -> int:
     return number
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small network on handwritten digits, data-parallel.")
+def options(description: str) -> argparse.ArgumentParser:
+    """The options of a training, to which an example adds its own."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--epochs", type=at_least_one, default=20, help="passes over the training images")
     parser.add_argument("--batch", type=at_least_one, default=64, help="images in a global batch")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
     parser.add_argument("--hidden", type=at_least_one, default=64, help="width of the hidden layer")
     parser.add_argument("--seed", type=int, default=0, help="seed of the split, the start and the batches")
+    return parser
+
+
+def main() -> None:
+    parser = options("Train a small network on handwritten digits, data-parallel.")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the pictures")
     args = parser.parse_args()
 

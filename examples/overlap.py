@@ -20,7 +20,7 @@ two kinds of computation:
                 as it has computed them: async_op=False
 
 If torch is installed, torch modules are measured as well, with gradients reduced by
-`rw.data_parallel` and by torch's DistributedDataParallel over gloo. The steps of all ways are
+`rw.overlap.data_parallel` and by torch's DistributedDataParallel over gloo. The steps of all ways are
 interleaved, so that a noisy machine favours none; the fastest step counts, and the median is shown.
 
 The timeline of one step of each kind, "after" and "behind", with lanes for each rank's computation
@@ -58,7 +58,7 @@ after      the gradients reduced after the backward pass: no overlap
 behind     each bucket reduced while the next layers are computing
 exposed    what communication adds to a step: after - alone, behind - alone; ratio: second / first
 sleeping   {sleeping}: computing is a sleep,
-           1.2 times as long as the communication (DDP: as rw.data_parallel's): the cores are free
+           1.2 times as long as the communication (DDP: as data_parallel's): the cores are free
 computing  {computing}: computing takes one core per rank,
            and communication runs in the same thread: async_op=False (DDP: buckets of 25 MiB, its own thread)
 """
@@ -92,7 +92,7 @@ class Recorder:
             if lane == "compute":  # the job's trace has the operations already
                 rw.trace.add(name, begin, end, lane)
 
-    def reduce(self, bucket: rw.Bucket, group: rw.Group) -> None:
+    def reduce(self, bucket: rw.overlap.Bucket, group: rw.Group) -> None:
         """A reducer's hook: reduces as the reducer would without a hook, and records when."""
         with self.span("communication", f"all_reduce of bucket {bucket.index}"):
             group.all_reduce(bucket.flat, "mean")
@@ -125,8 +125,10 @@ class Layers:
         total = layers * width**2 * 4 / 2**20
         return f"{layers} layers, {total:.0f} MiB of gradients, in buckets of {bucket_mib:g} MiB"
 
-    def make_reducer(self, hook: rw.BucketHook | None = None) -> rw.GradientReducer:
-        return rw.GradientReducer(self.weights, self.group, self.bucket_bytes, hook=hook, async_op=self.async_op)
+    def make_reducer(self, hook: rw.overlap.BucketHook | None = None) -> rw.overlap.GradientReducer:
+        return rw.overlap.GradientReducer(
+            self.weights, self.group, self.bucket_bytes, hook=hook, async_op=self.async_op
+        )
 
     def gradients(self, into: list[Any]) -> Iterator[int]:
         """Compute each layer's gradient into its place, and yield the layer."""
@@ -273,7 +275,7 @@ def torch_steps(model: Layers, group: rw.Group, ddp: bool) -> dict[str, Step]:
     if ddp:
         wrapped: Any = torch.nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=True)
     else:
-        wrapped = rw.data_parallel(inner, group, model.bucket_bytes, async_op=model.async_op)
+        wrapped = rw.overlap.data_parallel(inner, group, model.bucket_bytes, async_op=model.async_op)
     parameters = list(inner.parameters())
 
     def backward() -> None:
@@ -414,7 +416,7 @@ def main() -> None:
             steps: dict[str, Step] = {way: partial(model.step, way) for way in WAYS}
             measure(f"{name}: GradientReducer", steps, args.steps, group)
             if with_torch:
-                measure(f"{name}: rw.data_parallel", torch_steps(model, group, False), args.steps, group)
+                measure(f"{name}: data_parallel", torch_steps(model, group, False), args.steps, group)
                 measure(f"{name}: torch DDP on gloo", torch_steps(model, group, True), args.steps, group)
             timelines[name] = timeline(model, group)
     if group.rank == 0:

@@ -50,7 +50,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("n", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 7))])
 def test_several_ranks_train_as_one_rank_does(tmp_path: Path, one: list[str], n: int) -> None:
     done = digits(on_ranks(n), tmp_path, "--epochs", 8)
     several = lines_of(done)
@@ -71,11 +71,13 @@ def test_several_ranks_train_as_one_rank_does(tmp_path: Path, one: list[str], n:
     assert float(accuracy[1]) > 95
 
 
+@pytest.mark.slow  # 718 steps
 def test_batches_smaller_than_the_world(tmp_path: Path) -> None:
     lines = lines_of(digits(on_ranks(3), tmp_path, "--epochs", 1, "--batch", 2, "--hidden", 16, "--lr", 0.02))
     assert lines[1].startswith("matches the one-rank run")
 
 
+@pytest.mark.slow
 def test_without_matplotlib_only_the_pictures_are_missing(tmp_path: Path, one: list[str]) -> None:
     (tmp_path / "matplotlib.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"

@@ -51,5 +51,5 @@ def test_the_table_and_the_timeline(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_beside_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    names = ["GradientReducer", "rw.data_parallel", "torch DDP on gloo"]
+    names = ["GradientReducer", "data_parallel", "torch DDP on gloo"]
     assert rows(overlap(tmp_path)) == [f"{kind}: {name}" for kind in ("sleeping", "computing") for name in names]

@@ -18,6 +18,7 @@ def run(n: int, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_tokens_are_those_of_one_rank(n: int) -> None:
     done = run(n, "--compare", "--tokens", "8", "--rows", "2")
@@ -29,6 +30,7 @@ def test_the_tokens_are_those_of_one_rank(n: int) -> None:
     assert ours.endswith("the same tokens as on one rank")
 
 
+@pytest.mark.slow  # three processes import torch
 def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
     done = run(3)
     assert done.returncode == 1
