@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
+import pytest_timeout
 
 from leftovers import MARK, in_use, shared_memory_files, started_processes
 
+# The files of these folders share the rank processes of run_ranks, which would otherwise import torch for each file.
+SHARE_RANKS = {Path(__file__).parent / folder for folder in ("backends", "frontends/torch", "group", "overlap")}
 GRACE = 3.0  # seconds for what is ending to be gone
 
 os.environ.update([MARK.split("=")])
 os.environ.setdefault("RANKWISE_TRACE", "none")  # jobs that fail on purpose leave no trace
+os.environ.setdefault("RANKWISE_TUNING", "none")  # the thresholds are those that the tests expect
 os.environ.setdefault("RANKWISE_TIMEOUT", "60")  # ranks that wait for each other say so well before pytest's timeout
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a rank that crashes prints its stack
 
+_stderr = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_stderr] = os.dup(2)  # which is not captured yet
+
+
+# faulthandler prints the stacks, not pytest-timeout: it needs no GIL, and what it prints in a worker of pytest-xdist
+# reaches the terminal.
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool:
+    faulthandler.dump_traceback_later(settings.timeout, exit=True, file=item.config.stash[_stderr])
+    return True
+
+
+def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
+    faulthandler.cancel_dump_traceback_later()
+    return True
+
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """After a test file there are no processes and no unused shared-memory files that it did not find."""
     files, processes = shared_memory_files(), started_processes()
     yield
-    if "rankwise.testing" in sys.modules:
-        sys.modules["rankwise.testing"].close_pools()  # run_ranks keeps its rank processes for the next call
+    if "rankwise.testing" in sys.modules:  # run_ranks keeps its rank processes for the next call
+        ranks = sys.modules["rankwise.testing.ranks"]
+        if request.path.parent not in SHARE_RANKS:
+            ranks.close_pools()
+        processes |= {process.pid: "" for pool in ranks._pools.values() for process in pool._processes}
     end = time.monotonic() + GRACE
     while True:
         new_files = {file for file in shared_memory_files() - files if not in_use(file)}

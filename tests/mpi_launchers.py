@@ -30,10 +30,15 @@ def programs(launcher: str) -> Path:
     return folder
 
 
-def run(programs: Path, n: int, *arguments: str, timeout: float, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments on n ranks. timeout: seconds. variables: added to the environment."""
+def run(
+    programs: Path, n: int, *arguments: str, timeout: float, options: tuple[str, ...] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments on n ranks.
+
+    timeout: seconds. options: of mpiexec. variables: added to the environment.
+    """
     return subprocess.run(
-        [str(programs / "mpiexec"), "-n", str(n), str(programs / "python"), *arguments],
+        [str(programs / "mpiexec"), *options, "-n", str(n), str(programs / "python"), *arguments],
         env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1", **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,

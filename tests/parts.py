@@ -25,10 +25,11 @@ class Part:
     minutes: int  # that it takes on 2 cores, once everything is built
 
 
-TEST = (Part("test-native", 2), Part("test-model", 1), Part("test-python", 7))
+TEST = (Part("test-native", 1), Part("test-model", 1), Part("test-python", 8))
 REST = (
-    Part("test-slow", 11),
-    Part("test-sanitizers", 4),
+    Part("test-slow", 18),
+    Part("test-model-large", 1),
+    Part("test-sanitizers", 10),
     Part("test-engines", 6),
     Part("test-multihost", 6),
     Part("test-faults", 16),

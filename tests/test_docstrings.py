@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 
 import rankwise as rw
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
-ATTRIBUTES = {"__version__", "autograd"}  # no place for an example; that module's functions have theirs
+ATTRIBUTES = {
+    "__version__",
+    "autograd",
+    "elastic",
+    "overlap",
+    "testing",
+    "trace",
+}  # no place for an example; what is in these modules has its own
 
 
 def documented() -> Iterator[tuple[str, Any]]:
@@ -20,21 +29,24 @@ def documented() -> Iterator[tuple[str, Any]]:
     for name in rw.__all__:
         if name not in ATTRIBUTES and not hasattr(Group, name):  # those are the group's own, with its docstrings
             yield name, getattr(rw, name)
-    for name in rw.autograd.__all__:
-        yield f"autograd.{name}", getattr(rw.autograd, name)
+    for module in ("autograd", "elastic", "overlap", "trace"):
+        for name in getattr(rw, module).__all__:
+            yield f"{module}.{name}", getattr(getattr(rw, module), name)
     for kind in (Group, rw.Mesh):
         for name, member in inspect.getmembers(kind):
             if not name.startswith("_") and (callable(member) or isinstance(member, property)):
                 yield f"{kind.__name__}.{name}", member
 
 
-def run_examples(group: Group) -> list[str]:
+def run_examples(group: Group, with_torch: bool) -> list[str]:
     import doctest
 
     printed: list[str] = []
     runner = doctest.DocTestRunner(verbose=False)
     for name, thing in documented():
         lines = inspect.getdoc(thing) or ""
+        if ("import torch" in lines) != with_torch:
+            continue
         with group.dup("world") as own:
             names = {"np": np, "rw": rw, "group": own}
             test = doctest.DocTestParser().get_doctest(lines, names, name, name, 0)
@@ -48,6 +60,7 @@ def test_every_public_name_has_an_example() -> None:
     assert set(without) <= {"Mesh.close"}
 
 
-def test_the_examples_are_right() -> None:
-    for printed in run_ranks(2, run_examples, backend="shm"):
+@pytest.mark.parametrize("with_torch", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_examples_are_right(with_torch: bool) -> None:
+    for printed in run_ranks(2, partial(run_examples, with_torch=with_torch), backend="shm"):
         assert not printed, "".join(printed)

@@ -68,7 +68,10 @@ def test_bad_arguments() -> None:
         ("init(timeout=0)", "ValueError: timeout=0: expected a number of seconds above 0"),
         ("init(timeout=float('inf'))", "ValueError: timeout=inf: expected a number of seconds above 0 and at most"),
         ("init(timeout='x')", "TypeError: timeout='x': expected a number of seconds, got str"),
-        ("barrier()", "ClosedError: rankwise.init() has not been called, so there is no default group"),
+        (
+            "barrier()",
+            "ClosedError: there is no default group yet: call `group = rw.init()` before the first operation",
+        ),
     ):
         done = python(f"import rankwise as rw; rw.{call}")
         assert done.returncode == 1

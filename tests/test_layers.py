@@ -1,7 +1,7 @@
 """The rooms import each other only along the arrows, light modules import nothing heavy, files stay short.
 
-frontends, tools -> overlap -> group -> arrays -> contract <- backends -> native
-                                 launch, observe -> contract
+frontends, tools, elastic -> overlap -> group -> arrays -> contract <- backends -> native
+                                          launch, observe -> contract
 """
 
 from __future__ import annotations
@@ -27,23 +27,27 @@ MAY_IMPORT = {
     "backends": {"contract", "_native"},
     "wrappers": {"contract", "backends", "_native"},
     "overlap": {"contract", "arrays", "group", "rankwise"},
+    "elastic": {"contract", "arrays", "group", "rankwise"},
     "frontends": {"contract", "arrays", "group", "launch", "overlap", "rankwise"},
     "tools": {"contract", "arrays", "group", "launch", "observe", "overlap", "rankwise"},
     "testing": {"contract", "arrays", "group", "launch", "backends", "_native", "rankwise"},
-    "rankwise": {"contract", "arrays", "group", "launch", "observe", "overlap"},  # the package's own __init__.py
+    # The package's own __init__.py.
+    "rankwise": {"contract", "arrays", "group", "launch", "observe", "overlap", "elastic", "testing"},
 }
 # This file joins the group level with the backends.
 JOINS = {"initialize.py"}
 TOP = {"__init__.py", "initialize.py", "module_functions.py"}
 JOINS_MAY_IMPORT = {"backends", "wrappers", "_native"}
 # These rooms may use the native functions that move no bytes between ranks: reading an array's address
-# and dtype, the program's own streams, creating and reading a job's segment, ending with the launcher.
+# and dtype, copying within a rank, the program's own streams, creating and reading a job's segment, measuring, ending
+# with the launcher.
 NATIVE_HELPERS = {
-    "arrays": {"describe"},
+    "arrays": {"copy_blocks", "describe"},
     "group": {"HostEvents", "HostStream"},
     "launch": {"Segment", "adopt_orphans", "end_with", "usable_cores"},
-    "observe": {"RankState", "SegmentView"},
-    "tools": {"algorithms"},
+    "observe": {"RankState", "SegmentView", "begin_measurement", "end_measurement", "seconds_per_tick", "totals"},
+    "elastic": {"available_memory"},
+    "tools": {"algorithms", "thresholds"},
 }
 # A tool may list the backends; it opens none.
 BACKEND_NAMES = "rankwise.backends.registry.names"

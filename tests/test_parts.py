@@ -30,7 +30,7 @@ esac
 
 def parts(*words: str) -> tuple[int, str, list[str]]:
     """Exit status, what the parts printed, and the last lines."""
-    done = subprocess.run([sys.executable, str(PARTS), *words], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, str(PARTS), *words], capture_output=True, text=True, timeout=150)
     assert done.stderr == ""
     printed, _, end = done.stdout.rpartition(" minutes\n")
     return done.returncode, printed, end.splitlines()

@@ -107,6 +107,7 @@ def test_missing_test_tools_are_named_and_do_not_stop_the_tests(machine: Path) -
     assert " git tcl iproute2 util-linux spin g++" in done.stdout
 
 
+@pytest.mark.slow  # makes an environment, with pip
 def test_a_half_made_environment_is_made_again(machine: Path, tmp_path: Path) -> None:
     folder = tmp_path / "env"
     (folder / "bin").mkdir(parents=True)

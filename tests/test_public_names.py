@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
+import re
 import subprocess
 import sys
 
@@ -12,6 +14,8 @@ import rankwise
 from rankwise.group.group import Group
 
 OPERATIONS = [
+    "abort",
+    "agree",
     "all_gather",
     "all_gather_object",
     "all_gather_v",
@@ -28,21 +32,32 @@ OPERATIONS = [
     "dup",
     "empty",
     "exscan",
+    "failed",
     "gather",
     "gather_object",
     "gather_v",
     "irecv",
+    "irecv_object",
     "isend",
+    "isend_object",
     "probe",
     "recv",
+    "recv_any",
+    "recv_object",
+    "recv_plan",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_v",
+    "restore",
     "scan",
     "scatter",
     "scatter_object",
     "scatter_v",
     "send",
+    "send_object",
+    "send_plan",
+    "sendrecv",
+    "shrink",
     "split",
     "subgroup",
 ]
@@ -56,27 +71,23 @@ ERRORS = [
     "UnsupportedError",
 ]
 OTHERS = [
-    "BF16Hook",
-    "Bucket",
-    "BucketHook",
+    "ANY",
     "DType",
-    "DataParallel",
-    "Event",
-    "GradientReducer",
     "Group",
     "Mesh",
     "Message",
+    "Received",
     "ReduceOp",
-    "Stream",
-    "TopKHook",
     "Work",
     "__version__",
     "autograd",
-    "data_parallel",
+    "elastic",
     "init",
+    "overlap",
     "premul_sum",
     "registered",
     "spawn",
+    "testing",
     "trace",
     "wait_all",
     "wait_any",
@@ -102,6 +113,13 @@ def test_module_level_operations_are_the_groups() -> None:
         parameters = list(inspect.signature(method).parameters.values())[1:]
         assert list(inspect.signature(function).parameters.values()) == parameters
         assert function.__doc__ == method.__doc__
+
+
+def test_help_shows_the_operations_with_their_parameters() -> None:
+    whole, one = (pydoc.plain(pydoc.render_doc(thing)) for thing in (rankwise, rankwise.all_reduce))
+    for text in (whole, one):
+        assert re.search(r"all_reduce\(x: .*, op: .* = 'sum', async_op: .* = False\)", text)
+        assert "Reduce `x` over the ranks, in place" in text
 
 
 def test_import_loads_nothing_heavy() -> None:

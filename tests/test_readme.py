@@ -130,7 +130,14 @@ def test_python_file_is_used_by_a_command(snippet: Snippet) -> None:
     assert any(file in commands.text for commands in BASH if commands.document == snippet.document)
 
 
-@pytest.mark.parametrize("snippet", BASH, ids=name)
+def in_make_test(snippet: Snippet) -> bool:
+    """Not the commands that run other tests or, as tests/tools/test_doctor.py, rankwise doctor."""
+    return snippet.document != "CONTRIBUTING.md" and "rankwise doctor" not in snippet.text
+
+
+@pytest.mark.parametrize(
+    "snippet", [pytest.param(s, id=name(s), marks=() if in_make_test(s) else pytest.mark.slow) for s in BASH]
+)
 def test_commands(snippet: Snippet, folder: Path) -> None:
     commands = [line.partition("  #")[0].strip() for line in snippet.text.splitlines()]
     if any(command.startswith(OF_THE_PROJECT) for command in commands):

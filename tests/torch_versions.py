@@ -66,7 +66,19 @@ def run(python: Path, arguments: list[str]) -> Result:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [str(python), "-m", "pytest", "-q", TESTS, "-m", "not slow", f"--junitxml={report}", *arguments]
+        command = [
+            str(python),
+            "-m",
+            "pytest",
+            "-q",
+            TESTS,
+            "-n",
+            "2",
+            "--dist",
+            "loadfile",
+            f"--junitxml={report}",
+            *arguments,
+        ]
         subprocess.run(command, cwd=ROOT, check=False)
         seconds = time.monotonic() - begin
         if not report.exists():  # pytest itself did not run

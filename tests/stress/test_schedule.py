@@ -29,7 +29,7 @@ def test_ten_thousand_operations_on_four_processes() -> None:
         assert last.private - first.private < SLACK, f"rank {rank} leaks memory: {uses}"
 
 
-@pytest.mark.parametrize("n", [2, 7])
+@pytest.mark.parametrize("n", [2, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_thousand_operations_on_threads(n: int) -> None:
     print(f"seed {SEED + n}")
     run_ranks(n, partial(run_schedule, operations=1_000, seed=SEED + n), timeout=100)

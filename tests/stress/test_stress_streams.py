@@ -21,12 +21,14 @@ SEED = int(os.environ.get("RANKWISE_STRESS_SEED", "20240229"))
 ROUNDS = int(os.environ.get("RANKWISE_STRESS_ROUNDS", "1"))
 LIMIT = 60 * ROUNDS  # seconds
 
-WORLDS: list[tuple[str, int]] = [("solo", 1)]
-WORLDS += [(backend, n) for backend in ("threads", "shm", "gloo", "hierarchical") for n in (2, 3)]
+WORLDS = [("solo", 1), *((backend, n) for backend in ("threads", "shm", "gloo", "hierarchical") for n in (2, 3))]
+QUICK = [("solo", 1), ("shm", 2)]  # make test-all runs the others too
 
 
 @pytest.mark.timeout(LIMIT + 20)
-@pytest.mark.parametrize(("backend", "n"), WORLDS)
+@pytest.mark.parametrize(
+    ("backend", "n"), [pytest.param(*world, marks=() if world in QUICK else pytest.mark.slow) for world in WORLDS]
+)
 def test_between_two_streams(backend: str, n: int) -> None:
     seed = SEED + n
     print(f"seed {seed}")
@@ -40,6 +42,7 @@ def test_between_two_streams(backend: str, n: int) -> None:
 
 
 @pytest.mark.timeout(LIMIT + 20)
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", mpi_launchers.LAUNCHERS)
 def test_over_mpi(launcher: str) -> None:
     module = ("-m", "rankwise.testing.stress_streams", "--backend", "mpi", "--rounds", str(ROUNDS), "--seed", str(SEED))

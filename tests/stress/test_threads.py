@@ -50,7 +50,7 @@ def alike(shared: Group, rounds: int, seed: int) -> None:
 def overlapped(own: Group, rounds: int, seed: int) -> None:
     """Buckets on a stream and the group's stream, behind each other, with events that come and go."""
     rng, n = random.Random(seed), own.world_size
-    with rw.Stream() as compute:
+    with rw.overlap.Stream() as compute:
         for turn in range(rounds):
             buckets = [np.empty(rng.randrange(1, 3000)) for _ in range(3)]
             for bucket in buckets:
@@ -84,7 +84,7 @@ def eight_threads(group: Group, rounds: int, seed: int) -> None:
         ("threads", 2),
         pytest.param("threads", 3, marks=pytest.mark.slow),
         pytest.param("shm", 2, marks=pytest.mark.slow),
-        ("shm", 4),
+        pytest.param("shm", 4, marks=pytest.mark.slow),
     ],
 )
 def test_eight_threads_a_rank(backend: str, n: int) -> None:
