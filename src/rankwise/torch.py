@@ -4,7 +4,7 @@
     dist.init_process_group("rankwise")
 
 torch finds an installed rankwise through its entry point, without this import; `import rankwise.torch`
-registers it explicitly. Neither loads the engine: the first process group does. docs/torch.md says when
+registers it explicitly. Neither loads the engine: the first process group does. docs/how-to/torch.md says when
 to use it.
 """
 

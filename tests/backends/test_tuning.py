@@ -221,7 +221,7 @@ os.write(1, f"{text}\\n".encode())
     assert all(one.startswith(line) for one in lines), lines
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tuning.md"
 
 
 def rows(text: str, columns: int) -> list[list[str]]:

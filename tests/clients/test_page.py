@@ -1,4 +1,4 @@
-"""The programs of docs/frameworks.md are those that `make test-clients` runs, in the versions that it names."""
+"""The programs of docs/how-to/frameworks.md are those that `make test-clients` runs, in the versions that it names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from clients.run import PROGRAMS
 from clients.table import CLIENTS
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "frameworks.md").read_text(encoding="utf-8")
 SNIPPETS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 
 

@@ -1,4 +1,4 @@
-"""The program of docs/recovery.md runs, and its command."""
+"""The program of docs/how-to/recovery.md runs, and its command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "recovery.md"
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The programs of docs/overlap.md run."""
+"""The programs of docs/how-to/overlap.md run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "overlap.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "overlap.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 

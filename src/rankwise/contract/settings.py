@@ -46,7 +46,7 @@ class Settings:
     RANKWISE_SECRET         a text that only this job's ranks know, set by the launcher (128 random bits); ranks that
                             meet through a socket prove to each other that they know it
     RANKWISE_SOCKET_DIR     a directory that the containers of a host share, in which their ranks meet by a unix socket;
-                            for containers in different network namespaces (docs/containers.md)
+                            for containers in different network namespaces (docs/how-to/containers.md)
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
     RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its --trace
@@ -57,10 +57,10 @@ class Settings:
                             (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
                             "all_reduce=staged,all_gather=single_copy"; the same on all ranks. An algorithm that
-                            cannot run is an error. docs/tuning.md lists them
+                            cannot run is an error. docs/reference/tuning.md lists them
     RANKWISE_TUNING         the tuning file whose thresholds decide which algorithm runs at which size; the same on all
                             ranks of a host. none: the default thresholds. Without it the file that `rankwise tune`
-                            wrote for this CPU, if there is one (docs/tuning.md)
+                            wrote for this CPU, if there is one (docs/reference/tuning.md)
     RANKWISE_DIRECT         0: ranks of one host do not read or write each other's private memory, so that no
                             single-copy algorithm is chosen for an operation or a message
     RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
@@ -68,7 +68,7 @@ class Settings:
     RANKWISE_OVERSUBSCRIBED 1 or 0: whether the ranks of this host share cores, instead of what the number of cores
                             says; ranks choose algorithms and how they wait by it. For tests
     RANKWISE_TORCH_AS       gloo: programs that ask torch.distributed for the backend gloo use rankwise for their CPU
-                            tensors; torch.distributed still names their backend gloo (docs/torch.md)
+                            tensors; torch.distributed still names their backend gloo (docs/how-to/torch.md)
     RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """

@@ -7,7 +7,7 @@ A file is JSON:
 
 A threshold is a number of bytes, or "never" for an algorithm that no size uses. Thresholds that the file does not have
 keep their defaults. They are grouped by how the ranks of the host share its cores: own_cores, shared_cores,
-yielded_cores. docs/tuning.md describes them.
+yielded_cores. docs/reference/tuning.md describes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/tcl.md: its reference matches the command table, its examples print what they claim, its commands run."""
+"""docs/reference/tcl.md: the reference matches the command table, examples print what they claim, commands run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankwise.frontends.tcl.training_commands import TRAINING
 
 pytestmark = pytest.mark.usefixtures("in_python")
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs" / "tcl.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "tcl.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(tcl|bash)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 TCL = [text for language, text in BLOCKS if language == "tcl"]
 

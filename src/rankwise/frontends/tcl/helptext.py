@@ -1,4 +1,4 @@
-"""Texts about the commands, made from their table: help, the list, the reference in docs/tcl.md."""
+"""Texts about the commands, made from their table: help, the list, the reference in docs/reference/tcl.md."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _default_text(default: Any) -> str:
 
 
 def contents(commands: Commands) -> str:
-    """The commands by topic as Markdown: the list at the top of docs/tcl.md, with links to the reference."""
+    """The commands by topic as Markdown: the list at the top of docs/reference/tcl.md, with links to the reference."""
     lines = []
     for topic, (what, names) in TOPICS.items():
         links = ", ".join(f"[`{name}`](#torch{name})" for name in names if name in commands)
@@ -119,7 +119,7 @@ def contents(commands: Commands) -> str:
 
 
 def reference(commands: Commands) -> str:
-    """The commands as Markdown: the part of docs/tcl.md that is made from the table."""
+    """The commands as Markdown: the part of docs/reference/tcl.md that is made from the table."""
     return "\n".join(line for command in commands.values() for line in _section(command))
 
 

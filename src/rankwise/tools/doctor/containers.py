@@ -37,7 +37,7 @@ for call in (libc.process_vm_readv, libc.process_vm_writev):
 
 
 NAMESPACES = {
-    "net": "containers with the same number can share memory (docs/containers.md)",
+    "net": "containers with the same number can share memory (docs/how-to/containers.md)",
     "pid": "containers with the same number can copy directly",
     "user": "other numbers may forbid direct copies",
 }
