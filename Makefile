@@ -23,7 +23,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help wheel test-aarch64 demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-model-large test-torch-suite test-torch-versions test-clients test-faults test-multihost test-engines test-gpu lint format dev clean
+.PHONY: help docs wheel test-aarch64 demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-model-large test-torch-suite test-torch-versions test-clients test-faults test-multihost test-engines test-gpu lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,6 +144,12 @@ format: $(ENV)/.test ## format and fix the Python files with ruff
 	$(ENV)/bin/ruff check --fix .
 	$(ENV)/bin/ruff format .
 
+# ---- documentation ----
+
+docs: $(ENV)/.docs ## the documentation site, in build/docs/html; a warning or a dead link is an error
+	$(ENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet -b html -d build/docs/doctrees docs build/docs/html
+	@echo "The site is build/docs/html/index.html"
+
 # ---- packages ----
 
 wheel: ## an sdist and a manylinux wheel in dist/; the wheel is then installed and tried without a compiler
@@ -188,6 +194,10 @@ $(ENV)/.test: $(ENV)/.made $(SOURCES)
 
 $(ENV)/.native: $(ENV)/.made
 	@$(ENV)/bin/python $(PIP) cmake ninja
+	@touch $@
+
+$(ENV)/.docs: docs/requirements.txt $(ENV)/.test
+	@$(ENV)/bin/python $(PIP) -r docs/requirements.txt
 	@touch $@
 
 # One process can hold one MPI, so each has an environment, which sees what is in $(ENV) as well.

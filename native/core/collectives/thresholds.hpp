@@ -1,7 +1,7 @@
 // The thresholds of the tuning table: the sizes in bytes at which a collective changes its algorithm.
 //
 // Beside each number is its source: the commit that measured it, on two cores of a virtual machine
-// (benchmarks/RESULTS.md). `rankwise tune` measures them on another machine and writes a tuning file, which replaces them.
+// (docs/explanation/results.md). `rankwise tune` measures them on another machine and writes a tuning file, which replaces them.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -3,7 +3,7 @@
 // which it changes are in thresholds.hpp; a tuning file may set others.
 //
 // Beside each number is its source: the commit that measured it, on two cores of a virtual machine
-// (benchmarks/RESULTS.md), unless noted otherwise.
+// (docs/explanation/results.md), unless noted otherwise.
 #pragma once
 #include <algorithm>
 #include <string>
