@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # name: (module with `main(argv) -> exit code`, imported when the command is given; what it does)
 COMMANDS = {
     "run": ("rankwise.tools.run", "run a program on N ranks, on this host or on several"),
-    "status": ("rankwise.tools.status", "show where every rank of a running job is"),
+    "status": ("rankwise.tools.status.command", "show where every rank of a running job is"),
     "trace": ("rankwise.tools.trace", "show the operations of a finished job: which rank waited for which"),
     "doctor": ("rankwise.tools.doctor.command", "report what this machine has, and try every backend"),
     "tclsh": ("rankwise.frontends.tcl.main", "run a Tcl script, or a Tcl shell, with the torch:: commands"),
