@@ -1,17 +1,19 @@
-"""`rankwise status`: where every rank of a running job is, without disturbing it."""
+"""The command line of `rankwise status`, and what it shows in a terminal."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import signal
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from rankwise.observe.jobs import RankView, RunningJob, jobs_of, running_jobs
+from rankwise.observe.jobs import RunningJob, jobs_of, running_jobs
 from rankwise.tools.cli import Parser
 from rankwise.tools.layout import columns, one_line, row_width, width
-from rankwise.tools.units import amount, duration
+from rankwise.tools.status.numbers import MISSING, as_json, as_prometheus
+from rankwise.tools.status.table import AWAITED, HEAD, LAYOUT, NONE_JOINED, table
 
 REFRESH = 0.25  # seconds between two updates of --watch
 
@@ -28,11 +30,18 @@ are shown. The column CPUs lists the CPUs that each rank may use (rankwise run -
 counts the bytes of each rank's own arrays; "of group 2" means a group that split made. If a job runs on
 several hosts (rankwise run --nnodes), only its ranks on this host are shown.
 
+--serve listens on the loopback interface only, and answers only those who know its token, which is part
+of the address that it prints. It can show jobs, and change nothing. Prometheus gets the numbers from
+/metrics with `authorization: {credentials_file: status.token}` in its scrape configuration.
+
 examples:
   rankwise status                  all jobs
   rankwise status 4711             one job
   rankwise status --watch          update until the jobs end or Ctrl-C
   rankwise status --json | jq '.[].ranks[] | select(.behind)'
+  rankwise status --serve          a web page of all jobs; prints its address
+  rankwise status --serve 9100 --token-file status.token
+                                   the same at a fixed port, with the same token at each start
 """
 
 Line = tuple[str, bool]  # the text, wrapped to the terminal's width, and whether the others wait for this rank
@@ -47,20 +56,45 @@ def main(argv: Sequence[str]) -> int:
         epilog=EPILOG,
     )
     parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the launcher or of a rank")
-    parser.add_argument("--watch", action="store_true", help="update it continuously (needs rich)")
-    parser.add_argument("--json", action="store_true", help="print it as JSON, times in seconds")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help="update it continuously in the terminal")
+    how.add_argument(
+        "--serve",
+        nargs="?",
+        type=_port,
+        const=0,
+        metavar="PORT",
+        help="show it as a web page, at any free port or at PORT",
+    )
+    how.add_argument("--json", action="store_true", help="print it as JSON, times in seconds")
+    how.add_argument("--prometheus", action="store_true", help="print it in Prometheus's text format")
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="for --serve: the file with the token; made if there is none"
+    )
     options = parser.parse_args(argv)
-    if options.watch and options.json:
-        parser.error("--watch and --json: expected one of them")
+    if options.token_file is not None and options.serve is None:
+        parser.error("--token-file is for --serve")
+
+    def find() -> list[RunningJob]:
+        return running_jobs() if options.pid is None else jobs_of(options.pid)
+
     try:
-        jobs = running_jobs() if options.pid is None else jobs_of(options.pid)
+        jobs = find()
     except (ProcessLookupError, PermissionError) as error:
         return _refuse(str(error))
+    if options.serve is not None:
+        return _serve(options.serve, options.token_file, find)
     if options.json:
-        print(json.dumps([_as_json(job) for job in jobs], indent=1))
+        print(json.dumps([as_json(job) for job in jobs], indent=1))
+        return 0
+    if options.prometheus:
+        try:
+            print(as_prometheus(jobs), end="")
+        except ImportError:
+            return _refuse(f"--prometheus {MISSING}")
         return 0
     if options.watch:
-        return _watch(options.pid, jobs)
+        return _watch(find, jobs)
     if not jobs:
         return _refuse(
             "no job of this user runs on this host by rankwise run or over shm (only root sees the jobs of others)"
@@ -74,12 +108,39 @@ def _refuse(why: str) -> int:
     return 1
 
 
-def _watch(pid: int | None, jobs: list[RunningJob]) -> int:
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def _serve(port: int, token_file: str | None, find: Callable[[], list[RunningJob]]) -> int:
+    from rankwise.tools.status.serve import HOST, Server, token_of  # http.server takes time to import
+
+    try:
+        token = token_of(token_file)
+    except (OSError, ValueError) as error:
+        return _refuse(f"--token-file: {error}")
+    try:
+        server = Server(port, token, find)
+    except OSError as error:
+        return _refuse(f"port {port} of {HOST} cannot be used: {error.strerror}; name another: --serve PORT")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with server:
+        print(f"{server.address}\nCtrl-C ends", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0
+
+
+def _watch(find: Callable[[], list[RunningJob]], jobs: list[RunningJob]) -> int:
     try:
         from rich.live import Live
         from rich.text import Text
     except ImportError:
-        return _refuse("--watch needs rich: pip install rich")
+        return _refuse("--watch needs rich: pip install 'rankwise[status]'")
     if not sys.stdout.isatty():
         return _refuse("--watch needs a terminal; without it the state is printed once")
 
@@ -97,7 +158,7 @@ def _watch(pid: int | None, jobs: list[RunningJob]) -> int:
         with Live(picture(), auto_refresh=False, vertical_overflow="crop") as live:
             while True:
                 time.sleep(REFRESH)
-                jobs = running_jobs() if pid is None else jobs_of(pid)
+                jobs = find()
                 live.update(picture(), refresh=True)
     except ProcessLookupError:
         print("the job has ended")
@@ -112,64 +173,12 @@ def _plain(line: Line) -> str:
 
 def _lines(job: RunningJob) -> list[Line]:
     """A title and a table; each line comes with whether the others wait for its rank."""
-    ranks = job.ranks()
-    age = max(1e-9, time.time() - job.view.started / 1e9)
-    where = f"launcher {job.launcher}" if job.launcher else "no launcher"
-    here = job.view.world_size
-    count = f"{here} ranks" if job.world_size == here else f"{here} of {job.world_size} ranks (the ones on this host)"
-    title = f"{count} for {duration(age)}, {where}: "
-    title += one_line(job.command, width() - len(title))
-    rows = [("rank", "pid", "CPUs", "state", "moved", "waited", "where")]
-    rows += [
-        (
-            f"{'> ' if rank.behind else '  '}{rank.rank}",
-            str(rank.pid) if rank.pid else "",
-            rank.cpus,
-            f"{rank.how} (restart {rank.restart})" if rank.restart else rank.how,
-            amount(rank.state.bytes),
-            f"{duration(rank.state.waited / 1e9)} {100 * rank.state.waited / 1e9 / age:3.0f} %",
-            rank.state.description if rank.state.joined else "",
-        )
-        for rank in ranks
-    ]
-    marked = [False, *(rank.behind for rank in ranks)]
-    lines = [(title, False), *zip(columns(rows, ">>><>>", row_width()), marked, strict=True)]
-    if any(rank.behind for rank in ranks):
-        lines.append((" > others wait for it", True))
-    if not any(rank.state.joined for rank in ranks):
-        lines.append(("no rank has joined: they are starting, or do not call rankwise.init", False))
+    now = table(job)
+    title = now.title + one_line(now.command, width() - len(now.title))
+    rows = columns([HEAD, *now.rows], LAYOUT, row_width())
+    lines = [(title, False), *zip(rows, [False, *now.awaited], strict=True)]
+    if any(now.awaited):
+        lines.append((f" {AWAITED}", True))
+    if not now.joined:
+        lines.append((NONE_JOINED, False))
     return lines
-
-
-def _as_json(job: RunningJob) -> dict[str, Any]:
-    return {
-        "launcher": job.launcher,
-        "command": job.command,
-        "started": job.view.started / 1e9,
-        "world_size": job.world_size,
-        "ranks": [_rank_json(rank) for rank in job.ranks()],
-    }
-
-
-def _rank_json(rank: RankView) -> dict[str, Any]:
-    state, operation = rank.state, rank.state.operation
-    return {
-        "rank": rank.rank,
-        "pid": rank.pid or None,
-        "cpus": rank.cpus or None,
-        "state": rank.how,
-        "alive": rank.how in ("alive", "stopped"),
-        "restart": rank.restart,
-        "exit_status": state.exit_status,
-        "inside": state.inside,
-        "operation": operation.name if operation else None,
-        "group": operation.group if operation else None,
-        "sequence": operation.sequence if operation else None,
-        "peer": operation.peer if operation else None,
-        "since": state.since / 1e9,
-        "operations": state.operations,
-        "bytes": state.bytes,
-        "waited": state.waited / 1e9,
-        "behind": rank.behind,
-        "where": state.description,
-    }
