@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.observe.jobs import running_jobs
+from rankwise import _native
+from rankwise.observe.jobs import jobs_of, running_jobs
+from rankwise.tools.status.numbers import as_prometheus
 from rankwise.tools.status.serve import Server, token_of
 
 RANKWISE = [sys.executable, "-m", "rankwise"]
@@ -127,6 +130,20 @@ def test_prometheus_reads_the_metrics(job: int, server: Server) -> None:
         assert values["rankwise_rank_moved_bytes_total", "1"] >= 1 << 20
         assert values["rankwise_rank_operations_total", "0"] >= 1
         assert values["rankwise_rank_restarts", "0"] == 0
+
+
+def test_several_groups_of_one_process_have_metrics_of_their_own() -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    segments = [_native.Segment.create(2), _native.Segment.create(2)]
+    printed = as_prometheus(jobs_of(os.getpid()))
+    del segments
+    series = [
+        (sample.name, *sorted(sample.labels.items()))
+        for family in parser.text_string_to_metric_families(printed)
+        for sample in family.samples
+    ]
+    assert len(series) >= 2 * 2 * 8
+    assert len(series) == len(set(series))
 
 
 def test_the_page_needs_no_token_and_says_nothing_of_a_job(job: int, server: Server) -> None:

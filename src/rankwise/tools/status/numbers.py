@@ -69,7 +69,8 @@ def as_prometheus(jobs: Sequence[RunningJob]) -> str:
 def _metrics(jobs: Sequence[RunningJob]) -> list[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    labels = ["job_pid", "rank"]  # the launcher's pid, or without a launcher a rank's
+    # job_pid: the launcher's, or without a launcher a rank's. started tells several groups of one process apart.
+    labels = ["job_pid", "started", "rank"]
     alive = GaugeMetricFamily("rankwise_rank_alive", "1 while the rank's process runs.", labels=labels)
     behind = GaugeMetricFamily("rankwise_rank_behind", "1 while other ranks wait for this rank.", labels=labels)
     restarts = GaugeMetricFamily("rankwise_rank_restarts", "How often the launcher replaced the rank.", labels=labels)
@@ -83,7 +84,7 @@ def _metrics(jobs: Sequence[RunningJob]) -> list[Metric]:
     for job in jobs:
         pid = job.launcher or next(iter(job.holders.values()))
         for rank in job.ranks():
-            place = [str(pid), str(rank.rank)]
+            place = [str(pid), f"{job.view.started / 1e9:.6f}", str(rank.rank)]
             alive.add_metric(place, _alive(rank))
             behind.add_metric(place, rank.behind)
             restarts.add_metric(place, rank.restart)
