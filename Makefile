@@ -10,6 +10,7 @@ TORCH := torch==2.13.0
 TORCH_VERSIONS ?= 2.10.0 2.13.0 2.15.0
 TEST_ARGS ?=
 SUITE_ARGS ?=
+DEBIAN_ARGS ?=
 CLIENT_ARGS ?=
 SUITE_PYTHON ?= $(ENV)/bin/python
 # Most tests wait for processes, so three files of tests run at once. After a hang the run ends with every thread's stack.
@@ -23,7 +24,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs wheel test-aarch64 demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-model-large test-torch-suite test-torch-versions test-clients test-faults test-multihost test-engines test-gpu lint format dev clean
+.PHONY: help docs wheel test-aarch64 test-debian demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-model-large test-torch-suite test-torch-versions test-clients test-faults test-multihost test-engines test-gpu lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +79,9 @@ test-aarch64: $(ENV)/.native ## the tests of the C++ core for 64-bit ARM, built 
 	@$(ENV)/bin/cmake --build build/aarch64 -j $(JOBS)
 	RANKWISE_SHORT=1 $(ENV)/bin/ctest --test-dir build/aarch64 -j $(JOBS) --output-on-failure --timeout 600 -E 'algorithms|registered'
 	@echo "not tested: algorithms_test and registered_test: qemu needs over 20 GiB for the addresses that they reserve"
+
+test-debian: ## the demo and the quick tests in minimal Debian 12 and 13 (root, debootstrap): 30 minutes; DEBIAN_ARGS="--bind FOLDER"
+	$(PYTHON) tests/debian.py build/debian bookworm trixie $(DEBIAN_ARGS)
 
 test-model: test-tools ## every state of the models of the protocols, with spin
 	$(call check_models,the models of the protocols,)
