@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -51,10 +52,16 @@ def test_the_namespaces_and_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) ->
         assert re.fullmatch(rf"{inode}( \(host\))?", found[f"{name} namespace"].value)
     assert "--network host" in found["ranks connect by"].note
     monkeypatch.setenv("RANKWISE_SOCKET_DIR", "/nowhere")
-    assert containers.meeting_place() == (
-        "nothing",
-        "RANKWISE_SOCKET_DIR=/nowhere: name a directory that exists and that this user can write to",
-    )
+    where, why = containers.meeting_place()
+    assert where == "nothing"
+    assert why.startswith("environment variable RANKWISE_SOCKET_DIR='/nowhere': expected a directory that all ranks")
+    with TemporaryDirectory(dir="/tmp") as folder:  # a socket's path is short
+        monkeypatch.setenv("RANKWISE_SOCKET_DIR", folder)
+        assert containers.meeting_place()[0] == "unix socket"
+        os.chmod(folder, 0o777)
+        where, why = containers.meeting_place()
+    assert where == "nothing"
+    assert "has the mode 0777" in why
 
 
 @pytest.mark.skipif(not NUMBERS, reason="the numbers of this machine's system calls are not in seccomp.py")

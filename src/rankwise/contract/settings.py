@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 
 SPANS_MEMFD = "rankwise-spans"
@@ -29,6 +30,9 @@ def is_memory(fd: int | None, name: str) -> bool:
         return fd is not None and os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{name} ")
     except OSError:
         return False
+
+
+_LONGEST_DIRECTORY = 56  # bytes; a socket's path may have 107
 
 
 class Settings:
@@ -102,6 +106,33 @@ class Settings:
     @classmethod
     def read(cls) -> Settings:
         return cls(os.environ)
+
+    def socket_directory(self) -> str | None:
+        """RANKWISE_SOCKET_DIR, if it is set. ValueError if it cannot be used, or others could replace what is in it."""
+        directory = self.socket_dir
+        if directory is None:
+            return None
+        variable = f"environment variable RANKWISE_SOCKET_DIR={directory!r}"
+        try:
+            info = os.stat(directory)
+        except OSError as error:
+            raise ValueError(f"{variable}: expected a directory that all ranks share: {error.strerror}") from None
+        if not stat.S_ISDIR(info.st_mode):
+            raise ValueError(f"{variable}: expected a directory that all ranks share, found a file")
+        private = info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not private and not info.st_mode & stat.S_ISVTX:
+            raise ValueError(
+                f"{variable}: expected a directory that belongs to this user and into which nobody else can write, or "
+                f"one with the sticky bit like /tmp; it belongs to user {info.st_uid} and has the mode "
+                f"{stat.S_IMODE(info.st_mode):04o}"
+            )
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise ValueError(f"{variable}: expected a directory that this user can write to")
+        if len(os.fsencode(directory)) > _LONGEST_DIRECTORY:
+            raise ValueError(
+                f"{variable}: expected a path of at most {_LONGEST_DIRECTORY} bytes, since a unix socket's is short"
+            )
+        return directory
 
 
 def integer(environ: Mapping[str, str], name: str) -> int | None:

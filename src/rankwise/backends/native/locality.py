@@ -8,7 +8,6 @@ be reached from every network namespace. Their other namespaces (PID, IPC, mount
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,7 +26,7 @@ REMEDIES = {
 
 def locality() -> dict[str, str]:
     """The locality of this process. ValueError if RANKWISE_SOCKET_DIR cannot be trusted."""
-    directory = socket_directory()
+    directory = Settings.read().socket_directory()
     found = {
         "host": boot_id(),
         "user": str(user()),
@@ -62,35 +61,6 @@ def boot_id() -> str:
 def pid_namespace() -> int:
     """The inode of this process's PID namespace. A pid is valid only in its namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
-
-
-def socket_directory() -> str | None:
-    """RANKWISE_SOCKET_DIR, if it is set. ValueError if other users could replace what is in it."""
-    directory = Settings.read().socket_dir
-    if directory is None:
-        return None
-    variable = f"environment variable RANKWISE_SOCKET_DIR={directory!r}"
-    try:
-        info = os.stat(directory)
-    except OSError as error:
-        raise ValueError(f"{variable}: expected a directory that all ranks share: {error.strerror}") from None
-    if not stat.S_ISDIR(info.st_mode):
-        raise ValueError(f"{variable}: expected a directory that all ranks share, found a file")
-    private = info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not private and not info.st_mode & stat.S_ISVTX:
-        raise ValueError(
-            f"{variable}: expected a directory that belongs to this user and into which nobody else can write, or one "
-            f"with the sticky bit like /tmp; it belongs to user {info.st_uid} and has the mode "
-            f"{stat.S_IMODE(info.st_mode):04o}"
-        )
-    if len(os.fsencode(directory)) > LONGEST_DIRECTORY:
-        raise ValueError(
-            f"{variable}: expected a path of at most {LONGEST_DIRECTORY} bytes, since a unix socket's is short"
-        )
-    return directory
-
-
-LONGEST_DIRECTORY = 56  # bytes; a socket's path may have 107
 
 
 def _security_label() -> str:

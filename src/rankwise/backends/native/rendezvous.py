@@ -39,6 +39,7 @@ from rankwise import _native
 from rankwise.backends.native import locality
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
+from rankwise.contract.settings import Settings
 
 _NONCE = 16
 _DIGEST = 32
@@ -93,7 +94,7 @@ class Admission:
 
 def _address(job: Job) -> bytes:
     name = f"rankwise-{locality.user()}-{hashlib.sha256(job.id.encode()).hexdigest()[:20]}"
-    directory = locality.socket_directory()
+    directory = Settings.read().socket_directory()
     return os.fsencode(f"\0{name}" if directory is None else os.path.join(directory, name))
 
 

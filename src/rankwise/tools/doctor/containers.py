@@ -51,14 +51,12 @@ def namespace(kind: str) -> tuple[str, str]:
 
 def meeting_place() -> tuple[str, str]:
     """Where the ranks of a host meet if they inherit no segment."""
-    directory = Settings.read().socket_dir
+    try:
+        directory = Settings.read().socket_directory()
+    except ValueError as error:
+        return "nothing", str(error)
     if directory is None:
         return "unix socket", "between containers: --network host, or RANKWISE_SOCKET_DIR on a shared volume"
-    if not os.access(directory, os.W_OK | os.X_OK):
-        return (
-            "nothing",
-            f"RANKWISE_SOCKET_DIR={directory}: name a directory that exists and that this user can write to",
-        )
     return "unix socket", f"RANKWISE_SOCKET_DIR={directory}: mount it in the containers of all ranks"
 
 
