@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from chromium import ABSENT, CHROMIUM, shown
 from rankwise import _native
 from rankwise.observe.jobs import jobs_of, running_jobs
 from rankwise.tools.status.numbers import as_prometheus
@@ -25,7 +25,6 @@ from rankwise.tools.status.serve import Server, token_of
 
 RANKWISE = [sys.executable, "-m", "rankwise"]
 TOKEN = "t" * 20
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 # Rank 0 waits for its standard input to end, the other for rank 0.
 PROGRAM = """
@@ -88,17 +87,11 @@ def test_the_jobs_as_html(job: int, server: Server) -> None:
     assert headers["Cache-Control"] == "no-store"
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt install chromium")
-@pytest.mark.parametrize(("token", "shown"), [(TOKEN, "launcher "), ("wrong", "the token is missing or wrong")])
-def test_a_browser_shows_it(job: int, server: Server, token: str, shown: str, tmp_path: Path) -> None:
-    assert CHROMIUM is not None
-    browser = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    address = server.address.replace(TOKEN, token)
-    done = subprocess.run(
-        [*browser, "--virtual-time-budget=5000", "--dump-dom", address], capture_output=True, text=True, timeout=150
-    )
-    page = re.sub(r"<script>.*</script>", "", done.stdout, flags=re.DOTALL)
-    assert shown in page, done.stderr[-2000:]
+@pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
+@pytest.mark.parametrize(("token", "text"), [(TOKEN, "launcher "), ("wrong", "the token is missing or wrong")])
+def test_a_browser_shows_it(job: int, server: Server, token: str, text: str, tmp_path: Path) -> None:
+    page = shown(server.address.replace(TOKEN, token), tmp_path)
+    assert text in re.sub(r"<script>.*</script>", "", page, flags=re.DOTALL)
 
 
 def test_json_is_that_of_the_command(job: int, server: Server) -> None:

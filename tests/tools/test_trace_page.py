@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from chromium import ABSENT, CHROMIUM, shown
 from rankwise.observe.trace_file import RankTrace, Span, Trace, TracedOperation
 from rankwise.tools.stragglers import group_operations, waits
 from rankwise.tools.trace import main
 from rankwise.tools.trace_page.page import page
 
 MS = 1_000_000  # ns
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def operation(number: int, begin: int, end: int | None, waited: int) -> TracedOperation:
@@ -84,15 +82,11 @@ def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "rankwise trace: error: " in capsys.readouterr().err
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt install chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
 @pytest.mark.parametrize(("ranks", "operations"), [(2, 3), (8, 1000)])
 def test_a_browser_draws_it(ranks: int, operations: int, tmp_path: Path) -> None:
     """The last line of the page's script says how many rows it has drawn, after any error would have ended it."""
-    assert CHROMIUM is not None
     (tmp_path / "t.html").write_text(page(trace_of(ranks, operations)))
-    browser = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    done = subprocess.run(
-        [*browser, "--dump-dom", (tmp_path / "t.html").as_uri()], capture_output=True, text=True, timeout=150
-    )
-    assert f'data-drawn="{2 * ranks}"' in done.stdout, done.stderr[-2000:]  # the collectives and the spans of each
-    assert re.search(r'<canvas id="view"[^>]* height="[1-9]\d+"', done.stdout)
+    drawn = shown((tmp_path / "t.html").as_uri(), tmp_path / "profile")
+    assert f'data-drawn="{2 * ranks}"' in drawn  # the collectives and the spans of each
+    assert re.search(r'<canvas id="view"[^>]* height="[1-9]\d+"', drawn)
