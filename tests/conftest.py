@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -24,6 +25,10 @@ os.environ.setdefault("RANKWISE_TRACE", "none")  # jobs that fail on purpose lea
 os.environ.setdefault("RANKWISE_TUNING", "none")  # the thresholds are those that the tests expect
 os.environ.setdefault("RANKWISE_TIMEOUT", "60")  # ranks that wait for each other say so well before pytest's timeout
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a rank that crashes prints its stack
+
+# As in `make test &`. What the tests start, and interrupt, would inherit it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _stderr = pytest.StashKey[int]()
 
