@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -258,7 +259,10 @@ def fork(rank: Rank, group: rw.Group, state: str, way: str) -> None:
         other = group.dup()
         busy = threading.Thread(target=lambda: [other.all_reduce(np.ones(10_000)) for _ in range(300)])
         busy.start()
-    child = os.fork()
+    with warnings.catch_warnings():
+        # From Python 3.12 on; that the engine withstands such a fork is what is tested.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         uses = [group.barrier, lambda: group.send(1, 0), lambda: group.split(0)]
         refused = 0

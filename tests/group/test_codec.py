@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 from collections import OrderedDict, namedtuple
 from contextlib import suppress
 from enum import IntEnum
@@ -200,6 +201,15 @@ def test_depth() -> None:
 def test_broken_streams(stream: bytes) -> None:
     with pytest.raises(ValueError, match=r"^encoded object: "):
         codec.decode([np.frombuffer(bytearray(stream), np.uint8)] if stream else [np.empty(0, np.uint8)])
+
+
+def test_a_tensor_for_a_rank_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankwise.arrays import torch as tensors
+
+    monkeypatch.setitem(sys.modules, "torch", None)  # `import torch` fails
+    monkeypatch.setattr(tensors, "_to_torch", tensors._to_torch.__wrapped__)  # which may have it already
+    with pytest.raises(ValueError, match=r"^encoded object: a torch tensor, but this rank has no torch: pip install"):
+        codec.decode([np.frombuffer(bytearray(b"q\x01"), np.uint8)])
 
 
 def test_tensors_of_every_dtype() -> None:

@@ -214,6 +214,8 @@ class _Reader:
             tensors.to_torch(dtype)
         except (ValueError, KeyError):
             raise ValueError(f"encoded object: this torch has no dtype {number}") from None
+        except ModuleNotFoundError:
+            raise ValueError("encoded object: a torch tensor, but this rank has no torch: pip install torch") from None
         shape, memory = self.block(dtype.itemsize)
         return tensors.TORCH.over(memory, shape, dtype)
 

@@ -41,7 +41,6 @@ examples:
   rankwise status --json | jq '.[].ranks[] | select(.behind)'
   rankwise status --serve          a web page of all jobs; prints its address
   rankwise status --serve 9100 --token-file status.token
-                                   the same at a fixed port, with the same token at each start
 """
 
 Line = tuple[str, bool]  # the text, wrapped to the terminal's width, and whether the others wait for this rank
