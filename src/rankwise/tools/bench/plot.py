@@ -1,88 +1,187 @@
-"""A plot of a benchmark: time and bandwidth by size for each operation."""
+"""A plot of a benchmark: small multiples, a panel for each operation, with each library's time by size."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Okabe and Ito's colours, which people with any colour vision can tell apart; the same for a library in every plot.
 COLOURS = {
-    "rankwise": "#d62728",
-    "registered": "#ff7f0e",
-    "pointer": "#ff9896",
-    "native": "#7f7f7f",
+    "rankwise": "#0072b2",
+    "registered": "#56b4e9",
+    "pointer": "#009e73",
+    "native": "#888888",
     "bound": "#000000",
-    "openmpi": "#1f77b4",
-    "mpich": "#2ca02c",
-    "mpi": "#17becf",
-    "gloo": "#9467bd",
+    "openmpi": "#d55e00",
+    "mpich": "#e69f00",
+    "mpi": "#d55e00",
+    "gloo": "#cc79a7",
 }
+NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo", "mpi": "MPI"}
+
+WIDTH = 10.0  # inches of the whole figure; 1,000 pixels as PNG
+HEIGHT = 2.5  # of a panel
+FONT = 8.0  # points
 
 
-def draw(document: dict[str, Any], path: Path) -> None:
-    """Draw the results in a benchmark's JSON.
+@dataclass(frozen=True)
+class Panel:
+    """over: "size" or "ranks", what the horizontal axis shows; None for dots, where there is only one value of it."""
 
-    Each row shows an operation on one number of ranks: time by size on the left, bus bandwidth by size
-    on the right. A star marks an algorithm where rankwise chooses it. Barrier's row shows time by the number
-    of ranks. All axes but bandwidth are logarithmic.
+    title: str
+    over: str | None
+    results: list[dict[str, Any]]
+
+
+def draw(document: dict[str, Any], path: Path, title: str | None = None) -> None:
+    """Draw the results in a benchmark's JSON; the path's suffix gives the format: .svg, .png or .pdf.
+
+    All axes are logarithmic; panels over the size share theirs. An operation that was measured at a single point has
+    dots. A star marks an algorithm where rankwise chooses it.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = _rows(document["results"])
-    figure, grid = pyplot.subplots(len(rows), 2, figsize=(12, 3.4 * len(rows)), squeeze=False, layout="constrained")
-    for (title, sized, results), (left, right) in zip(rows, grid, strict=True):
-        for axes, key, label in ((left, "median_us", "time, µs"), (right, "bus_gb_per_s", "bus bandwidth, GB/s")):
-            if key not in results[0]:
-                axes.set_axis_off()
+    panels = _panels(document["results"])
+    columns = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
+    rows = math.ceil(len(panels) / columns)
+    size = (WIDTH, HEIGHT * rows + 0.5) if columns > 1 else (0.7 * WIDTH, 1.6 * HEIGHT)
+    settings: dict[Any, Any] = {
+        "font.size": FONT,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.hashsalt": "rankwise",
+    }
+    with pyplot.rc_context(settings):
+        figure, grid = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        limits = _limits([result["median_us"] for panel in panels if panel.over == "size" for result in panel.results])
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            axes.set_title(panel.title, loc="left", fontsize=FONT + 1, fontweight="bold")
+            if panel.over is None:
+                _dots(axes, panel.results)
                 continue
-            _lines(axes, results, "size" if sized else "ranks", key)
-            axes.set_title(title)
-            axes.set_ylabel(label)
-            if axes is left:
-                axes.set_yscale("log")
-            else:
-                axes.set_ylim(bottom=0)
-            axes.grid(True, which="major", alpha=0.3)
-            axes.legend(fontsize="small")
-            if sized:
-                axes.set_xscale("log", base=2)
-                axes.set_xlabel("size, bytes")
-                axes.xaxis.set_major_formatter(lambda value, _: _bytes(value))
-            else:
-                axes.set_xlabel("ranks")
-                axes.xaxis.get_major_locator().set_params(integer=True)
-    machine = document["machine"]
-    figure.suptitle(f"rankwise {document['rankwise']} on {machine['cpu']}, {machine['cores']} cores", fontsize="large")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+            own = limits if panel.over == "size" else _limits([result["median_us"] for result in panel.results])
+            _lines(axes, panel.results, panel.over, own, size[1] / rows)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        machine = document["machine"]
+        usual = f"Median time. rankwise {document['rankwise']} on {machine['cpu']}, {machine['cores']} cores"
+        figure.suptitle(title or usual, x=0.01, ha="left", fontsize=FONT + 2)
+        figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
+        pyplot.close(figure)
 
 
-def _rows(results: list[dict[str, Any]]) -> list[tuple[str, bool, list[dict[str, Any]]]]:
-    """(title, whether the x axis is the size, results) of each row."""
-    rows: dict[str, tuple[str, bool, list[dict[str, Any]]]] = {}
+def _panels(results: list[dict[str, Any]]) -> list[Panel]:
+    found: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for result in results:
         sized = "bus_gb_per_s" in result
-        ranks = result["ranks"]
-        title = f"{result['operation']}, {ranks} ranks, {result['dtype']}" if sized else result["operation"]
-        rows.setdefault(title, (title, sized, []))[2].append(result)
-    return list(rows.values())
+        found.setdefault((result["operation"], result["ranks"] if sized else None), []).append(result)
+    panels = []
+    for (operation, ranks), own in found.items():
+        over = "size" if ranks is not None else "ranks"
+        several = len({result[over] for result in own}) > 1
+        what = f"{operation}, {ranks or own[0]['ranks']} ranks" if ranks or not several else operation
+        if not several and over == "size":
+            what += f", {_bytes(own[0]['size'])}B"
+        panels.append(Panel(what, over if several else None, own))
+    return panels
 
 
-def _lines(axes: Any, results: list[dict[str, Any]], over: str, key: str) -> None:
+def _limits(times: Sequence[float]) -> tuple[float, float]:
+    return (min(times) / 1.5, max(times) * 1.5) if times else (1.0, 10.0)
+
+
+def _lines(axes: Any, results: list[dict[str, Any]], over: str, limits: tuple[float, float], height: float) -> None:
+    axes.set_yscale("log")
+    axes.set_ylim(*limits)
+    axes.yaxis.set_major_formatter(lambda value, _: _duration(value))
+    axes.grid(True, which="major", alpha=0.25, linewidth=0.6)
+    if over == "size":
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(_ticker(16.0))
+        axes.xaxis.set_major_formatter(lambda value, _: _bytes(value))
+        axes.set_xlabel("bytes")
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("ranks")
+    ends = {}
     for name in dict.fromkeys(result["contender"] for result in results):
         own = [result for result in results if result["contender"] == name]
-        x, y = [result[over] for result in own], [result[key] for result in own]
-        width = 2.4 if name == "rankwise" else 1.4
-        (line,) = axes.plot(x, y, marker="o", markersize=4, linewidth=width, color=COLOURS.get(name), label=name)
-        chosen = [(result[over], result[key]) for result in own if result.get("chosen")]
+        x, y = [result[over] for result in own], [result["median_us"] for result in own]
+        width = 2.2 if name == "rankwise" else 1.2
+        (line,) = axes.plot(x, y, marker="o", markersize=2.5, linewidth=width, color=COLOURS.get(name))
+        chosen = [(result[over], result["median_us"]) for result in own if result.get("chosen")]
         if chosen:
-            axes.plot(*zip(*chosen, strict=True), "*", markersize=11, color=line.get_color())
+            axes.plot(*zip(*chosen, strict=True), "*", markersize=9, color=line.get_color())
+        ends[name] = (y[-1], line.get_color())
+    _label(axes, ends, limits, height)
+
+
+def _label(axes: Any, ends: dict[str, tuple[float, str]], limits: tuple[float, float], height: float) -> None:
+    """Write each line's name to the right of its end, at least a line of text apart."""
+    low, high = map(math.log, limits)
+    apart = 1.25 * FONT / 72 / (0.72 * height)  # of the axes' height
+    places = sorted(((math.log(y) - low) / (high - low), name) for name, (y, _) in ends.items())
+    at, heights = -math.inf, []
+    for place, _ in places:
+        at = max(place, at + apart)
+        heights.append(at)
+    excess = max(0.0, heights[-1] - 1.0) if heights else 0.0
+    for (_, name), place in zip(places, heights, strict=True):
+        axes.annotate(
+            NAMES.get(name, name),
+            (1.02, place - excess),
+            xycoords="axes fraction",
+            va="center",
+            color=ends[name][1],
+            fontweight="bold" if name == "rankwise" else "normal",
+            annotation_clip=False,
+        )
+
+
+def _dots(axes: Any, results: list[dict[str, Any]]) -> None:
+    names = [result["contender"] for result in results]
+    times = [result["median_us"] for result in results]
+    for place, (name, time) in enumerate(zip(names, times, strict=True)):
+        colour = COLOURS.get(name, "#888888")
+        axes.plot(time, place, "o", markersize=7, color=colour)
+        axes.annotate(
+            f"{NAMES.get(name, name)}, {_duration(float(f'{time:.3g}'))}",
+            (time, place),
+            (7, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+        )
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xscale("log")
+    axes.set_xlim(min(times) / 1.5, max(times) * 20)
+    axes.xaxis.set_major_formatter(lambda value, _: _duration(value))
+    axes.grid(True, axis="x", which="major", alpha=0.25, linewidth=0.6)
+    axes.yaxis.set_visible(False)
+    axes.spines["left"].set_visible(False)
+
+
+def _duration(microseconds: float) -> str:
+    for unit, name in ((1e6, "s"), (1e3, "ms")):
+        if microseconds >= unit:
+            return f"{microseconds / unit:g} {name}"
+    return f"{microseconds:g} µs"
+
+
+def _ticker(step: float) -> Any:
+    from matplotlib.ticker import LogLocator
+
+    return LogLocator(base=step)
 
 
 def _bytes(value: float) -> str:
     for unit, name in ((2**30, "G"), (2**20, "M"), (2**10, "K")):
         if value >= unit:
-            return f"{value / unit:g}{name}"
-    return f"{value:g}"
+            return f"{value / unit:g} {name}i"
+    return f"{value:g} "
