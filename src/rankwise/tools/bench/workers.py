@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -24,6 +25,9 @@ GRACE = 3.0  # seconds in which the ranks may exit on their own, and again after
 GRACE_STOPPED = 1.0  # the same after Ctrl-C; longer than most measurements, because a killed MPI leaves files behind
 RANK_FILE = Path(__file__).with_name("rank.py")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
+
+
+_numbers = count()  # of the sockets: one folder may see many Workers
 
 
 def _peer(connection: socket.socket) -> int:
@@ -80,7 +84,7 @@ class Workers:
         self._files: dict[int, Any] = {}  # the reader of each connection, by descriptor
         self._pidfds: list[int] = []
         self._log = self._resources.enter_context(TemporaryFile())  # noqa: SIM115 - closed with the other resources
-        path = folder / f"{launch.name}-{n}-{id(self):x}"
+        path = folder / f"{launch.name}-{n}-{next(_numbers)}"
         self._listener = self._resources.enter_context(socket.socket(socket.AF_UNIX))
         self._listener.bind(str(path))
         self._listener.listen(n)
