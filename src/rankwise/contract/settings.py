@@ -53,22 +53,24 @@ class Settings:
                             for containers in different network namespaces (docs/how-to/containers.md)
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
-    RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its --trace
+    RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its `--trace`
     RANKWISE_TRACE_FD       descriptor of the memory for a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_STATE_FD       descriptor of the memory in which a rank's rankwise.elastic.State outlives the rank, set by
                             a launcher that starts lost ranks again
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
                             (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
-                            "all_reduce=staged,all_gather=single_copy"; the same on all ranks. An algorithm that
-                            cannot run is an error. docs/reference/tuning.md lists them
+                            `all_reduce=staged,all_gather=single_copy`; the same on all ranks. An algorithm that
+                            cannot run is an error. A group of one rank ignores it, as do calls without data on shm
+                            and threads. docs/reference/tuning.md lists them
     RANKWISE_TUNING         the tuning file whose thresholds decide which algorithm runs at which size; the same on all
                             ranks of a host. none: the default thresholds. Without it the file that `rankwise tune`
                             wrote for this CPU, if there is one (docs/reference/tuning.md)
-    RANKWISE_DIRECT         0: ranks of one host do not read or write each other's private memory, so that no
-                            single-copy algorithm is chosen for an operation or a message
+    RANKWISE_DIRECT         0: ranks of one host do not read or write each other's private memory: no single-copy
+                            algorithm is chosen, and messages are copied through the ring buffer in shared memory
     RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
-                            kernel says: "0,0,1,1"; the same on all ranks. For tests, and where the kernel is wrong
+                            kernel says: `0,0,1,1`; the same on all ranks. For tests, and where the kernel is wrong.
+                            With several hosts, every host must have as many ranks as the list has numbers
     RANKWISE_OVERSUBSCRIBED 1 or 0: whether the ranks of this host share cores, instead of what the number of cores
                             says; ranks choose algorithms and how they wait by it. For tests
     RANKWISE_TORCH_AS       gloo: programs that ask torch.distributed for the backend gloo use rankwise for their CPU

@@ -1,0 +1,106 @@
+"""What the site takes from the code when it is built: the commands' help, the environment variables, the docstrings.
+
+- `command-help` prints what `rankwise COMMAND --help` prints, or `python -m MODULE --help`.
+- `environment-variables` describes the variables that it names, one a line, as `Settings` does.
+
+Docstrings are plain text that help() shows; `readable` makes reStructuredText of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from textwrap import dedent
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+NAMES = re.compile(r"\A(\w+(?:, \w+)*): (?=\S)")
+
+
+def command_help(command: str) -> str:
+    """The help of `rankwise COMMAND`, or of a `python -m MODULE`, as a terminal of 88 columns shows it."""
+    words = command.split()
+    module = words[2:] if words[:2] == ["python", "-m"] else ["rankwise", *words]
+    environment = {**os.environ, "COLUMNS": "88", "NO_COLOR": "1", "XDG_CACHE_HOME": "~/.cache"}
+    done = subprocess.run(
+        [sys.executable, "-m", *module, "--help"], env=environment, capture_output=True, text=True, timeout=100
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command} --help: exit code {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+class CommandHelp(SphinxDirective):
+    """What a command prints for --help."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        text = command_help(self.arguments[0] if self.arguments[0] != "rankwise" else "")
+        return [nodes.literal_block(text, text, language="text")]
+
+
+def variables() -> dict[str, str]:
+    """Each variable of `Settings`, and its description."""
+    from rankwise.contract.settings import Settings
+
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in dedent("    " + (Settings.__doc__ or "")).splitlines():
+        if begin := re.match(r"(RANKWISE_\w+) +(.*)", line):
+            name = begin[1]
+            found[name] = [begin[2]]
+        elif name and line.startswith("    "):
+            found[name].append(line.strip())
+    return {name: " ".join(lines) for name, lines in found.items()}
+
+
+class EnvironmentVariables(SphinxDirective):
+    """The named variables, each with its description. A page that it names becomes a link."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        known = variables()
+        lines: list[str] = []
+        for name in (line.strip() for line in self.content if line.strip()):
+            text = re.sub(r"docs/([\w/-]+\.md)", r"[](/\1)", known[name])
+            if not re.match(r"\w+: ", text):  # that would be a value
+                text = text[0].upper() + text[1:]
+            lines += [f":::{{envvar}} {name}", text.rstrip(".") + ".", ":::", ""]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+def readable(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Make reStructuredText of a docstring: parameters before a colon become bold, indented programs literal blocks."""
+    try:
+        own = "|".join(inspect.signature(thing).parameters)
+    except (TypeError, ValueError):  # a module, or a property
+        own = ""
+    marked: list[str] = []
+    for paragraph in "\n".join(lines).split("\n\n"):
+        if not paragraph.lstrip().startswith(">>>"):
+            indented = paragraph.startswith("    ")
+            if indented and not (marked and marked[-1].startswith("    ")):
+                marked.append("::")
+            elif not indented:
+                paragraph = re.sub(r"`[^`]*`|\*", lambda found: "\\*" if found[0] == "*" else found[0], paragraph)
+                paragraph = NAMES.sub(r"**\1**: ", paragraph)
+                if own:
+                    paragraph = re.sub(rf"(?<=[.;])([ \n])({own}): ", r"\1**\2**: ", paragraph)
+        marked.append(paragraph)
+    lines[:] = "\n\n".join(marked).split("\n")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("command-help", CommandHelp)
+    app.add_directive("environment-variables", EnvironmentVariables)
+    app.connect("autodoc-process-docstring", readable)
+    return {"version": "1", "parallel_read_safe": True, "env_version": 1}
