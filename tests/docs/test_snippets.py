@@ -1,0 +1,63 @@
+"""Every `python` and `bash` block of the site's pages runs, and every relative link of a page leads to a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from snippets import ROOT, Snippet, check_commands, check_python, file_name, name, read, write_files
+
+PAGES = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")) if "spec" not in p.parts]
+TESTED_ELSEWHERE = {
+    "docs/how-to/frameworks.md": "tests/clients/test_page.py",
+    "docs/how-to/overlap.md": "tests/overlap/test_page.py",
+    "docs/how-to/recovery.md": "tests/elastic/test_page.py",
+    "docs/reference/tcl.md": "tests/frontends/tcl/test_docs.py",
+}
+SNIPPETS = [snippet for page in PAGES if page not in TESTED_ELSEWHERE for snippet in read(page)]
+PYTHON = [snippet for snippet in SNIPPETS if snippet.language == "python"]
+BASH = [snippet for snippet in SNIPPETS if snippet.language == "bash"]
+DOCUMENTS = [*PAGES, *(p.name for p in ROOT.glob("*.md"))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder with the files that the snippet's page shows."""
+    page = request.getfixturevalue("snippet").document
+    write_files((each for each in PYTHON if each.document == page), tmp_path)
+    return tmp_path
+
+
+def test_the_pages_have_snippets_and_other_tests_exist() -> None:
+    assert len(PYTHON) >= 5
+    for page, test in TESTED_ELSEWHERE.items():
+        assert page in PAGES
+        assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("snippet", [s for s in PYTHON if file_name(s) is None], ids=name)
+def test_python_snippet(snippet: Snippet, folder: Path) -> None:
+    if "import torch" in snippet.text:
+        pytest.importorskip("torch")
+    check_python(snippet, folder)
+
+
+@pytest.mark.parametrize("snippet", [s for s in PYTHON if file_name(s)], ids=name)
+def test_python_file_is_used_by_a_command(snippet: Snippet) -> None:
+    commands = [s.text for s in SNIPPETS if s.document == snippet.document and s.language in ("bash", "console")]
+    assert any(str(file_name(snippet)) in text for text in commands)
+
+
+@pytest.mark.parametrize("snippet", BASH, ids=name)
+def test_commands(snippet: Snippet, folder: Path) -> None:
+    check_commands(snippet, folder)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_relative_links_lead_to_files(document: str) -> None:
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", (ROOT / document).read_text(encoding="utf-8"), flags=re.M | re.S)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    targets = [link.partition("#")[0] for link in links if not re.match(r"\w+:|#", link)]
+    assert [target for target in targets if not ((ROOT / document).parent / target).exists()] == []
