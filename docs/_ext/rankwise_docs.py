@@ -8,7 +8,6 @@ Docstrings are plain text that help() shows; `readable` makes reStructuredText o
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import subprocess
@@ -20,7 +19,20 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-NAMES = re.compile(r"\A(\w+(?:, \w+)*): (?=\S)")
+LABEL = re.compile(r"(\A|(?<=[.;])[ \n])((?:\A\w|[a-z_])\w*(?:, \w+)*):(?=\s)")
+"""Names and a colon, at the beginning of a paragraph or, in lower case, of a sentence."""
+
+MADE_BY_THE_LIBRARY = {
+    "rankwise.Group",
+    "rankwise.Work",
+    "rankwise.group.persistent.MessagePlan",
+    "rankwise.group.streams.GroupStream",
+    "rankwise.overlap.Bucket",
+    "rankwise.overlap.DataParallel",
+    "rankwise.testing.Report",
+    "rankwise.trace.OperationTotals",
+}
+"""Classes that programs do not call, shown without parameters."""
 
 
 def command_help(command: str) -> str:
@@ -43,6 +55,7 @@ class CommandHelp(SphinxDirective):
     final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_reread()  # the code may have changed
         text = command_help(self.arguments[0] if self.arguments[0] != "rankwise" else "")
         return [nodes.literal_block(text, text, language="text")]
 
@@ -68,6 +81,7 @@ class EnvironmentVariables(SphinxDirective):
     has_content = True
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_reread()
         known = variables()
         lines: list[str] = []
         for name in (line.strip() for line in self.content if line.strip()):
@@ -79,11 +93,7 @@ class EnvironmentVariables(SphinxDirective):
 
 
 def readable(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Make reStructuredText of a docstring: parameters before a colon become bold, indented programs literal blocks."""
-    try:
-        own = "|".join(inspect.signature(thing).parameters)
-    except (TypeError, ValueError):  # a module, or a property
-        own = ""
+    """Make reStructuredText of a docstring: names before a colon become bold, indented programs literal blocks."""
     marked: list[str] = []
     for paragraph in "\n".join(lines).split("\n\n"):
         if not paragraph.lstrip().startswith(">>>"):
@@ -92,15 +102,21 @@ def readable(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines:
                 marked.append("::")
             elif not indented:
                 paragraph = re.sub(r"`[^`]*`|\*", lambda found: "\\*" if found[0] == "*" else found[0], paragraph)
-                paragraph = NAMES.sub(r"**\1**: ", paragraph)
-                if own:
-                    paragraph = re.sub(rf"(?<=[.;])([ \n])({own}): ", r"\1**\2**: ", paragraph)
+                paragraph = LABEL.sub(r"\1**\2**:", paragraph)
+                paragraph = re.sub(r"docs/([\w/-]+)\.md", r":doc:`/\1`", paragraph)
         marked.append(paragraph)
     lines[:] = "\n\n".join(marked).split("\n")
+
+
+def without_parameters(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str, None] | None:
+    return ("", None) if name in MADE_BY_THE_LIBRARY else None
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("command-help", CommandHelp)
     app.add_directive("environment-variables", EnvironmentVariables)
     app.connect("autodoc-process-docstring", readable)
+    app.connect("autodoc-process-signature", without_parameters)
     return {"version": "1", "parallel_read_safe": True, "env_version": 1}
