@@ -139,7 +139,7 @@ def test_three_errors_have_programs() -> None:
     assert len(TRANSCRIPTS) == 3
 
 
-@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda s: s.text.split()[-1] if s else "")
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda s: s.text.split()[5])
 def test_a_program_fails_as_the_page_shows(transcript: Snippet, tmp_path: Path) -> None:
     write_files((s for s in ERRORS if s.language == "python" and file_name(s)), tmp_path)
     command, *shown = transcript.text.splitlines()

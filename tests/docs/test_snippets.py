@@ -37,10 +37,15 @@ def test_the_pages_have_snippets_and_other_tests_exist() -> None:
         assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("snippet", [s for s in PYTHON if file_name(s) is None], ids=name)
+@pytest.mark.parametrize(
+    "snippet",
+    [
+        pytest.param(s, id=name(s), marks=pytest.mark.slow if "import torch" in s.text else ())
+        for s in PYTHON
+        if file_name(s) is None
+    ],
+)
 def test_python_snippet(snippet: Snippet, folder: Path) -> None:
-    if "import torch" in snippet.text:
-        pytest.importorskip("torch")
     check_python(snippet, folder)
 
 
