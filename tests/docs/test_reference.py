@@ -69,9 +69,9 @@ def test_every_public_name_has_a_directive() -> None:
 
 
 def test_every_directive_names_something() -> None:
-    instance_attributes = {"rankwise.Group.successor"}
-    for name in documented() - instance_attributes:
-        if name not in {f"rankwise.{module}" for module in ("torch",)}:
+    of_instances = {"rankwise.Group.successor"}
+    for name in documented() - of_instances:
+        if not name.startswith("rankwise.torch"):  # it imports torch, which takes seconds; `make docs` looks it up
             resolved(name)
 
 
