@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from collectives import PICTURES, svg
+
 from rankwise.tools.bench.plot import draw
 
 DOCS = Path(__file__).parent
@@ -49,6 +51,10 @@ def table(lines: list[str]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    folder = DOCS / "_static" / "collectives"
+    folder.mkdir(parents=True, exist_ok=True)
+    for operation in PICTURES:
+        (folder / f"{operation}.svg").write_text(svg(operation), encoding="utf-8")
     for heading, name in (("2 ranks", "2"), ("4 ranks on 2 cores", "4"), ("8 ranks on 2 cores", "8")):
         document = tables(heading)
         draw(document, DOCS / "explanation" / f"{name}.png")
