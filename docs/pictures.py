@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from collectives import PICTURES, svg
+import architecture
+import collectives
 
 from rankwise.tools.bench.plot import draw
 
@@ -50,11 +51,17 @@ def table(lines: list[str]) -> list[dict[str, Any]]:
     return results
 
 
+def drawn() -> dict[str, str]:
+    """{name of a file in _static: its content}, of the pictures that are not plots."""
+    found = {f"collectives/{operation}.svg": collectives.svg(operation) for operation in collectives.PICTURES}
+    return {**found, "architecture.svg": architecture.svg()}
+
+
 def main() -> None:
     folder = DOCS / "_static" / "collectives"
     folder.mkdir(parents=True, exist_ok=True)
-    for operation in PICTURES:
-        (folder / f"{operation}.svg").write_text(svg(operation), encoding="utf-8")
+    for name, text in drawn().items():
+        (DOCS / "_static" / name).write_text(text, encoding="utf-8")
     for heading, name in (("2 ranks", "2"), ("4 ranks on 2 cores", "4"), ("8 ranks on 2 cores", "8")):
         document = tables(heading)
         draw(document, DOCS / "explanation" / f"{name}.png")
