@@ -137,3 +137,63 @@ def test_other_errors_of_a_function_are_its_own() -> None:
 def test_objects_where_arrays_are_expected() -> None:
     with rw.init("solo") as group, pytest.raises(TypeError, match="got dict; Python objects are for broadcast_object"):
         group.broadcast({"a": 1})
+
+
+def test_several_arrays_where_one_is_expected() -> None:
+    with rw.init("solo") as group:
+        for x in ([np.ones(3), np.ones(3)], (np.ones(2),)):
+            with pytest.raises(
+                TypeError, match="of several arrays, pass one at a time, or a single one that holds them all"
+            ):
+                group.all_reduce(x)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("guess", "advice"),
+    [
+        ("shape", "use mesh.axes, which has the size of each axis by its name"),
+        ("dims", "use mesh.axes, which has the size of each axis by its name"),
+        ("Get_coords", "use mesh.coordinates, which has this rank's place along each axis by its name"),
+        ("Sub", "each axis is an attribute with its group; for several axes use mesh.along(...)"),
+        ("get_local_rank", "use the rank of an axis's group"),
+    ],
+)
+def test_a_guessed_attribute_of_a_mesh(guess: str, advice: str) -> None:
+    with rw.init("solo") as group, rw.Mesh(group, rows=1) as mesh:
+        with pytest.raises(AttributeError) as raised:
+            getattr(mesh, guess)
+        assert str(raised.value) == f"'Mesh' object has no attribute {guess!r}: {advice}"
+        with pytest.raises(AttributeError, match="the mesh has no axis 'column'; its axes are rows"):
+            mesh.column  # noqa: B018 - it raises
+
+
+def test_an_axis_may_be_a_mesh_guess() -> None:
+    with rw.init("solo") as group, rw.Mesh(group, size=1) as mesh:
+        assert mesh.size.world_size == 1
+
+
+def test_a_guessed_attribute_of_a_work() -> None:
+    with rw.init("solo") as group:
+        work = group.all_reduce(np.ones(3), async_op=True)
+        assert repr(work) == "<Work, not yet waited for>"
+        for guess, advice in guessed_names.WORK.items():
+            assert not hasattr(work, guess)
+            assert guess not in dir(work)
+            with pytest.raises(
+                AttributeError, match=rf"^'Work' object has no attribute '{guess}': {re.escape(advice)}$"
+            ):
+                getattr(work, guess)
+        work.wait()
+        assert repr(work) == "<Work, complete>"
+        waiting = group.irecv((3,), 0, tag=5)
+        with pytest.raises(rw.CollectiveTimeout):
+            waiting.wait(0.01)
+        assert repr(waiting) == "<Work, not yet waited for>"
+        group.send(np.ones(3), 0, tag=5)
+        waiting.wait()
+        assert repr(waiting) == "<Work, complete>"
+
+
+def test_a_timeout_for_one_call() -> None:
+    with pytest.raises(TypeError, match=r"barrier.. has no parameter 'timeout': use `with group.timeout_of"):
+        rw.barrier(timeout=5)  # type: ignore[call-overload]

@@ -84,7 +84,7 @@ def test_bad_arguments() -> None:
         mesh = rw.Mesh(group, line=1)
         x = np.zeros(5)
         for args, error, text in (
-            ((x, "row"), ValueError, "axis='row': expected an axis of the mesh, line"),
+            ((x, "row"), ValueError, "axis='row': expected an axis of the mesh, line, or 0 to 0"),
             ((x, "line", 0), ValueError, "width=0: expected at least 1"),
             ((x, "line", 1.0), TypeError, "width=1.0: expected an int"),
             ((3.0, "line"), TypeError, "x: expected a writable array of at least one dimension, got float"),

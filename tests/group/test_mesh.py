@@ -107,7 +107,9 @@ def test_neighbours() -> None:
             source, destination = mesh.shift("rows")
             got = group.sendrecv(np.full(2, group.rank), destination, source)
             assert got.tolist() == [0 if source is None else source] * 2
-            with pytest.raises(ValueError, match=r"^axis='row': expected an axis of the mesh, rows, columns$"):
+            with pytest.raises(
+                ValueError, match=r"^axis='row': expected an axis of the mesh, rows, columns, or 0 to 1$"
+            ):
                 mesh.shift("row")
         with rw.Mesh(group, a=2, b=3, periodic=True) as mesh:
             assert mesh.periodic == ("a", "b")

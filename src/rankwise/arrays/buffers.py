@@ -163,14 +163,20 @@ def _convert(x: Any, name: str, write: bool) -> Buffer:
     try:
         view = memoryview(x)
     except TypeError:
-        is_object = name == "x" and isinstance(x, (dict, list, tuple, set, str))
-        hint = "; Python objects are for broadcast_object, all_gather_object, ..." if is_object else ""
+        hint = _hint(x) if name == "x" else ""
         raise TypeError(f"{name}: expected an array, a buffer or a number, got {type(x).__name__}{hint}") from None
     try:
         array = np.asarray(view)
     except ValueError as error:
         raise TypeError(f"{name}: expected a buffer of numbers, got format {view.format!r}") from error
     return from_view(x, array, name, write)
+
+
+def _hint(x: Any) -> str:
+    if isinstance(x, (list, tuple)) and x and all(hasattr(item, "shape") for item in x):
+        return "; of several arrays, pass one at a time, or a single one that holds them all, as numpy.stack makes it"
+    is_object = isinstance(x, (dict, list, tuple, set, str))
+    return "; Python objects are for broadcast_object, all_gather_object, ..." if is_object else ""
 
 
 def _from_dlpack(x: Any, name: str, write: bool) -> Buffer:

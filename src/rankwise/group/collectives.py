@@ -59,10 +59,10 @@ class Collectives(GroupBase):
         """Reduce `x` over the ranks, in place; every rank receives the result. Returns x.
 
         op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", or a
-        ReduceOp (`rw.ReduceOp[name.upper()]` for type checkers, where a name is a str that is known only
-        when the program runs); `rw.premul_sum(factor)`; "minloc" or "maxloc", which return (x, ranks), x holding
-        the extremes and ranks, int64 of x's shape, the lowest rank that has each (for a number,
-        numbers).
+        ReduceOp; for type checkers, a name that is known only when the program runs becomes one by
+        `rw.ReduceOp[name]`, with the names SUM, PROD, MIN, ...; `rw.premul_sum(factor)`; "minloc" or
+        "maxloc", which return (x, ranks), x holding the extremes and ranks, int64 of x's shape, the lowest
+        rank that has each (for a number, numbers).
 
         op may also be an associative function of two arrays that returns an array of the same shape and
         dtype. It is called in the order of the ranks, function(function(x0, x1), x2), and may overwrite

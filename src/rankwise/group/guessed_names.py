@@ -166,6 +166,44 @@ KEYWORDS: dict[str, tuple[str, ...]] = {
 _GROUPS = ("comm", "group", "process_group")
 
 
+MESH: dict[str, str] = {
+    "shape": "use mesh.axes, which has the size of each axis by its name",
+    "dims": "use mesh.axes, which has the size of each axis by its name",
+    "gettopo": "use mesh.axes, mesh.periodic and mesh.coordinates",
+    "meshdimnames": "use mesh.axes, which has the size of each axis by its name",
+    "ndim": "use len(mesh.axes)",
+    "dim": "use len(mesh.axes)",
+    "coords": "use mesh.coordinates, which has this rank's place along each axis by its name",
+    "getcoords": "use mesh.coordinates, which has this rank's place along each axis by its name",
+    "getcoordinate": "use mesh.coordinates, which has this rank's place along each axis by its name",
+    "periods": "use mesh.periodic, the names of the periodic axes",
+    "getcartrank": "use mesh.rank_at(...)",
+    "sub": "each axis is an attribute with its group; for several axes use mesh.along(...)",
+    "getgroup": "each axis is an attribute with its group; for several axes use mesh.along(...)",
+    "rank": "use mesh.group.rank",
+    "getrank": "use mesh.group.rank",
+    "getlocalrank": "use the rank of an axis's group",
+    "size": "use mesh.group.world_size",
+    "worldsize": "use mesh.group.world_size",
+}
+"""What a Mesh has instead of these attributes of mpi4py's Cartcomm and of torch's DeviceMesh, in lower case without
+underscores.
+"""
+
+WORK: dict[str, str] = {
+    "test": "use done()",
+    "Test": "use done()",
+    "is_completed": "use done()",
+    "is_success": "use wait(), which raises the operation's error",
+    "exception": "use wait(), which raises the operation's error",
+    "Wait": "use wait()",
+    "block_current_stream": "use wait()",
+    "get_future": "use `await work`, or rw.wait_any(works)",
+    "cancel": "an operation cannot be cancelled; use wait(timeout)",
+    "Cancel": "an operation cannot be cancelled; use wait(timeout)",
+}
+
+
 def spellings(name: str) -> set[str]:
     """The other spellings of a name in snake_case: allreduce, Allreduce, All_reduce, AllReduce, allReduce."""
     first, *others = name.split("_")
@@ -175,16 +213,16 @@ def spellings(name: str) -> set[str]:
 
 
 class Guess:
-    """A name that a group does not have. To use it raises an AttributeError that says which name to use.
+    """A name that a class does not have. To use it raises an AttributeError that says which name to use.
 
     It is a descriptor, because a class with __getattr__ finds its own attributes more slowly (by 40 to 200 ns a call).
     """
 
-    def __init__(self, name: str, advice: str) -> None:
-        self._name, self._advice = name, advice
+    def __init__(self, name: str, advice: str, owner: str = "Group") -> None:
+        self._name, self._advice, self._owner = name, advice, owner
 
-    def __get__(self, group: Any, kind: type) -> NoReturn:
-        raise AttributeError(f"'Group' object has no attribute {self._name!r}: {self._advice}", name=self._name)
+    def __get__(self, owner: Any, kind: type) -> NoReturn:
+        raise AttributeError(f"{self._owner!r} object has no attribute {self._name!r}: {self._advice}", name=self._name)
 
 
 def guesses(known: Iterable[str]) -> dict[str, Guess]:
@@ -220,6 +258,8 @@ def wrong_keyword(function: str, error: TypeError, parameters: Iterable[str]) ->
         return None
     name, known = found[1], list(parameters)
     text = f"{function}() has no parameter {name!r}"
+    if name == "timeout":
+        return f"{text}: use `with group.timeout_of(seconds):`, or the Work's wait(timeout)"
     if name in _GROUPS:
         return f"{text}: on another group, call that group's method, group.{function}(...)"
     for meant in KEYWORDS.get(_plain(name), ()):

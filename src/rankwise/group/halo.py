@@ -9,6 +9,7 @@ import numpy as np
 
 from rankwise.arrays.buffers import target
 from rankwise.contract.errors import MismatchError
+from rankwise.contract.types import DType
 from rankwise.group.base import integer
 from rankwise.group.group import Group
 
@@ -29,7 +30,8 @@ def exchange(
     buffer = target(x)
     shape, ndim = buffer.shape, len(buffer.shape)
     if buffer.given is not x or not ndim:
-        raise TypeError(f"x: expected a writable array of at least one dimension, got {type(x).__name__}")
+        what = type(x).__name__ if ndim else f"{type(x).__name__} of no dimension"
+        raise TypeError(f"x: expected a writable array of at least one dimension, got {what}")
     width, along = integer(width, "width"), integer(dimension, "dimension")
     if width < 1:
         raise ValueError(f"width={width}: expected at least 1")
@@ -71,9 +73,10 @@ def _check(ranks: np.ndarray[Any, Any], width: int) -> None:
         other = int(np.flatnonzero((ranks[:, 1:] != ranks[0, 1:]).any(axis=1))[0])
         column = int(np.flatnonzero(ranks[other, 1:] != ranks[0, 1:])[0])
         what = names[column] if column < len(names) else "length of another dimension"
+        passed = [int(ranks[rank, 1 + column]) for rank in (other, 0)]
+        theirs, ours = (DType(one).name.lower() for one in passed) if what == "dtype" else map(str, passed)
         raise MismatchError(
-            f"exchange_halo: along the axis, rank {other} passed another {what} than rank 0: "
-            f"{ranks[other, 1 + column]}, not {ranks[0, 1 + column]}"
+            f"exchange_halo: along the axis, rank {other} passed another {what} than rank 0: {theirs}, not {ours}"
         )
     for rank, length in enumerate(ranks[:, 0].tolist()):
         if length < 3 * width:

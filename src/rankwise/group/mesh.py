@@ -10,6 +10,7 @@ from typing import Any
 from rankwise.group import halo
 from rankwise.group.base import integer
 from rankwise.group.group import Group
+from rankwise.group.guessed_names import MESH
 
 
 class Mesh:
@@ -72,6 +73,8 @@ class Mesh:
         if (name,) in groups:
             found: Group = groups[name,]
             return found
+        if (advice := MESH.get(name.replace("_", "").lower())) is not None:
+            raise AttributeError(f"'Mesh' object has no attribute {name!r}: {advice}", name=name)
         raise AttributeError(f"the mesh has no axis {name!r}; its axes are {', '.join(self.__dict__.get('axes', ()))}")
 
     def __repr__(self) -> str:
@@ -113,9 +116,10 @@ class Mesh:
             raise ValueError(f"places={sorted(places)}: expected axes of the mesh, {', '.join(self.axes)}")
         return rank
 
-    def shift(self, axis: str, by: int = 1) -> tuple[int | None, int | None]:
+    def shift(self, axis: str | int, by: int = 1) -> tuple[int | None, int | None]:
         """(source, destination) for data that moves `by` places along an axis, as with MPI_Cart_shift.
 
+        axis: its name or its number, 0 for the mesh's first.
         Both are ranks of the mesh's group, or None, the null rank, beyond the edge of an axis that is not periodic.
 
         >>> with rw.Mesh(group, columns=2) as mesh:
@@ -123,13 +127,14 @@ class Mesh:
         ...     (source, destination) == ((None, 1) if group.rank == 0 else (0, None))
         True
         """
+        axis = self._name(axis)
         before, after = self._neighbours(axis, integer(by, "by"))
         return tuple(None if place is None else self.rank_at(**{axis: place}) for place in (before, after))  # type: ignore[return-value]  # two
 
     def exchange_halo(
-        self, x: Any, axis: str, width: int = 1, *, dimension: int | None = None, async_op: bool = False
+        self, x: Any, axis: str | int, width: int = 1, *, dimension: int | None = None, async_op: bool = False
     ) -> Any:
-        """Fill the ghost cells of `x` from the neighbours along `axis`, in place; returns x.
+        """Fill the ghost cells of `x` from the neighbours along `axis`, its name or number, in place; returns x.
 
         x: this rank's part of a grid, a NumPy array or tensor with any strides. Along its `dimension`, the first and
         the last `width` layers are ghost cells. They receive copies of the neighbours' layers that adjoin the
@@ -148,14 +153,22 @@ class Mesh:
         ...     mesh.exchange_halo(x, "columns").tolist() == ([-1, 0, 0, 1] if group.rank == 0 else [0, 1, 1, -1])
         True
         """
+        axis = self._name(axis)
         before, after = self._neighbours(axis, 1)
         along = list(self.axes).index(axis) if dimension is None else dimension
         return halo.exchange(self._groups[axis,], before, after, x, width, along, async_op)
 
+    def _name(self, axis: str | int) -> str:
+        names = list(self.axes)
+        if isinstance(axis, str):
+            if axis in names:
+                return axis
+        elif 0 <= (number := integer(axis, "axis")) < len(names):
+            return names[number]
+        raise ValueError(f"axis={axis!r}: expected an axis of the mesh, {', '.join(names)}, or 0 to {len(names) - 1}")
+
     def _neighbours(self, axis: str, by: int) -> tuple[int | None, int | None]:
         """The coordinates of the ranks `by` places before and after this one along an axis; None beyond an edge."""
-        if axis not in self.axes:
-            raise ValueError(f"axis={axis!r}: expected an axis of the mesh, {', '.join(self.axes)}")
         size, here = self.axes[axis], self.coordinates[axis]
 
         def at(place: int) -> int | None:

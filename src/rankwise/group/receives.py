@@ -121,7 +121,8 @@ class QueuedReceive(Work[None]):
         self.inner: Work[None] | None = None
         self.error: Exception | None = None
         self._queue, self._operation = queue, operation
-        self._checked = threading.Lock()
+        self._checking = threading.Lock()  # several threads may wait; one of them checks the content
+        self._checked = False
 
     def done(self) -> bool:
         self._progress()
@@ -160,10 +161,10 @@ class QueuedReceive(Work[None]):
 
     def _check(self) -> None:
         """Check the content once it is complete."""
-        with self._checked:
-            if self.inner is None or self.message is None or self.buffer is None:
+        with self._checking:
+            if self._checked or self.message is None or self.buffer is None:
                 return
-            self.inner = None
+            self._checked = True
             try:
                 self.check(self.message, self.buffer)
             except Exception as error:  # noqa: BLE001 - `wait` raises it

@@ -14,6 +14,7 @@ from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.work import Work
+from rankwise.group.guessed_names import WORK, Guess
 
 T = TypeVar("T")
 
@@ -136,6 +137,14 @@ class ArrayWork(Work[T]):
         """Whether `wait` has been called, and so has raised the operation's error."""
         pending.add(self)
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in WORK]
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"<Work, failed: {type(self.error).__name__}>"
+        return f"<Work, {'complete' if self._finish is None else 'not yet waited for'}>"
+
     def wait(self, timeout: float | None = None) -> T:
         if self._finish is not None:
             try:
@@ -181,6 +190,10 @@ class ArrayWork(Work[T]):
     def _drop(self) -> None:
         self._finish = self._keep = None
         self._pending.remove(self)
+
+
+for _name, _advice in WORK.items():
+    setattr(ArrayWork, _name, Guess(_name, _advice, "Work"))
 
 
 class Several(Work[None]):
