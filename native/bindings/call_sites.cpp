@@ -52,8 +52,16 @@ void bind_call_sites() {
     };
     rankwise::program_stacks = [] {
         HoldGil gil;
+        // No destructor may run while this thread is unwound because the interpreter shuts down, so no nb::object here.
+        PyObject* text = acquiring_gil([]() -> PyObject* {
+            PyObject* module = PyImport_ImportModule("rankwise.contract.stacks");
+            PyObject* found = module ? PyObject_CallMethod(module, "all_threads", nullptr) : nullptr;
+            Py_XDECREF(module);
+            return found;
+        });
         try {
-            return nb::cast<std::string>(nb::module_::import_("rankwise.contract.stacks").attr("all_threads")());
+            if (!text) throw nb::python_error();
+            return nb::cast<std::string>(nb::steal(text));
         } catch (const std::exception& e) {
             return std::string("its interpreter failed to format them: ") + e.what();
         }
