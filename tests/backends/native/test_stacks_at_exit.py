@@ -12,16 +12,21 @@ import time
 import rankwise as rw
 from rankwise.contract import stacks
 
+class Lingering:  # keeps the interpreter in its shutdown for a second
+    def __del__(self, sleep=time.sleep):
+        sleep(1)
+
+lingering = Lingering()
 requested = []
 
-def slow():
+def endless():
     requested.append(True)
-    time.sleep(0.5)
-    return "a stack"
+    while True:  # until this thread must stop, because the interpreter has begun its shutdown
+        pass
 
 group = rw.init()
 if group.rank == 1:
-    stacks.all_threads = slow
+    stacks.all_threads = endless
     while not requested:
         time.sleep(0.01)
     print("ends normally", flush=True)
