@@ -27,7 +27,7 @@ RANKWISE = [sys.executable, "-m", "rankwise"]
 TOKEN = "t" * 20
 
 # Rank 0 waits for its standard input to end, the other for rank 0.
-PROGRAM = """
+PROGRAM = """# <b>& to be escaped
 import sys
 import numpy as np
 import rankwise as rw
@@ -43,7 +43,7 @@ group.barrier()
 @pytest.fixture(scope="module")
 def job() -> Iterator[int]:
     """The pid of the launcher of a job of two ranks."""
-    command = [*RANKWISE, "run", "-n", "2", "--timeout", "100", "--", "python", "-c", PROGRAM, "<b>&"]
+    command = [*RANKWISE, "run", "-n", "2", "--timeout", "100", "--", "python", "-c", PROGRAM]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == b"ready\n"

@@ -10,11 +10,10 @@ from rankwise.tools.units import amount, duration
 Rows = list[tuple[str, ...]]
 
 
-def heading(trace: Trace, width: int | None = None) -> str:
-    """How many ranks ran what for how long, in at most `width` characters (None: with the whole command)."""
+def heading(trace: Trace, width: int) -> str:
+    """How many ranks ran what for how long, in at most `width` characters."""
     head = f"{len(trace.ranks)} ranks for {duration((trace.written - trace.started) / 1e9)}: "
-    command = " ".join(" ".join(trace.command).split())
-    return head + (command if width is None else one_line(command, width - len(head)))
+    return head + one_line(" ".join(trace.command), width - len(head))
 
 
 def last_to_begin(trace: Trace, found: list[GroupOperation]) -> Rows:

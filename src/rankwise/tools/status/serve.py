@@ -24,10 +24,12 @@ from pathlib import Path
 from socketserver import ThreadingTCPServer
 
 from rankwise.observe.jobs import RunningJob
+from rankwise.tools.layout import one_line
 from rankwise.tools.status.numbers import MISSING, as_json, as_prometheus
 from rankwise.tools.status.table import HEAD, NONE_JOINED, table
 
 HOST = "127.0.0.1"
+WIDTH = 160  # characters of the command
 _NAMES = ("127.0.0.1", "localhost")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 _HTML = "text/html; charset=utf-8"
@@ -107,7 +109,7 @@ def jobs_as_html(jobs: Sequence[RunningJob]) -> str:
     for job in jobs:
         now = table(job)
         lines += [
-            f"<h2>{escape(now.title)}<code>{escape(now.command)}</code></h2>",
+            f"<h2>{escape(now.title)}<code>{escape(one_line(now.command, WIDTH))}</code></h2>",
             '<div class="wide"><table><thead><tr>',
         ]
         lines += [f"<th>{escape(cell)}</th>" for cell in HEAD]

@@ -13,6 +13,7 @@ from rankwise.tools.timeline import timeline
 from rankwise.tools.trace_tables import heading, last_to_begin, operations
 from rankwise.tools.units import duration
 
+WIDTH = 200  # characters of the title
 EMPTY = "<p>The trace holds no operation that all ranks began.</p>"
 
 
@@ -21,7 +22,7 @@ def page(trace: Trace) -> str:
     found = group_operations(trace)
     template = files(__package__).joinpath("template.html").read_text(encoding="utf-8")
     parts = {
-        "heading": escape(heading(trace)),
+        "heading": escape(heading(trace, WIDTH)),
         "failure": f'<p class="failure">failed: {escape(trace.failure)}</p>' if trace.failure else "",
         "waits": _matrix(trace, waits(found)) if found else EMPTY,
         "last": _table(last_to_begin(trace, found)) if found else EMPTY,
