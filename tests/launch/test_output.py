@@ -126,3 +126,23 @@ def test_equal_tracebacks_appear_once_and_the_rank_to_blames_comes_last(tag: boo
     expected += [f"{mark[1]}{line}" for line in told]
     assert file.bytes.getvalue().decode().splitlines() == [*expected, "rankwise: the same from ranks 0, 1, 3, 4"]
     assert not output.holds()
+
+
+def test_what_other_ranks_have_shown_before_is_only_mentioned() -> None:
+    file = File()
+    output = OutputMultiplexer(3, None, file)
+    streams = [output.add(rank)[1] for rank in range(3)]
+
+    def shown(rank: int, last: int = -1, why: str = "rank 9 did not come") -> str:
+        output.feed(streams[rank], traceback(f"{why}, while rank {rank} was in barrier #1"))
+        file.bytes.truncate(0)
+        file.bytes.seek(0)
+        output.release(last=last)
+        return file.bytes.getvalue().decode()
+
+    assert shown(0).startswith("Traceback")
+    assert shown(1) == "rankwise: the same from rank 1\n"
+    assert shown(1).startswith("Traceback"), "a rank shows again what happens again"
+    assert shown(2, last=2) == "rankwise: the same from rank 2\n", "the last traceback is that of the rank to blame"
+    assert shown(0, why="another").startswith("Traceback")
+    assert shown(2, last=2).startswith("Traceback"), "the last traceback is that of the rank to blame"

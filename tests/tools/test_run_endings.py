@@ -106,7 +106,7 @@ def test_the_first_failure_is_blamed(program: str, deed: str, code: int, how: st
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(rf"rankwise: rank 2 \(pid \d+\) {how}; the other 3 ranks were ended", last)
     said = {int(rank) for rank in re.findall(r"PeerLostError: rank 2 .*, while rank (\d) was in", done.stderr)}
-    for ranks in re.findall(r"^rankwise: the same from ranks (.*)", done.stderr, re.MULTILINE):
+    for ranks in re.findall(r"^rankwise: the same from ranks? (.*)", done.stderr, re.MULTILINE):
         said |= {0, 1, 3} if ranks == "0, 1, 3" else set(map(int, ranks.split(", ")))
     assert said == {0, 1, 3}, "the other ranks did not report it"
 
@@ -222,7 +222,7 @@ except rw.PeerLostError:
     assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 3", done.stderr.splitlines()[-1]), done.stderr
 
 
-def test_a_traceback_of_a_running_rank_is_shown_at_once(tmp_path: Path) -> None:
+def test_the_traceback_of_running_ranks_is_shown_at_once_and_once(tmp_path: Path) -> None:
     code = """
 import os, sys, time, traceback
 try:
@@ -235,9 +235,9 @@ while not os.path.exists(sys.argv[1]):
     go = tmp_path / "go"
     launcher = subprocess.Popen([*RUN, "-n", "2", "python", "-c", code, go], stderr=subprocess.PIPE, text=True)
     assert launcher.stderr is not None
-    shown = 0
-    while shown < 2:
-        shown += launcher.stderr.readline() == "ZeroDivisionError: division by zero\n"
+    lines = iter(launcher.stderr.readline, "")
+    assert "ZeroDivisionError: division by zero\n" in lines
+    assert re.fullmatch(r"rankwise: the same from (rank [01]|ranks 0, 1)\n", next(lines))
     go.touch()
     assert launcher.communicate(timeout=100)[1] == ""
     assert launcher.returncode == 0
@@ -395,8 +395,8 @@ def test_a_hang_is_reported_once_and_the_last_lines_are_about_the_missing_rank(t
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     *lines, _, last = done.stderr.splitlines()
-    if lines[-1].startswith("rankwise: "):  # else a busy machine left one rank alone the time to report
-        assert re.fullmatch(r"rankwise: the same from ranks [0-7, -]+", lines.pop())
+    while lines[-1].startswith("rankwise: "):  # several lines if some ranks end later than others
+        assert re.fullmatch(r"rankwise: the same from ranks? [0-7, -]+", lines.pop())
     headline = "rank 3 did not reach all_reduce #2 within the timeout of 3 s"
     error = lines.index(f"rankwise.contract.errors.CollectiveTimeout: {headline}")
     waiting, missing, heading, *stack = lines[error + 1 :]

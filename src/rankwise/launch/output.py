@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 LONGEST_LINE = 8 << 20  # bytes of an incomplete line kept back; a longer one comes in pieces
+MOST_SHOWN = 16  # tracebacks that are compared with later ones
 
 # A line begins after a newline, and after the carriage return of a progress bar.
 _BEGINNINGS = rb"(?s)(?<=\n)(?=.)|(?<=\r)(?=[^\n])"
@@ -99,6 +100,7 @@ class OutputMultiplexer:
         self._tag = tag
         self._direct = n == 1 and not tag
         self._streams: list[OutputStream] = []
+        self._shown: dict[bytes, set[int]] = {}  # the ranks that have shown each of the latest tracebacks
         self._pairs: dict[int, tuple[OutputStream, OutputStream]] = {}  # each rank's stdout and stderr
         self._open: OutputStream | None = None  # the stream whose incomplete line is on the screen
 
@@ -160,18 +162,25 @@ class OutputMultiplexer:
     def release(self, rank: int | None = None, *, last: int = -1, before: float = float("inf")) -> None:
         """Write the held tracebacks of one rank or of all, equal ones once, and the one of rank `last` at the end.
 
-        before: only those held since before this time (of time.monotonic); their ranks go on, so equal ones
-        are not merged.
+        One that equals what another rank has already shown is only mentioned. before: only those held since before
+        this time (of time.monotonic).
         """
         chosen = [s for s in self._streams if s.held and rank in (None, s.rank) and s.since < before]
         equal: dict[bytes, list[OutputStream]] = {}
         for stream in sorted(chosen, key=lambda stream: stream.since):
-            key = _but_for_its_rank(stream) if before == float("inf") else b"%d" % stream.rank
-            equal.setdefault(key, []).append(stream)
-        for streams in sorted(equal.values(), key=lambda streams: any(stream.rank == last for stream in streams)):
-            self._write(streams[0], bytes(streams[0].held))
-            if len(streams) > 1:
-                self.note(f"rankwise: the same from {ranks_in_words(stream.rank for stream in streams)}")
+            equal.setdefault(_but_for_its_rank(stream), []).append(stream)
+        for key, streams in sorted(equal.items(), key=lambda item: any(one.rank == last for one in item[1])):
+            ranks = {stream.rank for stream in streams}
+            # A rank that shows the same again has a reason. The traceback of the rank to blame must be the last one.
+            latest = next(reversed(self._shown), None)
+            new = ranks <= self._shown.get(key, ranks) or (last in ranks and key != latest)
+            if new:
+                self._write(streams[0], bytes(streams[0].held))
+            if len(streams) > 1 or not new:
+                self.note(f"rankwise: the same from {ranks_in_words(sorted(ranks))}")
+            self._shown[key] = self._shown.pop(key, set()) | ranks
+            if len(self._shown) > MOST_SHOWN:
+                del self._shown[next(iter(self._shown))]
             for stream in streams:
                 stream.held = bytearray()
 
