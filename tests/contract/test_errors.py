@@ -36,6 +36,8 @@ def test_families() -> None:
         (("all_gather(count=3, dtype=float32) at a.py:1", "all_gather(count=2, dtype=float32)"), "all_gather_v"),
         (("gather(count=3, dtype=int8, root=0)", "gather(count=2, dtype=int8, root=0)"), "gather_v"),
         (("all_gather(count=3, dtype=float32)", "all_gather(count=3, dtype=float64)"), ""),
+        (("gather(count=3, dtype=int8, root=0)", "gather(count=3, dtype=int8, root=1)"), ""),
+        (("gather(count=3, dtype=int8, root=0)", "gather(count=2, dtype=int8, root=1)"), ""),
         (("all_gather(count=3, dtype=float32)", "gather(count=3, dtype=float32)"), ""),
         (("all_reduce(count=3, dtype=int8, op=sum)", "all_reduce(count=2, dtype=int8, op=sum)"), ""),
     ],

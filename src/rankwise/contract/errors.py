@@ -93,14 +93,13 @@ class MismatchError(RankwiseError):
 
 
 def _v_variant(calls: dict[int, str]) -> str:
-    """A hint to add if the ranks gather arrays that have one dtype but different shapes; else ""."""
-    made = [text for text in calls.values() if "dtype=" in text]  # not those of ranks that made no such call
-    operations = {text.partition("(")[0] for text in made}
-    if len(operations) != 1 or not operations <= {"all_gather", "gather"}:
-        return ""
-    dtypes = {text.partition("dtype=")[2].partition(",")[0].partition(")")[0] for text in made}
-    (operation,) = operations
-    return f"\n{operation}_v gathers arrays whose first axes differ in length" if len(dtypes) == 1 else ""
+    """A hint to add if the ranks gather arrays that differ in their lengths alone; else ""."""
+    import re
+
+    made = {text.partition(")")[0] for text in calls.values() if "count=" in text}  # without call sites
+    alike = {re.sub(r"count=\d+", "", text) for text in made}
+    operation = alike.pop().partition("(")[0] if len(alike) == 1 and len(made) > 1 else ""
+    return f"\n{operation}_v gathers arrays whose first axes differ in length" if operation.endswith("gather") else ""
 
 
 class CollectiveTimeout(RankwiseError, TimeoutError):
