@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import algorithms
 import architecture
 import collectives
 
@@ -54,14 +55,15 @@ def table(lines: list[str]) -> list[dict[str, Any]]:
 def drawn() -> dict[str, str]:
     """{name of a file in _static: its content}, of the pictures that are not plots."""
     found = {f"collectives/{operation}.svg": collectives.svg(operation) for operation in collectives.PICTURES}
+    found |= {f"algorithms/{algorithm}.svg": algorithms.svg(algorithm) for algorithm in algorithms.PICTURES}
     return {**found, "architecture.svg": architecture.svg()}
 
 
 def main() -> None:
-    folder = DOCS / "_static" / "collectives"
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in drawn().items():
-        (DOCS / "_static" / name).write_text(text, encoding="utf-8")
+        path = DOCS / "_static" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     for heading, name in (("2 ranks", "2"), ("4 ranks on 2 cores", "4"), ("8 ranks on 2 cores", "8")):
         document = tables(heading)
         draw(document, DOCS / "explanation" / f"{name}.png")
