@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -385,7 +386,9 @@ def test_survivors_of_a_kill_on_gloo(tmp_path: Path) -> None:
         "--backend",
         "gloo",
     )
-    assert done.stdout.splitlines() == ["(0, 1, 3) 3 {2: 'ended'}"] * 3, done.stderr
+    # The others may agree on going on without rank 2 before a rank's own connection to it is closed.
+    line = r"\(0, 1, 3\) 3 \{2: '(ended|was left out when the others agreed to go on)'\}\n"
+    assert re.fullmatch(f"({line}){{3}}", done.stdout), done.stderr
 
 
 def test_other_backends_cannot_restart_a_rank(tmp_path: Path) -> None:
