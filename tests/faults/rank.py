@@ -87,6 +87,13 @@ def asleep(rank: Rank, group: rw.Group) -> None:
         group.all_reduce(np.ones(3))
 
 
+def polling(rank: Rank, group: rw.Group) -> None:
+    """Receives of which neither the source nor the length is known; nothing comes."""
+    if group.rank % 2:
+        group.recv_any()
+    group.recv_object(src=rw.ANY, tag=rw.ANY)
+
+
 def in_python(rank: Rank, group: rw.Group) -> None:
     """Mostly in Python code, a few milliseconds at a time."""
     while True:
@@ -308,6 +315,7 @@ PLACES: dict[str, Callable[..., object]] = {
         barrier,
         send_and_recv,
         asleep,
+        polling,
         in_python,
         works,
         anything,
