@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from rankwise.group import composed_ops, headers
 from rankwise.group.base import GroupBase, check_axis_0
 
 D = TypeVar("D", bound=np.dtype[Any])
+Counts: TypeAlias = "Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]"
 
 
 class VectorCollectives(GroupBase):
@@ -89,7 +90,7 @@ class VectorCollectives(GroupBase):
     def scatter_v(
         self,
         x: np.ndarray[Any, D],
-        counts: Sequence[int] | None = None,
+        counts: Counts | None = None,
         src: int = 0,
         *,
         out: Any = None,
@@ -99,7 +100,7 @@ class VectorCollectives(GroupBase):
     def scatter_v(
         self,
         x: np.ndarray[Any, D],
-        counts: Sequence[int] | None = None,
+        counts: Counts | None = None,
         src: int = 0,
         *,
         out: Any = None,
@@ -109,7 +110,7 @@ class VectorCollectives(GroupBase):
     def scatter_v(
         self,
         x: Any = None,
-        counts: Sequence[int] | None = None,
+        counts: Counts | None = None,
         src: int = 0,
         *,
         out: Any = None,
@@ -119,7 +120,7 @@ class VectorCollectives(GroupBase):
     def scatter_v(
         self,
         x: Any = None,
-        counts: Sequence[int] | None = None,
+        counts: Counts | None = None,
         src: int = 0,
         *,
         out: Any = None,
@@ -128,7 +129,7 @@ class VectorCollectives(GroupBase):
     def scatter_v(
         self,
         x: Any = None,
-        counts: Sequence[int] | None = None,
+        counts: Counts | None = None,
         src: int = 0,
         *,
         out: Any = None,
@@ -178,7 +179,7 @@ class VectorCollectives(GroupBase):
     def reduce_scatter_v(
         self,
         x: np.ndarray[Any, D],
-        counts: Sequence[int],
+        counts: Counts,
         op: Op = "sum",
         *,
         out: Any = None,
@@ -186,18 +187,18 @@ class VectorCollectives(GroupBase):
     ) -> np.ndarray[Any, D]: ...
     @overload
     def reduce_scatter_v(
-        self, x: np.ndarray[Any, D], counts: Sequence[int], op: Op = "sum", *, out: Any = None, async_op: Literal[True]
+        self, x: np.ndarray[Any, D], counts: Counts, op: Op = "sum", *, out: Any = None, async_op: Literal[True]
     ) -> Work[np.ndarray[Any, D]]: ...
     @overload
     def reduce_scatter_v(
-        self, x: Any, counts: Sequence[int], op: Op = "sum", *, out: Any = None, async_op: Literal[True]
+        self, x: Any, counts: Counts, op: Op = "sum", *, out: Any = None, async_op: Literal[True]
     ) -> Work[Any]: ...
     @overload
     def reduce_scatter_v(
-        self, x: Any, counts: Sequence[int], op: Op = "sum", *, out: Any = None, async_op: bool = False
+        self, x: Any, counts: Counts, op: Op = "sum", *, out: Any = None, async_op: bool = False
     ) -> Any: ...
     def reduce_scatter_v(
-        self, x: Any, counts: Sequence[int], op: Op = "sum", *, out: Any = None, async_op: bool = False
+        self, x: Any, counts: Counts, op: Op = "sum", *, out: Any = None, async_op: bool = False
     ) -> Any:
         """Reduce `x` over the ranks; rank i receives the next counts[i] rows. All ranks pass the same counts.
 
@@ -217,21 +218,21 @@ class VectorCollectives(GroupBase):
 
     @overload
     def all_to_all_v(
-        self, x: np.ndarray[Any, D], counts: Sequence[int], *, out: Any = None, async_op: Literal[False] = False
+        self, x: np.ndarray[Any, D], counts: Counts, *, out: Any = None, async_op: Literal[False] = False
     ) -> tuple[np.ndarray[Any, D], list[int]]: ...
     @overload
     def all_to_all_v(
-        self, x: np.ndarray[Any, D], counts: Sequence[int], *, out: Any = None, async_op: Literal[True]
+        self, x: np.ndarray[Any, D], counts: Counts, *, out: Any = None, async_op: Literal[True]
     ) -> Work[tuple[np.ndarray[Any, D], list[int]]]: ...
     @overload
     def all_to_all_v(
-        self, x: Any, counts: Sequence[int], *, out: Any = None, async_op: Literal[True]
+        self, x: Any, counts: Counts, *, out: Any = None, async_op: Literal[True]
     ) -> Work[tuple[Any, list[int]]]: ...
     @overload
     def all_to_all_v(
-        self, x: Any, counts: Sequence[int], *, out: Any = None, async_op: bool = False
+        self, x: Any, counts: Counts, *, out: Any = None, async_op: bool = False
     ) -> tuple[Any, list[int]]: ...
-    def all_to_all_v(self, x: Any, counts: Sequence[int], *, out: Any = None, async_op: bool = False) -> Any:
+    def all_to_all_v(self, x: Any, counts: Counts, *, out: Any = None, async_op: bool = False) -> Any:
         """Send the next counts[j] rows of `x` to rank j. Returns the rows received, and how many came from each rank.
 
         The rows are concatenated by rank along axis 0. Each rank passes its own counts.
@@ -269,7 +270,7 @@ class VectorCollectives(GroupBase):
         lengths: list[int] = self._all_gather_ints(np.array(given.shape[0], np.int64)).tolist()
         return lengths
 
-    def _counts(self, counts: Sequence[int] | None, given: Buffer) -> list[int]:
+    def _counts(self, counts: Counts | None, given: Buffer) -> list[int]:
         """`counts`, checked: one int >= 0 for each rank, together the length of axis 0."""
         try:
             rows = [operator.index(count) for count in (() if counts is None else counts)]
