@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 
 #include "ranks.hpp"
 
@@ -154,6 +155,42 @@ void threads_and_a_reader() {
     reader.join();
 }
 
+std::atomic<uint64_t> others{0};  // operations of the thread that is not interrupted
+std::atomic<bool> written{false};
+
+// An interrupted thread goes on only after others have used the whole ring, so that they reach the entry it writes.
+void let_others_pass(int) {
+    for (const uint64_t until = others + 2 * kTraced; others < until && !written;) usleep(0);
+}
+
+void an_interrupted_writer_keeps_its_entry() {
+    auto segment = Segment::create(1);
+    Tracer tracer(*segment, 0);
+    const auto write = [&](uint32_t group, std::atomic<uint64_t>& count) {
+        while (!written) {
+            const uint64_t at = ticks();
+            tracer.end(tracer.begin(uint64_t(Op::Barrier), group, 0, group, group, at), at, 0);
+            ++count;
+        }
+    };
+    std::signal(SIGUSR1, let_others_pass);
+    std::atomic<uint64_t> own{0};
+    std::thread interrupted(write, 1, std::ref(own)), other(write, 2, std::ref(others));
+    for (int i = 0; i < 300; ++i) {
+        for (const uint64_t before = own; own == before;) usleep(0);
+        pthread_kill(interrupted.native_handle(), SIGUSR1);
+        for (const Operation& o : operations(segment->header(), 0)) {
+            CHECK(!o.end || *o.end >= o.begin);
+            CHECK(o.sequence == o.group && o.bytes == o.group);
+        }
+    }
+    written = true;
+    interrupted.join();
+    other.join();
+    std::signal(SIGUSR1, SIG_DFL);
+    for (const Operation& o : operations(segment->header(), 0)) CHECK(o.end, "an ended operation is shown as in progress");
+}
+
 void views_of_other_files() {
     CHECK_EQ(ranks::thrown([] { SegmentView view(-1); }), "BadArgument");
     int ends[2];
@@ -179,6 +216,7 @@ int main() {
         });
     for (auto& t : threads) t.join();
     threads_and_a_reader();
+    an_interrupted_writer_keeps_its_entry();
     views_of_other_files();
     return check::result();
 }

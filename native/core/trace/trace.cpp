@@ -33,7 +33,7 @@ bool is_message(Op op) { return op == Op::Send || op == Op::Recv; }
 // Returns false if the entry is being written, or was reused for another operation while it was read.
 bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o) {
     const uint64_t stamp = e.stamp.load(acquire);
-    if (!stamp) return false;
+    if (!stamp || stamp == kBeingWritten) return false;
     const uint64_t end = e.end.load(acquire);  // before the fields that are complete only when the operation has ended
     const uint64_t what = e.what.load(acquire), group_and_tag = e.group_and_tag.load(acquire), begin = e.begin.load(acquire);
     const uint64_t waited = e.waited.load(acquire);
@@ -66,10 +66,12 @@ TraceEntry* Tracer::begin(uint64_t what, uint32_t group, int tag, uint64_t seque
     for (int tries = 0; tries < kTraced; ++tries) {
         const uint64_t number = record_.operations.fetch_add(1, relaxed);
         TraceEntry& e = ring_[number % kTraced];
-        if (e.stamp.load(relaxed) && !e.end.load(relaxed)) continue;  // still in progress
+        uint64_t stamp = e.stamp.load(acquire);
+        if (stamp == kBeingWritten || (stamp && !e.end.load(relaxed))) continue;  // in progress
+        // Only one thread gets the entry, even if this one was interrupted for so long that another reached it too.
+        if (!e.stamp.compare_exchange_strong(stamp, kBeingWritten, relaxed)) continue;
         __builtin_prefetch(&ring_[(number + 2) % kTraced], 1);  // the ring does not fit the L1 cache
-        e.stamp.store(0, relaxed);
-        e.what.store(part_ ? what | kPart : what, release);  // like the stores below: not before the stamp is cleared
+        e.what.store(part_ ? what | kPart : what, release);  // like the stores below: not before the stamp changes
         e.group_and_tag.store(group | uint64_t(uint32_t(tag)) << 32, release);
         e.sequence.store(sequence, release);
         e.bytes.store(bytes, release);
@@ -92,7 +94,9 @@ void Tracer::end(TraceEntry* e, uint64_t at, uint64_t waited, uint64_t flags) {
 void end_operations(const SegmentHeader& header, int rank) {
     TraceEntry* const ring = trace_of(header, rank);
     for (TraceEntry* e = ring; e < ring + kTraced; ++e) {
-        if (!e->stamp.load(acquire) || e->end.load(relaxed)) continue;
+        const uint64_t stamp = e->stamp.load(acquire);
+        if (stamp == kBeingWritten) e->stamp.store(0, release);
+        if (!stamp || stamp == kBeingWritten || e->end.load(relaxed)) continue;
         e->what.store(e->what.load(relaxed) | kFailed, relaxed);
         e->end.store(ticks(), release);
     }

@@ -19,6 +19,7 @@
 namespace rankwise {
 
 inline constexpr int kTraced = 1024;  // entries of a rank
+inline constexpr uint64_t kBeingWritten = UINT64_MAX;
 
 // The end of an operation on fewer bytes is not measured unless it waited: it takes less than about a microsecond.
 inline constexpr uint64_t kTimedFrom = 4096;
@@ -29,7 +30,7 @@ inline constexpr uint64_t kBackground = 1 << 25;  // the program does not wait f
 inline constexpr uint64_t kPart = 1 << 26;        // a part of an operation that has its own entry
 
 struct alignas(64) TraceEntry {
-    std::atomic<uint64_t> stamp;         // number of the operation + 1; 0 while the rest is written
+    std::atomic<uint64_t> stamp;         // number of the operation + 1; 0 if unused, or kBeingWritten
     std::atomic<uint64_t> what;          // Call::what and flags
     std::atomic<uint64_t> group_and_tag; // number of the group | tag << 32
     std::atomic<uint64_t> sequence;      // in its group; 0 for messages
