@@ -12,6 +12,7 @@ from typing import Any
 import algorithms
 import architecture
 import collectives
+import paths
 
 from rankwise.tools.bench.plot import draw
 
@@ -56,7 +57,7 @@ def drawn() -> dict[str, str]:
     """{name of a file in _static: its content}, of the pictures that are not plots."""
     found = {f"collectives/{operation}.svg": collectives.svg(operation) for operation in collectives.PICTURES}
     found |= {f"algorithms/{algorithm}.svg": algorithms.svg(algorithm) for algorithm in algorithms.PICTURES}
-    return {**found, "architecture.svg": architecture.svg()}
+    return {**found, "paths.svg": paths.svg(), "architecture.svg": architecture.svg()}
 
 
 def main() -> None:

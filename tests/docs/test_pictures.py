@@ -17,7 +17,7 @@ def test_they_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         drawn = pictures.drawn()
     finally:
-        for name in ("pictures", "algorithms", "collectives", "architecture"):
+        for name in ("pictures", "algorithms", "collectives", "architecture", "paths"):
             sys.modules.pop(name, None)
     files = {str(path.relative_to(DOCS / "_static")) for path in (DOCS / "_static").rglob("*.svg")}
     assert drawn.keys() <= files
