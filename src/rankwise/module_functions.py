@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwise.group.group import Group
-from rankwise.group.guessed_names import wrong_keyword
+from rankwise.group.guessed_names import wrong_call
 from rankwise.initialize import default_group
 
 
@@ -25,7 +25,7 @@ def function_of(name: str) -> Callable[..., Any]:
         except TypeError as error:
             here = error.__traceback__
             if here is not None and here.tb_next is None:  # the call itself failed
-                text = wrong_keyword(name, error, [parameter.name for parameter in parameters])
+                text = wrong_call(name, error, parameters)
                 if text is not None:
                     raise TypeError(text) from None
             raise

@@ -126,6 +126,25 @@ def test_a_guessed_keyword_of_a_function(call: Any, advice: str) -> None:
     assert str(raised.value) == advice
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda x: rw.all_gather([x, x], x),
+            "all_gather() takes by position at most x; by keyword also out, async_op",
+        ),
+        (
+            lambda x: rw.all_reduce(x, "sum", 3),
+            "all_reduce() takes by position at most x, op; by keyword also async_op",
+        ),
+    ],
+)
+def test_too_many_positional_arguments_of_a_function(call: Any, text: str) -> None:
+    with rw.init("solo"), pytest.raises(TypeError) as raised:
+        call(np.ones(2))
+    assert str(raised.value) == text
+
+
 def test_other_errors_of_a_function_are_its_own() -> None:
     with rw.init("solo"):
         with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):

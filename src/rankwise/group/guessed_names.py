@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from inspect import Parameter
 
 _FIRST = "group = rw.init()"
 
@@ -251,12 +254,20 @@ def missing(name: str, known: Iterable[str]) -> str:
     return f"{text}. Did you mean {by_plain[near[0]]!r}?" if near else text
 
 
-def wrong_keyword(function: str, error: TypeError, parameters: Iterable[str]) -> str | None:
-    """A better message for a TypeError that a call of `function` raised; None unless it is about a keyword."""
+def wrong_call(function: str, error: TypeError, parameters: Iterable[Parameter]) -> str | None:
+    """A better message for a TypeError that a call of `function` raised; None unless it is about a parameter's name, or
+    about too many positional arguments.
+    """
+    parameters = list(parameters)
+    if re.search(r"takes .* positional arguments? but \d+ (was|were) given", str(error)):
+        by_place = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        by_name = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+        text = f"{function}() takes by position at most {', '.join(by_place) or 'nothing'}"
+        return f"{text}; by keyword also {', '.join(by_name)}" if by_name else text
     found = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
     if found is None:
         return None
-    name, known = found[1], list(parameters)
+    name, known = found[1], [one.name for one in parameters]
     text = f"{function}() has no parameter {name!r}"
     if name == "timeout":
         return f"{text}: use `with group.timeout_of(seconds):`, or the Work's wait(timeout)"
