@@ -1,4 +1,4 @@
-"""Draws the ways that data takes from one rank to another on a host, as SVG: `python docs/pictures.py` writes the file."""
+"""Draws the ways of data from one rank to another on a host, as SVG: `python docs/pictures.py` writes the file."""
 
 from __future__ import annotations
 
