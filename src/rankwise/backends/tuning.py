@@ -1,7 +1,7 @@
 """Which algorithm runs in the backends over other engines: the names, and every threshold.
 
 Sizes are in bytes. "Measured" means on 2 cores over the loopback interface, where the algorithms on both sides of a
-threshold take equally long; docs/explanation/results.md and docs/explanation/scaling.md have the tables.
+threshold take equally long; docs/explanation/results-hosts.md and docs/explanation/scaling.md have the tables.
 docs/reference/tuning.md describes each algorithm.
 """
 
