@@ -182,6 +182,54 @@ def test_the_wrong_kind_of_message_is_not_lost() -> None:
     run_ranks(1, ranks)
 
 
+class SlowlyArriving:
+    """A communicator on which messages that were probed are complete only once `complete` is set."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm, self.complete = comm, threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.comm, name)
+
+    def recv_probed(self, ptr: int, message: Any) -> rw.Work[None] | None:
+        inner, complete = self.comm.recv_probed(ptr, message), self.complete
+
+        class Late(rw.Work[None]):
+            def wait(self, timeout: float | None = None) -> None:
+                if not complete.wait(timeout):
+                    raise rw.CollectiveTimeout("it has not arrived yet", limit=timeout or 0.0, operation="recv")
+                inner.wait(timeout)
+
+            def done(self) -> bool:
+                return complete.is_set() and inner.done()
+
+        return None if inner is None else Late()
+
+
+def test_a_message_whose_receive_ends_while_it_arrives_is_not_lost() -> None:
+    def ranks(group: Group) -> None:
+        if group.rank == 0:
+            for thing in (THING, "next"):
+                group.send_object(thing, 1, tag=1)
+        else:
+            slow = SlowlyArriving(group.comm)
+            group._receives.comm = slow
+            while group.probe(0, 1) is None:
+                time.sleep(0.001)
+            for _ in range(2):
+                with pytest.raises(rw.CollectiveTimeout):
+                    group.recv_object(rw.ANY, rw.ANY, timeout=0.05)
+            assert group.probe(0, 1) is None
+            slow.complete.set()
+            assert group.probe(0, 1) is not None
+            check(group.recv_object(0, tag=1))
+            assert group.recv_object(tag=rw.ANY) == "next"
+            assert group.probe(0, rw.ANY) is None
+        group.barrier()
+
+    run_ranks(2, ranks, backend="threads")
+
+
 def test_the_null_rank() -> None:
     def ranks(group: Group) -> None:
         group.send_object({1: 2}, None)

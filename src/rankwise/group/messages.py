@@ -78,7 +78,8 @@ class Messages(GroupBase):
         Shapes are not sent, so the data has one dimension; a number arrives as one element. Several threads may
         receive: each message goes to one of them. dtype: the dtype expected; a torch dtype gives a tensor. A message of
         another dtype, or with an object, raises MismatchError, and a later `recv_any` or `recv_object` can receive it.
-        timeout: seconds until CollectiveTimeout, by default the group's timeout; the group stays usable.
+        timeout: seconds until CollectiveTimeout, by default the group's timeout; the group stays usable, and a later
+        receive gets the message, even if its data had begun to arrive.
 
         >>> sending = group.isend(np.full(group.rank + 1, 7.5), dst=0)
         >>> if group.rank == 0:
@@ -194,6 +195,8 @@ class Messages(GroupBase):
             work.waited = True
             receive.withdraw()
             work.done()
+            if receive.inner is not None and not receive.inner.done():  # holds the memory that the engine still writes
+                ArrayWork(receive.inner, nothing, self._pending, (self, receive.buffer)).waited = True
             raise
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from rankwise.arrays.base import Buffer
 from rankwise.contract.communicator import ANY, Communicator, Message
-from rankwise.contract.errors import ClosedError, CollectiveTimeout, UnsupportedError
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError, UnsupportedError
 from rankwise.contract.work import Work
 
 PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two probes that find nothing
@@ -18,7 +19,8 @@ class ReceiveQueue:
     """The receives of one group that wait for a message of unknown size, in the order in which they were posted.
 
     They make progress while a thread waits for one of them or asks whether it is done. A message that turns out to be
-    of the wrong kind is put back, and the next receive of this queue that matches it gets it.
+    of the wrong kind, or whose receive was withdrawn while its data arrived, is put back, and the next receive of this
+    queue that matches it gets it.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -26,6 +28,7 @@ class ReceiveQueue:
         self._lock = threading.Lock()
         self._waiting: list[QueuedReceive] = []
         self._returned: list[tuple[Message, Buffer]] = []
+        self._arriving: list[tuple[Message, Buffer, Work[None]]] = []  # will be put back once their data is complete
 
     def post(
         self,
@@ -49,11 +52,13 @@ class ReceiveQueue:
 
     def probe(self, src: int, tag: int) -> Message | None:
         """The message that a receive of this queue would get now."""
-        if self._returned:
+        if self._returned or self._arriving:
             with self._lock:
                 found = self._put_back(src, tag)
                 if found is not None:
                     return found[0]
+                if self._is_arriving(src, tag):
+                    return None
         return self.comm.probe(src, tag)
 
     def progress(self) -> None:
@@ -72,10 +77,15 @@ class ReceiveQueue:
             self._waiting = before
 
     def withdraw(self, receive: QueuedReceive, error: Exception) -> None:
-        """Fail the receive with this error, unless it has matched a message."""
+        """Fail the receive with this error, unless it is complete. Its message is put back once that is complete."""
         with self._lock:
             if receive in self._waiting:
                 self._waiting.remove(receive)
+                receive.error = error
+            elif receive.inner is not None and receive.error is None and not receive.inner.done():
+                assert receive.message is not None
+                assert receive.buffer is not None
+                self._arriving.append((receive.message, receive.buffer, receive.inner))
                 receive.error = error
 
     def put_back(self, message: Message, buffer: Buffer) -> None:
@@ -90,6 +100,8 @@ class ReceiveQueue:
             self._returned.remove(returned)
             receive.message, receive.buffer = message, buffer
             return
+        if self._is_arriving(receive.src, receive.tag):
+            return
         found = self.comm.probe(receive.src, receive.tag)
         if found is not None:
             buffer = receive.accept(found)
@@ -98,8 +110,16 @@ class ReceiveQueue:
                 receive.message, receive.buffer = found, buffer
 
     def _put_back(self, src: int, tag: int) -> tuple[Message, Buffer] | None:
-        matching = (each for each in self._returned if src in (each[0].source, ANY) and tag in (each[0].tag, ANY))
-        return next(matching, None)
+        for late in [each for each in self._arriving if each[2].done()]:
+            message, buffer, inner = late
+            self._arriving.remove(late)
+            with suppress(RankwiseError):  # if the message is lost, receives that wait for it say so
+                inner.wait()
+                self._returned.append((message, buffer))
+        return next((each for each in self._returned if _matches(each[0], src, tag)), None)
+
+    def _is_arriving(self, src: int, tag: int) -> bool:
+        return any(_matches(message, src, tag) for message, _, _ in self._arriving)
 
 
 class QueuedReceive(Work[None]):
@@ -143,14 +163,14 @@ class QueuedReceive(Work[None]):
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-        if self.inner is not None:
+        if self.inner is not None and self.error is None:
             self.inner.wait(None if timeout is None else max(0.0, end - time.monotonic()))
             self._check()
         if self.error is not None:
             raise self.error
 
     def withdraw(self) -> None:
-        """Give up this receive, unless it has matched a message."""
+        """Give up this receive, unless it is complete."""
         self._queue.withdraw(self, ClosedError(f"{self._operation} was interrupted"))
 
     def _progress(self) -> bool:
@@ -170,6 +190,10 @@ class QueuedReceive(Work[None]):
             except Exception as error:  # noqa: BLE001 - `wait` raises it
                 self._queue.put_back(self.message, self.buffer)
                 self.error = error
+
+
+def _matches(message: Message, src: int, tag: int) -> bool:
+    return src in (message.source, ANY) and tag in (message.tag, ANY)
 
 
 def _overlap(earlier: QueuedReceive, later: QueuedReceive) -> bool:
