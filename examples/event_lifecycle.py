@@ -4,7 +4,7 @@
 
 starts two ranks. Each computes a gradient on its own stream; the gradients are summed over the ranks,
 and the stream uses the sum. The steps are the operations that every backend with streams has, on
-integer handles; `group.stream` and `rw.overlap.Event` do the same in less code (docs/how-to/overlap.md). The
+integer handles; `group.stream` and `rw.overlap.Event` do the same in less code (docs/reference/streams.md). The
 program prints when each step happened on each rank, and what that proves.
 """
 
