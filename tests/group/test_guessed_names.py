@@ -145,6 +145,14 @@ def test_too_many_positional_arguments_of_a_function(call: Any, text: str) -> No
     assert str(raised.value) == text
 
 
+def test_pythons_errors_about_a_call_name_the_class_group() -> None:
+    with rw.init("solo") as group:
+        with pytest.raises(TypeError, match=r"^Group\.all_gather\(\) takes 2 positional arguments but 3 were given"):
+            group.all_gather([np.ones(2)], np.ones(2))  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match=r"^Group\.barrier\(\) got an unexpected keyword argument 'timeout'"):
+            group.barrier(timeout=3)  # type: ignore[call-overload]
+
+
 def test_other_errors_of_a_function_are_its_own() -> None:
     with rw.init("solo"):
         with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -319,6 +319,11 @@ class Group(
 _GUESSES = guesses({"name", "rank", "world_size", *(name for name in dir(Group) if not name.startswith("_"))})
 for _name, _guess in _GUESSES.items():
     setattr(Group, _name, _guess)
+
+for _part in Group.__mro__[1:-1]:  # Python's own errors then name the class that users know
+    for _name, _method in vars(_part).items():
+        if isinstance(_method, FunctionType) and not _name.startswith("_"):
+            _method.__qualname__ = f"Group.{_name}"
 
 
 def check_timeout(seconds: float) -> float:
