@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = "python3,python3-venv,python3-dev,make,g++,ca-certificates,git"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+HOSTS = Path("/etc/hosts")  # so that the name of this machine has an address there too
 PIP = (Path("/etc/pip.conf"), Path.home() / ".config/pip/pip.conf")
 
 
@@ -45,7 +46,7 @@ def enter(folder: Path, command: str, binds: list[Path]) -> subprocess.Completed
         f"mount -t proc proc {folder}/proc",
         f"mount --rbind /sys {folder}/sys",
     ]
-    for path in [*binds, *(path for path in (CERTIFICATES, *PIP) if path.exists())]:
+    for path in [*binds, *(path for path in (CERTIFICATES, HOSTS, *PIP) if path.exists())]:
         there = folder / path.relative_to("/")
         if path.is_dir():
             there.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from textwrap import dedent
+from inspect import cleandoc
 from typing import Any
 
 from docutils import nodes
@@ -66,7 +66,7 @@ def variables() -> dict[str, str]:
 
     found: dict[str, list[str]] = {}
     name = ""
-    for line in dedent("    " + (Settings.__doc__ or "")).splitlines():
+    for line in cleandoc(Settings.__doc__ or "").splitlines():
         if begin := re.match(r"(RANKWISE_\w+) +(.*)", line):
             name = begin[1]
             found[name] = [begin[2]]

@@ -88,7 +88,7 @@ def test_every_command_is_on_the_page_of_commands() -> None:
 
 def test_every_variable_is_described_once() -> None:
     shown = re.findall(r"^(RANKWISE_\w+)$", page("variables.md"), re.M)
-    known = re.findall(r"^ +(RANKWISE_\w+) ", Settings.__doc__ or "", re.M)
+    known = re.findall(r"^(RANKWISE_\w+) ", inspect.cleandoc(Settings.__doc__ or ""), re.M)
     read_in_code = re.findall(r'"(RANKWISE_\w+)"', inspect.getsource(sys.modules[Settings.__module__]))
     assert set(read_in_code) <= set(known)
     assert sorted(shown) == sorted(known)

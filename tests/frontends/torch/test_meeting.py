@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import rankwise as rw
 from rankwise.testing import run_ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -96,6 +97,24 @@ def test_who_did_not_come_is_named(tmp_path: Path) -> None:
         return caught.value.missing
 
     assert run_ranks(3, ranks) == [(1, 2), (0,), (0,)]
+
+
+def test_a_host_without_an_address_raises_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
+
+    def ranks(group: Any) -> None:
+        from rankwise.frontends.torch import meeting
+
+        store = dist.FileStore(str(tmp_path / "store"), 3)
+        text = (
+            r"'hierarchical' is not available here: .* cannot resolve the name 'no-such-host\.invalid' .*; set MASTER_"
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(meeting, "locality", lambda: f"host {group.rank}")
+            with pytest.raises(rw.BackendUnavailable, match=text):
+                meeting.meet(store, group.rank, 3, LIMIT)
+
+    run_ranks(3, ranks, backend="shm")
 
 
 def test_no_memory_for_a_new_group_raises_on_every_rank(tmp_path: Path) -> None:

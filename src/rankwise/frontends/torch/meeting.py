@@ -23,7 +23,7 @@ from datetime import timedelta
 from torch.distributed import Store
 
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import CollectiveTimeout
+from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.initialize import connect, locality
@@ -39,7 +39,8 @@ class Plan:
     address at which rank 0 serves a store for the backend, if the ranks are on several hosts. inherited:
     whether these are the ranks of `rankwise run`, which use the launcher's segment and so learn how a
     rank ended. part: the group's number in the default group's memory, if all its ranks share that
-    memory. out_of_memory: the reason why rank 0 could not create a group there.
+    memory. out_of_memory, no_address: why there is no group, if rank 0 could not create it in that memory, or
+    has no address for the other hosts.
     """
 
     backend: str
@@ -51,6 +52,7 @@ class Plan:
     inherited: bool = False
     part: int | None = None
     out_of_memory: str = ""
+    no_address: str = ""
 
 
 def meet(
@@ -65,7 +67,7 @@ def meet(
 
     parent, ranks: a communicator to which all of them belong, and their ranks in it. Raises
     CollectiveTimeout, which names the ranks that did not come, and BackendUnavailable if the ranks'
-    hosts cannot reach each other.
+    hosts cannot reach each other. If rank 0 fails, so do all others.
     """
     if size == 1:
         return connect(Job(launcher="torch.distributed"), "solo", timeout)
@@ -76,25 +78,30 @@ def meet(
         store.set("call", call)
         answers = _read(store, {other: _answer_key(call, other) for other in range(1, size)}, timeout, end)
         marks, places = zip(*map(json.loads, answers), strict=True)
+        plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), list(marks))
         try:
-            part = parent.make_part(ranks) if parent is not None else None
-        except MemoryError as error:  # the others must not wait for a plan
-            refusal = Plan("", "", "", list(marks), out_of_memory=f"rank 0 could not make the group: {error}")
-            store.set(_plan_key(call), json.dumps(asdict(refusal)))
-            raise
-        plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), list(marks), part=part)
-        if part is None:
-            if set(places) == {locality()}:
+            if parent is not None:
+                plan = replace(plan, part=parent.make_part(ranks))
+            elif set(places) == {locality()}:
                 here = settings.local_world_size in (None, size)
                 plan = replace(plan, inherited=here and _fits(settings, rank, size))
             else:
                 fits = _fits(settings, rank, size)
                 plan = replace(plan, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port(), inherited=fits)
+        except (MemoryError, BackendUnavailable) as error:  # the others must not wait for a plan
+            if isinstance(error, MemoryError):
+                plan = replace(plan, out_of_memory=f"rank 0 could not make the group: {error}")
+            else:
+                plan = replace(plan, no_address=error.missing)
+            store.set(_plan_key(call), json.dumps(asdict(plan)))
+            raise
         store.set(_plan_key(call), json.dumps(asdict(plan)))
     else:
         plan = _answer(store, rank, timeout, end)
         if plan.out_of_memory:
             raise MemoryError(plan.out_of_memory)
+        if plan.no_address:
+            raise BackendUnavailable(SEVERAL_HOSTS, plan.no_address, _REMEDY)
     if plan.part is not None and parent is not None:
         comm = parent.take_part(plan.part)
         comm.timeout = timeout
@@ -127,10 +134,22 @@ def _fits(settings: Settings, rank: int, size: int) -> bool:
 _taken: list[bool] = []  # one entry once a group has taken the launcher's segment
 
 
+_REMEDY = "set MASTER_ADDR to an address at which the other hosts reach rank 0"
+
+
 def _own_address() -> str:
-    """The address at which other hosts reach this one: the source address of the route to MASTER_ADDR, if set."""
+    """The address at which other hosts reach this one: the source address of the route to MASTER_ADDR, if set.
+
+    Raises BackendUnavailable if the name cannot be resolved.
+    """
     master = os.environ.get("MASTER_ADDR") or socket.gethostname()
-    family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    try:
+        family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        what = (
+            f"the address of rank 0 is unknown, because its host cannot resolve the name {master!r} ({error.strerror})"
+        )
+        raise BackendUnavailable(SEVERAL_HOSTS, what, _REMEDY) from error
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where)
         found: str = probe.getsockname()[0]
