@@ -80,8 +80,9 @@ def meet(
         marks, places = zip(*map(json.loads, answers), strict=True)
         plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), list(marks))
         try:
-            if parent is not None:
-                plan = replace(plan, part=parent.make_part(ranks))
+            part = parent.make_part(ranks) if parent is not None else None
+            if part is not None:
+                plan = replace(plan, part=part)
             elif set(places) == {locality()}:
                 here = settings.local_world_size in (None, size)
                 plan = replace(plan, inherited=here and _fits(settings, rank, size))
