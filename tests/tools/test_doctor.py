@@ -165,7 +165,9 @@ def test_in_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: p
     command.main([])
     wrapped = capsys.readouterr().out
     assert max(map(len, wrapped.splitlines())) <= 80
-    assert sorted(wrapped.split()) == sorted(piped.split())
+    # Free memory and times differ from run to run.
+    words, expected = (sorted(re.sub(r"[\d.]+", "0", text).split()) for text in (wrapped, piped))
+    assert words == expected
 
 
 def test_a_remedy_is_named_once() -> None:
