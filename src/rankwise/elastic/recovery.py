@@ -34,8 +34,8 @@ def run(
     If f ends with an error because ranks were lost, the remaining ranks make a new group, and call f again
     with it. Under `rankwise run --restarts` it has its full size again: the launcher starts a lost rank
     again, whose own call of the decorated function meets the others. Otherwise, and if the launcher has
-    given up a rank, the new group consists of the remaining ranks (`Group.shrink`). A loss during any part of
-    this leads to another group. Other errors end the function as usual. When f has returned on all ranks,
+    given up a rank, the new group consists of the remaining ranks (`Group.shrink`). If more ranks are lost
+    meanwhile, the others make another group. Other errors end the function as usual. When f has returned on all ranks,
     so does the decorated function; its ranks are then no longer replaced.
 
     A replacement runs the program from the start, so the program must not communicate between `rw.init`

@@ -27,7 +27,7 @@ class Resumption:
     """How this rank went on after a loss, and what that cost.
 
     lost: {number of a rank in the job: how it was lost}. seconds: from the error on this rank until its function
-    was called again. reached, resumed: its `State.step` at the error, and then.
+    was called again. reached: its `State.step` at the error. resumed: the step from which it went on.
 
     >>> one = rw.elastic.Resumption({1: "was killed by SIGKILL"}, seconds=0.3, reached=7, resumed=6)
     >>> f"{one.reached - one.resumed} step again"
@@ -43,16 +43,16 @@ class Resumption:
 class State:
     """What a rank needs to go on after a loss: arrays and objects, which it commits step by step.
 
-    arrays: {name: array}, each a contiguous or strided array or tensor that can be written in place and keeps
-    its shape. objects: {name: object}, of what pickle can write. If an object has `state_dict` and
-    `load_state_dict`, as torch's modules, optimizers and schedulers have, these are used, else restoring
-    puts a new object into `state.objects`. Change the arrays in place, and the objects in `state.objects`.
+    arrays: {name: array or tensor}, contiguous or strided; each can be written in place and keeps its shape.
+    objects: {name: object}, which pickle can write. If an object has `state_dict` and `load_state_dict`, as
+    torch's modules, optimizers and schedulers have, these save and restore it; else restoring puts a new
+    object into `state.objects`. Change the arrays in place, and the objects in `state.objects`.
 
     `commit` copies everything to memory of the job, where the last two commits are kept. Under
     `rankwise run --restarts` this memory outlives the rank: a State that its replacement makes takes up the
-    commits of the lost rank. Otherwise it ends with the process, and serves to go back to a commit. It needs
-    twice the memory of the arrays and objects, of the host's memory (not of /dev/shm), from the time at
-    which the State is made. A rank has one State at a time.
+    commits of the lost rank. Otherwise it ends with the process, and serves to go back to a commit. It takes
+    twice the size of the arrays, from the time at which the State is made, and twice that of the pickled
+    objects; it is ordinary memory of the host, not /dev/shm. A rank has one State at a time.
 
     Unlike in Horovod's elastic mode, each rank has its own state, which may differ from the others', such
     as its shard of an optimizer's; nothing is sent to a replacement, which finds what its predecessor

@@ -88,16 +88,15 @@ class GradientReducer:
     dtypes matter. group: by default the group of all ranks. bucket_bytes: the size of a bucket, which
     holds one dtype. op: "mean" or "sum". hook: reduces a bucket in another way, see BucketHook. stream:
     the `rw.overlap.Stream` whose functions compute the gradients, if there is one. async_op: with False the
-    thread that marks the last gradient of a bucket reduces the bucket before mark_ready returns. This is
-    faster when computation occupies all cores, with buckets of half a core's L2 cache (for example
-    1 MiB) and gradients no larger than that: they are reduced while they are in the cache, and no other
-    thread needs the core.
+    thread that marks the last gradient of a bucket reduces the bucket before mark_ready returns. If
+    computation occupies all cores, this is faster: no other thread needs a core, and the gradients are
+    still in the cache, if buckets and gradients are no larger than half a core's L2 cache (for example 1 MiB).
 
     In each step call `mark_ready(i, gradient)` for each parameter, in any order, and then
-    `wait_and_unpack()`. A full bucket is reduced on the group's stream (registered memory, one
-    all_reduce with async_op=True) while the program continues; on a backend without streams it is
-    reduced at once, with the same results. All ranks reduce the buckets in the same order, so a bucket
-    that is full early waits for those before it. Buckets are first packed from the last parameter to the
+    `wait_and_unpack()`. A full bucket is reduced on the group's stream, by one all_reduce in registered
+    memory, while the program continues; on a backend without streams it is reduced at once, with the same
+    results. All ranks reduce the buckets in the same order, so a bucket that is full early waits for those
+    before it. Buckets are first packed from the last parameter to the
     first, the usual order of a backward pass, and from the second step on in the order in which rank 0's
     gradients became ready.
 
@@ -192,8 +191,8 @@ class GradientReducer:
     def view(self, i: int) -> Any:
         """The memory of parameter `i`'s gradient in its bucket.
 
-        A gradient that is computed into the view (`out=`) and marked with it is not copied. Nor is it added
-        to gradients that no_sync accumulated there; the caller must do that. Call view again in each step,
+        A gradient that is computed into the view (`out=`) and marked with it is not copied. After no_sync the
+        view holds the accumulated gradient, to which the caller must then add. Call view again in each step,
         since buckets may be repacked after the first step.
         """
         return self._bucket_of[i].views[i]
@@ -253,10 +252,10 @@ class GradientReducer:
     def wait_and_unpack(self) -> list[Any]:
         """End the step: each parameter's gradient, reduced over the ranks, in its shape, in the order of params.
 
-        A parameter that this rank did not mark counts as zeros. The results are views of the buckets:
-        use or copy them before the first mark_ready of the next step. Returns when all reductions are
-        done. With a `stream` it returns at once: work queued there later runs after the reductions, and
-        raises if one failed.
+        A parameter that this rank did not mark counts as what no_sync accumulated, or else as zeros. The
+        results are views of the buckets: use or copy them before the first mark_ready of the next step.
+        Returns when all reductions are done. With a `stream` it returns at once (but for the first step):
+        work queued there later runs after the reductions, and the stream's `synchronize` raises their errors.
         """
         if self._no_sync:
             raise RuntimeError("wait_and_unpack() within no_sync(): no gradient is reduced there")
