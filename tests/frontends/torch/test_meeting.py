@@ -99,9 +99,7 @@ def test_who_did_not_come_is_named(tmp_path: Path) -> None:
     assert run_ranks(3, ranks) == [(1, 2), (0,), (0,)]
 
 
-def test_a_host_without_an_address_raises_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
-
+def test_a_host_without_an_address_raises_on_every_rank(tmp_path: Path) -> None:
     def ranks(group: Any) -> None:
         from rankwise.frontends.torch import meeting
 
@@ -109,7 +107,8 @@ def test_a_host_without_an_address_raises_on_every_rank(tmp_path: Path, monkeypa
         text = (
             r"'hierarchical' is not available here: .* cannot resolve the name 'no-such-host\.invalid' .*; set MASTER_"
         )
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:  # in the rank: its process may be older than this test
+            patch.setenv("MASTER_ADDR", "no-such-host.invalid")
             patch.setattr(meeting, "locality", lambda: f"host {group.rank}")
             with pytest.raises(rw.BackendUnavailable, match=text):
                 meeting.meet(store, group.rank, 3, LIMIT)
