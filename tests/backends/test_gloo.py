@@ -67,6 +67,37 @@ def test_scenario(name: str) -> None:
     run_ranks(4 if FULL else 3, SCENARIOS[name], backend="gloo")
 
 
+def test_a_rank_may_close_its_group_while_others_are_in_its_last_exchange() -> None:
+    def body(group: Group) -> None:
+        from rankwise.backends.gloo.standing import StandingReceives
+
+        start_next = StandingReceives.start_next
+
+        def late(receives: StandingReceives) -> None:
+            patch.undo()
+            assert group.recv_object(src=0) == "closed"
+            time.sleep(0.3)  # until gloo has seen that the connection ended; a shorter time makes the test weaker
+            start_next(receives)
+
+        part = group.split(0)
+        assert part is not None
+        assert part.all_reduce(1) == 3
+        with pytest.MonkeyPatch.context() as patch:
+            if group.rank == 2:
+                patch.setattr(StandingReceives, "start_next", late)
+            assert part.all_reduce(group.rank) == 3
+        if group.rank == 2:  # the exchange after it does need rank 0
+            with pytest.raises(PeerLostError, match=r"rank 0 was lost in barrier\(\) .*: it closed the group"):
+                part.barrier()
+        if group.rank == 0:
+            part.close()
+            group.send_object("closed", dst=2)
+        group.barrier()
+        part.close()
+
+    run_ranks(3, body, backend="gloo")
+
+
 def test_pairs_that_gloo_lacks_are_reduced_in_the_order_of_the_ranks() -> None:
     def body(group: Group) -> None:
         x = np.random.default_rng(group.rank).normal(size=100_003).astype(np.float32)

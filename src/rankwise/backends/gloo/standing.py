@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,28 @@ class StandingReceives:
         self._arriving = self._started(self._here)
 
     def _started(self, memory: int) -> list[list[Any]]:
-        recv = self._transport.recv
-        return [[recv(memory + at, length, peer, STANDING_TAG) for at, length, peer in parts] for parts in self._rounds]
+        recv = self._recv
+        return [[recv(memory + at, length, peer) for at, length, peer in parts] for parts in self._rounds]
+
+    def _recv(self, ptr: int, length: int, peer: int) -> Any:
+        try:
+            return self._transport.recv(ptr, length, peer, STANDING_TAG)
+        except RuntimeError as error:
+            return _Failed(error)
+
+
+class _Failed:
+    """A receive that gloo refused, which is an error only once its data is needed.
+
+    A rank may close the group after its last exchange while slower ranks are still in that exchange: they need nothing
+    more from it, but already start the receives of an exchange that will not take place.
+    """
+
+    def __init__(self, error: RuntimeError) -> None:
+        self._error = error
+
+    def wait(self, _timeout: timedelta) -> None:
+        raise self._error
 
 
 class StandingExchange:
