@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankwise import CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError
+from rankwise import BackendUnavailable, CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.communicator import ANY
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
@@ -419,6 +419,9 @@ def test_several_hosts_need_a_master_address() -> None:
 
     with pytest.raises(ValueError, match=r"srun started ranks on several hosts.*set MASTER_ADDR"):
         open(Job(0, 4, 0, 2, "srun", "x"), 1.0)
+    text = r"host '.*' cannot resolve the name 'no-such-host\.invalid' \(.*\); set MASTER_ADDR to an address"
+    with pytest.raises(BackendUnavailable, match=text):
+        open(Job(1, 2, 0, 1, "srun", "x", master=("no-such-host.invalid", 29500)), 1.0)
 
 
 def test_errors_reach_other_ranks_in_full() -> None:

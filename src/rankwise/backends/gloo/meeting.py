@@ -29,6 +29,7 @@ from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
+from rankwise.contract.own_address import own_address
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -44,7 +45,9 @@ class Meeting:
     """
 
     def __init__(self, job: Job, timeout: float) -> None:
-        """ValueError for several hosts without MASTER_ADDR and MASTER_PORT; CollectiveTimeout after `timeout` s."""
+        """ValueError for several hosts without MASTER_ADDR and MASTER_PORT; BackendUnavailable if MASTER_ADDR cannot be
+        resolved; CollectiveTimeout after `timeout` s.
+        """
         self._job, self._timeout, self._end = job, timeout, time.monotonic() + timeout
         number, size = _place(job)
         self._leads = number == 0
@@ -52,7 +55,7 @@ class Meeting:
         try:
             if job.master is not None:
                 self.store = _master_store(job, job.master, timeout, leads=self._leads)
-                self.address = _own_address(job.master[0])
+                self.address = own_address(job.master[0], "gloo")
             else:
                 self.store, self.address = _host_store(self._host, timeout), "127.0.0.1"
         except BaseException as error:
@@ -251,12 +254,3 @@ def _host_store(host: EngineCommunicator | None, timeout: float) -> LateStore:
         )
     broadcast_bytes(host, b"%d" % port)
     return LateStore(Connection(lambda: served))
-
-
-def _own_address(master: str) -> str:
-    """The address of the interface through which this host reaches MASTER_ADDR."""
-    family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(where)
-        found: str = probe.getsockname()[0]
-    return found

@@ -25,6 +25,7 @@ from torch.distributed import Store
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout
 from rankwise.contract.job import Job
+from rankwise.contract.own_address import REMEDY, own_address
 from rankwise.contract.settings import Settings
 from rankwise.initialize import connect, locality
 
@@ -88,7 +89,7 @@ def meet(
                 plan = replace(plan, inherited=here and _fits(settings, rank, size))
             else:
                 fits = _fits(settings, rank, size)
-                plan = replace(plan, backend=SEVERAL_HOSTS, host=_own_address(), port=_free_port(), inherited=fits)
+                plan = replace(plan, backend=SEVERAL_HOSTS, host=_address(), port=_free_port(), inherited=fits)
         except (MemoryError, BackendUnavailable) as error:  # the others must not wait for a plan
             if isinstance(error, MemoryError):
                 plan = replace(plan, out_of_memory=f"rank 0 could not make the group: {error}")
@@ -102,7 +103,7 @@ def meet(
         if plan.out_of_memory:
             raise MemoryError(plan.out_of_memory)
         if plan.no_address:
-            raise BackendUnavailable(SEVERAL_HOSTS, plan.no_address, _REMEDY)
+            raise BackendUnavailable(SEVERAL_HOSTS, plan.no_address, REMEDY)
     if plan.part is not None and parent is not None:
         comm = parent.take_part(plan.part)
         comm.timeout = timeout
@@ -135,26 +136,8 @@ def _fits(settings: Settings, rank: int, size: int) -> bool:
 _taken: list[bool] = []  # one entry once a group has taken the launcher's segment
 
 
-_REMEDY = "set MASTER_ADDR to an address at which the other hosts reach rank 0"
-
-
-def _own_address() -> str:
-    """The address at which other hosts reach this one: the source address of the route to MASTER_ADDR, if set.
-
-    Raises BackendUnavailable if the name cannot be resolved.
-    """
-    master = os.environ.get("MASTER_ADDR") or socket.gethostname()
-    try:
-        family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    except socket.gaierror as error:
-        what = (
-            f"the address of rank 0 is unknown, because its host cannot resolve the name {master!r} ({error.strerror})"
-        )
-        raise BackendUnavailable(SEVERAL_HOSTS, what, _REMEDY) from error
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(where)
-        found: str = probe.getsockname()[0]
-    return found
+def _address() -> str:
+    return own_address(os.environ.get("MASTER_ADDR") or socket.gethostname(), SEVERAL_HOSTS)
 
 
 def _free_port() -> int:
