@@ -50,14 +50,14 @@ def job(program: str = PROGRAM, n: int = 3) -> Iterator[subprocess.Popen[bytes]]
     assert launcher.returncode == 0
 
 
-def once_behind(pid: int) -> dict[str, Any]:
-    """The job as JSON once all but rank 0 wait in their second all_reduce."""
+def once_behind(pid: int, sequence: int = 2) -> dict[str, Any]:
+    """The job as JSON once all but rank 0 wait in their all_reduce of this number."""
     end = time.monotonic() + 40
     while time.monotonic() < end:
         done = status("--json", str(pid))
         if done.returncode == 0:
             (found,) = json.loads(done.stdout)
-            if all(rank["inside"] and rank["sequence"] == 2 for rank in found["ranks"][1:]):
+            if all(rank["inside"] and rank["sequence"] == sequence for rank in found["ranks"][1:]):
                 break
     else:
         pytest.fail(f"the ranks did not come to wait: {done}")
@@ -106,6 +106,12 @@ def test_every_rank_of_a_job() -> None:
             assert stopped["ranks"][2]["state"] == "stopped"
         finally:
             os.kill(found["ranks"][2]["pid"], signal.SIGCONT)
+
+
+def test_a_rank_that_has_begun_nothing_is_marked() -> None:
+    with job(PROGRAM.replace("group.all_reduce(np.ones(1 << 17))\n", "")) as launcher:
+        found = once_behind(launcher.pid, sequence=1)
+        assert [rank["behind"] for rank in found["ranks"]] == [True, False, False]
 
 
 def test_live_in_a_terminal() -> None:

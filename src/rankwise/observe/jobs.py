@@ -238,7 +238,8 @@ def _behind(view: SegmentView, states: list[RankState], first: int) -> set[int]:
     for rank in range(len(states)):
         begun: dict[int, int] = {0: 0}
         for operation in view.operations(rank):
-            begun[operation.group] = max(begun.get(operation.group, 0), operation.sequence)
+            sequence = 0 if operation.name == "init" else operation.sequence  # members begin a group with init
+            begun[operation.group] = max(begun.get(operation.group, 0), sequence)
         last.append(begun)
     waits: dict[int, set[int]] = {}
     for rank, state in enumerate(states):

@@ -37,7 +37,7 @@ of the address that it prints. It can show jobs, and change nothing. Prometheus 
 examples:
   rankwise status                  all jobs
   rankwise status 4711             one job
-  rankwise status --watch          update until the jobs end or Ctrl-C
+  rankwise status --watch 4711     update until the job ends or Ctrl-C
   rankwise status --json | jq '.[].ranks[] | select(.behind)'
   rankwise status --serve          a web page of all jobs; prints its address
   rankwise status --serve 9100 --token-file status.token
