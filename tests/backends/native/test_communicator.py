@@ -109,8 +109,10 @@ def test_closing_with_work_pending_is_bounded_and_logged(caplog: pytest.LogCaptu
 
 
 def test_a_dropped_communicator_is_closed() -> None:
-    def blocks_in_use(comm: Communicator) -> int:
-        for turn in range(50):
+    many = 50
+
+    def open_files(comm: Communicator) -> int:
+        for turn in range(many):
             part = comm.split(turn)
             assert part is not None
             part.barrier()
@@ -119,7 +121,8 @@ def test_a_dropped_communicator_is_closed() -> None:
         return len(os.listdir("/proc/self/fd"))
 
     with alone() as comm:
-        assert blocks_in_use(comm) == blocks_in_use(comm)
+        before = open_files(comm)
+        assert open_files(comm) < before + many // 2  # other threads of this process may open a file meanwhile
 
 
 def test_split_groups_outlive_their_parent() -> None:
