@@ -215,6 +215,7 @@ void bind_comm(nb::module_& m) {
     nb::class_<Request>(m, "Request", "A send or receive in progress.")
         .def("wait", &wait_request, nb::arg("timeout").none() = nb::none())
         .def("done", &Request::done, Release())
+        .def("abandon", &Request::abandon, Release())
         .def_prop_ro("source", &Request::source)
         .def_prop_ro("tag", &Request::tag);
 

@@ -18,6 +18,8 @@ class Request:
 
     def wait(self, timeout: float | None = None) -> None: ...
     def done(self) -> bool: ...
+    def abandon(self) -> None:
+        """Give it up, unless it is complete: the memory is no longer used, and a receive's message stays for others."""
 
 class Task:
     """A task of a stream."""

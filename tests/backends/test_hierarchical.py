@@ -141,6 +141,21 @@ def test_a_receive_from_any_rank_ends_with_the_group() -> None:
     assert "rankwise receives" not in own_threads()
 
 
+def test_a_blocking_receive_within_a_host_that_fails_takes_no_later_message() -> None:
+    def body(group: Group) -> None:
+        if group.rank == 1:
+            with group.timeout_of(0.05), pytest.raises(CollectiveTimeout) as caught:
+                group.recv((3,), 0)
+        group.barrier()
+        if group.rank == 0:
+            group.send(np.full(3, 7.0), 1)
+        elif group.rank == 1:
+            assert (group.recv((3,), 0) == 7).all()
+            assert caught.value.limit == 0.05  # and its traceback has kept the failed call's frames until here
+
+    run_ranks(4, body, backend=opener([0, 0, 1, 1]))
+
+
 def test_a_failed_message_names_the_rank_of_the_group() -> None:
     def body(group: Group) -> tuple[int, str]:
         if group.rank < 2:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import UnsupportedError
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
+
+N = 100_000  # elements that do not fit into the ring of bytes between two ranks
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -202,3 +207,60 @@ def test_the_null_rank() -> None:
             group.send(x, rw.ANY)
 
     run_ranks(1, ranks)
+
+
+def withdrawn(work: rw.Work[Any]) -> Any:
+    try:
+        return work.wait()
+    finally:
+        assert work.withdraw()
+        assert work.done()
+
+
+RECEIVES: dict[str, Callable[[Group], Any]] = {
+    "array": lambda group: group.recv(np.zeros(N), 1),
+    "strided": lambda group: group.recv(np.zeros((N, 2))[:, 0], 1),
+    "shape": lambda group: group.recv((N,), 1),
+    "any": lambda group: group.recv(np.zeros(N), rw.ANY, rw.ANY),
+    "sendrecv": lambda group: group.sendrecv(np.zeros(N), None, 1),
+    "irecv": lambda group: withdrawn(group.irecv((N,), 1)),
+    "oneself": lambda group: group.recv((N,), 0),
+}
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+@pytest.mark.parametrize("how", RECEIVES)
+def test_a_blocking_receive_that_fails_takes_no_later_message(how: str, backend: str) -> None:
+    src = int(how != "oneself")
+
+    def ranks(group: Group) -> None:
+        if group.rank == 0:
+            with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout) as caught:
+                RECEIVES[how](group)
+        group.barrier()
+        if group.rank == src:
+            sending = group.isend(np.full(N, 7.0), 0)
+        group.barrier()
+        if group.rank == 0:
+            assert (group.recv((N,), src) == 7).all()
+            assert caught.value.limit == 0.05  # and its traceback has kept the failed call's frames until here
+        if group.rank == src:
+            sending.wait()
+
+    run_ranks(2, ranks, backend=backend)
+
+
+def test_an_interrupted_receive_takes_no_later_message() -> None:
+    def ranks(group: Group) -> None:
+        if group.rank == 0:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                group.recv((N,), rw.ANY)
+        group.barrier()
+        if group.rank == 0:
+            assert (group.recv((N,), 1) == 7).all()
+        else:
+            group.send(np.full(N, 7.0), 0)
+
+    run_ranks(2, ranks, backend="shm")

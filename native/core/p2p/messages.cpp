@@ -167,7 +167,7 @@ void Messages::pull_from(int from) {
 
 void Messages::abandon(const std::shared_ptr<Request>& r) {
     std::lock_guard lock(mutex_);
-    if (r->complete_) return;
+    if (r->complete_ || closing_) return;
     end_trace(*r, true);
     if (r->sends_) {
         auto& queue = sends_[r->peer_];
@@ -543,6 +543,11 @@ bool Request::done() {
     if (messages->closing_) return true;  // the segment may be unmapped
     messages->progress();
     return complete_ || messages->group_.failed();
+}
+
+void Request::abandon() {
+    const auto messages = messages_.lock();
+    if (messages && !messages->forked()) messages->abandon(shared_from_this());
 }
 
 }  // namespace rankwise

@@ -37,12 +37,14 @@ struct Arrival {
 };
 
 // One send or receive.
-class Request {
+class Request : public std::enable_shared_from_this<Request> {
 public:
     // Waits until it is complete, at most `timeout` seconds, by default the communicator's. After TimedOut the request is
     // still in progress.
     void wait(std::optional<double> timeout);
     bool done();
+    // Gives it up, so that the caller may free its memory; see Messages::abandon. Does nothing to a complete one.
+    void abandon();
     // Of a complete receive: the message's source and tag.
     int source() const { return peer_; }
     int tag() const { return tag_; }

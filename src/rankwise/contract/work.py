@@ -39,6 +39,14 @@ class Work(ABC, Generic[T]):
     def done(self) -> bool:
         """Whether the operation is complete or has failed; never blocks."""
 
+    def withdraw(self) -> bool:
+        """Give up a send or receive whose `wait` has raised an error, if the engine can.
+
+        Returns whether it is given up: its buffer is not used any more, and the message that it would have received
+        stays for another receive.
+        """
+        return False
+
     def result(self) -> T:
         """The operation's result; blocks as `wait` does."""
         return self.wait()

@@ -202,8 +202,7 @@ WORK: dict[str, str] = {
     "Wait": "use wait()",
     "block_current_stream": "use wait()",
     "get_future": "use `await work`, or rw.wait_any(works)",
-    "cancel": "an operation cannot be cancelled; use wait(timeout)",
-    "Cancel": "an operation cannot be cancelled; use wait(timeout)",
+    **dict.fromkeys(("cancel", "Cancel"), "use withdraw() for a send or receive; a collective cannot be cancelled"),
 }
 
 

@@ -17,7 +17,7 @@ from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
-from rankwise.group.work import ArrayWork, Pending, Several
+from rankwise.group.work import ArrayWork, Pending, Several, wait_or_withdraw
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
@@ -73,7 +73,7 @@ class PointToPoint(GroupBase):
         ...     assert group.recv((3,), src=0, dtype=int).tolist() == [0, 1, 2]
         """
         if not self._send_array(x, dst, tag):
-            self.isend(x, dst, tag).wait()
+            wait_or_withdraw(self.isend(x, dst, tag))
 
     @overload
     def recv(
@@ -96,7 +96,7 @@ class PointToPoint(GroupBase):
         """
         if dtype is None and self._recv_array(x, src, tag):
             return x
-        return self.irecv(x, src, tag, dtype=dtype).wait()
+        return wait_or_withdraw(self.irecv(x, src, tag, dtype=dtype))
 
     def isend(self, x: Any, dst: int | None, tag: int = 0) -> Work[None]:
         """Start to send `x`, with its present content, to rank `dst`. x must not change before the Work is done.
@@ -233,7 +233,7 @@ class PointToPoint(GroupBase):
             return result([_unreceived(b, x) if src is None else b.finish() for b, x, src, _ in incoming])
 
         work: Work[Any] = ArrayWork(Several(works), finish, self._pending, (self, outgoing))
-        return work if async_op else work.wait()
+        return work if async_op else wait_or_withdraw(work)
 
     def _outgoing(self, x: Any, dst: int | None, tag: int = 0) -> tuple[Buffer, int | None, int]:
         buffer = source(x)

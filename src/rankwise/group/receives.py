@@ -169,9 +169,9 @@ class QueuedReceive(Work[None]):
         if self.error is not None:
             raise self.error
 
-    def withdraw(self) -> None:
-        """Give up this receive, unless it is complete."""
+    def withdraw(self) -> bool:
         self._queue.withdraw(self, ClosedError(f"{self._operation} was interrupted"))
+        return True
 
     def _progress(self) -> bool:
         """Let the queue make progress. Returns whether this receive has a message, or an error."""

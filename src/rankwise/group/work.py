@@ -166,8 +166,14 @@ class ArrayWork(Work[T]):
             self._make_result()
         return True
 
+    def withdraw(self) -> bool:
+        withdrawn = self._finish is None or self._inner.withdraw()
+        if withdrawn:
+            self.abandon(ClosedError("the operation was given up"))
+        return withdrawn
+
     def abandon(self, error: Exception) -> None:
-        """Fail with `error`: the engine has released the memory before the operation was complete."""
+        """Fail with `error`, unless it has ended: the engine has released the memory before it was complete."""
         with self._lock:
             if self._finish is not None:
                 self.error = error
@@ -207,6 +213,19 @@ class Several(Work[None]):
 
     def done(self) -> bool:
         return all(work.done() for work in self.works)
+
+    def withdraw(self) -> bool:
+        withdrawn = [work.withdraw() for work in self.works]
+        return all(withdrawn)
+
+
+def wait_or_withdraw(work: Work[T]) -> T:
+    """Wait as a blocking operation does. If that fails, nobody has the Work, so it must not receive a later message."""
+    try:
+        return work.wait()
+    except BaseException:
+        work.withdraw()
+        raise
 
 
 def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:

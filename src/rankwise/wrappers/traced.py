@@ -307,6 +307,12 @@ class TracedWork(Work[None]):
     def done(self) -> bool:
         return self._inner.done()
 
+    def withdraw(self) -> bool:
+        withdrawn = self._inner.withdraw()
+        if withdrawn:
+            self._entry.end(failed=True)
+        return withdrawn
+
     def __getattr__(self, name: str) -> Any:
         if name in ("source", "tag"):  # of a receive
             return getattr(self._inner, name)

@@ -70,6 +70,9 @@ class CountedMessage(Work[None]):
     def done(self) -> bool:
         return self._inner.done()
 
+    def withdraw(self) -> bool:
+        return self._inner.withdraw()
+
     def __getattr__(self, name: str) -> Any:
         if name in ("source", "tag"):  # of a receive
             return getattr(self._inner, name)

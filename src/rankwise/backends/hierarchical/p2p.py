@@ -202,6 +202,9 @@ class PartWork(Work[None]):
     def done(self) -> bool:
         return self._inner.done()
 
+    def withdraw(self) -> bool:
+        return self._inner.withdraw()
+
 
 class DeferredReceive(Work[None]):
     """A receive whose message has not arrived. Until then source and tag are as requested, then the message's."""

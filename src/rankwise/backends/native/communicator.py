@@ -37,22 +37,24 @@ class EngineWork(Work[None]):
         return self._task.done()
 
 
-class EngineReceiveWork(EngineWork):
-    """A receive. Once it is complete, source and tag are the message's."""
+class EngineMessageWork(EngineWork):
+    """A send or receive. Once a receive is complete, source and tag are the message's."""
 
-    __slots__ = ("_request",)
+    __slots__ = ()
 
-    def __init__(self, request: _native.Request) -> None:
-        super().__init__(request)
-        self._request = request
+    _task: _native.Request
+
+    def withdraw(self) -> bool:
+        self._task.abandon()
+        return True
 
     @property
     def source(self) -> int:
-        return self._request.source
+        return self._task.source
 
     @property
     def tag(self) -> int:
-        return self._request.tag
+        return self._task.tag
 
 
 class EngineCall(EngineWork):
@@ -213,10 +215,10 @@ class EngineCommunicator(OpenCommunicator):
         return partial(getattr(self._comm, operation), *map(int, args))
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
-        return EngineWork(self._comm.send(ptr, count, dtype, dest, tag))
+        return EngineMessageWork(self._comm.send(ptr, count, dtype, dest, tag))
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
-        return EngineReceiveWork(self._comm.recv(ptr, count, dtype, src, tag))
+        return EngineMessageWork(self._comm.recv(ptr, count, dtype, src, tag))
 
     def probe(self, src: int, tag: int) -> Message | None:
         found = self._comm.probe(src, tag)
@@ -224,7 +226,7 @@ class EngineCommunicator(OpenCommunicator):
 
     def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
         request = self._comm.recv_probed(ptr, message.count, message.dtype, message.source, message.tag)
-        return None if request is None else EngineReceiveWork(request)
+        return None if request is None else EngineMessageWork(request)
 
     def sync(self) -> None:
         self._comm.sync()
