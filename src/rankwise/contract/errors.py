@@ -8,10 +8,10 @@ RankwiseError
  +- BackendUnavailable   a library or device is missing (also an ImportError)
  +- ClosedError          the communicator was closed
 
-The first three are failures of the group: every rank raises one, and the group stays failed; the
-survivors may go on in a new one (`group.shrink`, `group.restore`). A bad
-argument raises TypeError or ValueError, on this rank only, before anything is sent; the group remains
-usable.
+In a collective, the first three are failures of the group: every rank raises one, and the group stays
+failed; the survivors may go on in a new one (`group.shrink`, `group.restore`). Over shared memory, a message that
+is late or of another size raises its error on the receiver only, and the group remains usable. A bad
+argument raises TypeError or ValueError, on this rank only, before anything is sent.
 """
 
 from __future__ import annotations
