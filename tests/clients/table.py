@@ -81,7 +81,14 @@ CLIENTS = (
     Client(
         "deepspeed",
         ("deepspeed==0.19.8",),
-        (ClientTest("ZeRO-1", f"{TORCHRUN} {{programs}}/deepspeed_zero1.py", by_name=True),),
+        (
+            ClientTest(
+                "ZeRO-1",
+                f"{TORCHRUN} {{programs}}/deepspeed_zero1.py",
+                by_name=True,
+                note="at the end torch may free gloo's group in one of its own threads, which aborts the process",
+            ),
+        ),
         # DeepSpeed compiles this where it is first used.
         prepare="python -c 'import importlib; importlib.import_module(\"deepspeed.comm.torch\").build_shm_op()'",
     ),
