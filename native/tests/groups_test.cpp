@@ -1,4 +1,6 @@
 // Tests split, many groups, and two threads on one communicator.
+#include <algorithm>
+
 #include "ranks.hpp"
 
 using namespace rankwise;
@@ -32,6 +34,21 @@ void many_groups(Comm& c) {
     }
 }
 
+// By the time a closed communicator is destroyed, others may use its group's memory.
+void a_closed_group_leaves_its_memory_alone() {
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    auto part = whole->split(0, 0);
+    part->close(1);
+    const size_t bytes = group_segment_bytes(1);
+    const uint64_t offset = segment->heap().allocate(bytes, BlockKind::Buffer);
+    part.reset();
+    const uint8_t* memory = segment->at<uint8_t>(offset);
+    CHECK_EQ(std::count(memory, memory + bytes, 0), std::ptrdiff_t(bytes));
+    segment->heap().release(offset);
+    whole->close(1);
+}
+
 void two_threads(Comm& c) {
     auto work = [&c] {
         for (int k = 0; k < 200; ++k) {
@@ -48,6 +65,7 @@ void two_threads(Comm& c) {
 }  // namespace
 
 int main() {
+    a_closed_group_leaves_its_memory_alone();
     for (int n : ranks::worlds({1, 2, 3, 4})) {
         auto segment = ranks::run(n, [](Comm& c) {
             split_by_parity(c);

@@ -23,7 +23,9 @@ Messages::Messages(std::shared_ptr<Segment> segment, GroupSegment& group, SlotPr
     : segment_(std::move(segment)), group_(group), protocol_(steps), tracer_(*segment_, group.member()[steps.rank], steps.part()), rank_(steps.rank), n_(steps.n),
       policy_(steps.policy()), sends_(n_), arrived_(n_), incoming_(n_), posted_(n_) {}
 
-Messages::~Messages() { close(0); }
+Messages::~Messages() {
+    if (!closing_) close(0);  // after the first close the group's memory may belong to others
+}
 
 std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps) {
     // A forked child does not delete it: its thread does not exist there, and may have held the mutex.
