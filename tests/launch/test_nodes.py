@@ -68,6 +68,15 @@ def test_ranks_are_numbered_in_the_order_of_the_nodes(launchers: Launchers) -> N
     assert re.fullmatch(r"127\.0\.0\.1 \d+ [0-9a-f]{32}", common.pop())
 
 
+def test_output_is_whole_lines_also_of_one_rank_a_node(launchers: Launchers) -> None:
+    for node in range(2):
+        launchers.start(2, node, 1, "sh", "-c", "printf half; sleep 0.3; echo ' and half'")
+    for process in launchers.processes:
+        assert process.stdout is not None
+        assert os.read(process.stdout.fileno(), 100) == b"half and half\n"
+    assert launchers.finish()[0] == [0, 0]
+
+
 @pytest.mark.slow
 def test_operations_over_two_nodes_and_what_status_and_trace_show(launchers: Launchers, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

@@ -27,7 +27,7 @@ class File(Screen):
 
 def test_lines_are_passed_when_they_are_complete() -> None:
     file = File()
-    output = OutputMultiplexer(2, file, None)
+    output = OutputMultiplexer(file, None)
     (first, _), (second, _) = output.add(0), output.add(1)
     output.feed(first, b"one ")
     output.feed(second, b"a\nb")
@@ -41,7 +41,7 @@ def test_lines_are_passed_when_they_are_complete() -> None:
 
 def test_tags_precede_lines() -> None:
     file = File()
-    output = OutputMultiplexer(1, file, None, tag=True)
+    output = OutputMultiplexer(file, None, tag=True, alone=True)
     stream, _ = output.add(7)
     for piece in (b"a\n\nb", b"c\r\n", b"1%\r", b"2%", b"\r", b"\nend"):
         output.feed(stream, piece)
@@ -51,7 +51,7 @@ def test_tags_precede_lines() -> None:
 
 def test_one_rank_writes_as_if_alone() -> None:
     file = File()
-    output = OutputMultiplexer(1, file, None)
+    output = OutputMultiplexer(file, None, alone=True)
     stream, _ = output.add(0)
     output.feed(stream, b"Name? ")
     assert file.bytes.getvalue() == b"Name? "
@@ -59,7 +59,7 @@ def test_one_rank_writes_as_if_alone() -> None:
 
 def test_a_very_long_line_is_passed_in_pieces() -> None:
     file = File()
-    output = OutputMultiplexer(2, file, None)
+    output = OutputMultiplexer(file, None)
     (stream, _), _ = output.add(0), output.add(1)
     piece = bytes(LONGEST_LINE // 4 + 1)
     for _ in range(8):
@@ -69,7 +69,7 @@ def test_a_very_long_line_is_passed_in_pieces() -> None:
 
 def test_a_screen_shows_an_incomplete_line_and_keeps_it_below_the_others() -> None:
     screen = Screen()
-    output = OutputMultiplexer(3, screen, screen)
+    output = OutputMultiplexer(screen, screen)
     (first, _), (second, _), (_, third) = output.add(0), output.add(1), output.add(2)
     output.feed(first, b"Name? ")
     assert output.hides()
@@ -88,7 +88,7 @@ def test_a_screen_shows_an_incomplete_line_and_keeps_it_below_the_others() -> No
 
 def test_a_progress_bar_is_redrawn_as_it_stands() -> None:
     screen = Screen()
-    output = OutputMultiplexer(2, screen, screen)
+    output = OutputMultiplexer(screen, screen)
     (bar, _), (other, _) = output.add(0), output.add(1)
     for piece in (b"\r10%", b"\r20%", b"\r30%\r"):
         output.feed(bar, piece)
@@ -99,7 +99,7 @@ def test_a_progress_bar_is_redrawn_as_it_stands() -> None:
 
 def test_a_stream_of_text_only_is_written_text() -> None:
     text = io.StringIO()
-    output = OutputMultiplexer(1, text, None)
+    output = OutputMultiplexer(text, None, alone=True)
     stream, _ = output.add(0)
     output.feed(stream, "naïve\n".encode()[:3])
     output.feed(stream, "naïve\n".encode()[3:])
@@ -113,7 +113,7 @@ def traceback(of: str) -> bytes:
 @pytest.mark.parametrize("tag", [False, True])
 def test_equal_tracebacks_appear_once_and_the_rank_to_blames_comes_last(tag: bool) -> None:
     file = File()
-    output = OutputMultiplexer(5, None, file, tag=tag)
+    output = OutputMultiplexer(None, file, tag=tag)
     streams = [output.add(rank)[1] for rank in range(5)]
     for rank in (0, 1, 3, 4):
         output.feed(streams[rank], traceback(f"rank 2 did not come, while rank {rank} was in barrier #1"))
@@ -130,7 +130,7 @@ def test_equal_tracebacks_appear_once_and_the_rank_to_blames_comes_last(tag: boo
 
 def test_what_other_ranks_have_shown_before_is_only_mentioned() -> None:
     file = File()
-    output = OutputMultiplexer(3, None, file)
+    output = OutputMultiplexer(None, file)
     streams = [output.add(rank)[1] for rank in range(3)]
 
     def shown(rank: int, last: int = -1, why: str = "rank 9 did not come") -> str:

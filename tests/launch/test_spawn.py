@@ -243,6 +243,6 @@ def test_a_job_that_cannot_start_leaves_nothing() -> None:
     from rankwise.launch.output import OutputMultiplexer
 
     before = sorted(os.listdir("/proc/self/fd"))
-    with pytest.raises(FileNotFoundError), LocalJob(["/nowhere"], 2, OutputMultiplexer(2, None, None)):
+    with pytest.raises(FileNotFoundError), LocalJob(["/nowhere"], 2, OutputMultiplexer(None, None)):
         pass
     assert sorted(os.listdir("/proc/self/fd")) == before

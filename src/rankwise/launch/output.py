@@ -89,16 +89,16 @@ def _but_for_its_rank(stream: OutputStream) -> bytes:
 
 
 class OutputMultiplexer:
-    """Writes the output of n ranks to two sinks.
+    """Writes the output of ranks to two sinks.
 
-    tag: begin each line with `[rank] `. With one rank and no tag no lines can mix, so bytes are written
-    as they arrive.
+    alone: the job has only one rank, on all its nodes, so no lines can mix, and bytes are written as they arrive.
+    tag: begin each line with `[rank] `, also of a rank that is alone.
     """
 
-    def __init__(self, n: int, out: TextIO | None, err: TextIO | None, *, tag: bool = False) -> None:
+    def __init__(self, out: TextIO | None, err: TextIO | None, *, alone: bool = False, tag: bool = False) -> None:
         self._out, self._err = Sink(out), Sink(err)
         self._tag = tag
-        self._direct = n == 1 and not tag
+        self._direct = alone and not tag
         self._streams: list[OutputStream] = []
         self._shown: dict[bytes, set[int]] = {}  # the ranks that have shown each of the latest tracebacks
         self._pairs: dict[int, tuple[OutputStream, OutputStream]] = {}  # each rank's stdout and stderr

@@ -61,7 +61,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     if not isinstance(n, int) or isinstance(n, bool):
         raise TypeError(f"n={n!r}: expected a number of ranks")
     dumps = pickler(fn)
-    output = OutputMultiplexer(n, sys.stdout, sys.stderr)
+    output = OutputMultiplexer(sys.stdout, sys.stderr, alone=n == 1)
     with ExitStack() as stack:
         payload = _memory_file(stack)
         pickle.dump(module_path(fn), payload)

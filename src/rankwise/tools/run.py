@@ -102,7 +102,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(own)
     try:
         command = find_program(program)
-        output = OutputMultiplexer(options.n, sys.stdout, sys.stderr, tag=options.tag_output)
+        alone = options.n == 1 and options.nnodes in (None, 1)
+        output = OutputMultiplexer(sys.stdout, sys.stderr, alone=alone, tag=options.tag_output)
         stdin = sys.stdin is not None and not sys.stdin.isatty()
         if options.backend is not None:
             _check_backend(options.backend)
