@@ -1,5 +1,7 @@
 // Tests split, many groups, and two threads on one communicator.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "ranks.hpp"
 
@@ -34,14 +36,23 @@ void many_groups(Comm& c) {
     }
 }
 
-// By the time a closed communicator is destroyed, others may use its group's memory.
-void a_closed_group_leaves_its_memory_alone() {
+// By the time a closed communicator is destroyed, or a thread that waited for one of its messages wakes up, others may use
+// its group's memory.
+void a_closed_group_leaves_its_memory_alone(bool waits) {
     const auto segment = Segment::create(1);
     const auto whole = Comm::join(segment, 0, 60, false, {});
     auto part = whole->split(0, 0);
+    int64_t x = 0;
+    const auto request = part->recv(&x, 1, DType::I64, 0, 0);
+    std::thread waiter;
+    if (waits) {
+        waiter = std::thread([&] { CHECK_EQ(ranks::thrown([&] { request->wait(30); }), std::string("Closed")); });
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it sleeps; a shorter time makes the test weaker
+    }
     part->close(1);
     const size_t bytes = group_segment_bytes(1);
     const uint64_t offset = segment->heap().allocate(bytes, BlockKind::Buffer);
+    if (waits) waiter.join();
     part.reset();
     const uint8_t* memory = segment->at<uint8_t>(offset);
     CHECK_EQ(std::count(memory, memory + bytes, 0), std::ptrdiff_t(bytes));
@@ -65,7 +76,8 @@ void two_threads(Comm& c) {
 }  // namespace
 
 int main() {
-    a_closed_group_leaves_its_memory_alone();
+    a_closed_group_leaves_its_memory_alone(false);
+    a_closed_group_leaves_its_memory_alone(true);
     for (int n : ranks::worlds({1, 2, 3, 4})) {
         auto segment = ranks::run(n, [](Comm& c) {
             split_by_parity(c);

@@ -13,6 +13,8 @@ namespace rankwise {
 
 namespace {
 
+constexpr const char* kClosedTooEarly = "the communicator was closed before this request was complete";
+
 std::string describe(uint64_t count, DType dtype, int tag) {
     return std::to_string(count) + " x " + name(dtype) + " with tag " + std::to_string(tag);
 }
@@ -397,6 +399,7 @@ void Messages::check_peers(const Request* request) {
 template <class Done> void Messages::wait_until(double timeout, Done&& done, Request* request) {
     auto try_once = [&] {
         const auto lock = lock_requests();
+        if (closing_) throw Closed(kClosedTooEarly);
         progress();
         return done();
     };
@@ -431,10 +434,14 @@ template <class Done> void Messages::wait_until(double timeout, Done&& done, Req
     }
     PeerSlot& peer_slot = group_.peers[rank_];
     struct SleeperRegistration {
-        std::atomic<uint32_t>& sleepers;
-        explicit SleeperRegistration(std::atomic<uint32_t>& s) : sleepers(s) { sleepers.fetch_add(1); }
-        ~SleeperRegistration() { sleepers.fetch_sub(1); }
-    } registration(peer_slot.message_sleepers);
+        Messages& messages;
+        explicit SleeperRegistration(Messages& m) : messages(m) { count(1); }
+        ~SleeperRegistration() { count(-1); }
+        void count(int change) {
+            std::lock_guard lock(messages.mutex_);  // after closing, the group's memory may belong to others
+            if (!messages.closing_) messages.group_.peers[messages.rank_].message_sleepers.fetch_add(uint32_t(change));
+        }
+    } registration(*this);
     for (;;) {
         const uint32_t seen = peer_slot.message_notifications.load();
         if (try_once()) return;
@@ -531,7 +538,7 @@ void Request::wait(std::optional<double> timeout) {
     if (!complete_) {
         auto messages = messages_.lock();
         if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
-        if (!messages || messages->closing_) throw Closed("the communicator was closed before this request was complete");
+        if (!messages || messages->closing_) throw Closed(kClosedTooEarly);
         messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_.load(); }, this);
     }
     if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
