@@ -17,11 +17,19 @@ pytestmark = pytest.mark.slow  # every run imports torch in two processes
 
 def losses(*words: str) -> list[str]:
     command = [sys.executable, "-m", "rankwise", "run", "-n", "2", str(SCRIPT), "--steps", "12", "--rows", "4", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        output = done.stdout
+    except subprocess.TimeoutExpired as error:
+        if "gloo" not in words:
+            raise
+        # After its results, one run of thirty on torch's own gloo does not end: the process waits for one of gloo's
+        # threads. That backend is only compared with here.
+        output = (error.stdout or b"").decode()
     kind = "FSDP2" if "--fsdp2" in words else "DDP"
-    assert re.search(rf"^{kind} on {words[1]}, 2 ranks: ", done.stdout, re.MULTILINE), done.stdout
-    return re.findall(r"loss (\d+\.\d+)", done.stdout)
+    assert re.search(rf"^{kind} on {words[1]}, 2 ranks: ", output, re.MULTILINE), output
+    return re.findall(r"loss (\d+\.\d+)", output)
 
 
 @pytest.mark.parametrize("shards", [(), ("--fsdp2",)], ids=["ddp", "fsdp2"])
