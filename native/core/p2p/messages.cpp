@@ -512,14 +512,14 @@ std::string Messages::close(double timeout) {
         return left;
     };
     try {
-        if (timeout > 0 && !closing_) wait_until(timeout, [&] { return sends_left() == 0; }, nullptr);
+        if (timeout > 0) wait_until(timeout, [&] { return sends_left() == 0; }, nullptr);
     } catch (const Error& e) {
         trouble = e.what();
     }
     {
         std::lock_guard lock(mutex_);
-        if (size_t left = sends_left(); left && trouble.empty() && !closing_) trouble = std::to_string(left) + " sends not delivered";
-        if (!receives_.empty() && trouble.empty() && !closing_) trouble = std::to_string(receives_.size()) + " receives without a message";
+        if (size_t left = sends_left(); left && trouble.empty()) trouble = std::to_string(left) + " sends not delivered";
+        if (!receives_.empty() && trouble.empty()) trouble = std::to_string(receives_.size()) + " receives without a message";
         closing_ = true;
         for (int p = 0; p < n_; ++p) withdraw_receive(p);
         for (auto& r : receives_) end_trace(*r, true);
