@@ -39,9 +39,9 @@ def run_ranks(
     timeout: seconds that the whole call may take, and that an operation of the group may wait.
 
     Raises RanksFailed if `fn` raises on a rank, a rank's process dies, or the time is up. It has the traceback
-    of each rank that failed by itself, and one line for each that failed only because of another. The failure
-    of one rank fails the group, so that no other rank waits for it forever. Raises ValueError for fewer than
-    1 rank and for an unknown backend.
+    of each rank that raised an error of its own, and one line for each that failed only because another did.
+    The failure of one rank fails the group, so that no other rank waits for it forever. Raises ValueError for
+    fewer than 1 rank and for an unknown backend.
 
     `fn` must leave no message unreceived, since processes keep their group between calls.
     """
