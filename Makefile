@@ -114,7 +114,8 @@ endef
 # $(call native_tests,FOLDER,SANITIZER,VARIABLES)
 define native_tests
 	$(call build_native,$(1),$(2))
-	$(3) $(ENV)/bin/ctest --test-dir $(1) -j $(JOBS) --output-on-failure --timeout 300 --no-tests=error
+	RANKWISE_TEST_LIMIT=270 $(3) $(ENV)/bin/ctest --test-dir $(1) -j $(JOBS) --output-on-failure --timeout 300 --no-tests=error || \
+		{ $(ENV)/bin/python tests/failure_report.py; exit 1; }
 endef
 
 test-faults: $(ENV)/.test $(ENV)/.native ## every fault, many times at random moments, with a table of results: 15 minutes

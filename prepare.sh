@@ -77,6 +77,7 @@ for_tests() {
     { command -v ip && command -v tc; } >/dev/null || need "ip and tc" "iproute2" "iproute iproute-tc"
     command -v unshare >/dev/null || need "unshare" "util-linux" "util-linux"
     command -v spin >/dev/null || need "the model checker spin" "spin" ""
+    command -v eu-stack >/dev/null || need "eu-stack" "elfutils" "elfutils"
     find_compiler
     object=$(mktemp)
     for sanitizer in thread address; do
@@ -128,7 +129,7 @@ environment() {
 
 case ${1:-} in
     build) supply for_build || refuse "install what is missing, then run make again" ;;
-    tests) supply for_tests || echo "== The tests that need it are skipped." ;;
+    tests) supply for_tests || echo "== Tests that need what is missing are skipped, or show less when they fail." ;;
     environment) environment "$2" ;;
     *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

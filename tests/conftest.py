@@ -1,4 +1,4 @@
-"""For every test: a hang ends with the stacks printed, nothing may be left behind, what was skipped is said last."""
+"""For every test: a failure or a hang shows all stacks, nothing may be left behind, what was skipped is said last."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_timeout
 
+import failure_report
 from leftovers import MARK, in_use, shared_memory_files, started_processes
 
 # The files of these folders share the rank processes of run_ranks, which would otherwise import torch for each file.
 SHARE_RANKS = {Path(__file__).parent / folder for folder in ("backends", "frontends/torch", "group", "overlap")}
 GRACE = 3.0  # seconds for what is ending to be gone
+NO_GIL = 60.0  # seconds after the timeout; then faulthandler ends the run, in case some thread keeps the GIL
 
 os.environ.update([MARK.split("=")])
 os.environ.setdefault("RANKWISE_TRACE", "none")  # jobs that fail on purpose leave no trace
@@ -31,22 +35,53 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _stderr = pytest.StashKey[int]()
+_timer = pytest.StashKey[threading.Timer]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_stderr] = os.dup(2)  # which is not captured yet
+    config.stash[_stderr] = os.dup(2)  # not captured yet; in a worker of pytest-xdist it leads to the terminal
 
 
-# faulthandler prints the stacks, not pytest-timeout: it needs no GIL, and what it prints in a worker of pytest-xdist
-# reaches the terminal.
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool:
-    faulthandler.dump_traceback_later(settings.timeout, exit=True, file=item.config.stash[_stderr])
+    item.stash[_timer] = timer = threading.Timer(settings.timeout, _end_of_hanging, [item, settings.timeout])
+    timer.name, timer.daemon = "the test's timeout", True
+    timer.start()
+    # For a thread that keeps the GIL: faulthandler needs no GIL, but shows only this process.
+    faulthandler.dump_traceback_later(settings.timeout + NO_GIL, exit=True, file=item.config.stash[_stderr])
     return True
 
 
 def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
+    item.stash[_timer].cancel()
     faulthandler.cancel_dump_traceback_later()
     return True
+
+
+def _end_of_hanging(item: pytest.Item, timeout: float) -> None:
+    """Say which test hangs, what it has printed, where its processes are and how busy the machine is; end the run."""
+    capture = item.config.pluginmanager.getplugin("capturemanager")
+    capture.suspend_global_capture(in_=True)
+    parts = {
+        f"{item.nodeid} takes more than {timeout:.0f} s": "",
+        "its output": "".join(capture.read_global_capture()),
+        **_circumstances(),
+    }
+    with open(item.config.stash[_stderr], "w", errors="replace") as terminal:
+        for title, text in parts.items():
+            terminal.write(f"\n== {title}\n{text}")
+    os._exit(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed:
+        report.sections.extend(_circumstances().items())
+    return report
+
+
+def _circumstances() -> dict[str, str]:
+    return {"Stacks of the test's processes": failure_report.stacks(), "Load of the machine": failure_report.load()}
 
 
 @pytest.fixture(scope="module", autouse=True)

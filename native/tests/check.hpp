@@ -7,6 +7,8 @@
 #include <string>
 #include <type_traits>
 
+#include "hang.hpp"
+
 namespace check {
 
 inline std::atomic<int> failures{0};
