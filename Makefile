@@ -44,11 +44,11 @@ demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
 
 # ---- tests ----
 
-test: build-tests ## every backend, algorithm and front-end; about 10 minutes on 2 cores, after the build
+test: build-tests ## every backend, algorithm and front-end; about 8 minutes on 2 cores, after the build
 	@$(ENV)/bin/python tests/parts.py test
 
-test-all: build-tests ## make test and everything that takes longer: an hour and a half; MINUTES=40 leaves out what would not fit
-	@$(ENV)/bin/python tests/parts.py all $(if $(MINUTES),--minutes $(MINUTES))
+test-all: build-tests ## make test, then most tests that take longer, and those that depend on timing: two hours
+	@$(ENV)/bin/python tests/parts.py all
 
 build-tests: test-tools $(ENV)/.test $(ENV)/.native $(MPIS)
 	$(call build_native,build/native,)

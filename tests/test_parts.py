@@ -52,13 +52,3 @@ def test_a_failing_part_does_not_stop_the_others_and_is_named_last() -> None:
     assert code == 1
     assert "running test-torch-suite" in printed
     assert end[-1] == "failed: test-faults; make test-faults runs one of them alone"
-
-
-@pytest.mark.usefixtures("make")
-def test_parts_that_do_not_fit_are_skipped_and_listed() -> None:
-    code, printed, end = parts("all", "--minutes", "9")
-    assert code == 0
-    assert "running test-python" in printed
-    assert "running test-multihost" in printed
-    assert "running test-torch-suite" not in printed
-    assert "not tested: test-torch-suite: it takes 35 minutes, and 9 are left" in end
