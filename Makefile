@@ -24,7 +24,7 @@ SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -pa
            CMakeLists.txt pyproject.toml README.md LICENSE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs wheel test-aarch64 test-debian demo test test-all build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-model-large test-torch-suite test-torch-versions test-clients test-faults test-multihost test-engines test-gpu lint format dev clean
+.PHONY: help docs wheel test-aarch64 test-debian demo test test-all test-steady build-tests test-tools test-python test-slow test-native test-sanitizers test-model test-model-large test-torch-suite test-torch-versions test-clients test-faults test-multihost test-engines test-gpu lint format dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test: build-tests ## every backend, algorithm and front-end; about 8 minutes on 
 
 test-all: build-tests ## make test, then most tests that take longer, and those that depend on timing: two hours
 	@$(ENV)/bin/python tests/parts.py all
+
+test-steady: build-tests ## the tests that a change adds or edits, 50 times beside busy loops; BASE=REV names the commit before it, TESTS="..." the tests
+	@$(ENV)/bin/python tests/steady.py $(if $(BASE),--base $(BASE)) $(if $(TIMES),--times $(TIMES)) $(TESTS)
 
 build-tests: test-tools $(ENV)/.test $(ENV)/.native $(MPIS)
 	$(call build_native,build/native,)

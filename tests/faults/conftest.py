@@ -18,7 +18,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _row(item: Any) -> Row:
     number, what = item.get_closest_marker("fault").args
-    variant = [str(value) for name, value in item.callspec.params.items() if name != "trial"]
+    variant = [
+        str(value) for name, value in item.callspec.params.items() if name in item.fixturenames and name != "trial"
+    ]
     return rows.setdefault((number, ", ".join([what, *variant])), Row())
 
 
