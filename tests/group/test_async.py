@@ -221,22 +221,22 @@ def test_await() -> None:
             await sending
             return int(got)
 
-        ticks = 0
-
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
+        async def let_rank_0_begin() -> None:
+            for _ in range(3):
                 await asyncio.sleep(0.001)
-                ticks += 1
+            await group.isend(0, 0, tag=40)
 
-        ticking = asyncio.create_task(tick())
+        # Rank 1 waits for rank 0, which begins when another task of rank 1 has run meanwhile.
         if group.rank == 0:
-            await asyncio.sleep(0.1)
+            await group.irecv((), 1, tag=40, dtype=int)
+            meanwhile = None
+        else:
+            meanwhile = asyncio.create_task(let_rank_0_begin())
         # More at once than a pool of threads would have, in orders that differ between the ranks.
         tags = range(40) if group.rank == 0 else range(39, -1, -1)
         got = await asyncio.gather(*[one(tag) for tag in tags])
-        assert ticks > 1, "other tasks did not run while this one waited"
-        ticking.cancel()
+        if meanwhile is not None:
+            await meanwhile
         total = await group.all_reduce(np.ones(2), async_op=True)
         assert total.tolist() == [2, 2]
         with pytest.raises(MismatchError):

@@ -13,15 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from patient_run import PATIENT_RUN
+
 RUN = [sys.executable, "-m", "rankwise", "run"]
-# The same, where what the ranks still print after the first failure matters: on a busy machine that takes them longer
-# than the second that they usually have.
-PATIENT_RUN = [
-    sys.executable,
-    "-c",
-    "from rankwise.launch import local; from rankwise.tools.cli import main; local.GRACE = 40.0; exit(main())",
-    "run",
-]
 
 # A program: after four operations one rank does what argv says while the others enter all_reduce, of which one
 # comes when that rank has ended. If that rank has given its part by then, the others may complete this all_reduce, but

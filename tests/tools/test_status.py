@@ -57,7 +57,7 @@ def once_behind(pid: int, sequence: int = 2) -> dict[str, Any]:
         done = status("--json", str(pid))
         if done.returncode == 0:
             (found,) = json.loads(done.stdout)
-            if all(rank["inside"] and rank["sequence"] == sequence for rank in found["ranks"][1:]):
+            if all(rank["where"].startswith(f"in all_reduce #{sequence} ") for rank in found["ranks"][1:]):
                 break
     else:
         pytest.fail(f"the ranks did not come to wait: {done}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from patient_run import PATIENT_RUN
 from rankwise.observe.trace_file import RankTrace, Span, Trace, TracedOperation
 from rankwise.tools.stragglers import group_operations, stragglers, summaries
 from rankwise.tools.timeline import timeline
@@ -46,18 +47,22 @@ group.barrier()
 """
 
 
-def rankwise(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def rankwise(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return execute([*RANKWISE, *words], folder)
+
+
+def execute(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name != "RANKWISE_TRACE"}
     env |= {"TMPDIR": str(folder / "tmp"), **environment}
     (folder / "tmp").mkdir(exist_ok=True)
-    return subprocess.run([*RANKWISE, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
 
 
 def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The program on 3 ranks; words before -- are options of the launcher, those behind the program's."""
     at = words.index("--") if "--" in words else len(words)
     (folder / "program.py").write_text(PROGRAM)
-    return rankwise("run", "-n", "3", *words[:at], "program.py", *words[at + 1 :], folder=folder, **environment)
+    return execute([*PATIENT_RUN, "-n", "3", *words[:at], "program.py", *words[at + 1 :]], folder, **environment)
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
