@@ -161,6 +161,7 @@ def test_a_mismatch_with_data_on_either_side_of_a_limit(operation: str, odd: int
         assert text.count("broadcast(") == 1
 
 
+@pytest.mark.slow
 def test_a_rank_killed_between_calls_whose_data_is_in_envelopes() -> None:
     n = 3
 

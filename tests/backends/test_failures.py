@@ -153,6 +153,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_the_stacks_of_the_missing_ranks(tmp_path: Path) -> None:
     script = tmp_path / "stacks.py"
     script.write_text(STACKS)
@@ -243,6 +244,7 @@ def _interrupted(group: Group) -> None:
         operations()
 
 
+@pytest.mark.slow
 def test_an_interrupted_operation_fails_the_group_on_every_rank() -> None:
     pytest.importorskip("torch")
     run_ranks(3, _interrupted, backend="gloo", timeout=90)

@@ -208,6 +208,7 @@ def test_on_one_host_shared_memory_is_the_default(mpi: Path) -> None:
     assert run(mpi, 3, "-c", code, RANKWISE_BACKEND="mpi").stdout == "mpi\n"
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_join_ends_the_job(mpi: Path, tmp_path: Path) -> None:
     code = "if group.rank:\n    time.sleep(60)\ngroup.all_reduce(np.ones(3))"
     ran = program(mpi, 2, code, tmp_path / "errors", RANKWISE_TIMEOUT="0.5")

@@ -57,6 +57,7 @@ def run(n: int, code: str, **variables: str) -> subprocess.CompletedProcess[str]
     return mpi_launchers.run(programs, n, "-c", START + code + END, timeout=100, options=launch, **variables)
 
 
+@pytest.mark.slow
 def test_the_survivors_of_two_kills_go_on() -> None:
     """One rank is killed in an all_reduce, then another one in the group of the survivors."""
     code = """
@@ -164,6 +165,7 @@ def test_the_exit_status_if_every_rank_raises() -> None:
     assert (ran.returncode, ran.stderr.count("PeerLostError: rank 1 was lost")) == (1, 2), ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", mpi_launchers.LAUNCHERS)
 def test_without_fault_tolerance(launcher: str) -> None:
     code = """

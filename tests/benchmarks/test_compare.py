@@ -54,6 +54,7 @@ def test_every_cell_is_measured_on_both_sides_and_nothing_is_left(start: Start, 
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_it_leaves_nothing_behind(start: Start, folder: Path, signum: int, status: int) -> None:
     process = start("compare.py", sys.executable, sys.executable, "--operations", "all_reduce", "--time", "60")

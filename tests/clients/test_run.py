@@ -34,6 +34,7 @@ def test_the_exit_status_and_the_output_of_a_failed_program_are_given() -> None:
     assert "out of cheese" in outcome.output
 
 
+@pytest.mark.slow
 def test_a_hang_is_a_failure_and_nothing_of_it_is_left() -> None:
     before = started_processes()
     outcome = run(python(f"{SLEEPER}; import time; time.sleep(100)", seconds=2), GLOO, HERE)

@@ -159,8 +159,6 @@ MOMENTS = {
     ),
     "after init": "{(1, 0, 'step 3'): kill, (1, 1, 'init done'): kill}",
     "before it goes on": "{(1, 0, 'step 3'): kill, (1, 1, 'load'): kill, (2, 0, 'step 4'): kill}",
-}
-MORE_MOMENTS = {  # only in make test-all
     "while starting": "{(0, 0, 'step 3'): kill, (0, 1, 'start'): kill, (0, 2, 'imported'): kill}",
     "in init": (
         "{(1, 0, 'step 3'): kill, (1, 1, 'init'): kill_inside, (1, 2, 'start'): set_flag, (2, 0, 'step 3'): wait_flag}"
@@ -171,11 +169,10 @@ MORE_MOMENTS = {  # only in make test-all
 }
 
 
-@pytest.mark.parametrize(
-    "moment", [*MOMENTS, *(pytest.param(moment, marks=pytest.mark.slow) for moment in MORE_MOMENTS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_ranks_are_lost_at_any_moment(tmp_path: Path, moment: str) -> None:
-    check_all_ended(train(tmp_path, (MOMENTS | MORE_MOMENTS)[moment]))
+    check_all_ended(train(tmp_path, MOMENTS[moment]))
 
 
 def test_all_but_one_are_lost(tmp_path: Path) -> None:
@@ -220,6 +217,7 @@ def test_the_others_go_on_without_a_rank_that_is_given_up(tmp_path: Path) -> Non
     assert "after 2 restarts; 2 ranks go on" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_given_up_ends_the_job(tmp_path: Path) -> None:
     done = train(tmp_path, "{(1, life, 'step 4'): kill for life in range(9)}", options=("--restarts", "2"))
     assert done.returncode == 128 + signal.SIGKILL
@@ -227,6 +225,7 @@ def test_a_rank_that_is_given_up_ends_the_job(tmp_path: Path) -> None:
     assert re.match(r"rankwise: rank 1 \(pid \d+\) was killed by SIGKILL .*, after 2 restarts; ", last), last
 
 
+@pytest.mark.slow
 def test_an_error_of_the_function_is_not_a_loss(tmp_path: Path) -> None:
     done = train(tmp_path, "{(1, life, 'step 4'): fail for life in range(9)}", options=("--restarts", "1"))
     assert done.returncode == 1

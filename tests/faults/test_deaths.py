@@ -10,8 +10,17 @@ import pytest
 from faults.trials import Trial, fault
 from faults.workers import Workers
 
-PLACES = ["all_reduce", "asleep", "anything", "init"]
-MORE_PLACES = ["polling", "barrier", "send_and_recv", "in_python", "works"]  # only in make test-all
+PLACES = ["asleep"]
+MORE_PLACES = [
+    "all_reduce",
+    "anything",
+    "init",
+    "polling",
+    "barrier",
+    "send_and_recv",
+    "in_python",
+    "works",
+]  # only in make test-all
 
 
 @pytest.mark.parametrize("place", [*PLACES, *(pytest.param(place, marks=pytest.mark.slow) for place in MORE_PLACES)])

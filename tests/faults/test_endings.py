@@ -57,6 +57,7 @@ def test_launcher_killed_while_it_starts_ranks(trial: Trial) -> None:
     trial.took(time.monotonic() - at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["raises", "sys.exit", "os._exit", "returns"])
 @fault(3, "leaves early", few=1, full=25)
 def test_a_rank_ends_early(trial: Trial, way: str) -> None:
@@ -102,6 +103,7 @@ def test_a_thread_raises(trial: Trial) -> None:
     trial.took(max(when.values()) - when[victim])
 
 
+@pytest.mark.slow
 @fault(4, "stopped for a while and continued", few=1, full=15)
 def test_stopped_and_continued(trial: Trial) -> None:
     n = trial.rng.randint(2, 4)

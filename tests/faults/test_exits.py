@@ -17,11 +17,11 @@ from rankwise import ClosedError, Group, MismatchError, RankwiseError
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])
 
-PENDING = ["nothing", "irecv", "operation", "busy thread"]
-MORE_PENDING = ["isend", "function", "thread", "cycle"]  # only in make test-all
+PENDING = ["nothing", "irecv", "operation", "busy thread", "isend", "function", "thread", "cycle"]
 
 
-@pytest.mark.parametrize("state", [*PENDING, *(pytest.param(state, marks=pytest.mark.slow) for state in MORE_PENDING)])
+@pytest.mark.slow
+@pytest.mark.parametrize("state", PENDING)
 @fault(8, "the interpreter ends, pending", few=1, full=15)
 def test_exit(trial: Trial, state: str) -> None:
     n = trial.rng.randint(2, 4)
@@ -45,6 +45,7 @@ STATES = ["idle", "done", "receive", "send", "operation", "function", "thread", 
 WAYS = ["close", "twice", "with", "del", "by another thread", "by two threads"]
 
 
+@pytest.mark.slow
 @both
 @fault(8, "closed in any way and state", few=3, full=200)
 def test_close(trial: Trial, backend: str) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from faults.trials import Trial, fault
 from faults.workers import Workers
 
 
+@pytest.mark.slow
 @fault(16, "killed while the others shrink", few=2, full=200)
 def test_kills(trial: Trial) -> None:
     n = trial.rng.randint(2, 5)
@@ -26,6 +29,7 @@ def test_kills(trial: Trial) -> None:
         workers.end()
 
 
+@pytest.mark.slow
 @fault(16, "stopped while the others shrink", few=1, full=60)
 def test_a_stopped_survivor(trial: Trial) -> None:
     with Workers(trial, 4, "going_on", 2, 0.2) as workers:

@@ -51,10 +51,8 @@ def check_commits(workers: Workers) -> None:
     assert not workers.of("error"), workers.of("error")
 
 
-@pytest.mark.parametrize(
-    "way",
-    ["one", "all", "replacements", *(pytest.param(way, marks=pytest.mark.slow) for way in ("several", "all but one"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["one", "all", "replacements", "several", "all but one"])
 @fault(16, "killed, started again", few=1, full=20)
 def test_killed_and_started_again(trial: Trial, way: str) -> None:
     n = trial.rng.randint(2, 4)
@@ -81,6 +79,7 @@ def await_replacement(workers: Workers, rank: int) -> None:
         workers.drain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["one after another", "at once"])
 @fault(16, "killed, the others go on", few=1, full=30)
 def test_killed_and_left_out(trial: Trial, way: str) -> None:
@@ -94,6 +93,7 @@ def test_killed_and_left_out(trial: Trial, way: str) -> None:
         finish(trial, workers, n - len(victims))
 
 
+@pytest.mark.slow
 @fault(16, "the launcher is killed, after losses", few=1, full=20)
 def test_launcher_killed_after_losses(trial: Trial) -> None:
     n = trial.rng.randint(2, 4)

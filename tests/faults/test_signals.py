@@ -43,6 +43,7 @@ def test_one_rank(trial: Trial, name: str) -> None:
         workers.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 @fault(7, "the launcher gets", few=1, full=30)
 def test_launcher(trial: Trial, name: str) -> None:

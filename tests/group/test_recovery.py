@@ -36,6 +36,7 @@ def test_after_a_mismatch_all_go_on(backend: str) -> None:
     run_ranks(3, body, backend=backend)
 
 
+@pytest.mark.slow
 @both
 def test_a_rank_that_left_is_lost_to_the_group_and_not_to_its_parent(backend: str) -> None:
     def body(world: Group) -> None:
@@ -274,6 +275,7 @@ print(restart, group.ranks, part.all_reduce(1))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaths", [1, 3])
 def test_a_replacement_takes_the_place_of_a_lost_rank(tmp_path: Path, deaths: int) -> None:
     program = tmp_path / "program.py"
@@ -357,6 +359,7 @@ def test_survivors_on_gloo() -> None:
     run_ranks(4, survivors_go_on, backend="gloo")
 
 
+@pytest.mark.slow
 def test_survivors_on_two_hosts() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
     from hosts_in_threads import PLACEMENTS, opener
@@ -366,6 +369,7 @@ def test_survivors_on_two_hosts() -> None:
             run_ranks(len(placement), body, backend=opener(placement))
 
 
+@pytest.mark.slow
 def test_survivors_of_a_kill_on_gloo(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     done = run(

@@ -80,14 +80,8 @@ def peer(group: Group, queue: Queue, stay: Callable[[], object]) -> None:
 ENDS = [(queue, how) for queue in STUCK for how in ("close", "drop") if (queue, how) != (STUCK[-1], "drop")]
 
 
-# `make test` closes groups behind these, and leaves their other ends to make test-all.
-SLOW = (function_never_ends, event_never_reached)
-
-
-@pytest.mark.parametrize(
-    ("queue", "how"),
-    [pytest.param(*end, marks=pytest.mark.slow if end[0] in SLOW and end[1] == "drop" else ()) for end in ENDS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("queue", "how"), ENDS)
 def test_closing_with_work_queued(queue: Queue, how: str, caplog: pytest.LogCaptureFixture) -> None:
     over = threading.Event()
     never = threading.Event()  # until the test is over
@@ -145,7 +139,8 @@ ended.append(time.monotonic())
 """
 
 
-@pytest.mark.parametrize("queue", [pytest.param(q, marks=pytest.mark.slow if q in SLOW else ()) for q in STUCK])
+@pytest.mark.slow
+@pytest.mark.parametrize("queue", STUCK)
 def test_the_end_of_the_program(queue: Queue) -> None:
     """Both ranks end, rank 0 within its limit, and rank 1 gets an error."""
     program = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), queue.__name__]

@@ -276,6 +276,7 @@ AT_EXIT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queued", AT_EXIT)
 def test_the_program_ends(queued: str) -> None:
     """With queued work that never ends, the program ends in bounded time, successfully, and with a logged line."""

@@ -203,6 +203,7 @@ def test_the_clock_of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
     slow.join()
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_while_it_sends_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pair()
     second._send(trace="abc")
@@ -366,6 +367,7 @@ def until_noted(launchers: Launchers, text: str) -> None:
         assert any(text in line for line in iter(process.stderr.readline, ""))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [1, 2])
 def test_too_few_ranks_are_left(launchers: Launchers, tmp_path: Path, last: int) -> None:
     """Each node could go on after its own loss; both together are too many."""

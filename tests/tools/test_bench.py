@@ -193,12 +193,10 @@ def test_a_wrong_byte_is_found(peer_env: str, tmp_path: Path) -> None:
     assert "rankwise: no wrong byte at 3 points" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "why"),
-    [
-        ("dies", "exited with status 7"),
-        pytest.param("raises", "RuntimeError: no such luck", marks=pytest.mark.slow),
-    ],
+    [("dies", "exited with status 7"), ("raises", "RuntimeError: no such luck")],
 )
 def test_a_failing_peer_is_skipped(peer_env: str, tmp_path: Path, fault: str, why: str) -> None:
     done, document = against_fake(peer_env, tmp_path / "r.json", fault)

@@ -75,6 +75,7 @@ def test_rank_0_has_standard_input_and_the_others_have_none() -> None:
     assert done.stdout == "[0] one\n[0] two\n"
 
 
+@pytest.mark.slow
 def test_the_timeout_reaches_the_operations() -> None:
     code = "import time, rankwise as rw; g = rw.init(); time.sleep(20 * g.rank); g.barrier()"
     done = run("-n", "2", "--timeout", "2", "python", "-c", code)

@@ -105,6 +105,7 @@ def test_the_first_failure_is_blamed(program: str, deed: str, code: int, how: st
     assert said == {0, 1, 3}, "the other ranks did not report it"
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_slowly_is_still_blamed() -> None:
     code = """
 import atexit, os, sys, time
@@ -127,6 +128,7 @@ group.barrier()
     assert re.match(r"rankwise: rank 1 \(pid \d+\) exited with status 9", done.stderr.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--tag-output"]])
 def test_the_traceback_of_the_rank_to_blame_comes_last_and_none_is_mixed(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "program.py").write_text("""
@@ -377,6 +379,7 @@ group.all_reduce(np.ones(3))
 """
 
 
+@pytest.mark.slow
 def test_a_hang_is_reported_once_and_the_last_lines_are_about_the_missing_rank(tmp_path: Path) -> None:
     (tmp_path / "hang.py").write_text(HANG)
     done = subprocess.run(

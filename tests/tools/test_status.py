@@ -191,6 +191,7 @@ except rw.PeerLostError:
 """
 
 
+@pytest.mark.slow
 def test_a_dead_rank() -> None:
     launcher = subprocess.Popen(
         [*RANKWISE, "run", "-n", "2", "--", "python", "-c", DEATH], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

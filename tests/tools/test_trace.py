@@ -132,6 +132,7 @@ def test_only_the_newest_failures_stay(tmp_path: Path) -> None:
     assert (folder / "3.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("--trace", "none", "--", "die"), ()])
 def test_nothing_is_kept(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = run(tmp_path, *words)

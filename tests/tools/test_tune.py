@@ -73,6 +73,7 @@ def test_every_threshold(tmp_path: Path) -> None:
     assert f"RANKWISE_TUNING={path} uses it" in done.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     command = [sys.executable, "-m", "rankwise", "tune", "-n", "2", "--output", str(path)]

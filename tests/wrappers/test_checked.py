@@ -86,6 +86,7 @@ def test_init_wraps_an_outside_backend_on_request(tmp_path: Path, check: str) ->
     assert ran.stdout.strip() == ("CheckedCommunicator" if check else "TableCommunicator"), ran.stderr
 
 
+@pytest.mark.slow
 def test_the_survivors_shrink() -> None:
     segment = _native.Segment.create(3)
 

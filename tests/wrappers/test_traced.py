@@ -233,7 +233,8 @@ def test_hierarchical_on_one_host_has_the_trace_of_shm(tmp_path: Path) -> None:
         assert names == ["init", "all_reduce", "all_reduce", "split", "barrier"]
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.slow), "outside"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "outside"])
 def test_the_launcher_says_where_a_rank_ended(tmp_path: Path, backend: str) -> None:
     if backend == "gloo":
         pytest.importorskip("torch", reason="gloo comes with torch")

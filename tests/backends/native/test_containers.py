@@ -180,6 +180,7 @@ show([*fields, smaller.all_reduce(1), time.monotonic() - began])
         assert took < 25
 
 
+@pytest.mark.slow
 def test_a_timeout_names_the_rank_in_another_container(container: Callable[..., tuple[str, ...]]) -> None:
     program = (
         BEGIN

@@ -186,6 +186,7 @@ except rw.PeerLostError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_death_fails_a_second_group() -> None:
     done = two_ranks(IN_A_SECOND_GROUP)
     assert "rank 1 (pid" in done.stdout, done.stderr

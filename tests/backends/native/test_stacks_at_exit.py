@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # Rank 0 waits in vain and requests rank 1's stack. Rank 1 is still making it when its main thread ends.
 PROGRAM = """
 import time
@@ -35,6 +37,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_it_ends_normally(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "rankwise", "run", "-n", "2", "--timeout", "1", "--trace", "none"]

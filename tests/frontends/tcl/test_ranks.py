@@ -51,6 +51,7 @@ def test_ranks_meet_at_an_address() -> None:
         assert (lines[2], lines[5]) == ("1.0", "1.0")
 
 
+@pytest.mark.slow
 def test_a_rank_whose_peers_do_not_join_fails_with_an_error() -> None:
     process = meet(1, 1, 29518, 0.5)
     out, _ = process.communicate(timeout=60)

@@ -185,6 +185,7 @@ def test_work_left_at_the_end(on_ranks: Callable[..., Any]) -> None:
     on_ranks(2, body)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
     program = (
         "import torch.distributed as dist, datetime\n"

@@ -64,6 +64,7 @@ def train(steps: int) -> Any:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
+@pytest.mark.slow
 @both_flags
 def test_the_others_do_not_wait_for_a_rank_that_lives(on_ranks: OnRanks, flag: str) -> None:
     """Rank 1 knows of nothing until the others have done all their work."""
@@ -102,6 +103,7 @@ def test_again_down_to_one_rank(on_ranks: OnRanks) -> None:
     on_ranks(3, body)
 
 
+@pytest.mark.slow
 def test_abort_ends_operations_that_wait_for_the_excluded_rank(on_ranks: OnRanks) -> None:
     def body(rank: int, size: int) -> None:
         store = dist.distributed_c10d._get_default_store()
