@@ -45,7 +45,15 @@ NATIVE_HELPERS = {
     "arrays": {"copy_blocks", "describe"},
     "group": {"HostEvents", "HostStream"},
     "launch": {"Segment", "adopt_orphans", "end_with", "usable_cores"},
-    "observe": {"RankState", "SegmentView", "begin_measurement", "end_measurement", "seconds_per_tick", "totals"},
+    "observe": {
+        "Operation",
+        "RankState",
+        "SegmentView",
+        "begin_measurement",
+        "end_measurement",
+        "seconds_per_tick",
+        "totals",
+    },
     "elastic": {"available_memory"},
     "tools": {"algorithms", "thresholds"},
 }

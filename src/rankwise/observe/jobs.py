@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankwise._native import RankState, SegmentView
+from rankwise._native import Operation, RankState, SegmentView
 from rankwise.contract.signals import signal_name
 
 _NAME = "/memfd:rankwise "  # the kernel appends "(deleted)"
@@ -232,14 +232,13 @@ def _behind(view: SegmentView, states: list[RankState], first: int) -> set[int]:
     """The ranks that others wait for, and that do not themselves wait for another rank.
 
     A rank in operation number s of a group waits for those that have not begun theirs; one in a
-    receive or send, for its peer.
+    receive or send, for its peer. Members begin a group with "init", which counts as number 0.
     """
     last: list[dict[int, int]] = []  # for each rank the last operation that it began in each group
     for rank in range(len(states)):
-        begun: dict[int, int] = {0: 0}
+        begun: dict[int, int] = {0: -1}  # every rank is a member of the first group
         for operation in view.operations(rank):
-            sequence = 0 if operation.name == "init" else operation.sequence  # members begin a group with init
-            begun[operation.group] = max(begun.get(operation.group, 0), sequence)
+            begun[operation.group] = max(begun.get(operation.group, -1), _number(operation))
         last.append(begun)
     waits: dict[int, set[int]] = {}
     for rank, state in enumerate(states):
@@ -251,6 +250,11 @@ def _behind(view: SegmentView, states: list[RankState], first: int) -> set[int]:
             peer = now.peer - first if now.group == 0 and now.peer >= 0 else -1
             waits[rank] = {peer} if 0 <= peer < len(states) else set()
         else:
-            waits[rank] = {r for r, begun in enumerate(last) if begun.get(now.group, now.sequence) < now.sequence}
+            number = _number(now)
+            waits[rank] = {r for r, begun in enumerate(last) if begun.get(now.group, number) < number}
     awaited = set().union(*waits.values()) if waits else set()
     return {rank for rank in awaited if not waits.get(rank)}
+
+
+def _number(operation: Operation) -> int:
+    return 0 if operation.name == "init" else operation.sequence

@@ -1,0 +1,38 @@
+"""rankwise.observe.jobs: which ranks of a job the others wait for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rankwise.observe.jobs import _behind
+
+
+def operation(name: str, sequence: int) -> Any:
+    return SimpleNamespace(name=name, group=0, sequence=sequence, peer=None)
+
+
+JOINED = [operation("init", 0)]
+IN_INIT = [*JOINED, operation("init", 1)]  # the collective with which a rank joins the group of all ranks
+IN_FIRST = [*IN_INIT, operation("all_reduce", 1)]
+IN_SECOND = [*IN_FIRST, operation("all_reduce", 2)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "behind"),
+    [
+        (["nothing", IN_INIT, IN_INIT], {0}),  # it has not joined
+        ([IN_INIT, IN_INIT, IN_INIT], set()),
+        ([IN_INIT, IN_FIRST, IN_FIRST], {0}),  # the others have left init, and it is about to
+        ([IN_FIRST, IN_SECOND, IN_SECOND], {0}),
+        ([IN_FIRST, IN_FIRST, IN_FIRST], set()),
+        (["nothing", IN_INIT, IN_FIRST], {0}),  # rank 1 waits for it too
+    ],
+)
+def test_the_rank_that_others_wait_for(ranks: list[Any], behind: set[int]) -> None:
+    begun = [[] if operations == "nothing" else operations for operations in ranks]
+    view: Any = SimpleNamespace(operations=lambda rank: begun[rank])
+    states: Any = [SimpleNamespace(inside=bool(its), operation=its[-1] if its else None) for its in begun]
+    assert _behind(view, states, 0) == behind
