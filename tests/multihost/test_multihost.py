@@ -286,4 +286,4 @@ def test_a_failure_to_create_namespaces_is_explained_and_closes_everything(
     before = open_descriptors()
     with pytest.raises(CannotMake, match="cannot change root filesystem propagation"):
         Namespace()
-    assert open_descriptors() == before
+    assert not open_descriptors() - before  # an earlier test's group may be freed meanwhile
