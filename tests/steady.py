@@ -42,17 +42,18 @@ def changed_tests(base: str) -> list[str]:
             tests.append(file)
         elif re.fullmatch(r"test_.*\.py", name):
             text = (ROOT / file).read_text()
-            lines = set(range(1, text.count("\n") + 2)) if file in new else added_lines(base, file)
+            lines = set(range(1, text.count("\n") + 2)) if file in new else changed_lines(base, file)
             tests += [file if test is None else f"{file}::{test}" for test in tests_at(text, lines)]
     return tests
 
 
-def added_lines(base: str, file: str) -> set[int]:
+def changed_lines(base: str, file: str) -> set[int]:
+    """The lines that are not in the commit `base`, and those on either side of lines that have gone."""
     lines: set[int] = set()
-    for start, count in re.findall(
-        r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", git("diff", "--unified=0", base, "--", file), re.M
-    ):
-        lines.update(range(int(start), int(start) + int(count or 1)))
+    diff = git("diff", "--unified=0", base, "--", file)
+    for start, count in re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", diff, re.MULTILINE):
+        first, n = int(start), int(count or 1)
+        lines.update(range(first, first + (n or 2)))  # with n = 0, `first` is the line before those that have gone
     return lines
 
 

@@ -64,6 +64,7 @@ def test_output_stacks_and_load_are_shown(tmp_path: Path, name: str) -> None:
     assert name in shown
     assert "what the test printed" in shown
     assert "2 cores; load average" in shown.replace(f"{len(os.sched_getaffinity(0))} cores", "2 cores")
+    assert "py-spy is not installed" not in shown
     if "no stacks: " in shown:
         pytest.skip("this machine does not let a process read another one's memory, as py-spy does")
     assert "    wait_in_vain (<string>:7)\n" in shown  # the process that the test started

@@ -22,8 +22,10 @@ def test_one():
     assert SHARED == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [1, 2])
 def test_two(x):
+    two = 2
     assert x < SHARED
 """
 
@@ -48,6 +50,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("x < SHARED", "x < SHARED + 1", ["tests/test_two.py::test_two"]),
         ("[1, 2]", "[1, 2, 2]", ["tests/test_two.py::test_two"]),  # a decorator is part of its test
+        ("    two = 2\n", "", ["tests/test_two.py::test_two"]),  # lines that go are a change too
+        ("@pytest.mark.slow\n", "", ["tests/test_two.py::test_two"]),  # as a mark that goes
         ("import os\n", "import sys\n", []),
         ("SHARED = 3", "SHARED = 3.0", ["tests/test_two.py"]),  # which any of the tests may use
         ("SHARED == 3\n", "SHARED == 3\n\n\ndef test_new():\n    assert True\n", ["tests/test_two.py::test_new"]),
