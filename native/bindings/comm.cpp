@@ -94,38 +94,43 @@ template <class... A> auto blocking(void (Comm::*operation)(A...)) {
     };
 }
 template <class... A> auto started(void (Comm::*operation)(A...)) {
-    return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args) {
-        return c.start([&c, operation, site = python_call_site(), owned = consume_description(), ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
+    return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args, nb::object keep) -> TaskHandle {
+        auto owner = kept(std::move(keep));
+        auto task = c.start([&c, operation, site = python_call_site(), owned = consume_description(), ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
             const Description description = owned ? owned->description() : Description();
             const StartedCall call(site, owned ? &description : nullptr);
             (c.*operation)(converted...);
-        });
+        }, false, owner);
+        return {std::move(task), std::move(owner)};
     };
 }
 
 // Runs a Python function on the communicator's stream, in the order of its operations.
-std::shared_ptr<Task> start_call(Comm& c, nb::callable function) {
-    return c.start(
+TaskHandle start_call(Comm& c, nb::callable function) {
+    auto task = c.start(
         [task = python_task(std::move(function)), site = python_call_site()] {
             started_at = &site;  // not reset by a destructor, because the interpreter's shutdown may unwind this frame
             task();
             started_at = nullptr;
         },
         true);
+    return {std::move(task), nullptr};
 }
 
-std::shared_ptr<Request> start_send(Comm& c, Address ptr, int64_t count, int dtype, int dest, int tag) {
+RequestHandle start_send(Comm& c, Address ptr, int64_t count, int dtype, int dest, int tag, nb::object keep) {
     const DType type = checked_dtype(dtype);
     const uint64_t elements = checked_count(count);
+    auto owner = kept(std::move(keep));
     ReleaseGil released;
-    return c.send(pointer(ptr), elements, type, dest, tag);
+    return {c.send(pointer(ptr), elements, type, dest, tag, owner), owner};
 }
 
-std::shared_ptr<Request> start_recv(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag) {
+RequestHandle start_recv(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag, nb::object keep) {
     const DType type = checked_dtype(dtype);
     const uint64_t elements = checked_count(count);
+    auto owner = kept(std::move(keep));
     ReleaseGil released;
-    return c.recv(pointer(ptr), elements, type, src, tag);
+    return {c.recv(pointer(ptr), elements, type, src, tag, owner), owner};
 }
 
 std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int tag) {
@@ -138,10 +143,13 @@ std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int t
     return std::make_tuple(arrival->source, arrival->tag, arrival->count, int(arrival->dtype));
 }
 
-std::shared_ptr<Request> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag) {
+std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag, nb::object keep) {
     const Arrival found{src, tag, checked_count(count), checked_dtype(dtype)};
+    auto owner = kept(std::move(keep));
     ReleaseGil released;
-    return c.recv_probed(pointer(ptr), found);
+    auto request = c.recv_probed(pointer(ptr), found, owner);
+    if (!request) return std::nullopt;
+    return RequestHandle(std::move(request), std::move(owner));
 }
 
 std::vector<std::string> names_of(const std::vector<rankwise::Algorithm>& algorithms) {
@@ -203,24 +211,39 @@ std::optional<std::string> close_comm(Comm& c, double timeout) {
     return c.close(timeout);
 }
 
-void wait_request(Request& r, std::optional<double> timeout) {
+void wait_request(RequestHandle& r, std::optional<double> timeout) {
     check_timeout(timeout);
-    ReleaseGil released;
-    r.wait(timeout);
+    {
+        ReleaseGil released;
+        r->wait(timeout);
+    }
+    r.release();
+}
+
+bool request_done(RequestHandle& r) {
+    bool done;
+    {
+        ReleaseGil released;
+        done = r->done();
+    }
+    if (r->complete()) r.release();
+    return done;
 }
 
 }  // namespace
 
 void bind_comm(nb::module_& m) {
-    nb::class_<Request>(m, "Request", "A send or receive in progress.")
+    nb::class_<RequestHandle>(m, "Request", "A send or receive in progress.")
         .def("wait", &wait_request, nb::arg("timeout").none() = nb::none())
-        .def("done", &Request::done, Release())
-        .def("abandon", &Request::abandon, Release())
-        .def_prop_ro("source", &Request::source)
-        .def_prop_ro("tag", &Request::tag);
+        .def("done", &request_done)
+        .def("abandon", [](RequestHandle& r) { r->abandon(); }, Release())
+        .def_prop_ro("source", [](const RequestHandle& r) { return r->source(); })
+        .def_prop_ro("tag", [](const RequestHandle& r) { return r->tag(); });
 
     m.def("algorithms", &all_algorithms, "The algorithms of each operation that has several, by name.");
     m.def("thresholds", &default_thresholds, "The default thresholds, by how ranks share cores and by name.");
+    // What owns the memory of an operation: it stays alive until the engine no longer uses that memory.
+    const auto keep = nb::arg("keep").none() = nb::none();
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def("allocate", &Comm::allocate, nb::arg("bytes"), nb::arg("zeroed") = true)
         .def("in_segment", [](const Comm& c, Address ptr, size_t bytes) { return c.in_segment(pointer(ptr), bytes); }, nb::arg("ptr"), nb::arg("bytes"))
@@ -229,10 +252,10 @@ void bind_comm(nb::module_& m) {
         .def_prop_ro("world_size", &Comm::world_size)
         .def("set_counted", &Comm::set_counted, nb::arg("now"))
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)
-        .def("send", &start_send, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"))
-        .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
+        .def("send", &start_send, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"), keep)
+        .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), keep)
         .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
-        .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
+        .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), keep)
         .def("start_call", &start_call, nb::arg("function"))
         .def("describe", &describe, nb::arg("shape"), nb::arg("operation"))
         .def("lock", &Comm::lock, Release())
@@ -262,9 +285,9 @@ void bind_comm(nb::module_& m) {
     const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"), op("op"), root("root");
     auto both = [&](const char* name, auto operation, const auto&... args) {
         comm.def(name, blocking(operation), args..., Release());
-        comm.def(("start_" + std::string(name)).c_str(), started(operation), args...);
+        comm.def(("start_" + std::string(name)).c_str(), started(operation), args..., keep);
     };
-    comm.def("barrier", blocking(&Comm::barrier), nb::call_guard<ReleaseGilToWait>()).def("start_barrier", started(&Comm::barrier));
+    comm.def("barrier", blocking(&Comm::barrier), nb::call_guard<ReleaseGilToWait>()).def("start_barrier", started(&Comm::barrier), keep);
     both("all_reduce", &Comm::all_reduce, ptr, count, dtype, op);
     both("broadcast", &Comm::broadcast, ptr, count, dtype, root);
     both("reduce", &Comm::reduce, ptr, count, dtype, op, root);

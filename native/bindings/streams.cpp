@@ -33,14 +33,23 @@ void call_and_release(PyObject* function) {
     Py_DECREF(function);
 }
 
-std::shared_ptr<Task> submit(HostStream& stream, nb::callable function) {
-    return stream.submit(python_task(std::move(function)), true);
+TaskHandle submit(HostStream& stream, nb::callable function) {
+    return {stream.submit(python_task(std::move(function)), true), nullptr};
 }
 
-void wait_task(Task& t, std::optional<double> timeout) {
+void wait_task(TaskHandle& t, std::optional<double> timeout) {
     check_timeout(timeout);
-    ReleaseGil released;
-    t.wait(timeout.value_or(kForever));  // the operation itself ends at the communicator's timeout
+    {
+        ReleaseGil released;
+        t->wait(timeout.value_or(kForever));  // the operation itself ends at the communicator's timeout
+    }
+    t.release();
+}
+
+bool task_done(TaskHandle& t) {
+    const bool done = t->done();
+    if (done) t.release();
+    return done;
 }
 
 void sync_stream(HostStream& stream, std::optional<double> timeout) {
@@ -72,9 +81,9 @@ std::function<void()> python_task(nb::callable function) {
 }
 
 void bind_streams(nb::module_& m) {
-    nb::class_<Task>(m, "Task", "A task of a stream.")
+    nb::class_<TaskHandle>(m, "Task", "A task of a stream.")
         .def("wait", &wait_task, nb::arg("timeout").none() = nb::none())
-        .def("done", &Task::done);
+        .def("done", &task_done);
     nb::class_<HostStream>(m, "HostStream", "An ordered queue of the program's own work, run by a thread.")
         .def_static("create", &HostStream::create)
         .def_prop_ro("handle", &HostStream::handle)

@@ -2,7 +2,7 @@
 #pragma once
 #include <functional>
 
-#include "bindings.hpp"
+#include "kept.hpp"
 
 // The function must not raise, because the exception could only be logged.
 std::function<void()> python_task(nb::callable function);

@@ -398,16 +398,16 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
     else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
 }
 
-std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag) {
+std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag, std::shared_ptr<void> keep) {
     check_root(to, "dest");
     check_open();
-    return messages_->send(data, count, dtype, to, tag);
+    return messages_->send(data, count, dtype, to, tag, false, std::move(keep));
 }
 
-std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag) {
+std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag, std::shared_ptr<void> keep) {
     if (from != kAny) check_root(from, "src");
     check_open();
-    return messages_->recv(data, count, dtype, from, tag);
+    return messages_->recv(data, count, dtype, from, tag, false, std::move(keep));
 }
 
 void Comm::complete(const std::shared_ptr<Request>& request) {
@@ -437,15 +437,15 @@ std::optional<Arrival> Comm::probe(int from, int tag) {
     return messages_->probe(from, tag);
 }
 
-std::shared_ptr<Request> Comm::recv_probed(void* data, const Arrival& found) {
+std::shared_ptr<Request> Comm::recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep) {
     check_root(found.source, "src");
     check_open();
-    return messages_->recv_probed(data, found);
+    return messages_->recv_probed(data, found, std::move(keep));
 }
 
-std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool user_code) {
+std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool user_code, std::shared_ptr<void> keep) {
     check_open();
-    return stream_.submit(std::move(operation), user_code);
+    return stream_.submit(std::move(operation), user_code, std::move(keep));
 }
 
 void Comm::record_event(uint64_t event) {

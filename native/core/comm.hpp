@@ -65,16 +65,17 @@ public:
     void reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op);
     void all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype);
 
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag);
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
+    // keep: what owns the memory of a send, a receive or a started operation. It stays alive with the Request or Task.
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, std::shared_ptr<void> keep = {});
     // A message that has arrived and not been received; `from` and `tag` may be kAny, here and in recv.
     std::optional<Arrival> probe(int from, int tag);
     // Receives the message that `probe` found; null if another receive has matched it meanwhile.
-    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found);
+    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep = {});
     // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
     // order started, before any later blocking call. The Task's wait rethrows what it throws.
     // user_code: it is the program's own code, which may never return.
-    std::shared_ptr<Task> start(std::function<void()> operation, bool user_code = false);
+    std::shared_ptr<Task> start(std::function<void()> operation, bool user_code = false, std::shared_ptr<void> keep = {});
     // Events (stream/events.hpp) on the stream. A recorded event is reached when all operations started so far have run,
     // if the group has not failed by then. After wait_event, later operations, started or called, wait for the event. A
     // wait that exceeds the timeout, or whose event can never be reached, fails the group.

@@ -188,14 +188,14 @@ class TableCommunicator(Communicator):
         everybody = self.exchange(cut(read(send_ptr, sum(send_counts), dtype), send_counts, dtype))
         write(recv_ptr, b"".join(pieces[self.rank] for pieces in everybody))
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         self.check_root(dest, "dest")
         with self.table.posted:
             self.table.mail[self.rank, dest, tag].append(read(ptr, count, dtype))
             self.table.posted.notify_all()
         return Done()
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         self.check_root(src, "src")
         self.receipts = [receipt for receipt in self.receipts if not receipt.taken]
         self.receipts.append(Receipt(self.table, (src, self.rank, tag), ptr))

@@ -191,8 +191,8 @@ class SlowlyArriving:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.comm, name)
 
-    def recv_probed(self, ptr: int, message: Any) -> rw.Work[None] | None:
-        inner, complete = self.comm.recv_probed(ptr, message), self.complete
+    def recv_probed(self, ptr: int, message: Any, keep: object) -> rw.Work[None] | None:
+        inner, complete = self.comm.recv_probed(ptr, message, keep), self.complete
 
         class Late(rw.Work[None]):
             def wait(self, timeout: float | None = None) -> None:

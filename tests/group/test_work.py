@@ -39,7 +39,7 @@ def test_a_receive_gives_its_array_once_it_is_complete() -> None:
     inner, pending = Told(), pending_works()
     x = np.zeros((2, 2)).T[::-1]
     buffer = target(x)
-    work = ArrayWork(inner, buffer.finish, pending)
+    work = ArrayWork(inner, buffer.finish, pending).started()
     assert not work.done()
     with pytest.raises(CollectiveTimeout):
         work.wait(0.1)
@@ -58,13 +58,13 @@ def test_a_receive_gives_its_array_once_it_is_complete() -> None:
 def test_a_send_has_no_result() -> None:
     inner = Told()
     inner.complete = True
-    assert ArrayWork(inner, nothing, pending_works(), target(np.ones(2))).wait() is None
+    assert ArrayWork(inner, nothing, pending_works(), target(np.ones(2))).started().wait() is None
 
 
 @pytest.mark.parametrize("ask_done_first", [True, False])
 def test_an_error_is_raised_each_time(ask_done_first: bool) -> None:
     inner, pending = Told(), pending_works()
-    work = ArrayWork(inner, target(np.ones(2)).finish, pending)
+    work = ArrayWork(inner, target(np.ones(2)).finish, pending).started()
     inner.error = PeerLostError("rank 1 was killed by SIGKILL", rank=1)
     if ask_done_first:
         assert work.done()
@@ -79,7 +79,7 @@ def test_memory_lives_as_long_as_the_engine_may_use_it() -> None:
     inner, pending = Told(), pending_works()
     x = np.ones(3)
     alive = weakref.ref(x)
-    ArrayWork(inner, nothing, pending, target(x))
+    ArrayWork(inner, nothing, pending, target(x)).started()
     del x
     gc.collect()
     assert alive() is not None
@@ -94,5 +94,5 @@ def test_dropped_works_do_not_pile_up() -> None:
     done = Told()
     done.complete = True
     for _ in range(1000):
-        ArrayWork(done, nothing, pending, target(np.ones(1)))
+        ArrayWork(done, nothing, pending, target(np.ones(1))).started()
         assert len(pending.works) <= 16

@@ -56,8 +56,8 @@ def without_streams(n: int) -> Callable[[Job, float], Any]:
     segment = _native.Segment.create(n)
 
     class Blocking(threads.EngineCommunicator):
-        def start(self, operation: str, *args: Any) -> Any:
-            return super(threads.EngineCommunicator, self).start(operation, *args)
+        def start(self, operation: str, *args: Any, keep: object = None) -> Any:
+            return super(threads.EngineCommunicator, self).start(operation, *args, keep=keep)
 
         def start_call(self, function: Any) -> Any:
             return super(threads.EngineCommunicator, self).start_call(function)

@@ -68,10 +68,11 @@ void Messages::notify(int whom) {
     futex_wake_all(peer_slot.message_notifications);
 }
 
-std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag) {
+std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag, std::shared_ptr<void> keep) {
     if (group_.failed()) protocol_.throw_failure(name(op));
     auto r = std::make_shared<Request>();
     r->messages_ = weak_from_this();
+    r->keep_ = std::move(keep);
     r->sends_ = op == Op::Send;
     r->peer_ = peer;
     r->tag_ = tag;
@@ -81,8 +82,8 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
     return r;
 }
 
-std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits) {
-    const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag);
+std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits, std::shared_ptr<void> keep) {
+    const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag, std::move(keep));
     const auto lock = lock_requests();
     trace(*r, waits);
     if (to == rank_) {  // arrives at once
@@ -100,8 +101,8 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
     return r;
 }
 
-std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits) {
-    const auto r = request(Op::Recv, data, count, dtype, from, tag);
+std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits, std::shared_ptr<void> keep) {
+    const auto r = request(Op::Recv, data, count, dtype, from, tag, std::move(keep));
     const auto lock = lock_requests();
     trace(*r, waits);
     if (auto m = first_arrived(from, tag); !m) {
@@ -115,8 +116,8 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
     return r;
 }
 
-std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found) {
-    const auto r = request(Op::Recv, data, found.count, found.dtype, found.source, found.tag);
+std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep) {
+    const auto r = request(Op::Recv, data, found.count, found.dtype, found.source, found.tag, std::move(keep));
     const auto lock = lock_requests();
     const auto m = first_arrived(found.source, found.tag);
     if (!m || m->header.count != found.count || DType(m->header.dtype) != found.dtype) return nullptr;
@@ -171,7 +172,7 @@ void Messages::pull_from(int from) {
 
 void Messages::abandon(const std::shared_ptr<Request>& r) {
     std::lock_guard lock(mutex_);
-    if (r->complete_ || closing_) return;
+    if (r->complete_ || closing_ || std::exchange(r->abandoned_, true)) return;
     end_trace(*r, true);
     if (r->sends_) {
         auto& queue = sends_[r->peer_];

@@ -43,6 +43,7 @@ public:
     // still in progress.
     void wait(std::optional<double> timeout);
     bool done();
+    bool complete() const { return complete_; }
     // Gives it up, so that the caller may free its memory; see Messages::abandon. Does nothing to a complete one.
     void abandon();
     // Of a complete receive: the message's source and tag.
@@ -54,6 +55,7 @@ private:
     uint64_t bytes() const { return count_ * itemsize(dtype_); }
 
     std::weak_ptr<Messages> messages_;
+    std::shared_ptr<void> keep_;  // what owns the memory
     bool sends_ = false;
     int peer_ = 0;
     int tag_ = 0;
@@ -64,6 +66,7 @@ private:
     uint64_t sent_ = 0;           // send: bytes written to the ring
     bool matched_ = false;        // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
     bool rendezvous_ = false;     // send: it bypasses the ring
+    bool abandoned_ = false;
     std::atomic<bool> complete_{false};
     std::string failure_;         // receive: how the message differs from what the receive expects
     TraceEntry* entry_ = nullptr;
@@ -78,8 +81,8 @@ public:
     void set_counted(bool now) { tracer_.set_counted(now); }
 
     // waits: the caller will wait at once, so the progress thread need not be woken.
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false);
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false);
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false, std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false, std::shared_ptr<void> keep = {});
     // Sends or receives a short message at once. Returns false, with nothing done, if the message is long or must wait for
     // others.
     bool send_short(const void* data, uint64_t count, DType dtype, int to, int tag);
@@ -90,7 +93,7 @@ public:
     // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
     // Receives the message that `probe` found. Returns null, with nothing done, if another receive has matched it meanwhile.
-    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found);
+    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep = {});
     // Waits until every request of this rank is complete.
     void sync(double timeout);
     // Waits at most `timeout` seconds for the sends, and ends the progress thread. Returns a text about what is incomplete.
@@ -126,7 +129,7 @@ private:
     bool copied(const Rendezvous& m, uint64_t bytes) const;
     bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
 
-    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);
+    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag, std::shared_ptr<void> keep);
     bool progress();  // with mutex_ locked; true if a byte moved
     bool push(int to, bool at_once = true);
     bool pull(int from);

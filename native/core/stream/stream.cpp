@@ -110,9 +110,9 @@ Stream::Stream() : core_(std::make_shared<Core>()), pending_(&core_->pending) {}
 
 bool Stream::on_own_thread() const { return running_stream == core_.get(); }
 
-std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code) {
+std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code, std::shared_ptr<void> keep) {
     core_->check_usable();
-    auto task = std::make_shared<Task>(std::move(body));
+    auto task = std::make_shared<Task>(std::move(body), std::move(keep));
     task->stream_ = core_.get();
     task->user_code_ = user_code;
     std::lock_guard lock(core_->mutex);

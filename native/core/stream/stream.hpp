@@ -17,11 +17,12 @@ namespace rankwise {
 // A task of a stream. Any thread may use it. A task without a body is a mark: it is done when all tasks before it are.
 class Task {
 public:
-    explicit Task(std::function<void()> body) : body_(std::move(body)) {}
+    explicit Task(std::function<void()> body, std::shared_ptr<void> keep = {}) : keep(std::move(keep)), body_(std::move(body)) {}
     // Waits until it has run, at most `timeout` seconds, and rethrows what it threw. After TimedOut it stays queued.
     void wait(double timeout);
     bool done() const { return state_.load() & kDone; }
     bool succeeded() const { return done() && !failure_; }
+    const std::shared_ptr<void> keep;  // what owns the memory that the body uses
 
 private:
     friend class Stream;
@@ -43,7 +44,7 @@ public:
     Stream(const Stream&) = delete;
     ~Stream() { close(0); }
     // user_code: the body is the program's own code, which may never return.
-    std::shared_ptr<Task> submit(std::function<void()> body, bool user_code = false);
+    std::shared_ptr<Task> submit(std::function<void()> body, bool user_code = false, std::shared_ptr<void> keep = {});
     // A mark at the current end of the queue.
     std::shared_ptr<Task> mark();
     // A mark that is already reached.

@@ -198,14 +198,18 @@ class Communicator(ABC):
         """
         return function()
 
-    def start(self, operation: str, *args: Any) -> Work[None]:
+    def start(self, operation: str, *args: Any, keep: object = None) -> Work[None]:
         """Start the collective of this name with its arguments: `start("broadcast", ptr, count, dtype, root)`.
 
-        Started operations run in that order, before any later blocking call. The caller keeps the
-        memory alive until the Work is done. A backend without a stream of its own runs the operation at
-        once.
+        Started operations run in that order, before any later blocking call. A backend without a stream of its own
+        runs the operation at once.
+
+        keep: what owns the memory, here and in `send` and `recv`. The communicator holds it from before the operation
+        begins until it no longer uses the memory, so nothing is freed too early even if an exception, such as a signal
+        handler's, takes the place of the Work; a message is then given up. Without it the caller keeps the memory
+        alive until the Work is done.
         """
-        return self.start_call(lambda: getattr(self, operation)(*args))
+        return self.start_call(partial(run_keeping, getattr(self, operation), args, keep))
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         """Start `function`, which calls several collectives, as `start` starts one. It runs as by `call`."""
@@ -229,11 +233,11 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         """Send to `dest`; returns at once. Messages match by (source, tag) in the order sent."""
 
     @abstractmethod
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         """Receive from `src`; returns at once. The message must have `count` elements of `dtype`.
 
         If `any_source` is true, src and tag may be ANY, which takes whichever message comes first. The
@@ -244,13 +248,13 @@ class Communicator(ABC):
         """The message that a recv from `src` (or ANY) with `tag` (or ANY) would receive now, or None; never blocks."""
         raise UnsupportedError("probe", type(self).__name__)
 
-    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         """Receive the message that `probe` found. Returns None if another receive has matched it meanwhile.
 
         The memory at ptr has room for the message's elements. This default assumes that no other receive has matched
         the message: a backend whose communicators may be shared by threads overrides it.
         """
-        return self.recv(ptr, message.count, message.dtype, message.source, message.tag)
+        return self.recv(ptr, message.count, message.dtype, message.source, message.tag, keep)
 
     @abstractmethod
     def sync(self) -> None:
@@ -360,3 +364,8 @@ class Communicator(ABC):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def run_keeping(function: Callable[..., T], args: tuple[Any, ...], keep: object) -> T:
+    """function(*args); as long as it has not returned, `keep` is alive."""
+    return function(*args)

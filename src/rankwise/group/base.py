@@ -88,12 +88,12 @@ class GroupBase:
             self._order(writes)
         self._describe(shape)
         if async_op:
-            work = self.comm.start(operation, *args)
+            work = self.comm.start(operation, *args, keep=(reads, writes))
             if writes is not None and writes.in_place:
                 # Nothing is left to do for `wait`: not even marking a tensor as written, which may by then have
                 # been used in a computation that autograd follows.
                 finish = partial(_same, writes.finish())
-            return ArrayWork(work, finish, self._pending, (self, reads, writes))
+            return ArrayWork(work, finish, self._pending, (self, reads, writes)).started()
         getattr(self.comm, operation)(*args)
         self._sync()
         return finish()
@@ -106,7 +106,8 @@ class GroupBase:
         if not async_op:
             return self.comm.call(body)
         results: list[T] = []
-        return ArrayWork(self.comm.start_call(lambda: results.append(body())), results.pop, self._pending)
+        work = self.comm.start_call(lambda: results.append(body()))
+        return ArrayWork(work, results.pop, self._pending).started()
 
     def _broadcast_ints(self, values: IntArray, src: int) -> IntArray:
         """Broadcast contiguous int64 metadata in place, as a part of another operation; returns it."""

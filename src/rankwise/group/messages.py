@@ -111,7 +111,7 @@ class Messages(GroupBase):
             assert receive.buffer is not None
             return Received(receive.buffer.finish(), receive.message.source, receive.message.tag)
 
-        received: Received = self._wait_for(ArrayWork(receive, finish, self._pending, self), receive, timeout)
+        received: Received = self._wait_for(ArrayWork(receive, finish, self._pending, self).started(), receive, timeout)
         return received
 
     def send_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool = False) -> None:
@@ -138,8 +138,8 @@ class Messages(GroupBase):
         message = to_message(pack(obj, allow_pickle))
         if to is None:
             return Completed()
-        inner = self.comm.send(message.ctypes.data, message.size, DType.U8, to, number)
-        return ArrayWork(inner, nothing, self._pending, (self, message))
+        inner = self.comm.send(message.ctypes.data, message.size, DType.U8, to, number, message)
+        return ArrayWork(inner, nothing, self._pending, (self, message)).started()
 
     def recv_object(
         self,
@@ -185,7 +185,7 @@ class Messages(GroupBase):
 
         work = ObjectReceiveWork(receive, finish, self._pending, self)
         work.receive = receive
-        return work
+        return work.started()
 
     def _wait_for(self, work: ArrayWork[Any], receive: QueuedReceive, timeout: float | None) -> Any:
         """Wait for a blocking call's receive. If that ends with an error, the receive is withdrawn."""
@@ -196,7 +196,7 @@ class Messages(GroupBase):
             receive.withdraw()
             work.done()
             if receive.inner is not None and not receive.inner.done():  # holds the memory that the engine still writes
-                ArrayWork(receive.inner, nothing, self._pending, (self, receive.buffer)).waited = True
+                ArrayWork(receive.inner, nothing, self._pending, (self, receive.buffer)).started().waited = True
             raise
 
 

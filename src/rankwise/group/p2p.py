@@ -73,7 +73,7 @@ class PointToPoint(GroupBase):
         ...     assert group.recv((3,), src=0, dtype=int).tolist() == [0, 1, 2]
         """
         if not self._send_array(x, dst, tag):
-            wait_or_withdraw(self.isend(x, dst, tag))
+            wait_or_withdraw(self._start_send(x, dst, tag))
 
     @overload
     def recv(
@@ -96,7 +96,7 @@ class PointToPoint(GroupBase):
         """
         if dtype is None and self._recv_array(x, src, tag):
             return x
-        return wait_or_withdraw(self.irecv(x, src, tag, dtype=dtype))
+        return wait_or_withdraw(self._start_recv(x, src, tag, dtype))
 
     def isend(self, x: Any, dst: int | None, tag: int = 0) -> Work[None]:
         """Start to send `x`, with its present content, to rank `dst`. x must not change before the Work is done.
@@ -106,13 +106,14 @@ class PointToPoint(GroupBase):
         [1.0, 1.0, 1.0]
         >>> sending.wait()
         """
-        buffer = source(x)
-        to, tag = self._destination(dst), check_tag(tag)
-        self._check_memory(buffer)
+        return self._start_send(x, dst, tag).started()
+
+    def _start_send(self, x: Any, dst: int | None, tag: int) -> ArrayWork[None]:
+        buffer, to, tag = self._outgoing(x, dst, tag)
         if to is None:
-            return Completed()
+            return ArrayWork(Completed(), nothing, self._pending)
         self._pack(buffer)
-        inner = self.comm.send(buffer.ptr, buffer.count, buffer.dtype, to, tag)
+        inner = self.comm.send(buffer.ptr, buffer.count, buffer.dtype, to, tag, buffer)
         return ArrayWork(inner, nothing, self._pending, (self, buffer))
 
     @overload
@@ -132,11 +133,14 @@ class PointToPoint(GroupBase):
         >>> work.wait().tolist(), work.source == group.rank, work.tag
         ([7.0, 7.0], True, 3)
         """
+        return self._start_recv(x, src, tag, dtype).started()
+
+    def _start_recv(self, x: Any, src: int | None, tag: int, dtype: Any) -> ReceiveWork[Any]:
         buffer, wanted, number = self._incoming(x, src, tag, dtype)
         if wanted is None:
             return ReceiveWork(Completed(), partial(_unreceived, buffer, x), self._pending, self, None, None)
         self._order(buffer)
-        inner = self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, wanted, number)
+        inner = self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, wanted, number, buffer)
         return ReceiveWork(inner, buffer.finish, self._pending, self, wanted, number)
 
     def sendrecv(
@@ -226,14 +230,14 @@ class PointToPoint(GroupBase):
         for into, _, src, tag in incoming:
             if src is not None:
                 self._order(into)
-                works.append(self.comm.recv(into.ptr, into.count, into.dtype, src, tag))
-        works += [self.comm.send(b.ptr, b.count, b.dtype, to, tag) for b, to, tag in outgoing if to is not None]
+                works.append(self.comm.recv(into.ptr, into.count, into.dtype, src, tag, into))
+        works += [self.comm.send(b.ptr, b.count, b.dtype, to, tag, b) for b, to, tag in outgoing if to is not None]
 
         def finish() -> Any:
             return result([_unreceived(b, x) if src is None else b.finish() for b, x, src, _ in incoming])
 
-        work: Work[Any] = ArrayWork(Several(works), finish, self._pending, (self, outgoing))
-        return work if async_op else wait_or_withdraw(work)
+        work: ArrayWork[Any] = ArrayWork(Several(works), finish, self._pending, (self, outgoing))
+        return work.started() if async_op else wait_or_withdraw(work)
 
     def _outgoing(self, x: Any, dst: int | None, tag: int = 0) -> tuple[Buffer, int | None, int]:
         buffer = source(x)

@@ -108,12 +108,12 @@ class PersistentOperations(GroupBase):
         self._check_memory(buffer)
         if peer is None:
             return MessagePlan(Completed, lambda: True)
-        begin = partial(getattr(self.comm, operation), buffer.ptr, buffer.count, buffer.dtype, peer, tag)
+        begin = partial(getattr(self.comm, operation), buffer.ptr, buffer.count, buffer.dtype, peer, tag, buffer)
         finish = nothing if operation == "send" else partial(_finish, buffer)
 
         def start() -> Work[None]:
             self._order(buffer)
-            return ArrayWork(begin(), finish, self._pending, (self, buffer))
+            return ArrayWork(begin(), finish, self._pending, (self, buffer)).started()
 
         return MessagePlan(start, partial(now, buffer.given, peer, tag))
 

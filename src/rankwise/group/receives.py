@@ -105,7 +105,7 @@ class ReceiveQueue:
         found = self.comm.probe(receive.src, receive.tag)
         if found is not None:
             buffer = receive.accept(found)
-            receive.inner = self.comm.recv_probed(buffer.ptr, found)
+            receive.inner = self.comm.recv_probed(buffer.ptr, found, buffer)
             if receive.inner is not None:
                 receive.message, receive.buffer = found, buffer
 

@@ -17,6 +17,7 @@ from rankwise.contract.work import Work
 from rankwise.group.guessed_names import WORK, Guess
 
 T = TypeVar("T")
+W = TypeVar("W", bound="ArrayWork[Any]")
 
 
 class Pending:
@@ -135,7 +136,14 @@ class ArrayWork(Work[T]):
         """The operation's error, if it failed; known once `done` has returned True."""
         self.waited = False
         """Whether `wait` has been called, and so has raised the operation's error."""
-        pending.add(self)
+
+    def started(self: W) -> W:
+        """From now on the operation goes on even if the caller drops this Work: the last step of starting it.
+
+        A call that an exception ends before that has no effect: its Work is dropped, and so given up.
+        """
+        self._pending.add(self)
+        return self
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in WORK]

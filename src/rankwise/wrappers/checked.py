@@ -42,21 +42,21 @@ class CheckedCommunicator(ComposedCommunicator):
 
     # ---- point-to-point ----
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         self._check_failed()
-        return self._inner.send(ptr, count, dtype, dest, tag)
+        return self._inner.send(ptr, count, dtype, dest, tag, keep)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         self._check_failed()
-        return self._inner.recv(ptr, count, dtype, src, tag)
+        return self._inner.recv(ptr, count, dtype, src, tag, keep)
 
     def probe(self, src: int, tag: int) -> Message | None:
         self._check_failed()
         return self._inner.probe(src, tag)
 
-    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         self._check_failed()
-        return self._inner.recv_probed(ptr, message)
+        return self._inner.recv_probed(ptr, message, keep)
 
     def sync(self) -> None:
         self._drain()

@@ -182,9 +182,9 @@ class TracedCommunicator(Communicator):
         traced.former_ranks = new.former_ranks
         return traced
 
-    def start(self, operation: str, *args: Any) -> Work[None]:
+    def start(self, operation: str, *args: Any, keep: object = None) -> Work[None]:
         entry = self._begin(operation, args, background=True)
-        return TracedWork(self._entered(entry, self._inner.start, operation, *args), entry)
+        return TracedWork(self._entered(entry, partial(self._inner.start, keep=keep), operation, *args), entry)
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         return self._inner.start_call(function)
@@ -197,20 +197,20 @@ class TracedCommunicator(Communicator):
 
     # ---- messages ----
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         entry = self._message("send", count, dtype, dest, tag)
-        return TracedWork(self._entered(entry, self._inner.send, ptr, count, dtype, dest, tag), entry)
+        return TracedWork(self._entered(entry, self._inner.send, ptr, count, dtype, dest, tag, keep), entry)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         entry = self._message("recv", count, dtype, src, tag)
-        work = self._entered(entry, self._inner.recv, ptr, count, dtype, src, tag)
+        work = self._entered(entry, self._inner.recv, ptr, count, dtype, src, tag, keep)
         return TracedWork(work, entry, matches=ANY in (src, tag))
 
     def probe(self, src: int, tag: int) -> Message | None:
         return self._inner.probe(src, tag)
 
-    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
-        work = self._inner.recv_probed(ptr, message)
+    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
+        work = self._inner.recv_probed(ptr, message, keep)
         if work is None:
             return None
         return TracedWork(work, self._message("recv", message.count, message.dtype, message.source, message.tag))

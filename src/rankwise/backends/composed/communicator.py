@@ -43,7 +43,7 @@ from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract import measuring
 from rankwise.contract.closing import CLOSE_TIMEOUT
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import Communicator, run_keeping
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
@@ -226,14 +226,14 @@ class ComposedCommunicator(OpenCommunicator):
         found: Description | None = vars(self._said).pop("description", None)
         return found
 
-    def start(self, operation: str, *args: Any) -> Work[None]:
+    def start(self, operation: str, *args: Any, keep: object = None) -> Work[None]:
         method, description = getattr(self, operation), self._take_description()
         if description is None:
-            return self.start_call(lambda: method(*args))
+            return self.start_call(partial(run_keeping, method, args, keep))
 
         def described() -> None:
             self._said.description = description
-            method(*args)
+            run_keeping(method, args, keep)
 
         return self.start_call(described)
 

@@ -31,7 +31,13 @@ def argument_bytes(call: Call, args: tuple[Any, ...], rank: int, world_size: int
 
 
 def message(
-    comm: Communicator, operation: str, start: Callable[..., Work[None]], ptr: int, count: int, dtype: DType, *to: int
+    comm: Communicator,
+    operation: str,
+    start: Callable[..., Work[None]],
+    ptr: int,
+    count: int,
+    dtype: DType,
+    *to: object,
 ) -> Work[None]:
     """Call start(ptr, count, dtype, *to), which starts a message of `comm`, and count it. Returns the Work that it
     returned, or one that also counts how long the program waits for it.

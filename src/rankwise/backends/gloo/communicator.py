@@ -124,21 +124,21 @@ class GlooCommunicator(ComposedCommunicator):
 
     # ---- point-to-point ----
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         self._check_message(count, dest, "dest", tag)
-        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag)
+        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag, keep)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         self._check_message(count, src, "src", tag)
-        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag)
+        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag, keep)
 
     def probe(self, src: int, tag: int) -> Message | None:
         self._check_message(0, src, "src", tag)
         return self._channel.probe(src, tag)
 
-    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         self._check_message(message.count, message.source, "src", message.tag)
-        return self._channel.recv_probed(ptr, message)
+        return self._channel.recv_probed(ptr, message, keep)
 
     def sync(self) -> None:
         self._drain()

@@ -62,17 +62,18 @@ class Channel:
         self._matching: Matching[Receive, Envelope] = Matching()
         self._eager = EagerSends(transport)
         self._pending: dict[int, Transfer] = {}  # `sync` waits for these
+        self._lost: list[object] = []  # memory that gloo may still use, although starting the message was interrupted
         self._sent = [0] * transport.world_size
         self._listeners: dict[int, threading.Thread] = {}  # by peer
         self._left: dict[int, Exception] = {}  # the peers whose connections have ended, and the error
         self._failure: RankwiseError | None = None
         self._closed = False
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Work[None]:
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         size = count * ITEMSIZE[dtype]
         eager = size <= tuning.GLOO_EAGER
         if dest == self._rank:
-            return self._send_to_self(ptr, count, dtype, tag, eager)
+            return self._send_to_self(ptr, count, dtype, tag, eager, keep)
         memory = np.empty(HEADER.itemsize + (size if eager else 0), np.uint8)
         with self._lock:  # envelopes leave in the order of their numbers
             number = self._sent[dest]
@@ -83,15 +84,17 @@ class Channel:
             try:
                 envelope = self.transport.send(_address(memory), memory.nbytes, dest, ENVELOPE_TAG)
                 data = None if eager else self.transport.send(ptr, size, dest, _data_tag(number))
+                self._eager.add(envelope, memory)
+                return Completed() if eager else self._register(Transfer(self, "send", data, keep))
             except RuntimeError as error:
                 failure: Exception = error
-            else:
-                self._eager.add(envelope, memory)
-                return Completed() if eager else self._register(Transfer(self, "send", data))
+            except BaseException:  # a signal handler's
+                self._lost.append((memory, keep))
+                raise
         raise self.failed("send", failure) from failure
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Receive:
-        receive = Receive(self, ptr, count, dtype, src, tag)
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Receive:
+        receive = Receive(self, ptr, count, dtype, src, tag, keep)
         self._register(receive)
         with self._lock:
             failure = self._failure
@@ -113,9 +116,9 @@ class Channel:
             found = self._matching.find(src, tag)
         return None if found is None else Message(found.source, found.tag, found.count, found.dtype)
 
-    def recv_probed(self, ptr: int, message: Message) -> Receive | None:
+    def recv_probed(self, ptr: int, message: Message, keep: object) -> Receive | None:
         """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
-        receive = Receive(self, ptr, message.count, message.dtype, message.source, message.tag)
+        receive = Receive(self, ptr, message.count, message.dtype, message.source, message.tag, keep)
         with self._lock:
             envelope = self._matching.find(message.source, message.tag)
             if envelope is None or (envelope.count, envelope.dtype) != (message.count, message.dtype):
@@ -206,9 +209,9 @@ class Channel:
         except RuntimeError as error:
             receive.end(self.failed("recv", error))
 
-    def _send_to_self(self, ptr: int, count: int, dtype: DType, tag: int, eager: bool) -> Work[None]:
+    def _send_to_self(self, ptr: int, count: int, dtype: DType, tag: int, eager: bool, keep: object) -> Work[None]:
         if not eager:
-            sending = Transfer(self, "send", None)
+            sending = Transfer(self, "send", None, keep)
             self._register(sending)
             self._arrive(Envelope(self._rank, tag, count, dtype, data=ptr, sending=sending))
             return sending
@@ -267,9 +270,10 @@ class Transfer(Work[None]):
     limit of its own, and `done`, leave gloo's wait to a thread.
     """
 
-    def __init__(self, channel: Channel, operation: str, data: Any) -> None:
-        """data: torch's Work, or None if `follow` passes it later."""
+    def __init__(self, channel: Channel, operation: str, data: Any, keep: object) -> None:
+        """data: torch's Work, or None if `follow` passes it later. keep: what owns the memory."""
         self.operation = operation
+        self._keep = keep
         self._channel = channel
         self._data = data
         self._error: RankwiseError | None = None
@@ -288,6 +292,7 @@ class Transfer(Work[None]):
     def end(self, error: RankwiseError | None = None) -> None:
         """Nothing is left to wait for."""
         self._error = error
+        self._keep = None
         self._over.set()
         self._matched.set()
         self._channel.over(self)
@@ -334,8 +339,10 @@ class Transfer(Work[None]):
 class Receive(Transfer):
     """A receive. Its source and tag are as requested, perhaps ANY, until its message has arrived."""
 
-    def __init__(self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int) -> None:
-        super().__init__(channel, "recv", None)
+    def __init__(
+        self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int, keep: object
+    ) -> None:
+        super().__init__(channel, "recv", None, keep)
         self.ptr, self.count, self.dtype = ptr, count, dtype
         self.source, self.tag = source, tag
 

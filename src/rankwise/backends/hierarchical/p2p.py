@@ -49,19 +49,21 @@ class Channel:
     def timeout(self) -> float:
         return self._local.timeout
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Work[None]:
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         part, number = self._way(dest)
-        sending: Work[None] = self._begin(part, f"send to rank {dest}", part.send, ptr, count, dtype, number, tag)
+        args = ptr, count, dtype, number, tag, keep
+        sending: Work[None] = self._begin(part, f"send to rank {dest}", part.send, *args)
         return sending
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Work[None]:
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
         with self._lock:
             # A receive waits behind a deferred one that could match the same message.
             if src != ANY and not any(_overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
-                work: Work[None] = self._begin(part, f"recv from rank {src}", part.recv, ptr, count, dtype, number, tag)
+                args = ptr, count, dtype, number, tag, keep
+                work: Work[None] = self._begin(part, f"recv from rank {src}", part.recv, *args)
                 return work
-            receive = DeferredReceive(self, ptr, count, dtype, src, tag)
+            receive = DeferredReceive(self, ptr, count, dtype, src, tag, keep)
             self._deferred.append(receive)
         self.progress()
         self._start_prober()
@@ -75,7 +77,7 @@ class Channel:
                 if found is None or self._taker(found) is None:
                     return found
 
-    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+    def recv_probed(self, ptr: int, message: Message, keep: object) -> Work[None] | None:
         """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
         with self._lock:
             if self._taker(message) is not None:
@@ -83,7 +85,7 @@ class Channel:
             part, number = self._way(message.source)
             found = Message(number, message.tag, message.count, message.dtype)
             operation = f"recv from rank {message.source}"
-            work: Work[None] | None = self._begin(part, operation, part.recv_probed, ptr, found)
+            work: Work[None] | None = self._begin(part, operation, part.recv_probed, ptr, found, keep)
             return work
 
     def sync(self) -> None:
@@ -102,7 +104,7 @@ class Channel:
                     if found is not None and taker is not None:
                         self._deferred.remove(taker)
                         part, number = self._way(found.source)
-                        args = taker.ptr, taker.count, taker.dtype, number, found.tag
+                        args = taker.ptr, taker.count, taker.dtype, number, found.tag, taker.keep
                         inner = self._begin(part, f"recv from rank {found.source}", part.recv, *args)
                         taker.begin(found.source, found.tag, inner)
                 except RankwiseError as error:
@@ -209,8 +211,10 @@ class PartWork(Work[None]):
 class DeferredReceive(Work[None]):
     """A receive whose message has not arrived. Until then source and tag are as requested, then the message's."""
 
-    def __init__(self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int) -> None:
-        self.ptr, self.count, self.dtype = ptr, count, dtype
+    def __init__(
+        self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int, keep: object
+    ) -> None:
+        self.ptr, self.count, self.dtype, self.keep = ptr, count, dtype, keep
         self.source, self.tag = source, tag
         self._channel = channel
         self._inner: Work[None] | None = None
@@ -219,6 +223,7 @@ class DeferredReceive(Work[None]):
 
     def begin(self, source: int, tag: int, inner: Work[None]) -> None:
         self.source, self.tag, self._inner = source, tag, inner
+        self.keep = None
         self._begun.set()
 
     def end(self, error: RankwiseError) -> None:

@@ -130,26 +130,26 @@ class MpiCommunicator(ComposedCommunicator):
 
     # ---- point-to-point ----
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         check_rank(dest, self._world_size, "dest")
         self._check_message(count, tag)
-        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag)
+        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag, keep)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         if src != ANY:
             check_rank(src, self._world_size, "src")
         self._check_message(count, max(tag, 0))
-        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag)
+        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag, keep)
 
     def probe(self, src: int, tag: int) -> Message | None:
         if self._refusal is not None:
             raise self._refused()
         return self._transport.probe(src, tag)
 
-    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         check_rank(message.source, self._world_size, "src")
         self._check_message(message.count, message.tag)
-        return self._channel.recv_probed(ptr, message)
+        return self._channel.recv_probed(ptr, message, keep)
 
     def sync(self) -> None:
         self._drain()

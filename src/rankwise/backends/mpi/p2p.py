@@ -41,22 +41,23 @@ class Channel:
         self.timeout = 0.0
         """Seconds that a message may take if its `wait` has no limit of its own; after that the group fails."""
         self._requests: dict[int, Request] = {}  # `sync` waits for these
+        self._lost: list[object] = []  # memory that MPI may still use, although starting the message was interrupted
         self._receiving = threading.Lock()  # no receive matches between the probe and the receive of `recv_probed`
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Request:
-        return self._begin("send", self.transport.send, (ptr, count, dtype, dest, tag))
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Request:
+        return self._begin("send", self.transport.send, (ptr, count, dtype, dest, tag), keep)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Request:
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Request:
         with self._receiving:
-            return self._begin("recv", self.transport.recv, (ptr, count, dtype, src, tag))
+            return self._begin("recv", self.transport.recv, (ptr, count, dtype, src, tag), keep)
 
-    def recv_probed(self, ptr: int, message: Message) -> Request | None:
+    def recv_probed(self, ptr: int, message: Message, keep: object) -> Request | None:
         """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
         with self._receiving:
             if self.transport.probe(message.source, message.tag, message.dtype) != message:
                 return None
             args = (ptr, message.count, message.dtype, message.source, message.tag)
-            return self._begin("recv", self.transport.recv, args)
+            return self._begin("recv", self.transport.recv, args, keep)
 
     def sync(self) -> None:
         if self._requests:
@@ -71,27 +72,40 @@ class Channel:
     def over(self, request: Request) -> None:
         self._requests.pop(id(request), None)
 
-    def _begin(self, operation: str, begin: Callable[..., Any], args: tuple[int, int, DType, int, int]) -> Request:
+    def _begin(
+        self, operation: str, begin: Callable[..., Any], args: tuple[int, int, DType, int, int], keep: object
+    ) -> Request:
         _, count, dtype, peer, tag = args
+        expected = (count, dtype) if operation == "recv" else None
         try:
-            theirs = begin(*args)
+            request = Request(self, operation, begin(*args), expected, peer, tag, keep)
+            self._requests[id(request)] = request
         except self.engine_errors as error:
             raise self.failed(error, f"{operation}(rank={peer}, tag={tag})") from error
-        request = Request(self, operation, theirs, (count, dtype) if operation == "recv" else None, peer, tag)
-        self._requests[id(request)] = request
+        except BaseException:  # a signal handler's
+            self._lost.append(keep)
+            raise
         return request
 
 
 class Request(Work[None]):
     """A request of MPI. Once a receive is complete, its source and tag are the message's.
 
-    expected: a receive's count and dtype. peer, tag: as passed to send or recv.
+    expected: a receive's count and dtype. peer, tag: as passed to send or recv. keep: what owns the memory.
     """
 
     def __init__(
-        self, channel: Channel, operation: str, theirs: Any, expected: tuple[int, DType] | None, peer: int, tag: int
+        self,
+        channel: Channel,
+        operation: str,
+        theirs: Any,
+        expected: tuple[int, DType] | None,
+        peer: int,
+        tag: int,
+        keep: object,
     ) -> None:
         self._channel = channel
+        self._keep = keep
         self._operation = operation
         self._test_request = theirs.Test
         self._status = None if expected is None else channel.transport.mpi.Status()
@@ -134,6 +148,7 @@ class Request(Work[None]):
         except channel.engine_errors as error:
             self._error = channel.failed(error, self._where)
         self._over = True
+        self._keep = None
         channel.over(self)
         return True
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class EngineWork(Work[None]):
-    """A pending operation of the engine. It does not keep the operation's memory alive; the caller must."""
+    """A pending operation of the engine."""
 
     __slots__ = ("_task",)
 
@@ -205,8 +205,8 @@ class EngineCommunicator(OpenCommunicator):
         finally:
             self._comm.unlock()
 
-    def start(self, operation: str, *args: Any) -> Work[None]:
-        return EngineWork(getattr(self._comm, f"start_{operation}")(*args))
+    def start(self, operation: str, *args: Any, keep: object = None) -> Work[None]:
+        return EngineWork(getattr(self._comm, f"start_{operation}")(*args, keep))
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         return EngineCall(self._comm, function)
@@ -214,18 +214,18 @@ class EngineCommunicator(OpenCommunicator):
     def plan(self, operation: str, *args: Any) -> partial[None]:
         return partial(getattr(self._comm, operation), *map(int, args))
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
-        return EngineMessageWork(self._comm.send(ptr, count, dtype, dest, tag))
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
+        return EngineMessageWork(self._comm.send(ptr, count, dtype, dest, tag, keep))
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
-        return EngineMessageWork(self._comm.recv(ptr, count, dtype, src, tag))
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
+        return EngineMessageWork(self._comm.recv(ptr, count, dtype, src, tag, keep))
 
     def probe(self, src: int, tag: int) -> Message | None:
         found = self._comm.probe(src, tag)
         return None if found is None else Message(*found[:3], DType(found[3]))
 
-    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
-        request = self._comm.recv_probed(ptr, message.count, message.dtype, message.source, message.tag)
+    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
+        request = self._comm.recv_probed(ptr, message.count, message.dtype, message.source, message.tag, keep)
         return None if request is None else EngineMessageWork(request)
 
     def sync(self) -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
-from rankwise.contract.communicator import Communicator, Message
+from rankwise.contract.communicator import Communicator, Message, run_keeping
 from rankwise.contract.errors import (
     BackendUnavailable,
     CollectiveTimeout,
@@ -164,7 +165,7 @@ class NcclCommunicator(ComposedCommunicator):
             message.wait()
         self._cuda.sync_comm_stream()
 
-    def start(self, operation: str, *args: Any) -> Work[None]:
+    def start(self, operation: str, *args: Any, keep: object = None) -> Work[None]:
         """Launch it now. The Work is done when the device has completed it."""
         try:
             getattr(self, operation)(*args)
@@ -172,7 +173,7 @@ class NcclCommunicator(ComposedCommunicator):
             return Completed(error)
         event = self._cuda.create_event()
         self._cuda.record_on_comm_stream(event)
-        return LaunchedWork(self, event)
+        return LaunchedWork(self, event, keep)
 
     def call(self, function: Callable[[], T]) -> T:
         with self._call_lock:
@@ -229,32 +230,33 @@ class NcclCommunicator(ComposedCommunicator):
 
     # ---- messages, through the host ----
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> Work[None]:
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         self._check_failure()
         if not self._cuda.on_device(ptr):
-            return self._message(self._side.send(ptr, count, dtype, dest, tag))
+            return self._message(self._side.send(ptr, count, dtype, dest, tag, keep))
         data = self._fetched(ptr, count * ITEMSIZE[dtype])
-        return self._message(self._side.send(address(data), count, dtype, dest, tag), data)
+        return self._message(self._side.send(address(data), count, dtype, dest, tag, data), data)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> Work[None]:
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         self._check_failure()
         if not self._cuda.on_device(ptr):
-            return self._message(self._side.recv(ptr, count, dtype, src, tag))
+            return self._message(self._side.recv(ptr, count, dtype, src, tag, keep))
         data = np.empty(max(1, count * ITEMSIZE[dtype]), np.uint8)
-        work = self._side.recv(address(data), count, dtype, src, tag)
-        return self._message(work, data, lambda: self._cuda.to_device(ptr, address(data), count * ITEMSIZE[dtype]))
+        work = self._side.recv(address(data), count, dtype, src, tag, data)
+        finish = partial(run_keeping, self._cuda.to_device, (ptr, address(data), count * ITEMSIZE[dtype]), keep)
+        return self._message(work, data, finish)
 
     def probe(self, src: int, tag: int) -> Any:
         return self._side.probe(src, tag)
 
-    def recv_probed(self, ptr: int, message: Message) -> Work[None] | None:
+    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         self._check_failure()
         size = message.count * ITEMSIZE[message.dtype]
         data = np.empty(max(1, size), np.uint8) if self._cuda.on_device(ptr) else None
-        work = self._side.recv_probed(ptr if data is None else address(data), message)
+        work = self._side.recv_probed(ptr if data is None else address(data), message, keep if data is None else data)
         if work is None or data is None:
             return None if work is None else self._message(work)
-        return self._message(work, data, lambda: self._cuda.to_device(ptr, address(data), size))
+        return self._message(work, data, partial(run_keeping, self._cuda.to_device, (ptr, address(data), size), keep))
 
     def _message(self, work: Work[None], data: Any = None, finish: Callable[[], None] | None = None) -> NcclMessage:
         message = NcclMessage(work, data, finish, self._messages)
@@ -503,8 +505,8 @@ class NcclCommunicator(ComposedCommunicator):
 class LaunchedWork(Work[None]):
     """An operation on the communicator's stream."""
 
-    def __init__(self, comm: NcclCommunicator, event: int) -> None:
-        self._comm, self._event = comm, event
+    def __init__(self, comm: NcclCommunicator, event: int, keep: object) -> None:
+        self._comm, self._event, self._keep = comm, event, keep
 
     def wait(self, timeout: float | None = None) -> None:
         counting.waits(self._comm._wait_for, self.done, timeout)

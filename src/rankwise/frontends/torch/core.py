@@ -71,7 +71,8 @@ class Core:
         if not self.dispatched:
             warn_in_backward(results, operation)
         if is_async(opts) and get_ident() != self._stream:
-            return self._begun(self.comm.start(operation, *args), results, None, memories)
+            keep = (results, memories)
+            return self._begun(self.comm.start(operation, *args, keep=keep), results, None, memories)
         getattr(self.comm, operation)(*args)
         if self._syncs:
             self.comm.sync()
@@ -88,7 +89,9 @@ class Core:
         body = partial(self._call_all, calls, memories, limit)
         if is_async(opts) and get_ident() != self._stream:
             if limit is None and not packed(memories):
-                inner: OurWork[None] = Several([self.comm.start(operation, *args) for operation, args in calls])
+                keep = (results, memories)
+                works = [self.comm.start(operation, *args, keep=keep) for operation, args in calls]
+                inner: OurWork[None] = Several(works)
             else:
                 inner = self.comm.start_call(body)
             return self._begun(inner, results, None, memories)
@@ -140,7 +143,7 @@ class Core:
         self, inner: OurWork[None], results: Results, finish: Callable[[], Any] | None, keep: object, late: Any = None
     ) -> Work:
         """torch's Work for a pending operation. late: notifies of its completion if it is not on the stream."""
-        work = ArrayWork(inner, finish or _nothing, self._pending, (self, results, keep))
+        work = ArrayWork(inner, finish or _nothing, self._pending, (self, results, keep)).started()
         started = Started(work, results, late or self._on_stream, self._expected)
         if self._together is not None:
             self._together.append(started)

@@ -22,7 +22,8 @@ class TorchMessages(Core):
         memory = source(tensor)
         if memory.pack is not None:
             memory.pack()  # a message begins when it is called, not when the stream comes to it
-        work = self.comm.send(memory.ptr, memory.count, moved(memory.dtype), self._check_root(dstRank), _check_tag(tag))
+        dst, number = self._check_root(dstRank), _check_tag(tag)
+        work = self.comm.send(memory.ptr, memory.count, moved(memory.dtype), dst, number, (tensor, memory))
         return self._begun(work, tensors, None, memory, in_a_thread(work))
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
@@ -37,7 +38,8 @@ class TorchMessages(Core):
     def _receive(self, tensors: list[Tensor], src: int, tag: int) -> Work:
         (tensor,) = tensors
         memory = target(tensor)
-        work: Any = self.comm.recv(memory.ptr, memory.count, moved(memory.dtype), src, _check_tag(tag))
+        number, keep = _check_tag(tag), (tensor, memory)
+        work: Any = self.comm.recv(memory.ptr, memory.count, moved(memory.dtype), src, number, keep)
 
         def finish() -> int:
             if memory.finish is not None:

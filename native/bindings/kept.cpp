@@ -1,0 +1,30 @@
+#include "kept.hpp"
+
+#include <mutex>
+
+namespace {
+
+std::mutex mutex;
+std::vector<PyObject*> unwanted;  // whose references the interpreter will release
+bool announced = false;           // to the interpreter
+
+int release_unwanted(void*) {
+    std::vector<PyObject*> taken;
+    {
+        std::lock_guard lock(mutex);
+        taken.swap(unwanted);
+        announced = false;
+    }
+    for (PyObject* object : taken) Py_DECREF(object);
+    return 0;
+}
+
+}  // namespace
+
+// The object's own destructor may call Python code, and so this library. So the interpreter's main thread runs it later.
+Kept::~Kept() {
+    if (!object_ || !nb::is_alive()) return;
+    std::lock_guard lock(mutex);
+    unwanted.push_back(object_);
+    if (!announced) announced = Py_AddPendingCall(&release_unwanted, nullptr) == 0;
+}
