@@ -29,6 +29,8 @@ class Messages;
 
 inline constexpr int kAny = -1;  // any source or any tag
 
+std::string message_text(uint64_t count, DType dtype, int tag);  // a message: "3 x float32 with tag 0"
+
 // A message that has arrived and not been received.
 struct Arrival {
     int source, tag;

@@ -1,0 +1,201 @@
+// How a rank waits for its messages: the threads that wait for requests, the progress thread, and the end of both.
+#include <sched.h>
+
+#include "failure/timeout_report.hpp"
+#include "p2p/messages.hpp"
+
+namespace rankwise {
+
+namespace {
+
+constexpr const char* kClosedTooEarly = "the communicator was closed before this request was complete";
+
+}  // namespace
+
+// Throws if an awaited peer has left the group, or the group has failed.
+void Messages::check_peers(const Request* request) {
+    const char* operation = name(!request ? Op::Sync : request->sends_ ? Op::Send : Op::Recv);
+    if (group_.failed()) protocol_.throw_failure(operation);
+    auto gone = [&](const Request& r) {
+        std::unique_lock lock(mutex_);
+        if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return;
+        while (progress()) {}  // messages that it left in the ring are still received
+        if (r.complete_) return;
+        const int peer = r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
+        lock.unlock();
+        protocol_.lost(peer, operation);
+    };
+    if (request) return gone(*request);
+    std::vector<std::shared_ptr<Request>> all;
+    {
+        std::lock_guard lock(mutex_);
+        all.assign(receives_.begin(), receives_.end());
+        for (auto& q : sends_) all.insert(all.end(), q.begin(), q.end());
+    }
+    for (auto& r : all) gone(*r);
+}
+
+template <class Done> void Messages::wait_until(double timeout, Done&& done, Request* request) {
+    auto try_once = [&] {
+        const auto lock = lock_requests();
+        if (closing_) throw Closed(kClosedTooEarly);
+        progress();
+        return done();
+    };
+    for (int i = policy_.first_polls; i >= 0; --i) {
+        if (try_once()) return;
+        cpu_relax();
+    }
+    before_waiting();
+    const auto since = Clock::now();
+    struct WaitTimer {
+        Tracer& tracer;
+        uint64_t since = ticks();
+        explicit WaitTimer(Tracer& t) : tracer(t) {}
+        ~WaitTimer() { publish(); }
+        void publish() {
+            const uint64_t now = ticks();
+            tracer.waited(now - since);
+            since = now;
+        }
+    } timer(tracer_);
+    if (std::lock_guard lock(mutex_); request && request->entry_) {
+        request->waits_since_ = timer.since;
+        request->entry_->clear(kBackground);
+    }
+    while (Clock::now() - since < policy_.spinning) {
+        cpu_relax();
+        if (try_once()) return;
+    }
+    for (int i = 0; i < policy_.may_yield() && Clock::now() - since < policy_.yielding; ++i) {
+        sched_yield();
+        if (try_once()) return;
+    }
+    PeerSlot& peer_slot = group_.peers[rank_];
+    struct SleeperRegistration {
+        Messages& messages;
+        explicit SleeperRegistration(Messages& m) : messages(m) { count(1); }
+        ~SleeperRegistration() { count(-1); }
+        void count(int change) {
+            std::lock_guard lock(messages.mutex_);  // after closing, the group's memory may belong to others
+            if (!messages.closing_) messages.group_.peers[messages.rank_].message_sleepers.fetch_add(uint32_t(change));
+        }
+    } registration(*this);
+    for (;;) {
+        const uint32_t seen = peer_slot.message_notifications.load();
+        if (try_once()) return;
+        check_peers(request);
+        const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
+        if (left.count() <= 0) {
+            std::string what = "pending messages";
+            std::vector<int> missing;
+            if (std::lock_guard lock(mutex_); request) {
+                what = std::string(request->sends_ ? "send to" : "recv from") + (request->peer_ == kAny ? " any rank" : " rank " + std::to_string(request->peer_)) + " (" +
+                       message_text(request->count_, request->dtype_, request->tag_) + ")";
+                if (request->peer_ != kAny) missing.push_back(request->peer_);
+            }
+            const RankTexts where = protocol_.states();
+            // With a timeout shorter than the group's the program means to come back later: no stacks are requested.
+            const RankTexts stacks = timeout < protocol_.timeout ? RankTexts() : protocol_.request_stacks(missing);
+            const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") + " not complete within " + seconds(timeout);
+            throw TimedOut(headline + list_states(where), timeout, missing, where,
+                           request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
+        }
+        timer.publish();
+        futex_sleep(peer_slot.message_notifications, seen, sleep_limit(left));
+        if (interrupted()) throw Interrupted();
+    }
+}
+
+void Messages::sync(double timeout) {
+    {
+        std::lock_guard lock(mutex_);
+        if (!pending()) return;
+    }
+    wait_until(timeout, [&] { return !pending(); }, nullptr);
+}
+
+void Messages::ensure_thread() {
+    if (closing_) return;
+    if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
+    work_.notify_one();
+}
+
+void Messages::run() {
+    PeerSlot& peer_slot = group_.peers[rank_];
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        work_.wait(lock, [&] { return closing_ || pending(); });
+        if (closing_) return;
+        peer_slot.message_sleepers.fetch_add(1);
+        while (!closing_ && pending()) {
+            const uint32_t seen = peer_slot.message_notifications.load();
+            if (progress()) continue;
+            if (group_.failed()) {
+                work_.wait(lock, [&] { return closing_; });
+                break;
+            }
+            lock.unlock();
+            futex_sleep(peer_slot.message_notifications, seen, kLongestSleep);
+            lock.lock();
+        }
+        peer_slot.message_sleepers.fetch_sub(1);
+    }
+}
+
+std::string Messages::close(double timeout) {
+    std::string trouble;
+    auto sends_left = [&] {
+        size_t left = 0;
+        for (auto& q : sends_) left += q.size();
+        return left;
+    };
+    try {
+        if (timeout > 0) wait_until(timeout, [&] { return sends_left() == 0; }, nullptr);
+    } catch (const Error& e) {
+        trouble = e.what();
+    }
+    {
+        std::lock_guard lock(mutex_);
+        if (size_t left = sends_left(); left && trouble.empty()) trouble = std::to_string(left) + " sends not delivered";
+        if (!receives_.empty() && trouble.empty()) trouble = std::to_string(receives_.size()) + " receives without a message";
+        closing_ = true;
+        for (int p = 0; p < n_; ++p) withdraw_receive(p);
+        for (auto& r : receives_) end_trace(*r, true);
+        for (auto& q : sends_)
+            for (auto& r : q) end_trace(*r, true);
+        work_.notify_all();
+    }
+    PeerSlot& peer_slot = group_.peers[rank_];
+    peer_slot.message_notifications.fetch_add(1);
+    futex_wake_all(peer_slot.message_notifications);
+    if (thread_.joinable()) thread_.join();
+    return trouble;
+}
+
+void Request::wait(std::optional<double> timeout) {
+    if (!complete_) {
+        auto messages = messages_.lock();
+        if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
+        if (!messages || messages->closing_) throw Closed(kClosedTooEarly);
+        messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_.load(); }, this);
+    }
+    if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
+}
+
+bool Request::done() {
+    if (complete_) return true;
+    auto messages = messages_.lock();
+    if (!messages || messages->forked()) return true;  // wait throws
+    std::lock_guard lock(messages->mutex_);
+    if (messages->closing_) return true;  // the segment may be unmapped
+    messages->progress();
+    return complete_ || messages->group_.failed();
+}
+
+void Request::abandon() {
+    const auto messages = messages_.lock();
+    if (messages && !messages->forked()) messages->abandon(shared_from_this());
+}
+
+}  // namespace rankwise
