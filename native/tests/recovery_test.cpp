@@ -136,6 +136,19 @@ void an_excluded_rank_stays_excluded(Comm& c) {
     c.barrier();
 }
 
+// What waits for the excluded rank delays nobody.
+void a_rank_is_excluded_from_what_is_pending(Comm& c) {
+    auto g = c.split(0, 0);
+    if (c.rank() > 0) {
+        float x = 1;
+        const auto pending = g->start([&] { g->all_reduce(&x, 1, DType::F32, ReduceOp::SUM); });
+        const auto small = g->shrink({0});
+        CHECK_EQ(thrown([&] { pending->wait(60); }), "PeerLost");
+        CHECK_EQ(sum_of_ones(*small), float(c.world_size() - 1));
+    }
+    c.barrier();
+}
+
 void nothing_restores_threads(Comm& c) { CHECK_EQ(thrown([&] { c.restore(); }), "Unsupported"); }
 
 void memory_is_freed() {
@@ -394,6 +407,7 @@ int main() {
             if (c.world_size() > 1) {
                 a_rank_is_late(c);
                 an_excluded_rank_stays_excluded(c);
+                a_rank_is_excluded_from_what_is_pending(c);
             }
             nothing_restores_threads(c);
             c.barrier();
