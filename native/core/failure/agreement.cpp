@@ -65,11 +65,11 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
             if (complete == Clock::time_point{}) complete = now;
             left = complete + found.before * kPatience - now;
             if (left.count() <= 0) {
-                Outcome& proposal = mine.proposals[number % 2];
+                Outcome proposal = found.outcome;
+                if (proposal.status == Outcome::Status::Agreed) this->complete(proposal);
                 mine.proposed[number % 2].store(number);
                 std::atomic_thread_fence(std::memory_order_release);
-                proposal = found.outcome;
-                if (proposal.status == Outcome::Status::Agreed) this->complete(proposal);
+                mine.proposals[number % 2].store(proposal);
                 if (decision.compare_exchange_strong(before, pack(number, uint32_t(rank_)))) wake();
                 else discard(proposal);
                 continue;
@@ -82,7 +82,7 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
     const uint64_t decided = decision.load();
     if (number_of(decided) != number) return {};  // two agreements later, of which the others made at least one without this rank
     const AgreementSlot& slot = shared_.slots[uint32_t(decided)];
-    const Outcome outcome = slot.proposals[number % 2];
+    const Outcome outcome = slot.proposals[number % 2].load();
     std::atomic_thread_fence(std::memory_order_acquire);
     return slot.proposed[number % 2].load() == number ? outcome : Outcome{};
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "memory/group_segment.hpp"
@@ -34,6 +35,27 @@ struct Outcome {
     Status status;
 };
 
+// An Outcome that one rank may write while others read it. What they then read is mixed, and they discard it.
+class SharedOutcome {
+public:
+    void store(const Outcome& outcome) {
+        uint64_t words[kWords] = {};
+        std::memcpy(words, &outcome, sizeof outcome);
+        for (size_t i = 0; i < kWords; ++i) words_[i].store(words[i], std::memory_order_relaxed);
+    }
+    Outcome load() const {
+        uint64_t words[kWords];
+        for (size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_relaxed);
+        Outcome outcome;
+        std::memcpy(&outcome, words, sizeof outcome);
+        return outcome;
+    }
+
+private:
+    static constexpr size_t kWords = (sizeof(Outcome) + 7) / 8;
+    std::atomic<uint64_t> words_[kWords];
+};
+
 // A rank's part of a group's agreements, in shared memory.
 struct alignas(kCacheLine) AgreementSlot {
     std::atomic<uint64_t> arrival;  // the agreement in which the rank has arrived, and its process: number << 32 | process
@@ -43,7 +65,7 @@ struct alignas(kCacheLine) AgreementSlot {
     // The latest proposals with an even and an odd number: while one is being written, ranks may still read the one
     // before. The number is written first, so that a reader notices that it came too late.
     std::atomic<uint32_t> proposed[2];
-    Outcome proposals[2];
+    SharedOutcome proposals[2];
 };
 
 struct Agreements {

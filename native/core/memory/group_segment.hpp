@@ -139,7 +139,9 @@ struct GroupSegment {
     std::atomic<uint64_t>& channel(int src, int dst) {
         return reinterpret_cast<std::atomic<uint64_t>*>(base() + channels)[src * nranks + dst];
     }
-    bool failed() const { return failure_record.load(std::memory_order_acquire) != 0; }
+    // Sequentially consistent, as is a store before it that announces what this rank is about to do: either this rank sees
+    // the failure, or whoever has failed the group sees the announcement.
+    bool failed() const { return failure_record.load() != 0; }
     Failure failure() const;
     bool asleep() const;  // whether any rank is asleep, or about to sleep
     // A rank's process no longer uses this memory. Returns whether it was the last one; then the caller must release it.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 
 #include "failure/errors.hpp"
@@ -180,8 +181,14 @@ bool Heap::reserve_again(uint32_t index, Word word, uint32_t units) const {
 void Heap::free_reserved(uint32_t index, uint32_t units) const {
     for (uint32_t i = 1; i < units; ++i) unit(index + i).word.store({i, owner_, BlockKind::Continued});
     unit(index).word.store({1, owner_, BlockKind::Reserved});
-    // Gives the pages back to the system; when they are used again, they are zeroed.
-    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset_of(index)), off_t(units * kUnit));
+    // Gives the pages back to the system; when they are used again, they are zeroed. If the system keeps them, they are
+    // zeroed here.
+    const size_t bytes = units * kUnit;
+    while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset_of(index)), off_t(bytes)) != 0) {
+        if (errno == EINTR) continue;
+        if (commit(offset_of(index), offset_of(index) + bytes)) std::memset(base_ + offset_of(index), 0, bytes);
+        break;
+    }
     for (uint32_t i = 0; i < units; ++i) unit(index + i).word.store({});
 }
 

@@ -53,12 +53,21 @@ void move_to_cores(const cpu_set_t& cores, const cpu_set_t& allowed) {
 }
 
 ProcessCores process_cores() {
-    const cpu_set_t allowed = allowed_cores();
+    // A cpu_set_t has room for 1,024 CPUs; the kernel refuses less room than it has possible CPUs.
+    std::vector<cpu_set_t> allowed(1);
+    const auto bytes = [&] { return allowed.size() * sizeof(cpu_set_t); };
+    while (sched_getaffinity(0, bytes(), allowed.data()) != 0) {
+        if (errno != EINVAL || allowed.size() > 64) {
+            allowed.assign(1, {});
+            break;
+        }
+        allowed.resize(2 * allowed.size());
+    }
     uint64_t set = 0;
-    for (int core = 0; core < CPU_SETSIZE; ++core)
-        if (CPU_ISSET(core, &allowed)) set = mix(set, uint64_t(core + 1));
+    for (size_t core = 0; core < 8 * bytes(); ++core)
+        if (CPU_ISSET_S(core, bytes(), allowed.data())) set = mix(set, core + 1);
     const double quota = cgroup_quota();
-    return {set, uint32_t(CPU_COUNT(&allowed)), quota > 0 ? std::max(1u, uint32_t(std::floor(quota))) : UINT32_MAX};
+    return {set, uint32_t(CPU_COUNT_S(bytes(), allowed.data())), quota > 0 ? std::max(1u, uint32_t(std::floor(quota))) : UINT32_MAX};
 }
 
 int usable_cores() {
