@@ -17,8 +17,6 @@ namespace rankwise {
 
 namespace {
 
-constexpr double kUserCodeTimeout = 0.2;  // seconds that close waits for a function of the program that runs on the stream
-
 ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
     if (ReduceKernel kernel = reduce_kernel(dtype, op)) return kernel;
     throw BadArgument(std::string("op: ") + name(op) + " is not defined for " + name(dtype));
@@ -32,6 +30,7 @@ public:
     CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0)
         : comm_(comm), description_(std::exchange(next_description, nullptr)), keeps_lock_(!comm.lock_calls()) {
         try {
+            if (keeps_lock_) comm.enter_locked();
             comm.protocol_.begin(call, bytes, description_);
         } catch (...) {
             leave();
@@ -44,6 +43,7 @@ public:
     }
     // Comm::lock(), with no other thread's call in between: the lock outlasts this call.
     void keep_lock() {
+        comm_.nested_ = true;  // first, because from then on the lock alone does not say that a call is running
         if (!keeps_lock_) comm_.lock_owner_ = std::this_thread::get_id();
         keeps_lock_ = true;
         ++comm_.lock_depth_;
@@ -51,7 +51,8 @@ public:
 
 private:
     void leave() {
-        if (!keeps_lock_) comm_.unlock_calls();
+        if (keeps_lock_) comm_.nested_ = false;
+        else comm_.unlock_calls();
     }
     Comm& comm_;
     const Description* const description_;
@@ -67,12 +68,12 @@ bool Comm::lock_calls() {
         stream_.sync(timeout());
     }
     uint32_t free = 0;
-    if (!busy_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
+    if (!busy_.compare_exchange_strong(free, 1)) {
         if (owns_lock()) return false;
         before_waiting();
         wait_for_calls();
     }
-    if (closed_.load(std::memory_order_relaxed)) {  // closed while this thread waited
+    if (closed_.load()) {  // meanwhile; else `close` sees that busy_ is set, and waits
         unlock_calls();
         check_open();
     }
@@ -81,7 +82,7 @@ bool Comm::lock_calls() {
 
 void Comm::wait_for_calls() {
     const auto since = Clock::now();
-    while (busy_.exchange(2, std::memory_order_acquire) != 0) {
+    while (busy_.exchange(2) != 0) {
         futex_sleep(busy_, 2, kLongestSleep);
         check_open();
         if (interrupted()) throw Interrupted();
@@ -93,6 +94,12 @@ void Comm::wait_for_calls() {
 
 void Comm::unlock_calls() {
     if (busy_.exchange(0, std::memory_order_release) == 2) futex_wake_all(busy_);
+}
+
+// A call begins between lock() and unlock().
+void Comm::enter_locked() {
+    nested_ = true;
+    check_open();
 }
 
 bool Comm::owns_lock() const { return lock_owner_.load() == std::this_thread::get_id(); }
@@ -551,49 +558,9 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     return take_part(offset);
 }
 
-void Comm::abort(const std::string& why) { fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why); }
-
-std::optional<std::string> Comm::close(double timeout) noexcept {
-    if (closing_.exchange(true)) return std::nullopt;
-    if (forks_ != forks_so_far()) {
-        closed_ = true;
-        return std::nullopt;
-    }
-    std::string trouble;
-    try {
-        // Operations in progress, also those of other threads, may finish within the timeout; then the group is failed.
-        const auto until = Clock::now() + std::chrono::duration<double>(timeout);
-        const bool pending = busy_.load() || !stream_.idle_but_for_caller();
-        while (busy_.load() || !stream_.idle_but_for_caller()) {
-            if (group_.failed() && !busy_.load()) break;
-            if (Clock::now() > until && !group_.failed()) {
-                trouble = "an operation was still in progress and was abandoned";
-                fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "closed the group while one of its own calls was in progress");
-            }
-            usleep(500);
-        }
-        if (pending && trouble.empty() && group_.failed()) trouble = "an operation was still in progress when the group failed";
-        closed_ = true;
-        try {
-            if (!pending) protocol_.compare_last();
-        } catch (const Error& e) {
-            trouble = e.what();
-        }
-        if (!stream_.close(kUserCodeTimeout)) trouble = "a function of the program on the communicator's stream did not return and was abandoned";
-        if (group_.failed()) messages_->close(0);
-        else if (std::string left = messages_->close(timeout); !left.empty()) trouble = left;
-        PeerSlot& peer_slot = group_.peers[rank()];
-        peer_slot.left.store(1);
-        wake_all(group_);
-        for (int r = 0; r < world_size(); ++r)  // a rank that has died cannot do it itself; as this one has not, it is not the last
-            if (r != rank() && protocol_.ended(r)) group_.detach(r);
-        if (group_.detach(rank())) release_group_segment(*segment_, group_offset_);
-        buffers_->leave();
-    } catch (const std::exception& e) {
-        trouble = e.what();
-    }
-    if (trouble.empty()) return std::nullopt;
-    return trouble;
+void Comm::abort(const std::string& why) {
+    if (closed_) return;
+    fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why);
 }
 
 }  // namespace rankwise

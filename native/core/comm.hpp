@@ -130,7 +130,10 @@ private:
     bool lock_calls();
     void wait_for_calls();
     void unlock_calls();
+    void enter_locked();
     bool owns_lock() const;
+    bool call_is_running() const;
+    template <class Running> bool end_calls(Clock::time_point until, std::string& trouble, const Running& running);
     void await_joined();
     void agree_on_conditions();
     Outcome decide(Op op, int64_t flags, std::string& trouble, const RankSet& exclude);
@@ -154,6 +157,7 @@ private:
     std::atomic<uint32_t> busy_{0};     // futex: 0 free, 1 locked, 2 locked and other threads wait
     std::atomic<std::thread::id> lock_owner_{};  // the thread between lock and unlock
     int lock_depth_ = 0;                // how deep that is nested
+    std::atomic<bool> nested_{false};   // a call is running between lock and unlock
     std::atomic<bool> closing_{false};  // close has begun; operations in progress may still finish
     std::atomic<bool> closed_{false};
     std::vector<std::atomic<bool>> excluded_;  // the ranks without which the others went on; this rank may be one of them

@@ -1,5 +1,12 @@
 // Tests send and recv: order, tags, messages to oneself, large messages both ways, receives posted early and late.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
 
 #include "ranks.hpp"
 
@@ -195,9 +202,87 @@ void from_any_rank(Comm& c) {
     CHECK(!c.probe(kAny, kAny));
 }
 
+// From now on this thread gets no memory for the segment.
+void refuse_memory() {
+    sock_filter program[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSPC),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog filter{std::size(program), program};
+    CHECK_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    CHECK_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+// A message for which there is no memory is refused, and nothing is left of it: not even its address.
+void refused_for_lack_of_memory() {
+    ranks::run(2, [](Comm& c) {
+        std::vector<int64_t> in(5000);
+        const auto out = message(0, 0, 5000);
+        if (c.rank() == 0) {
+            std::thread([&] {
+                refuse_memory();
+                std::vector<int64_t> freed(5000, 8);
+                CHECK_EQ(ranks::thrown([&] { c.send(freed.data(), 5000, DType::I64, 1, 0); }), "OutOfMemory");
+                CHECK_EQ(ranks::thrown([&] { c.send_now(freed.data(), 5000, DType::I64, 1, 0); }), "OutOfMemory");
+            }).join();
+            meet(c);
+            c.send_now(out.data(), 5000, DType::I64, 1, 0);
+        } else {
+            std::thread([&] {
+                refuse_memory();
+                std::vector<int64_t> freed(5000);
+                ranks::thrown([&] { c.recv(freed.data(), 5000, DType::I64, 0, 0)->abandon(); });  // refused, if it may bypass the ring
+            }).join();
+            meet(c);
+            c.recv_now(in.data(), 5000, DType::I64, 0, 0);
+            CHECK(in == out, "the message after those that were refused");
+            CHECK(!c.probe(0, 0));
+        }
+        c.barrier();
+    });
+}
+
+// Whatever a rank's own bug writes over a channel, the others use it neither as an address nor as a length.
+void overwritten_channel(const std::function<void(Channel&, std::atomic<uint64_t>& entry)>& overwrite) {
+    ranks::run(2, [&](Comm& c) {
+        int64_t x = 7;
+        if (c.rank() == 0) {
+            c.send_now(&x, 1, DType::I64, 1, 0);
+            meet(c);
+            std::atomic<uint64_t>& entry = c.segment()->at<GroupSegment>(c.segment()->header().world_group.load())->channel(0, 1);
+            overwrite(*c.segment()->at<Channel>(entry.load()), entry);
+            meet(c);
+            return;
+        }
+        c.recv_now(&x, 1, DType::I64, 0, 0);
+        meet(c);
+        meet(c);
+        CHECK_EQ(ranks::thrown([&] { c.recv_now(&x, 1, DType::I64, 0, 1); }), "PeerLost");
+    }, 2);
+}
+
 }  // namespace
 
 int main() {
+    refused_for_lack_of_memory();
+    overwritten_channel([](Channel&, std::atomic<uint64_t>& entry) { entry = 1ull << 50; });
+    overwritten_channel([](Channel& c, std::atomic<uint64_t>&) { c.capacity = 0; });
+    overwritten_channel([](Channel& c, std::atomic<uint64_t>&) {
+        const uint64_t at = c.written.load();
+        c.put_header(at, {1ull << 50, 2, 1, uint32_t(DType::I64), 0});
+        c.stamp_at(at) = c.stamp(at);
+        c.written = at + kCacheLine;
+    });
+    overwritten_channel([](Channel& c, std::atomic<uint64_t>&) {
+        c.put_header(c.written.load(), {3, 1, 1, 1000, 0});
+        c.written += kCacheLine;
+    });
+    overwritten_channel([](Channel& c, std::atomic<uint64_t>&) {
+        c.read += 24;
+        c.written += 1000;
+    });
     for (int n : ranks::worlds({1, 2, 3, 4})) {
         ranks::run(n, [](Comm& c) {
             for (uint64_t count : {0, 1, 7, 8, 1000, 32768, 200003}) around_the_ring(c, count);

@@ -34,6 +34,8 @@ struct Header {
     uint32_t dtype;
     uint64_t stamp;  // Channel::stamp once the header, and all of a short message, have arrived
 
+    // Whether a rank can have written it.
+    bool valid() const { return dtype < uint32_t(kDTypes) && count <= UINT64_MAX / 16 && bytes == count * itemsize(DType(dtype)); }
     static Header of(uint64_t count, DType dtype, int32_t tag) { return {count * itemsize(dtype), count, tag, uint32_t(dtype), 0}; }
 };
 

@@ -7,9 +7,9 @@ namespace rankwise {
 
 bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag) {
     const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
-    if (bytes > tuning::kShortMessage || to == rank_ || group_.failed()) return false;
+    if (bytes > tuning::kShortMessage || to == rank_) return false;
     const auto lock = lock_requests();
-    if (!sends_[to].empty() || closing_) return false;
+    if (closing_ || !sends_[to].empty() || group_.failed()) return false;
     Channel& c = *channel(rank_, to, true);
     uint64_t at = c.written.load(std::memory_order_relaxed);
     const uint64_t whole = Channel::whole_of(at, bytes);
@@ -25,8 +25,9 @@ bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to,
 
 bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int tag) {
     const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
-    if (bytes > tuning::kShortMessage || from == rank_ || tag == kAny || group_.failed()) return false;
+    if (bytes > tuning::kShortMessage || from == rank_ || tag == kAny) return false;
     const auto lock = lock_requests();
+    if (closing_ || group_.failed()) return false;
     Channel* c = channel(from, rank_, false);
     Incoming& in = incoming_[from];
     if (!c || in.message || in.pad || !arrived_[from].empty() || !receives_.empty()) return false;

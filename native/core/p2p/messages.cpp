@@ -39,7 +39,18 @@ Channel* Messages::channel(int from, int to, bool make) {
         if (entry.compare_exchange_strong(offset, made)) return &c;
         segment_->heap().release(made);  // the other rank was faster
     }
-    return offset ? segment_->at<Channel>(offset) : nullptr;
+    if (!offset) return nullptr;
+    Channel* const c = segment_->at<Channel>(offset);
+    if (!segment_->contains(c, sizeof(Channel)) || c->capacity != tuning::ring_bytes(n_)) overwritten("the channel", from, to);
+    return c;
+}
+
+// Something that no rank writes there stands in the shared memory. It must not be used as an address or a length.
+void Messages::overwritten(const char* what, int from, int to) {
+    const std::string why = std::string("found that ") + what + " of messages from rank " + std::to_string(from) + " to rank " + std::to_string(to) +
+                            " had been overwritten in shared memory, perhaps by an array access outside its bounds";
+    fail_group(group_, Cause::PeerLost, rank_, 0, why);
+    protocol_.throw_failure(name(Op::None));
 }
 
 // Another thread may hold the mutex for milliseconds while it copies a large message.
@@ -52,6 +63,11 @@ std::unique_lock<std::mutex> Messages::lock_requests() {
     return lock;
 }
 
+void Messages::check_open(Op op) {
+    if (closing_) throw Closed("this communicator is closed");
+    if (group_.failed()) protocol_.throw_failure(name(op));
+}
+
 void Messages::notify(int whom) {
     PeerSlot& peer_slot = group_.peers[whom];
     if (!peer_slot.message_sleepers.load()) return;
@@ -60,7 +76,6 @@ void Messages::notify(int whom) {
 }
 
 std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag, std::shared_ptr<void> keep) {
-    if (group_.failed()) protocol_.throw_failure(name(op));
     auto r = std::make_shared<Request>();
     r->messages_ = weak_from_this();
     r->keep_ = std::move(keep);
@@ -76,6 +91,7 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
 std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits, std::shared_ptr<void> keep) {
     const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag, std::move(keep));
     const auto lock = lock_requests();
+    check_open(Op::Send);
     trace(*r, waits);
     if (to == rank_) {  // arrives at once
         auto message = arrive(rank_, Header::of(count, dtype, tag));
@@ -86,8 +102,13 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
         return r;
     }
     sends_[to].push_back(r);
-    if (waits && sends_[to].size() == 1) poll_for_receive(to, *r);
-    push(to, waits || may_copy_at_once(*r));
+    try {
+        if (waits && sends_[to].size() == 1) poll_for_receive(to, *r);
+        push(to, waits || may_copy_at_once(*r));
+    } catch (...) {  // no memory for the channel
+        give_up(r);
+        throw;
+    }
     if (!r->complete_ && !waits) ensure_thread();
     return r;
 }
@@ -95,11 +116,17 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
 std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits, std::shared_ptr<void> keep) {
     const auto r = request(Op::Recv, data, count, dtype, from, tag, std::move(keep));
     const auto lock = lock_requests();
+    check_open(Op::Recv);
     trace(*r, waits);
     if (auto m = first_arrived(from, tag); !m) {
         receives_.push_back(r);
-        pull_from(from);
-        post_receive(r);
+        try {
+            pull_from(from);
+            post_receive(r);
+        } catch (...) {  // no memory for the channel, or for another message
+            give_up(r);
+            throw;
+        }
     } else if (fits(*r, m->from, m->header)) {
         receive_arrived(r, m);
     }
@@ -110,6 +137,7 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
 std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep) {
     const auto r = request(Op::Recv, data, found.count, found.dtype, found.source, found.tag, std::move(keep));
     const auto lock = lock_requests();
+    check_open(Op::Recv);
     const auto m = first_arrived(found.source, found.tag);
     if (!m || m->header.count != found.count || DType(m->header.dtype) != found.dtype) return nullptr;
     trace(*r, false);
@@ -163,6 +191,10 @@ void Messages::pull_from(int from) {
 
 void Messages::abandon(const std::shared_ptr<Request>& r) {
     std::lock_guard lock(mutex_);
+    give_up(r);
+}
+
+void Messages::give_up(const std::shared_ptr<Request>& r) {
     if (r->complete_ || closing_ || std::exchange(r->abandoned_, true)) return;
     end_trace(*r, true);
     if (r->sends_) {
@@ -203,8 +235,8 @@ std::shared_ptr<Messages::Message> Messages::first_arrived(int from, int tag) {
 }
 
 std::optional<Arrival> Messages::probe(int from, int tag) {
-    if (group_.failed()) protocol_.throw_failure("probe");
     std::lock_guard lock(mutex_);
+    check_open(Op::Recv);
     pull_from(from);
     auto m = first_arrived(from, tag);
     if (!m) return std::nullopt;
@@ -314,6 +346,7 @@ bool Messages::pull(int from) {
         uint64_t at = before, waiting = c->waiting();
         if (!in.message && !in.pad && waiting >= sizeof(Header)) {
             const Header h = c->header(at);
+            if (!h.valid() || at % kCacheLine) overwritten("a header", from, rank_);
             at += sizeof h;
             waiting -= sizeof h;
             in.message = arrive(from, h);

@@ -118,6 +118,7 @@ private:
     };
 
     Channel* channel(int from, int to, bool make);
+    [[noreturn]] void overwritten(const char* what, int from, int to);
     Messages(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps);
     bool forked() const { return forks_ != forks_so_far(); }
     // Without the ring (rendezvous.cpp).
@@ -136,6 +137,7 @@ private:
     bool push(int to, bool at_once = true);
     bool pull(int from);
     void pull_from(int from);  // which may be kAny
+    void give_up(const std::shared_ptr<Request>& request);  // abandon, with mutex_ locked
     bool has_left(int from) const;
     std::shared_ptr<Message> arrive(int from, const Header& header);
     std::shared_ptr<Message> first_arrived(int from, int tag);
@@ -150,7 +152,9 @@ private:
     bool pending() const;
     std::unique_lock<std::mutex> lock_requests();
     void notify(int whom);
-    template <class Done> void wait_until(double timeout, Done&& done, Request* request);
+    class Inside;
+    void check_open(Op op);  // with mutex_ locked
+    template <class Done> void wait_until(std::optional<double> timeout, Done&& done, Request* request);
     void check_peers(const Request* request);
     void ensure_thread();
     void run();
@@ -171,7 +175,9 @@ private:
     uint64_t arrivals_ = 0;
     ReachableRanges reachable_;                                   // guarded by mutex_
     std::condition_variable work_;
-    bool closing_ = false;
+    bool closing_ = false;                                        // then nothing touches the group's memory, except from inside
+    int inside_ = 0;                                              // threads that wait for a request
+    std::condition_variable left_;                                // one of them has left
     std::thread thread_;
 };
 

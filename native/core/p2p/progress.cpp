@@ -35,7 +35,38 @@ void Messages::check_peers(const Request* request) {
     for (auto& r : all) gone(*r);
 }
 
-template <class Done> void Messages::wait_until(double timeout, Done&& done, Request* request) {
+// A thread that waits here may use the group's memory, and what belongs to its communicator: `close` waits for it.
+class Messages::Inside {
+public:
+    explicit Inside(Messages& m) : messages_(m), outer_(here) {
+        const auto lock = m.lock_requests();
+        if (m.closing_) throw Closed(kClosedTooEarly);
+        ++m.inside_;
+        here = this;
+    }
+    ~Inside() {
+        std::lock_guard lock(messages_.mutex_);
+        here = outer_;
+        --messages_.inside_;
+        messages_.left_.notify_all();
+    }
+    // How many waits of this thread are inside: a signal handler that runs in one of them may close the group.
+    static int of_this_thread(const Messages& m) {
+        int count = 0;
+        for (const Inside* each = here; each; each = each->outer_) count += &each->messages_ == &m;
+        return count;
+    }
+
+private:
+    static thread_local const Inside* here;
+    Messages& messages_;
+    const Inside* const outer_;
+};
+thread_local const Messages::Inside* Messages::Inside::here = nullptr;
+
+template <class Done> void Messages::wait_until(std::optional<double> given, Done&& done, Request* request) {
+    const Inside inside(*this);
+    const double timeout = given.value_or(protocol_.timeout);
     auto try_once = [&] {
         const auto lock = lock_requests();
         if (closing_) throw Closed(kClosedTooEarly);
@@ -59,10 +90,23 @@ template <class Done> void Messages::wait_until(double timeout, Done&& done, Req
             since = now;
         }
     } timer(tracer_);
-    if (std::lock_guard lock(mutex_); request && request->entry_) {
-        request->waits_since_ = timer.since;
-        request->entry_->clear(kBackground);
-    }
+    // While a thread waits for a request, reports say that this rank is in it; afterwards only if it is still pending.
+    struct InForeground {
+        Messages& messages;
+        Request* const request;
+        InForeground(Messages& m, Request* r, uint64_t since) : messages(m), request(r) {
+            std::lock_guard lock(messages.mutex_);
+            if (!request || !request->entry_) return;
+            request->waits_since_ = since;
+            request->entry_->clear(kBackground);
+        }
+        ~InForeground() {
+            std::lock_guard lock(messages.mutex_);
+            if (!request || !request->entry_) return;
+            if (messages.group_.failed()) messages.end_trace(*request, true);
+            else request->entry_->set(kBackground);
+        }
+    } foreground(*this, request, timer.since);
     while (Clock::now() - since < policy_.spinning) {
         cpu_relax();
         if (try_once()) return;
@@ -73,14 +117,10 @@ template <class Done> void Messages::wait_until(double timeout, Done&& done, Req
     }
     PeerSlot& peer_slot = group_.peers[rank_];
     struct SleeperRegistration {
-        Messages& messages;
-        explicit SleeperRegistration(Messages& m) : messages(m) { count(1); }
-        ~SleeperRegistration() { count(-1); }
-        void count(int change) {
-            std::lock_guard lock(messages.mutex_);  // after closing, the group's memory may belong to others
-            if (!messages.closing_) messages.group_.peers[messages.rank_].message_sleepers.fetch_add(uint32_t(change));
-        }
-    } registration(*this);
+        std::atomic<uint32_t>& sleepers;
+        explicit SleeperRegistration(std::atomic<uint32_t>& s) : sleepers(s) { sleepers.fetch_add(1); }
+        ~SleeperRegistration() { sleepers.fetch_sub(1); }
+    } registration(peer_slot.message_sleepers);
     for (;;) {
         const uint32_t seen = peer_slot.message_notifications.load();
         if (try_once()) return;
@@ -110,7 +150,7 @@ template <class Done> void Messages::wait_until(double timeout, Done&& done, Req
 void Messages::sync(double timeout) {
     {
         std::lock_guard lock(mutex_);
-        if (!pending()) return;
+        if (closing_ || !pending()) return;
     }
     wait_until(timeout, [&] { return !pending(); }, nullptr);
 }
@@ -130,7 +170,12 @@ void Messages::run() {
         peer_slot.message_sleepers.fetch_add(1);
         while (!closing_ && pending()) {
             const uint32_t seen = peer_slot.message_notifications.load();
-            if (progress()) continue;
+            try {
+                if (progress()) continue;
+            } catch (const Error&) {  // the group has failed
+            } catch (const std::exception&) {  // no memory for a message that nobody receives yet
+                fail_group(group_, Cause::PeerLost, rank_, 0, "had no memory for the messages that it had not received yet");
+            }
             if (group_.failed()) {
                 work_.wait(lock, [&] { return closing_; });
                 break;
@@ -170,6 +215,8 @@ std::string Messages::close(double timeout) {
     peer_slot.message_notifications.fetch_add(1);
     futex_wake_all(peer_slot.message_notifications);
     if (thread_.joinable()) thread_.join();
+    std::unique_lock lock(mutex_);
+    left_.wait(lock, [&] { return inside_ == Inside::of_this_thread(*this); });
     return trouble;
 }
 
@@ -177,8 +224,8 @@ void Request::wait(std::optional<double> timeout) {
     if (!complete_) {
         auto messages = messages_.lock();
         if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
-        if (!messages || messages->closing_) throw Closed(kClosedTooEarly);
-        messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_.load(); }, this);
+        if (!messages) throw Closed(kClosedTooEarly);
+        messages->wait_until(timeout, [&] { return complete_.load(); }, this);
     }
     if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
 }

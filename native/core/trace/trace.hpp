@@ -39,6 +39,7 @@ struct alignas(64) TraceEntry {
     std::atomic<uint64_t> waited;
     std::atomic<uint64_t> end;           // 0 while it is in progress
 
+    void set(uint64_t flag) { what.store(what.load(std::memory_order_relaxed) | flag, std::memory_order_relaxed); }
     void clear(uint64_t flag) { what.store(what.load(std::memory_order_relaxed) & ~flag, std::memory_order_relaxed); }
     // The source and tag of the message, for a receive from any rank or with any tag.
     void set_peer(int peer, int tag) {

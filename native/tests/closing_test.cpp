@@ -1,0 +1,147 @@
+// Tests that a group can be closed at any moment: nobody uses its memory afterwards, and nobody waits for ever.
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+using std::chrono::microseconds;
+
+// Whether a block of the size of a group's memory, which probably has just been that memory, stays zeroed.
+class Unused {
+public:
+    Unused(Segment& segment, size_t bytes) : segment_(segment), bytes_(bytes), offset_(segment.heap().allocate(bytes, BlockKind::Buffer)) {}
+    ~Unused() {
+        const uint8_t* memory = segment_.at<uint8_t>(offset_);
+        CHECK_EQ(std::count(memory, memory + bytes_, 0), std::ptrdiff_t(bytes_));
+        segment_.heap().release(offset_);
+    }
+
+private:
+    Segment& segment_;
+    const size_t bytes_;
+    const uint64_t offset_;
+};
+
+// Calls `operation` in another thread until it throws, and closes the group at a random moment.
+void closed_meanwhile(const std::function<void(Comm&)>& operation) {
+    std::mt19937 random(1);
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    for (int round = 0; round < (ranks::shortened() ? 100 : 400); ++round) {
+        const auto part = whole->split(0, 0);
+        std::atomic<bool> begun{false};
+        std::string how;
+        std::thread other([&] {
+            how = ranks::thrown([&] {
+                for (;; begun = true) operation(*part);
+            });
+        });
+        while (!begun) std::this_thread::yield();
+        std::this_thread::sleep_for(microseconds(random() % 50));
+        part->close(60);
+        {
+            const Unused memory(*segment, group_segment_bytes(1));
+            other.join();
+        }
+        CHECK_EQ(how, "Closed");
+    }
+    whole->close(1);
+}
+
+void calls_race_with_close() {
+    closed_meanwhile([](Comm& c) {
+        int64_t x = 1;
+        c.all_reduce(&x, 1, DType::I64, ReduceOp::SUM);
+    });
+    closed_meanwhile([](Comm& c) {
+        c.lock();
+        struct Unlock {
+            Comm& c;
+            ~Unlock() { c.unlock(); }
+        } unlock{c};
+        for (int i = 0; i < 3; ++i) c.barrier();
+    });
+    closed_meanwhile([](Comm& c) {
+        int64_t x = 1;
+        c.send(&x, 1, DType::I64, 0, 0);
+        if (!c.probe(0, 0)) throw Closed("the message to itself is missing");
+        c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
+    });
+}
+
+// Between lock and unlock no call is running: close waits for none, whichever thread has the lock.
+void locked_while_closed() {
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    for (const bool by_this_thread : {true, false}) {
+        const auto part = whole->split(0, 0);
+        std::atomic<bool> locked{false}, closed{false};
+        const auto hold = [&](const std::function<void()>& meanwhile) {
+            part->lock();
+            locked = true;
+            meanwhile();
+            CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "Closed");
+            part->unlock();
+        };
+        if (by_this_thread) {
+            hold([&] { CHECK(!part->close(60)); });
+            continue;
+        }
+        std::thread other(hold, [&] { while (!closed) std::this_thread::yield(); });
+        while (!locked) std::this_thread::yield();
+        CHECK(!part->close(60));
+        closed = true;
+        other.join();
+    }
+    whole->close(1);
+}
+
+// A thread that waits for a message uses what belongs to the communicator, whose destructor must wait for it.
+void destroyed_while_a_thread_waits() {
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    for (int round = 0; round < 20; ++round) {
+        auto part = whole->split(0, 0);
+        int64_t x = 0;
+        const auto request = part->recv(&x, 1, DType::I64, 0, 0);
+        std::thread waiter([&] { CHECK_EQ(ranks::thrown([&] { request->wait(30); }), "Closed"); });
+        std::this_thread::sleep_for(microseconds(100 * round));
+        part.reset();
+        waiter.join();
+    }
+    whole->close(1);
+}
+
+// A signal handler may close the group while its thread waits for a message.
+void closed_by_a_signal_handler() {
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    static Comm* part_to_close;
+    const auto part = whole->split(0, 0);
+    part_to_close = part.get();
+    int64_t x = 0;
+    const auto request = part->recv(&x, 1, DType::I64, 0, 0);
+    const auto before = std::exchange(interrupt_check, [] {
+        part_to_close->close(1);
+        return false;
+    });
+    CHECK_EQ(ranks::thrown([&] { request->wait(30); }), "Closed");
+    interrupt_check = before;
+    whole->close(1);
+}
+
+}  // namespace
+
+int main() {
+    calls_race_with_close();
+    locked_while_closed();
+    destroyed_while_a_thread_waits();
+    closed_by_a_signal_handler();
+    return check::result();
+}
