@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,83 @@ def test_the_wrong_kind_of_message_is_not_lost() -> None:
     run_ranks(1, ranks)
 
 
+RECEIVES: dict[str, Callable[[Group, np.ndarray[Any, Any]], object]] = {
+    "recv": lambda group, x: group.recv(x, 0),
+    "recv into a new array": lambda group, x: x.__setitem__(..., group.recv(x.shape, 0, dtype=x.dtype)),
+    "recv into a strided array": lambda group, x: x.__setitem__(..., group.recv(np.zeros((16, 2), np.uint8)[:, 0], 0)),
+    "irecv": lambda group, x: group.irecv(x, 0).wait(),
+    "irecv from any rank": lambda group, x: group.irecv(x, rw.ANY, rw.ANY).wait(),
+    "sendrecv": lambda group, x: group.sendrecv(x, None, 0, out=x),
+    "batch": lambda group, x: group.batch([], [(x, 0)]),
+    "recv_any": lambda group, x: x.__setitem__(..., group.recv_any(0).data),
+    "recv_any for torch": lambda group, x: x.__setitem__(..., torch_array(group.recv_any(0, dtype=torch().uint8).data)),
+}
+
+
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def torch_array(tensor: Any) -> np.ndarray[Any, Any]:
+    assert isinstance(tensor, torch().Tensor)
+    array: np.ndarray[Any, Any] = tensor.numpy()
+    return array
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_messages_that_were_refused_come_first_in_every_receive(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        x = np.zeros(16, np.uint8)
+        plan = group.recv_plan(x, 0)
+        for receive in (*RECEIVES.values(), lambda group, x: plan()):
+            if group.rank == 0:
+                for i in range(3):
+                    group.send(np.full(16, i, np.uint8), 1)
+            else:
+                for i in range(3):
+                    with pytest.raises(rw.MismatchError, match=r"not an object"):
+                        group.recv_object(0)
+                    x[:] = 9
+                    receive(group, x)
+                    assert (x == i).all()
+        if group.rank == 1:
+            assert group.probe() is None
+
+    run_ranks(2, ranks, backend=backend)
+
+
+def test_several_refused_messages_keep_the_order_in_which_they_were_sent() -> None:
+    def ranks(group: Group) -> None:
+        for i in range(5):
+            group.isend(np.full(16, i, np.uint8), 0)
+        works = [group.irecv_object(0) for _ in range(4)]
+        assert works[0].done()
+        for work in reversed(works):
+            with pytest.raises(rw.MismatchError):
+                work.wait()
+            assert work.source is None
+        assert [group.recv((16,), 0, dtype=np.uint8)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+
+    run_ranks(1, ranks)
+
+
+def test_a_refused_message_stays_for_the_receive_that_fits() -> None:
+    def ranks(group: Group) -> None:
+        for i in range(2):
+            group.isend(np.full(16, i, np.uint8), 0)
+        with pytest.raises(rw.MismatchError):
+            group.recv_object(0)
+        wrong = r"^recv from rank 0: the message is 16 x uint8 with tag 0, the receive expects 8 x float64$"
+        with pytest.raises(rw.MismatchError, match=wrong):
+            group.recv((8,), 0)
+        work = group.irecv((16,), rw.ANY, rw.ANY, dtype=np.uint8)
+        assert work.wait()[0] == 0
+        assert (work.source, work.tag) == (0, 0)
+        assert group.recv((16,), 0, dtype=np.uint8)[0] == 1
+
+    run_ranks(1, ranks)
+
+
 class SlowlyArriving:
     """A communicator on which messages that were probed are complete only once `complete` is set."""
 
@@ -192,11 +270,11 @@ class SlowlyArriving:
         return getattr(self.comm, name)
 
     def recv_probed(self, ptr: int, message: Any, keep: object) -> rw.Work[None] | None:
-        inner, complete = self.comm.recv_probed(ptr, message, keep), self.complete
+        inner, complete, usual = self.comm.recv_probed(ptr, message, keep), self.complete, self.comm
 
         class Late(rw.Work[None]):
             def wait(self, timeout: float | None = None) -> None:
-                if not complete.wait(timeout):
+                if not complete.wait(usual.timeout if timeout is None else timeout):
                     raise rw.CollectiveTimeout("it has not arrived yet", limit=timeout or 0.0, operation="recv")
                 inner.wait(timeout)
 
@@ -216,12 +294,14 @@ def test_a_message_whose_receive_ends_while_it_arrives_is_not_lost() -> None:
             group._receives.comm = slow
             while group.probe(0, 1) is None:
                 time.sleep(0.001)
-            for _ in range(2):
+            for receive in (group.recv_object, group.recv_any):
                 with pytest.raises(rw.CollectiveTimeout):
-                    group.recv_object(rw.ANY, rw.ANY, timeout=0.05)
-            assert group.probe(0, 1) is None
+                    receive(rw.ANY, rw.ANY, timeout=0.05)
+            message = group.probe(0, 1)
+            assert message is not None
+            with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
+                group.recv((message.count,), 0, 1, dtype=np.uint8)
             slow.complete.set()
-            assert group.probe(0, 1) is not None
             check(group.recv_object(0, tag=1))
             assert group.recv_object(tag=rw.ANY) == "next"
             assert group.probe(0, rw.ANY) is None

@@ -40,7 +40,8 @@ class GroupBase:
         self.rank = comm.rank
         self.world_size = comm.world_size
         self._pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
-        self._receives = ReceiveQueue(comm)
+        self._receives = ReceiveQueue(comm, self._pending)
+        self._kept = self._receives.kept
         self._syncs = not comm.blocking
         shortcuts = comm.shortcuts
         self._barrier = shortcuts.barrier or comm.barrier

@@ -16,9 +16,9 @@ from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.codec import Bytes
+from rankwise.group.p2p import ReceiveWork
 from rankwise.group.packing import Packed, pack, unpack
-from rankwise.group.receives import QueuedReceive
-from rankwise.group.work import ArrayWork
+from rankwise.group.work import ArrayWork, wait_or_withdraw
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,30 +38,6 @@ class Received:
     tag: int | None
 
 
-class ObjectReceiveWork(ArrayWork[Any]):
-    """irecv_object's Work. Once it is complete, `source` and `tag` describe the message; before that they are None.
-
-    Both stay None for the null rank.
-    """
-
-    receive: QueuedReceive | None = None
-
-    @property
-    def source(self) -> int | None:
-        message = self._message
-        return None if message is None else message.source
-
-    @property
-    def tag(self) -> int | None:
-        message = self._message
-        return None if message is None else message.tag
-
-    @property
-    def _message(self) -> Message | None:
-        complete = self.receive is not None and self._finish is None and self.error is None
-        return self.receive.message if complete and self.receive is not None else None
-
-
 class Messages(GroupBase):
     """Messages whose receiver does not know their size or content in advance.
 
@@ -77,9 +53,9 @@ class Messages(GroupBase):
 
         Shapes are not sent, so the data has one dimension; a number arrives as one element. Several threads may
         receive: each message goes to one of them. dtype: the dtype expected; a torch dtype gives a tensor. A message of
-        another dtype, or with an object, raises MismatchError, and a later `recv_any` or `recv_object` can receive it.
-        timeout: seconds until CollectiveTimeout, by default the group's timeout; the group stays usable, and a later
-        receive gets the message, even if its data had begun to arrive.
+        another dtype, or with an object, raises MismatchError, and the next receive of any kind that matches the
+        message gets it. timeout: seconds until CollectiveTimeout, by default the group's timeout; the group stays
+        usable, and the next receive gets the message, even if its data had begun to arrive.
 
         >>> sending = group.isend(np.full(group.rank + 1, 7.5), dst=0)
         >>> if group.rank == 0:
@@ -98,8 +74,6 @@ class Messages(GroupBase):
             return kind.empty((message.count,), message.dtype)
 
         def check(message: Message, buffer: Buffer) -> None:
-            if wanted is not None and message.dtype is not wanted:
-                raise MismatchError(f"recv_any: {_described(message)}, expected dtype {dtypes.name(wanted)}")
             if _is_object(message, buffer):
                 sender = f"the message from rank {message.source} with tag {message.tag}"
                 raise MismatchError(f"recv_any: {sender} is an object; receive it with recv_object")
@@ -107,12 +81,10 @@ class Messages(GroupBase):
         receive = self._receives.post("recv_any", source, number, accept, check)
 
         def finish() -> Received:
-            assert receive.message is not None
             assert receive.buffer is not None
-            return Received(receive.buffer.finish(), receive.message.source, receive.message.tag)
+            return Received(receive.buffer.finish(), receive.source, receive.tag)
 
-        received: Received = self._wait_for(ArrayWork(receive, finish, self._pending, self).started(), receive, timeout)
-        return received
+        return wait_or_withdraw(ArrayWork(receive, finish, self._pending, self), timeout)
 
     def send_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool = False) -> None:
         """Send a Python object to rank `dst`, which receives it with `recv_object`.
@@ -152,17 +124,16 @@ class Messages(GroupBase):
         """Receive the next object that `src` sent with `tag`, either of which may be rw.ANY.
 
         The Work of `irecv_object` also has the object's source and tag. Returns None from the null rank. If the message
-        is an array, MismatchError is raised, and `recv_any` can still receive it. A pickle that is not allowed raises
-        TypeError. timeout: as in `recv_any`.
+        is an array, MismatchError is raised, and the next `recv` or `recv_any` receives it. A pickle that is not
+        allowed raises TypeError. timeout: as in `recv_any`.
 
         >>> sending = group.isend_object({"loss": 0.5}, dst=group.rank)
         >>> group.recv_object(group.rank)
         {'loss': 0.5}
         """
-        work = self.irecv_object(src, tag, allow_pickle=allow_pickle)
-        return work.wait() if work.receive is None else self._wait_for(work, work.receive, timeout)
+        return wait_or_withdraw(self.irecv_object(src, tag, allow_pickle=allow_pickle), timeout)
 
-    def irecv_object(self, src: int | None = ANY, tag: int = 0, *, allow_pickle: bool = False) -> ObjectReceiveWork:
+    def irecv_object(self, src: int | None = ANY, tag: int = 0, *, allow_pickle: bool = False) -> ReceiveWork[Any]:
         """Start to receive an object. The Work's result is the object; its `source` and `tag` are the message's.
 
         Receives of objects match in the order in which they were started. Until this one is done, do not receive an
@@ -175,29 +146,14 @@ class Messages(GroupBase):
         """
         source, number = self._source(src), label(tag)
         if source is None:
-            return ObjectReceiveWork(Completed(), nothing, self._pending)
+            return ReceiveWork(Completed(), nothing, self._pending, self, None, None)
         receive = self._receives.post("recv_object", source, number, _memory_for_object, _check_object)
 
         def finish() -> Any:
-            assert receive.message is not None
             assert receive.buffer is not None
-            return unpack(from_message(receive.buffer.array), allow_pickle, receive.message.source)
+            return unpack(from_message(receive.buffer.array), allow_pickle, receive.source)
 
-        work = ObjectReceiveWork(receive, finish, self._pending, self)
-        work.receive = receive
-        return work.started()
-
-    def _wait_for(self, work: ArrayWork[Any], receive: QueuedReceive, timeout: float | None) -> Any:
-        """Wait for a blocking call's receive. If that ends with an error, the receive is withdrawn."""
-        try:
-            return work.wait(timeout)
-        except BaseException:
-            work.waited = True
-            receive.withdraw()
-            work.done()
-            if receive.inner is not None and not receive.inner.done():  # holds the memory that the engine still writes
-                ArrayWork(receive.inner, nothing, self._pending, (self, receive.buffer)).started().waited = True
-            raise
+        return ReceiveWork(receive, finish, self._pending, self, source, number).started()
 
 
 # ---- an object as one message ----

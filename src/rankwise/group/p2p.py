@@ -94,7 +94,7 @@ class PointToPoint(GroupBase):
         True
         >>> sending.wait()
         """
-        if dtype is None and self._recv_array(x, src, tag):
+        if dtype is None and not self._kept and self._recv_array(x, src, tag):
             return x
         return wait_or_withdraw(self._start_recv(x, src, tag, dtype))
 
@@ -140,7 +140,7 @@ class PointToPoint(GroupBase):
         if wanted is None:
             return ReceiveWork(Completed(), partial(_unreceived, buffer, x), self._pending, self, None, None)
         self._order(buffer)
-        inner = self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, wanted, number, buffer)
+        inner = self._receives.recv(buffer, wanted, number)
         return ReceiveWork(inner, buffer.finish, self._pending, self, wanted, number)
 
     def sendrecv(
@@ -230,7 +230,7 @@ class PointToPoint(GroupBase):
         for into, _, src, tag in incoming:
             if src is not None:
                 self._order(into)
-                works.append(self.comm.recv(into.ptr, into.count, into.dtype, src, tag, into))
+                works.append(self._receives.recv(into, src, tag))
         works += [self.comm.send(b.ptr, b.count, b.dtype, to, tag, b) for b, to, tag in outgoing if to is not None]
 
         def finish() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,20 +15,23 @@ from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
-from rankwise.group.work import ArrayWork
+from rankwise.group.work import ArrayWork, wait_or_withdraw
 
 
 class MessagePlan:
     """A send or receive that was checked once. `plan()` returns when it is complete, `plan.start()` returns a Work."""
 
-    def __init__(self, start: Callable[[], Work[None]], now: Callable[[], bool]) -> None:
-        """now: sends or receives in one call and returns True, or does nothing and returns False."""
+    def __init__(self, start: Callable[[], Work[None]], now: Callable[[], bool], kept: Sequence[object] = ()) -> None:
+        """now: sends or receives in one call and returns True, or does nothing and returns False.
+
+        kept: the messages that a receive may get and `now` does not see.
+        """
         self.start = start
-        self._now = now
+        self._now, self._kept = now, kept
 
     def __call__(self) -> None:
-        if not self._now():
-            self.start().wait()
+        if self._kept or not self._now():
+            wait_or_withdraw(self.start())
 
 
 class PersistentOperations(GroupBase):
@@ -82,7 +85,7 @@ class PersistentOperations(GroupBase):
         buffer = source(x)
         if buffer.packed or not buffer.in_place:
             raise ValueError(f"x: expected a contiguous array that a plan can keep, got {type(x).__name__}")
-        return self._message_plan(buffer, "send", self._send_array, self._destination(dst), check_tag(tag))
+        return self._message_plan(buffer, True, self._destination(dst), check_tag(tag))
 
     def recv_plan(self, x: Any, src: int | None, tag: int = 0) -> MessagePlan:
         """A receive from rank `src` into `x` in a loop: plan() returns when x holds the next message.
@@ -100,22 +103,24 @@ class PersistentOperations(GroupBase):
         buffer, wanted, number = _lasting(x), self._source(src), label(tag)
         if wanted is not None and ANY in (wanted, number) and not self.comm.any_source:
             raise UnsupportedError("recv from any rank or with any tag", type(self.comm).__name__)
-        return self._message_plan(buffer, "recv", self._recv_array, wanted, number)
+        return self._message_plan(buffer, False, wanted, number)
 
-    def _message_plan(
-        self, buffer: Buffer, operation: str, now: Callable[[Any, Any, Any], bool], peer: int | None, tag: int
-    ) -> MessagePlan:
+    def _message_plan(self, buffer: Buffer, sends: bool, peer: int | None, tag: int) -> MessagePlan:
         self._check_memory(buffer)
         if peer is None:
             return MessagePlan(Completed, lambda: True)
-        begin = partial(getattr(self.comm, operation), buffer.ptr, buffer.count, buffer.dtype, peer, tag, buffer)
-        finish = nothing if operation == "send" else partial(_finish, buffer)
+        if sends:
+            begin = partial(self.comm.send, buffer.ptr, buffer.count, buffer.dtype, peer, tag, buffer)
+        else:
+            begin = partial(self._receives.recv, buffer, peer, tag)
+        finish = nothing if sends else partial(_finish, buffer)
+        now = self._send_array if sends else self._recv_array
 
         def start() -> Work[None]:
             self._order(buffer)
             return ArrayWork(begin(), finish, self._pending, (self, buffer)).started()
 
-        return MessagePlan(start, partial(now, buffer.given, peer, tag))
+        return MessagePlan(start, partial(now, buffer.given, peer, tag), () if sends else self._kept)
 
     def _plan(self, buffer: Buffer, operation: str, *args: int) -> Callable[[], None]:
         self._check_memory(buffer)

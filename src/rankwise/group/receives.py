@@ -1,34 +1,61 @@
-"""Receives of messages whose size is not known in advance: each one probes, then receives the message that it found."""
+"""Receives that probe before they take a message, because its size is unknown or an earlier receive took it in vain."""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass
 
+from rankwise.arrays import dtypes
 from rankwise.arrays.base import Buffer
 from rankwise.contract.communicator import ANY, Communicator, Message
-from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError, UnsupportedError
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, UnsupportedError
 from rankwise.contract.work import Work
+from rankwise.group.work import ArrayWork, Pending
 
 PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two probes that find nothing
+
+
+@dataclass(eq=False)
+class Taken:
+    """A message that this rank has taken from its communicator. number: in the order taken."""
+
+    number: int
+    message: Message
+    buffer: Buffer
+    inner: ArrayWork[None]
+    """It keeps the buffer alive until the message is complete."""
 
 
 class ReceiveQueue:
     """The receives of one group that wait for a message of unknown size, in the order in which they were posted.
 
     They make progress while a thread waits for one of them or asks whether it is done. A message that turns out to be
-    of the wrong kind, or whose receive was withdrawn while its data arrived, is put back, and the next receive of this
-    queue that matches it gets it.
+    of the wrong kind, or whose receive was withdrawn after it had taken the message, is kept: the next receive that
+    matches it gets it. So every receive of the group passes through here while messages are kept.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, pending: Pending) -> None:
         self.comm = comm
+        self.kept: list[Taken] = []
+        """In the order taken. They were sent before every message that the communicator still has for the same tag."""
+        self._pending = pending
         self._lock = threading.Lock()
         self._waiting: list[QueuedReceive] = []
-        self._returned: list[tuple[Message, Buffer]] = []
-        self._arriving: list[tuple[Message, Buffer, Work[None]]] = []  # will be put back once their data is complete
+        self._numbers = itertools.count()
+
+    def recv(self, buffer: Buffer, src: int, tag: int) -> Work[None]:
+        """The communicator's `recv`, unless a kept message comes first."""
+        if self.kept:
+            with self._lock:
+                if self._first_kept(src, tag) is not None:
+                    receive = _receive_into(self, buffer, src, tag)
+                    self._begin(receive)
+                    return receive
+        return self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, src, tag, buffer)
 
     def post(
         self,
@@ -40,7 +67,7 @@ class ReceiveQueue:
     ) -> QueuedReceive:
         """accept: returns memory for the message that was found. If it raises, the message is not received.
 
-        check: raises if the content of the message is of the wrong kind; the message is then put back.
+        check: raises if the content of the message is of the wrong kind; the message is then kept.
         """
         if not self.comm.any_source:
             why = "it cannot probe for messages"
@@ -51,14 +78,12 @@ class ReceiveQueue:
         return receive
 
     def probe(self, src: int, tag: int) -> Message | None:
-        """The message that a receive of this queue would get now."""
-        if self._returned or self._arriving:
+        """The message that a receive would get now."""
+        if self.kept:
             with self._lock:
-                found = self._put_back(src, tag)
-                if found is not None:
-                    return found[0]
-                if self._is_arriving(src, tag):
-                    return None
+                taken = self._first_kept(src, tag)
+            if taken is not None:
+                return taken.message
         return self.comm.probe(src, tag)
 
     def progress(self) -> None:
@@ -68,62 +93,50 @@ class ReceiveQueue:
             for receive in list(self._waiting):
                 # A receive waits behind an earlier one that could match the same message.
                 if not any(_overlap(earlier, receive) for earlier in before):
-                    try:
-                        self._begin(receive)
-                    except Exception as error:  # noqa: BLE001 - the receive's `wait` raises it
-                        receive.error = error
-                if receive.error is None and receive.message is None:
+                    self._begin(receive)
+                if receive.error is None and receive.taken is None:
                     before.append(receive)
             self._waiting = before
 
-    def withdraw(self, receive: QueuedReceive, error: Exception) -> None:
-        """Fail the receive with this error, unless it is complete. Its message is put back once that is complete."""
+    def forget(self, receive: QueuedReceive) -> None:
+        """The receive has failed: begin it no more, and keep the message that it has taken."""
         with self._lock:
             if receive in self._waiting:
                 self._waiting.remove(receive)
-                receive.error = error
-            elif receive.inner is not None and receive.error is None and not receive.inner.done():
-                assert receive.message is not None
-                assert receive.buffer is not None
-                self._arriving.append((receive.message, receive.buffer, receive.inner))
-                receive.error = error
-
-    def put_back(self, message: Message, buffer: Buffer) -> None:
-        with self._lock:
-            self._returned.append((message, buffer))
+            elif receive.taken is not None:
+                self.kept.append(receive.taken)
+                self.kept.sort(key=lambda taken: taken.number)
 
     def _begin(self, receive: QueuedReceive) -> None:
-        returned = self._put_back(receive.src, receive.tag)
-        if returned is not None:
-            message, buffer = returned
-            receive.check(message, buffer)
-            self._returned.remove(returned)
-            receive.message, receive.buffer = message, buffer
-            return
-        if self._is_arriving(receive.src, receive.tag):
-            return
-        found = self.comm.probe(receive.src, receive.tag)
-        if found is not None:
-            buffer = receive.accept(found)
-            receive.inner = self.comm.recv_probed(buffer.ptr, found, buffer)
-            if receive.inner is not None:
-                receive.message, receive.buffer = found, buffer
+        try:
+            taken = self._first_kept(receive.source, receive.tag)
+            found = self.comm.probe(receive.source, receive.tag) if taken is None else taken.message
+            if found is None:
+                return
+            receive.buffer = buffer = receive.accept(found)
+            if taken is not None:
+                self.kept.remove(taken)
+            else:
+                work = self.comm.recv_probed(buffer.ptr, found, buffer)
+                if work is None:
+                    return
+                inner = ArrayWork(work, lambda: None, self._pending, buffer).started()
+                taken = Taken(next(self._numbers), found, buffer, inner)
+                taken.inner.waited = True  # the receive raises its error
+            receive.source, receive.tag, receive.taken = found.source, found.tag, taken
+        except Exception as error:  # noqa: BLE001 - the receive's `wait` raises it
+            receive.error = error
 
-    def _put_back(self, src: int, tag: int) -> tuple[Message, Buffer] | None:
-        for late in [each for each in self._arriving if each[2].done()]:
-            message, buffer, inner = late
-            self._arriving.remove(late)
-            with suppress(RankwiseError):  # if the message is lost, receives that wait for it say so
-                inner.wait()
-                self._returned.append((message, buffer))
-        return next((each for each in self._returned if _matches(each[0], src, tag)), None)
-
-    def _is_arriving(self, src: int, tag: int) -> bool:
-        return any(_matches(message, src, tag) for message, _, _ in self._arriving)
+    def _first_kept(self, src: int, tag: int) -> Taken | None:
+        return next((taken for taken in self.kept if _matches(taken.message, src, tag)), None)
 
 
 class QueuedReceive(Work[None]):
-    """A receive of a ReceiveQueue. message, buffer: the message that it matched, and its memory; None until then."""
+    """A receive of a ReceiveQueue.
+
+    source, tag: as requested, perhaps ANY, until it has taken a message; then the message's. taken, buffer: that
+    message, and this receive's memory for it; None until then.
+    """
 
     def __init__(
         self,
@@ -134,19 +147,18 @@ class QueuedReceive(Work[None]):
         accept: Callable[[Message], Buffer],
         check: Callable[[Message, Buffer], None],
     ) -> None:
-        self.src, self.tag = src, tag
+        self.source, self.tag = src, tag
         self.accept, self.check = accept, check
-        self.message: Message | None = None
+        self.taken: Taken | None = None
         self.buffer: Buffer | None = None
-        self.inner: Work[None] | None = None
         self.error: Exception | None = None
         self._queue, self._operation = queue, operation
-        self._checking = threading.Lock()  # several threads may wait; one of them checks the content
-        self._checked = False
+        self._ending = threading.Lock()  # several threads may wait; one of them completes the receive or fails it
+        self._complete = False
 
     def done(self) -> bool:
         self._progress()
-        return self.error is not None or (self.message is not None and (self.inner is None or self.inner.done()))
+        return self.error is not None or (self.taken is not None and self.taken.inner.done())
 
     def wait(self, timeout: float | None = None) -> None:
         limit = self._queue.comm.timeout if timeout is None else timeout
@@ -154,42 +166,70 @@ class QueuedReceive(Work[None]):
         pause = PAUSE
         while not self._progress():
             if time.monotonic() > end:
-                wanted = f"{_shown(self.src)} with {_label(self.tag)}"
+                wanted = f"{_shown(self.source)} with {_label(self.tag)}"
                 text = f"{self._operation}: no message from {wanted} arrived within {limit:.3g} s"
                 error = CollectiveTimeout(text, limit=limit, operation=self._operation)
                 if timeout is not None:
                     raise error
-                self._queue.withdraw(self, error)
+                self._fail(error)
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-        if self.inner is not None and self.error is None:
-            self.inner.wait(None if timeout is None else max(0.0, end - time.monotonic()))
-            self._check()
+        if self.taken is not None and self.error is None:
+            self.taken.inner.wait(None if timeout is None else max(0.0, end - time.monotonic()))
+            self._deliver(self.taken)
         if self.error is not None:
             raise self.error
 
     def withdraw(self) -> bool:
-        self._queue.withdraw(self, ClosedError(f"{self._operation} was interrupted"))
+        self._fail(ClosedError(f"{self._operation} was interrupted"))
         return True
 
     def _progress(self) -> bool:
         """Let the queue make progress. Returns whether this receive has a message, or an error."""
-        if self.message is None and self.error is None:
+        if self.taken is None and self.error is None:
             self._queue.progress()
-        return self.message is not None or self.error is not None
+        return self.taken is not None or self.error is not None
 
-    def _check(self) -> None:
-        """Check the content once it is complete."""
-        with self._checking:
-            if self._checked or self.message is None or self.buffer is None:
-                return
-            self._checked = True
-            try:
-                self.check(self.message, self.buffer)
-            except Exception as error:  # noqa: BLE001 - `wait` raises it
-                self._queue.put_back(self.message, self.buffer)
+    def _fail(self, error: Exception) -> None:
+        with self._ending:
+            if not self._complete and self.error is None:
                 self.error = error
+                self._queue.forget(self)
+
+    def _deliver(self, taken: Taken) -> None:
+        """The message is complete: copy it if another receive took it, and check its content."""
+        with self._ending:
+            if self._complete or self.error is not None:
+                return
+            assert self.buffer is not None
+            if self.buffer is not taken.buffer:
+                ctypes.memmove(self.buffer.ptr, taken.buffer.ptr, taken.buffer.nbytes)
+            try:
+                self.check(taken.message, self.buffer)
+                self._complete = True
+            except Exception as error:  # noqa: BLE001 - `wait` raises it
+                self.error = error
+                self._queue.forget(self)
+
+
+def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> QueuedReceive:
+    """A receive of a kept message into the caller's memory."""
+    room = buffer.kind.staged(buffer)
+
+    def accept(message: Message) -> Buffer:
+        if (message.count, message.dtype) != (buffer.count, buffer.dtype):
+            raise MismatchError(
+                f"recv from rank {message.source}: the message is {message.count} x {dtypes.name(message.dtype)} with "
+                f"tag {message.tag}, the receive expects {buffer.count} x {dtypes.name(buffer.dtype)}"
+            )
+        return room
+
+    def copied(message: Message, room: Buffer) -> None:
+        if room is not buffer:
+            room.finish()
+
+    return QueuedReceive(queue, "recv", src, tag, accept, copied)
 
 
 def _matches(message: Message, src: int, tag: int) -> bool:
@@ -198,7 +238,7 @@ def _matches(message: Message, src: int, tag: int) -> bool:
 
 def _overlap(earlier: QueuedReceive, later: QueuedReceive) -> bool:
     """Whether one message could match both."""
-    return (ANY in (earlier.src, later.src) or earlier.src == later.src) and (
+    return (ANY in (earlier.source, later.source) or earlier.source == later.source) and (
         ANY in (earlier.tag, later.tag) or earlier.tag == later.tag
     )
 

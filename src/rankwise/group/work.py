@@ -227,10 +227,10 @@ class Several(Work[None]):
         return all(withdrawn)
 
 
-def wait_or_withdraw(work: Work[T]) -> T:
+def wait_or_withdraw(work: Work[T], timeout: float | None = None) -> T:
     """Wait as a blocking operation does. If that fails, nobody has the Work, so it must not receive a later message."""
     try:
-        return work.wait()
+        return work.wait(timeout)
     except BaseException:
         work.withdraw()
         raise
