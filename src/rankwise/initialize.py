@@ -16,7 +16,8 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
-from rankwise.group.group import Group, check_timeout
+from rankwise.contract.timeouts import check_timeout
+from rankwise.group.group import Group
 from rankwise.launch.environment import find_job
 
 _default: Group | None = None

@@ -13,8 +13,8 @@ import numpy as np
 
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import MismatchError, shown
-from rankwise.contract.settings import TIMEOUT, is_timeout
+from rankwise.contract.errors import MismatchError
+from rankwise.contract.timeouts import check_timeout
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
 from rankwise.group.guessed_names import guesses
@@ -324,12 +324,3 @@ for _part in Group.__mro__[1:-1]:  # Python's own errors then name the class tha
     for _name, _method in vars(_part).items():
         if isinstance(_method, FunctionType) and not _name.startswith("_"):
             _method.__qualname__ = f"Group.{_name}"
-
-
-def check_timeout(seconds: float) -> float:
-    """`seconds` as a float. Raises TypeError if it is not a number, and ValueError if it is no limit: 0, infinity."""
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
-        raise TypeError(f"timeout={seconds!r}: expected a number of seconds, got {type(seconds).__name__}")
-    if not is_timeout(seconds):
-        raise ValueError(f"timeout={shown(seconds)}: expected {TIMEOUT}")
-    return float(seconds)

@@ -15,6 +15,7 @@ from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source, target
 from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.work import ArrayWork, Pending, Several, wait_or_withdraw
@@ -170,12 +171,12 @@ class PointToPoint(GroupBase):
             given = room
         return self._exchange([(given, to, number)], [(into, out, wanted, number)], lambda got: got[0], async_op)
 
-    def probe(self, src: int | None = ANY, tag: int = ANY, *, timeout: float = 0.0) -> Message | None:
+    def probe(self, src: int | None = ANY, tag: int = ANY, *, timeout: float | None = 0.0) -> Message | None:
         """The first message from `src` with `tag` that has arrived and has not been received yet.
 
-        Returns Message(source, tag, count, dtype), or None if no message arrives within `timeout` seconds; from
-        the null rank, None at once. Another thread may receive the message before this one does; `recv_any` finds
-        and receives a message in one step.
+        Returns Message(source, tag, count, dtype), or None if no message arrives within `timeout` seconds, where None
+        means the group's timeout; from the null rank, None at once. Another thread may receive the message before
+        this one does; `recv_any` finds and receives a message in one step.
 
         >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
         >>> message = group.probe(src=group.rank, timeout=10)
@@ -187,7 +188,7 @@ class PointToPoint(GroupBase):
         wanted, number = self._source(src), label(tag)
         if wanted is None:
             return None
-        end = time.monotonic() + timeout
+        end = time.monotonic() + (self.comm.timeout if timeout is None else check_wait(timeout))
         pause = 20e-6
         while (found := self._receives.probe(wanted, number)) is None and time.monotonic() < end:
             time.sleep(pause)

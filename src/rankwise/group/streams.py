@@ -23,6 +23,7 @@ from rankwise.contract.closing import CLOSE_TIMEOUT, ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
+from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Work
 from rankwise.group.base import nothing
 from rankwise.group.work import Pending
@@ -81,7 +82,7 @@ class Event:
         timeout: seconds, after which CollectiveTimeout is raised; None waits without limit. If the event can
         never complete, raises ClosedError or the error of the group that failed.
         """
-        HostEvents.synchronize(self.handle, timeout)
+        HostEvents.synchronize(self.handle, None if timeout is None else check_wait(timeout))
 
     def __del__(self, destroy: Callable[[int], None] = HostEvents.destroy) -> None:  # the module may be gone by then
         if hasattr(self, "handle"):
@@ -114,7 +115,7 @@ class StreamWork(Work[T]):
         Raises CollectiveTimeout when the time is over; the function stays queued. If the function was
         dropped, raises ClosedError or the error of the group for which it waited.
         """
-        self._task.wait(timeout)
+        self._task.wait(None if timeout is None else check_wait(timeout))
         if self._error is not None:
             self._raised = True
             raise self._error
@@ -218,7 +219,7 @@ class Stream:
         Then raises the first error of a function whose Work has not been waited for, if there is one.
         timeout: seconds, after which CollectiveTimeout is raised; None waits without limit.
         """
-        self._native.sync(timeout)
+        self._native.sync(None if timeout is None else check_wait(timeout))
         self._failures.raise_first()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:

@@ -13,6 +13,7 @@ from weakref import WeakSet
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
+from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Work
 from rankwise.group.guessed_names import WORK, Guess
 
@@ -154,6 +155,8 @@ class ArrayWork(Work[T]):
         return f"<Work, {'complete' if self._finish is None else 'not yet waited for'}>"
 
     def wait(self, timeout: float | None = None) -> T:
+        if timeout is not None:
+            timeout = check_wait(timeout)
         if self._finish is not None:
             try:
                 self._inner.wait(timeout)
@@ -246,7 +249,7 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     >>> [x.tolist() for x in rw.wait_all(works)]
     [[2, 2], [4, 4]]
     """
-    end = None if timeout is None else time.monotonic() + timeout
+    end = None if timeout is None else time.monotonic() + check_wait(timeout)
     results: list[T] = []
     errors: list[Exception] = []
     for work in list(works):
@@ -270,7 +273,7 @@ def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
     """
     if not works:
         raise ValueError("works: expected at least one Work, got none")
-    end = None if timeout is None else time.monotonic() + timeout
+    end = None if timeout is None else time.monotonic() + check_wait(timeout)
     pause = _SHORTEST_PAUSE
     while True:
         for place, work in enumerate(works):

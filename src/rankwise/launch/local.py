@@ -25,7 +25,8 @@ from types import TracebackType
 from rankwise._native import Segment
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
-from rankwise.contract.settings import SPANS_MEMFD, STATE_MEMFD, TIMEOUT, is_timeout
+from rankwise.contract.settings import SPANS_MEMFD, STATE_MEMFD
+from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
 from rankwise.launch.losses import END, RESTART, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
@@ -126,8 +127,8 @@ class LocalJob:
     ) -> None:
         if n < 1:
             raise ValueError(f"n={n}: expected a number of ranks of at least 1")
-        if timeout is not None and not is_timeout(timeout):
-            raise ValueError(f"timeout={timeout:g}: expected {TIMEOUT}")
+        if timeout is not None:
+            timeout = check_timeout(timeout)
         self.ranks: list[RankProcess] = []
         """Each rank's process, or its last one if it was replaced."""
         self.losses = Losses(n) if losses is None else losses

@@ -13,6 +13,7 @@ from rankwise.backends import registry
 from rankwise.backends.native import threads
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
+from rankwise.contract.timeouts import check_timeout
 from rankwise.group.group import Group
 from rankwise.testing.outcome import Outcome, RanksFailed, attempt, values
 from rankwise.testing.pool import RankPool
@@ -47,6 +48,7 @@ def run_ranks(
     """
     if n < 1:
         raise ValueError(f"n={n}: expected at least 1 rank")
+    timeout = check_timeout(timeout)
     if backend == "solo":
         if n != 1:
             raise ValueError(f"n={n}: expected 1 rank on backend 'solo'")

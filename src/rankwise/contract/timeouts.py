@@ -1,0 +1,35 @@
+"""Checks of the arguments that limit how long an operation, or one wait for it, may take."""
+
+from __future__ import annotations
+
+from numbers import Real
+
+from rankwise.contract.errors import shown
+from rankwise.contract.settings import LONGEST_TIMEOUT, TIMEOUT, is_timeout
+
+_WAIT = "expected seconds, at least 0, or None"
+
+
+def check_timeout(seconds: float) -> float:
+    """The limit of operations, as a float.
+
+    Raises TypeError if it is not a number, and ValueError if it is no limit: 0, infinity.
+    """
+    if not _is_number(seconds):
+        raise TypeError(f"timeout={seconds!r}: expected a number of seconds, got {type(seconds).__name__}")
+    if not is_timeout(seconds):
+        raise ValueError(f"timeout={shown(seconds)}: expected {TIMEOUT}")
+    return float(seconds)
+
+
+def check_wait(timeout: float) -> float:
+    """The limit of one wait that is not None, as a float that every engine's clock can add to the time; 0 is one."""
+    if not _is_number(timeout):
+        raise TypeError(f"timeout: {timeout!r} given, {_WAIT}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout: {shown(timeout)} given, {_WAIT}")
+    return float(min(timeout, LONGEST_TIMEOUT))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
