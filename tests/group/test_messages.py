@@ -334,6 +334,52 @@ def test_a_lost_rank_ends_the_wait_for_its_message() -> None:
     run_ranks(2, ranks)
 
 
+UNTIL_IT_LEAVES: dict[str, Callable[[Group, int], object]] = {
+    "recv": lambda group, src: group.recv((1,), src),
+    "recv_any": lambda group, src: group.recv_any(src, 0),
+    "recv_any with a timeout": lambda group, src: group.recv_any(src, 0, timeout=60),
+    "recv_object": lambda group, src: group.recv_object(src),
+    "irecv_object": lambda group, src: group.irecv_object(src).wait(),
+    "probe": lambda group, src: group.probe(src, 0, timeout=60),
+}
+
+
+@pytest.mark.parametrize("src", [1, rw.ANY])
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_a_rank_that_leaves_ends_the_wait_for_its_message(backend: str, src: int) -> None:
+    def ranks(group: Group) -> None:
+        for receive in UNTIL_IT_LEAVES.values():
+            with group.dup() as part:
+                if part.rank == 1:
+                    part.send_object("before it leaves", 0, 5)
+                    continue
+                with pytest.raises(rw.PeerLostError, match=r" left the group .*, while rank 0 was in recv$") as caught:
+                    receive(part, src)
+                assert (caught.value.rank, caught.value.operation) == (1, "recv")
+
+    run_ranks(2, ranks, backend=backend)
+
+
+def test_what_a_rank_sent_before_it_left_is_received() -> None:
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        if part.rank == 1:
+            for i in range(3):
+                part.send_object(i, 0)
+        if part.rank != 0:
+            part.close()
+        group.barrier()
+        if part.rank == 0:
+            assert set(part.comm.left()) == {1, 2}
+            assert part.probe(2) is None, "without a timeout, only what has arrived"
+            assert [part.recv_object(rw.ANY), part.recv_object(1), part.recv_object(1)] == [0, 1, 2]
+            with pytest.raises(rw.PeerLostError):
+                part.recv_object(rw.ANY)
+            part.close()
+
+    run_ranks(3, ranks, backend="threads")
+
+
 def test_closing_ends_a_pending_receive_without_a_log(caplog: pytest.LogCaptureFixture) -> None:
     def ranks(group: Group) -> None:
         part = group.dup()

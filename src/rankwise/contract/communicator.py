@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
@@ -255,6 +255,10 @@ class Communicator(ABC):
         the message: a backend whose communicators may be shared by threads overrides it.
         """
         return self.recv(ptr, message.count, message.dtype, message.source, message.tag, keep)
+
+    def left(self) -> Collection[int]:
+        """The other ranks from which no further message can arrive, as far as this rank knows; never blocks."""
+        return ()
 
     @abstractmethod
     def sync(self) -> None:

@@ -175,7 +175,8 @@ class PointToPoint(GroupBase):
         """The first message from `src` with `tag` that has arrived and has not been received yet.
 
         Returns Message(source, tag, count, dtype), or None if no message arrives within `timeout` seconds, where None
-        means the group's timeout; from the null rank, None at once. Another thread may receive the message before
+        means the group's timeout; from the null rank, None at once. If none can arrive while it waits, because the
+        sender has left the group, raises PeerLostError as `recv` does. Another thread may receive the message before
         this one does; `recv_any` finds and receives a message in one step.
 
         >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
@@ -189,11 +190,7 @@ class PointToPoint(GroupBase):
         if wanted is None:
             return None
         end = time.monotonic() + (self.comm.timeout if timeout is None else check_wait(timeout))
-        pause = 20e-6
-        while (found := self._receives.probe(wanted, number)) is None and time.monotonic() < end:
-            time.sleep(pause)
-            pause = min(2 * pause, 1e-3)
-        return found
+        return self._receives.poll(lambda: self._receives.probe(wanted, number), wanted, number, end)
 
     def batch(
         self, sends: Sequence[Sequence[Any]] = (), recvs: Sequence[Sequence[Any]] = (), *, async_op: bool = False

@@ -8,13 +8,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rankwise.arrays import dtypes
 from rankwise.arrays.base import Buffer
 from rankwise.contract.communicator import ANY, Communicator, Message
-from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, UnsupportedError
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
+from rankwise.contract.types import DType
 from rankwise.contract.work import Work
-from rankwise.group.work import ArrayWork, Pending
+from rankwise.group.work import ArrayWork, Pending, wait_or_withdraw
+
+T = TypeVar("T")
 
 PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two probes that find nothing
 
@@ -85,6 +89,24 @@ class ReceiveQueue:
             if taken is not None:
                 return taken.message
         return self.comm.probe(src, tag)
+
+    def poll(self, look: Callable[[], T], src: int, tag: int, end: float) -> T:
+        """Call `look` until what it returns is true, or until `end`, and return that.
+
+        Raises what `recv` raises if no message from `src` with `tag` can arrive any more.
+        """
+        pause = PAUSE
+        while not (found := look()) and (left := end - time.monotonic()) > 0:
+            if pause == LONGEST_PAUSE and self._is_out_of_reach(src) and self.probe(src, tag) is None:
+                # The communicator's own receive raises the error and tells the other ranks. It can match no message.
+                wait_or_withdraw(self.comm.recv(0, 0, DType.U8, src, tag), left)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return found
+
+    def _is_out_of_reach(self, src: int) -> bool:
+        left = self.comm.left()
+        return src in left or (src == ANY and 0 < len(left) == self.comm.world_size - 1)
 
     def progress(self) -> None:
         """Begin the receives whose messages have arrived."""
@@ -163,18 +185,18 @@ class QueuedReceive(Work[None]):
     def wait(self, timeout: float | None = None) -> None:
         limit = self._queue.comm.timeout if timeout is None else timeout
         end = time.monotonic() + limit
-        pause = PAUSE
-        while not self._progress():
-            if time.monotonic() > end:
-                wanted = f"{_shown(self.source)} with {_label(self.tag)}"
-                text = f"{self._operation}: no message from {wanted} arrived within {limit:.3g} s"
-                error = CollectiveTimeout(text, limit=limit, operation=self._operation)
-                if timeout is not None:
-                    raise error
-                self._fail(error)
-            else:
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+        try:
+            begun = self._queue.poll(self._progress, self.source, self.tag, end)
+        except RankwiseError as error:
+            self._fail(error)
+            raise
+        if not begun:
+            wanted = f"{_shown(self.source)} with {_label(self.tag)}"
+            text = f"{self._operation}: no message from {wanted} arrived within {limit:.3g} s"
+            late = CollectiveTimeout(text, limit=limit, operation=self._operation)
+            if timeout is not None:
+                raise late
+            self._fail(late)
         if self.taken is not None and self.error is None:
             self.taken.inner.wait(None if timeout is None else max(0.0, end - time.monotonic()))
             self._deliver(self.taken)

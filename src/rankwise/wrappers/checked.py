@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -57,6 +57,9 @@ class CheckedCommunicator(ComposedCommunicator):
     def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         self._check_failed()
         return self._inner.recv_probed(ptr, message, keep)
+
+    def left(self) -> Collection[int]:
+        return self._inner.left()
 
     def sync(self) -> None:
         self._drain()

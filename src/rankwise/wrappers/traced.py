@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count as numbers_from
@@ -214,6 +214,9 @@ class TracedCommunicator(Communicator):
         if work is None:
             return None
         return TracedWork(work, self._message("recv", message.count, message.dtype, message.source, message.tag))
+
+    def left(self) -> Collection[int]:
+        return self._inner.left()
 
     # ---- the rest of the contract ----
 

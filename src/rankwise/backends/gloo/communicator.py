@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -139,6 +139,9 @@ class GlooCommunicator(ComposedCommunicator):
     def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         self._check_message(message.count, message.source, "src", message.tag)
         return self._channel.recv_probed(ptr, message, keep)
+
+    def left(self) -> Collection[int]:
+        return self._channel.left()
 
     def sync(self) -> None:
         self._drain()

@@ -128,6 +128,10 @@ class Channel:
         self._deliver(receive, envelope)
         return receive
 
+    def left(self) -> list[int]:
+        """The peers whose connections have ended; their messages have been found by then."""
+        return list(self._left)
+
     def sync(self) -> None:
         for transfer in list(self._pending.values()):
             transfer.wait()

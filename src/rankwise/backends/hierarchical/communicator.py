@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
@@ -177,6 +177,10 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def probe(self, src: int, tag: int) -> Message | None:
         self._check_peer(src, "src")
         return self._channel.probe(src, tag)
+
+    def left(self) -> Collection[int]:
+        here = {self._members[number] for number in self._local.left()}
+        return here.union(set(self._flat.left()).difference(self._members))
 
     def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         self._check_peer(message.source, "src")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -227,6 +227,9 @@ class EngineCommunicator(OpenCommunicator):
     def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         request = self._comm.recv_probed(ptr, message.count, message.dtype, message.source, message.tag, keep)
         return None if request is None else EngineMessageWork(request)
+
+    def left(self) -> Collection[int]:
+        return self._comm.failed().keys()
 
     def sync(self) -> None:
         self._comm.sync()

@@ -16,7 +16,7 @@ step. For other dtypes and ops the data is gathered, and reduced on the host by 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -248,6 +248,9 @@ class NcclCommunicator(ComposedCommunicator):
 
     def probe(self, src: int, tag: int) -> Any:
         return self._side.probe(src, tag)
+
+    def left(self) -> Collection[int]:
+        return self._side.left()
 
     def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         self._check_failure()
