@@ -250,6 +250,50 @@ def test_a_blocking_receive_that_fails_takes_no_later_message(how: str, backend:
     run_ranks(2, ranks, backend=backend)
 
 
+SENDS: dict[str, Callable[[Group], Any]] = {
+    "send": lambda group: group.send(np.zeros(3), 1),
+    "send_object": lambda group: group.send_object("never sent", 1),
+    "send_plan": lambda group: group.send_plan(np.zeros(3), 1)(),
+    "sendrecv": lambda group: group.sendrecv(np.zeros(3), 1, None),
+}
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_a_blocking_send_that_fails_before_it_has_begun_is_never_delivered(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        for send in SENDS.values():
+            if group.rank == 0:
+                first = group.isend(np.full(N, 7.0), 1)
+                with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
+                    send(group)
+            group.barrier()
+            if group.rank == 0:
+                second = group.isend(np.full(N, 8.0), 1)
+            else:
+                assert (group.recv((N,), 0) == 7).all()
+                assert (group.recv((N,), 0) == 8).all()
+            if group.rank == 0:
+                rw.wait_all([first, second])
+            group.barrier()  # rank 1, which takes what arrives while it receives, has ended its receive
+
+    run_ranks(2, ranks, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_a_blocking_send_that_fails_after_it_has_begun_sends_what_the_array_held(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        x = np.full(N, 7.0)
+        if group.rank == 0:
+            with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
+                group.send(x, 1)
+            x[:] = 9
+        group.barrier()
+        if group.rank == 1:
+            assert (group.recv((N,), 0) == 7).all()
+
+    run_ranks(2, ranks, backend=backend)
+
+
 def test_an_interrupted_receive_takes_no_later_message() -> None:
     def ranks(group: Group) -> None:
         if group.rank == 0:

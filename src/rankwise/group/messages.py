@@ -89,14 +89,15 @@ class Messages(GroupBase):
     def send_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool = False) -> None:
         """Send a Python object to rank `dst`, which receives it with `recv_object`.
 
-        Plain data and allow_pickle are as in the object collectives: see `broadcast_object`.
+        Plain data and allow_pickle are as in the object collectives: see `broadcast_object`. After an error the object
+        may still be delivered, as in `send`.
 
         >>> if group.rank == 0:
         ...     group.send_object({"rows": [1, 2], "of": np.eye(2)}, dst=1)
         ... else:
         ...     assert group.recv_object(src=0)["rows"] == [1, 2]
         """
-        self.isend_object(obj, dst, tag, allow_pickle=allow_pickle).wait()
+        wait_or_withdraw(self.isend_object(obj, dst, tag, allow_pickle=allow_pickle))
 
     def isend_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool = False) -> Work[None]:
         """Start to send an object, with its present content; it may be changed after the call returns.

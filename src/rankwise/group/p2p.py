@@ -68,6 +68,9 @@ class PointToPoint(GroupBase):
     def send(self, x: Any, dst: int | None, tag: int = 0) -> None:
         """Send `x` to rank `dst`; x may be changed after the call returns. A rank may send to itself.
 
+        After an error, such as CollectiveTimeout, x may be changed as well. The message is withdrawn if it still waited
+        behind earlier ones; if any of it had been sent, the rest follows, and the receiver gets the whole message.
+
         >>> if group.rank == 0:
         ...     group.send(np.arange(3), dst=1)
         ... else:
