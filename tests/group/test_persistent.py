@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,3 +133,48 @@ def test_plans_of_messages(backend: str) -> None:
             group.recv_plan(fixed, 0)
 
     run_ranks(2, ranks, backend=backend)
+
+
+def test_memory_that_a_plan_uses_does_not_move_beneath_it() -> None:
+    torch = pytest.importorskip("torch")
+
+    def give_away(x: Any) -> None:
+        x.data = torch.zeros(1)
+
+    def move(x: Any) -> None:
+        x.resize_(100_000)
+
+    def free(x: Any) -> None:
+        x.untyped_storage().resize_(0)
+
+    def ranks(group: Group) -> None:
+        me = group.rank
+        plans: list[Callable[[Any], Callable[[], object]]] = [
+            group.all_reduce_plan,
+            group.broadcast_plan,
+            lambda x: group.send_plan(x, me),
+            lambda x: group.send_plan(x, me).start,
+            lambda x: group.recv_plan(x, me),
+        ]
+        for make in plans:
+            for change in (give_away, move, free):
+                tensor = torch.ones(10_000)
+                plan = make(tensor)
+                change(tensor)
+                with pytest.raises(
+                    ValueError, match=r"^x: expected the memory .* moved, freed or resized.*a new plan$"
+                ):
+                    plan()
+            whole = np.ones((2, 10_000))
+            for x in (whole, whole[1], whole.view(np.matrix)):
+                plan = make(x)
+                with pytest.raises(ValueError, match="cannot resize an array"):
+                    whole.resize((20, 10_000), refcheck=False)
+            del plan, x
+            whole.resize((20, 10_000), refcheck=False)
+        x = torch.ones(3)
+        plan = group.all_reduce_plan(x)
+        plan()
+        assert x.tolist() == [2] * 3
+
+    run_ranks(2, ranks)

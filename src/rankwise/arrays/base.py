@@ -48,6 +48,13 @@ class Kind(ABC):
         """
         return buffer
 
+    def place_check(self, buffer: Buffer) -> Callable[[], None] | None:
+        """For memory that is used again and again: a function that raises ValueError if the array, x, has left it.
+
+        None means that this cannot happen while the memory is held.
+        """
+        return None
+
 
 class Buffer:
     """Memory that a communicator can work on: contiguous, in this machine's byte order, of a supported dtype.

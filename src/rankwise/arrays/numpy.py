@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,14 @@ def wrap(
     found = describe(array)
     assert found is not None
     return Buffer(found[0], found[1], DTYPES[found[2]], found[3], array, kind or NUMPY, given, restore, view)
+
+
+def hold(buffer: Buffer) -> object:
+    """What keeps the memory of a NumPy array where it is: NumPy resizes no array to which there is a weak reference."""
+    owner = buffer.array
+    while isinstance(getattr(owner, "base", None), np.ndarray):
+        owner = owner.base
+    return weakref.ref(owner) if isinstance(owner, np.ndarray) else None
 
 
 def room_for(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,19 @@ class TorchKind(Kind):
             return given.float().mul(factor).to(given.dtype)
         return given.mul(factor)
 
+    def place_check(self, buffer: Buffer) -> Callable[[], None]:
+        tensor, ptr, nbytes = buffer.array, buffer.ptr, buffer.nbytes
+
+        def check() -> None:
+            if tensor.data_ptr() != ptr or tensor.nbytes != nbytes:
+                raise ValueError(
+                    "x: expected the memory that this plan was made for, but the tensor's memory has since been moved, "
+                    f"freed or resized (it is now {tensor.nbytes} bytes at {tensor.data_ptr():#x}, and was {nbytes} "
+                    f"bytes at {ptr:#x}); make a new plan"
+                )
+
+        return check
+
 
 class TorchCudaKind(TorchKind):
     """Makes torch tensors on one CUDA device."""
@@ -132,10 +146,15 @@ class _Written(Buffer):
 
 def mark_written(tensor: torch.Tensor) -> None:
     """Notify autograd that the tensor was written, so that a backward pass that needs its old content raises."""
+    if not tensor.is_inference():  # these have no version
+        _increment_version()(tensor)
+
+
+@cache
+def _increment_version() -> Callable[[torch.Tensor], None]:
     import torch
 
-    if not tensor.is_inference():  # these have no version
-        torch.autograd.graph.increment_version(tensor)
+    return torch.autograd.graph.increment_version
 
 
 def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:

@@ -9,7 +9,7 @@ from typing import Any
 from rankwise.arrays import ops
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source, target
-from rankwise.arrays.numpy import NUMPY
+from rankwise.arrays.numpy import NUMPY, hold
 from rankwise.arrays.ops import Op
 from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import UnsupportedError
@@ -37,8 +37,10 @@ class MessagePlan:
 class PersistentOperations(GroupBase):
     """A plan is a function without arguments that runs one operation on one array and returns None.
 
-    It keeps the group and the array alive. The array must be contiguous and, except for a send, writable. Every
-    rank calls a plan for the same collective. Calls of plans and other operations may be mixed.
+    It keeps the group and the array alive. The array must be contiguous and, except for a send, writable, and stay
+    where it is: NumPy refuses to resize an array that has a plan; a plan of a torch tensor raises ValueError if the
+    tensor's memory has been moved, freed or resized since. Every rank calls a plan for the same collective. Calls of
+    plans and other operations may be mixed.
     """
 
     def all_reduce_plan(self, x: Any, op: Op = "sum") -> Callable[[], None]:
@@ -115,25 +117,35 @@ class PersistentOperations(GroupBase):
             begin = partial(self._receives.recv, buffer, peer, tag)
         finish = nothing if sends else partial(_finish, buffer)
         now = self._send_array if sends else self._recv_array
+        check = buffer.kind.place_check(buffer) or nothing
+        keeps = (self, buffer, hold(buffer))
 
         def start() -> Work[None]:
+            check()
             self._order(buffer)
-            return ArrayWork(begin(), finish, self._pending, (self, buffer)).started()
+            return ArrayWork(begin(), finish, self._pending, keeps).started()
 
         return MessagePlan(start, partial(now, buffer.given, peer, tag), () if sends else self._kept)
 
     def _plan(self, buffer: Buffer, operation: str, *args: int) -> Callable[[], None]:
         self._check_memory(buffer)
-        plan = self.comm.plan(operation, *args)
+        steps: list[Callable[[], object]] = []
+        check = buffer.kind.place_check(buffer)
+        if check is not None:
+            steps.append(check)
         if buffer.device is not None:
-            plan = partial(_then, partial(self._order, buffer), plan)
+            steps.append(partial(self._order, buffer))
         if len(buffer.shape) != 1:
-            plan = partial(_then, partial(self.comm.describe, buffer.shape), plan)
+            steps.append(partial(self.comm.describe, buffer.shape))
+        plan = self.comm.plan(operation, *args)
+        steps.append(plan)
         if self._syncs:
-            plan = partial(_then, plan, self.comm.sync)
+            steps.append(self.comm.sync)
         if buffer.kind is not NUMPY:
-            plan = partial(_then, plan, buffer.finish)  # autograd must notice that a tensor was written
-        vars(plan)["keeps"] = (self, buffer)
+            steps.append(buffer.finish)  # autograd must notice that a tensor was written
+        if len(steps) > 1:
+            plan = partial(_each, steps)
+        vars(plan)["keeps"] = (self, buffer, hold(buffer))
         return plan
 
 
@@ -149,6 +161,6 @@ def _finish(buffer: Buffer) -> None:
     buffer.finish()
 
 
-def _then(first: Callable[[], None], second: Callable[[], object]) -> None:
-    first()
-    second()
+def _each(steps: list[Callable[[], object]]) -> None:
+    for step in steps:
+        step()
