@@ -142,6 +142,20 @@ def test_mismatches_raise_on_every_rank_and_leave_the_outputs_unchanged() -> Non
     assert all("rank 0: all_reduce(count=" in text and "rank 1: " in text for text in told[0])
 
 
+def test_all_to_all_of_different_lengths_does_not_reach_gloo() -> None:
+    """In gloo alone, one rank's process would end and the other would get a wrong result."""
+
+    def body(group: Group) -> str:
+        with group.dup() as part, pytest.raises(MismatchError) as caught:
+            part.all_to_all(np.arange(5 if part.rank == 0 else 7))
+        return str(caught.value)
+
+    told = run_ranks(2, body, backend="gloo")
+    assert told[0] == told[1]
+    assert "send_counts=[3, 2], recv_counts=[3, 3]" in told[0]
+    assert "send_counts=[4, 3], recv_counts=[3, 3]" in told[0]
+
+
 @pytest.mark.slow  # tests/backends/composed runs these algorithms on as many ranks, without their sockets
 def test_many_ranks_exchange_data_in_few_steps() -> None:
     """Small and middle sizes, with the usual algorithms, and a mismatch that most ranks learn of from others."""

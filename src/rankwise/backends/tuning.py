@@ -192,11 +192,14 @@ def envelope(backend: str, n: int) -> int:
 
 
 def inline(backend: str, n: int) -> dict[str, int]:
-    """By operation, the most bytes of a rank's array whose data travels in envelopes among n ranks, or -1."""
+    """By operation, the most bytes of a rank's array whose data travels in envelopes among n ranks, or -1.
+
+    For all_to_all_v it is the counts that travel there.
+    """
     most = envelope(backend, n)
     blocks = n * most if direct(backend, n) else most
     return {
-        **dict.fromkeys(("barrier", "all_gather", "gather", "scatter_array"), most),
+        **dict.fromkeys(("barrier", "all_gather", "gather", "scatter_array", "all_to_all_v"), most),
         **dict.fromkeys(("all_reduce", "broadcast", "reduce", "scatter", "reduce_scatter", "all_to_all"), blocks),
     }
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rankwise.contract.errors import MismatchError
 from rankwise.contract.types import DType, ReduceOp
 
@@ -89,6 +92,29 @@ def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:
     lines = [f"the ranks called different operations (operation #{sequence})"]
     lines += [f"  rank {rank}: {text}" for rank, text in sorted(calls.items())]
     return MismatchError("\n".join(lines), calls=calls, sequence=sequence)
+
+
+def unmatched(call: Call, sizes: NDArray[np.int64], sequence: int) -> MismatchError | None:
+    """What is wrong with the ranks' calls of all_to_all_v; None if nothing is.
+
+    sizes[i]: how many bytes rank i sends to each rank, and how many it expects from each.
+    """
+    dtype: DType = call[1]
+    counts = sizes // ITEMSIZE[dtype]
+    sent, expected = counts[:, 0], counts[:, 1].T
+    if (sent == expected).all():
+        return None
+    source, target = np.argwhere(sent != expected)[0]
+    head = (
+        f"all_to_all_v: rank {source} sends {sent[source, target]} elements to rank {target}, which expects "
+        f"{expected[source, target]} (operation #{sequence})"
+    )
+    texts = {
+        rank: f"all_to_all_v(send_counts={_text(tuple(out))}, recv_counts={_text(tuple(into))}, dtype={_text(dtype)})"
+        for rank, (out, into) in enumerate(counts.tolist())
+    }
+    lines = [head, *(f"  rank {rank}: {text}" for rank, text in texts.items())]
+    return MismatchError("\n".join(lines), calls=texts, sequence=sequence)
 
 
 def check_reduction(count: int, dtype: DType, op: ReduceOp) -> None:

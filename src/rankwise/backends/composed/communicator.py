@@ -446,7 +446,8 @@ class ComposedCommunicator(OpenCommunicator):
             return run(self, call, move, args)
         if (description := self._take_description()) is not None:
             call = (*call, description)
-        return run(self, call, self._checked, (call, payload, move, args))
+        check = self._checked_counts if call[0] == "all_to_all_v" else self._checked
+        return run(self, call, check, (call, payload, move, args))
 
     def _failing(self, error: BaseException) -> None:
         """A call has raised, so the group may fail. Raises what explains an engine's error."""
@@ -477,6 +478,21 @@ class ComposedCommunicator(OpenCommunicator):
             raise difference from None
         return move(*args)
 
+    def _checked_counts(self, call: Call, payload: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
+        """The same for all_to_all_v, after also checking that each rank expects what the others send to it."""
+        mine = np.array(args[2:], np.int64)  # bytes by rank, to send and to receive
+        everybody = np.empty((self._world_size, *mine.shape), np.int64)
+        self._checked(call, mine.nbytes, self._collect, (address(mine), address(everybody), mine.nbytes))
+        difference = calls.unmatched(call, everybody, self._call_lock.sequence)
+        if difference is not None:
+            self._fail(difference, known_to_all=True)
+            raise difference
+        return move(*args)
+
+    def _collect(self, mine: int, everybody: int, size: int) -> None:
+        """Gather `size` bytes of host memory from every rank."""
+        self._mover(mine, everybody, size)()
+
     def _algorithm(self, operation: str, chosen: str) -> str:
         """The algorithm for an operation: the chosen one, unless another is forced."""
         return self._forced.get(operation, chosen)
@@ -495,7 +511,7 @@ class ComposedCommunicator(OpenCommunicator):
         """What each rank calls. All ranks have detected a difference, and exchange their descriptions."""
         mine = np.frombuffer(calls.encoded(call), np.uint8)
         everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
-        self._mover(address(mine), address(everybody), mine.nbytes)()
+        self._collect(address(mine), address(everybody), mine.nbytes)
         described = {rank: calls.decoded(row.tobytes()) for rank, row in enumerate(everybody)}
         return calls.mismatch(described, self._call_lock.sequence)
 

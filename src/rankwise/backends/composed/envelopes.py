@@ -108,6 +108,8 @@ class Envelopes(ABC):
     def all_to_all(self, send: int, recv: int, size: int) -> None:
         _collect(self.exchange_blocks(send, size), recv, size)
 
+    all_to_all_v = all_gather  # of the counts; the data follows
+
 
 def _collect(addresses: list[int], recv: int, size: int) -> None:
     """Copy `size` bytes from each address to successive places from `recv` on."""
