@@ -137,3 +137,30 @@ def test_every_pair_has_a_neutral_element() -> None:
         for op in OPS:
             if op.refused_for(dtype) is None:
                 assert prefix._neutral(dtype, op, 3).nbytes == 3 * dtype.itemsize
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo"])
+def test_products_of_complex_infinities_and_signed_zeros(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The factor 1 would change them: (inf+1j) * 1 has a NaN."""
+    if backend == "threads":  # else the ranks are other processes
+        monkeypatch.setattr(prefix, "PIECE", 3 * 16 * 4)
+    parts = (0.0, -0.0, 2.0, -np.inf)
+    numbers = [complex(real, imaginary) for real in parts for imaginary in parts]
+
+    def ranks(group: Group) -> None:
+        for kind in (np.complex64, np.complex128):
+            inputs = [np.roll(np.array(numbers, kind), 5 * rank) for rank in range(group.world_size)]
+            with np.errstate(invalid="ignore"):
+                want = np.multiply.accumulate(inputs)
+            me = group.rank
+            same_bits(group.scan(inputs[me], "product"), want[me])
+            same_bits(group.exscan(inputs[me], "product"), want[me - 1] if me else np.ones_like(want[0]))
+            assert group.scan(np.zeros(0, kind), "product").size == 0
+
+    def same_bits(got: Any, want: Any) -> None:
+        for found, expected in ((got.real, want.real), (got.imag, want.imag)):
+            np.testing.assert_array_equal(found, expected)
+            known = ~np.isnan(expected)
+            np.testing.assert_array_equal(np.signbit(found)[known], np.signbit(expected)[known])
+
+    run_ranks(3, ranks, backend=backend)

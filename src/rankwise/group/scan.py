@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from rankwise.arrays import buffers, ops
+from rankwise.arrays import buffers, dtypes, ops
+from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source
 from rankwise.arrays.ops import Op, PremulSum
 from rankwise.contract.types import DType, ReduceOp
@@ -102,13 +103,19 @@ class Scans(GroupBase):
             for start in range(0, max(1, given.count), piece):
                 count = min(piece, given.count - start)
                 size = count * dtype.itemsize
-                send = buffers.scratch((n * count,), dtype)
+                blocks = buffers.scratch((n * count,), dtype)
                 offset = start * dtype.itemsize
+                self.comm.describe(given.shape, "exscan" if exclusive else "scan")
+                if dtype.is_complex and reduce_op is ReduceOp.PROD:
+                    self.comm.all_gather(mine.ptr + offset, blocks.ptr, count, dtype)
+                    self._sync()
+                    found = neutral if last < 0 else _product(blocks, n)[last]
+                    ctypes.memmove(result.ptr + offset, found.ctypes.data, size)
+                    continue
                 for rank in range(n):
                     counts = rank - exclusive >= self.rank
-                    ctypes.memmove(send.ptr + rank * size, mine.ptr + offset if counts else neutral.ctypes.data, size)
-                self.comm.describe(given.shape, "exscan" if exclusive else "scan")
-                self.comm.reduce_scatter(send.ptr, result.ptr + offset, count, dtype, reduce_op)
+                    ctypes.memmove(blocks.ptr + rank * size, mine.ptr + offset if counts else neutral.ctypes.data, size)
+                self.comm.reduce_scatter(blocks.ptr, result.ptr + offset, count, dtype, reduce_op)
                 self._sync()
             if last < 0 and reduce_op is ReduceOp.SUM:
                 ctypes.memset(result.ptr, 0, result.nbytes)  # 0 instead of the neutral element -0
@@ -117,8 +124,20 @@ class Scans(GroupBase):
         return self._run(body, given, async_op)
 
 
+def _product(blocks: Buffer, n: int) -> np.ndarray[Any, Any]:
+    """The products of n complex blocks, each with those before it.
+
+    No factor is neutral for all complex numbers: (inf+1j) * (1+0j) has a NaN, and (-0-1j) * (1+0j) has another zero.
+    """
+    with np.errstate(all="ignore"):
+        return np.multiply.accumulate(blocks.array.view(dtypes.to_numpy(blocks.dtype)).reshape(n, -1))
+
+
 def _neutral(dtype: DType, op: ReduceOp, count: int) -> np.ndarray[Any, Any]:
-    """`count` neutral elements: a reduction with them leaves all bits unchanged."""
+    """`count` neutral elements: a reduction with them leaves all bits unchanged.
+
+    This does not hold for products of complex numbers, for which they only are what an empty product is.
+    """
     bits = 8 * dtype.itemsize
     if dtype.is_integral or dtype is DType.BOOL:
         signed = DType.I64 <= dtype <= DType.I8
