@@ -146,3 +146,57 @@ def test_sparse_gradients_are_refused_by_name() -> None:
             model(torch.tensor([group.rank])).sum().backward()
 
     run_ranks(2, ranks)
+
+
+class Fails(Exception):
+    pass
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("async_op", [True, False])
+def test_the_pass_after_one_that_raised(async_op: bool, to_none: bool) -> None:
+    """Whatever the failed pass has used and reduced on each rank, the next one leaves the mean of its own gradients."""
+
+    class Two(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = torch.nn.ModuleList([torch.nn.Linear(4, 4, bias=False) for _ in range(3)])
+
+        def forward(self, x: Any, used: Any, fails_after: int) -> Any:
+            def fail(_: Any) -> None:
+                raise Fails
+
+            for place, number in enumerate(used):
+                if place == fails_after:
+                    x.register_hook(fail)
+                x = self.parts[number](x)
+            return x.sum()
+
+    def ranks(group: Group) -> None:
+        torch.set_num_threads(1)
+        me = group.rank
+        model = rw.overlap.data_parallel(Two(), group, bucket_bytes=1, async_op=async_op)  # a bucket for each parameter
+        x = torch.ones(2, 4) * (me + 1)
+        for used in ((0, 1, 2), (0, 1), (2,), (1, 2)):
+            for failing in ((0, 1, 2), (2, 1), (1, 2), (0, 2) if me else (0, 1, 2)):
+                with pytest.raises(Fails):
+                    model(x, failing, len(failing) - 1 if me or len(failing) < 3 else 1).backward()
+                model.zero_grad(set_to_none=to_none)
+                model(x, used, -1).backward()
+                got = [part.weight.grad for part in model.parts]
+                want = torch.zeros(3, 4, 4)
+                for rank in range(2):
+                    y = torch.ones(2, 4) * (rank + 1)
+                    weights = [part.weight.detach().clone().requires_grad_() for part in model.parts]
+                    for number in used:
+                        y = y @ weights[number].T
+                    y.sum().backward()
+                    for number in used:
+                        want[number] += weights[number].grad / 2
+                for number in range(3):
+                    if number in used:
+                        torch.testing.assert_close(got[number], want[number])
+                    else:
+                        assert got[number] is None
+
+    run_ranks(2, ranks)

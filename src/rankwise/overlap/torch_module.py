@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +44,7 @@ class DataParallel:
         self.broadcast_buffers()
         self._async_op = async_op
         self._syncs = True
-        self._in_backward = False
+        self._pass: weakref.ref[Any] | None = None  # of the function that ends the present backward pass
         self._used = np.zeros(len(self._parameters), np.uint8)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook_of(number))  # type: ignore[no-untyped-call]
@@ -84,15 +86,28 @@ class DataParallel:
         def ready(parameter: torch.Tensor) -> None:
             if not self._syncs:
                 return
-            if not self._in_backward:
-                from torch.autograd import Variable
-
-                self._in_backward = True
-                # Called at the end of this backward pass, as in torch's own data parallelism.
-                Variable._execution_engine.queue_callback(self._end_of_backward)
+            if self._pass is None:
+                self._begin_backward()
             self._mark(number, parameter)
 
         return ready
+
+    def _begin_backward(self) -> None:
+        from torch.autograd import Variable
+
+        if self._used.any():  # a pass has failed; every rank must reduce its buckets, which hold nothing of use
+            self._used[:] = 0
+            self.reducer.wait_and_unpack()
+        # Called at the end of this backward pass, as in torch's own data parallelism; torch drops it if the pass fails.
+        end = partial(self._end_of_backward)
+        self._pass = weakref.ref(end, self._failed)
+        Variable._execution_engine.queue_callback(end)
+
+    def _failed(self, _: object) -> None:
+        """The present pass has raised. Nothing may be added to its gradients: some are in buckets, some are missing."""
+        self._pass = None
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _mark(self, number: int, parameter: torch.Tensor) -> None:
         self._used[number] = 1
@@ -103,7 +118,7 @@ class DataParallel:
 
     def _end_of_backward(self) -> None:
         """Mark the parameters that this pass did not use but that have a gradient, accumulated within no_sync."""
-        self._in_backward = False
+        self._pass = None
         for number, parameter in enumerate(self._parameters):
             if not self._used[number] and parameter.grad is not None:
                 self._mark(number, parameter)
@@ -135,7 +150,8 @@ def data_parallel(
     place, which is slower. Do not touch gradients before backward() has returned. A parameter that no
     rank used keeps its gradient, which may be None; if some ranks used it, it counts as zeros on the
     others. Every rank must run the same number of backward passes outside `no_sync`, and use at least
-    one parameter in each. group: by default the group of all ranks. hook, async_op: as for
+    one parameter in each. If a pass raises, which it must do on all ranks, all gradients become None, and
+    the next pass starts afresh. group: by default the group of all ranks. hook, async_op: as for
     GradientReducer.
 
     >>> import torch
