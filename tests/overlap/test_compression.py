@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_bf16_of_tensors() -> None:
     torch = pytest.importorskip("torch")
 
     def ranks(group: Group) -> None:
-        reducer = rw.overlap.GradientReducer([torch.zeros(300)], group, hook=rw.overlap.BF16Hook("sum"))
+        reducer = rw.overlap.GradientReducer([torch.zeros(300)], group, op="sum", hook=rw.overlap.BF16Hook())
         reducer.mark_ready(0, torch.full((300,), 1.0 + group.rank))
         assert (reducer.wait_and_unpack()[0] == 3).all()
 
@@ -87,6 +87,20 @@ def test_top_k_sends_the_largest_and_keeps_the_rest() -> None:
     run_ranks(2, ranks)
     with pytest.raises(ValueError, match="fraction=0"):
         rw.overlap.TopKHook(0)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_hooks_reduce_with_the_op_of_the_reducer(op: Literal["sum", "mean"]) -> None:
+    pytest.importorskip("ml_dtypes")
+
+    def ranks(group: Group) -> None:
+        params = [np.zeros(3, np.float32), np.zeros(3, np.float16)]  # hooks send the second one unchanged
+        for hook in (rw.overlap.BF16Hook(), rw.overlap.TopKHook(1.0)):
+            reducer = rw.overlap.GradientReducer(params, group, op=op, hook=hook)
+            for found in step(reducer, *(p + 1 + 2 * group.rank for p in params)):
+                assert found.tolist() == [4 if op == "sum" else 2] * 3
+
+    run_ranks(2, ranks)
 
 
 @pytest.mark.parametrize("hook", ["none", "bf16", "top-k"])

@@ -121,7 +121,7 @@ def test_reduced_where_marked() -> None:
 
 def test_lent_gradients_are_read_when_their_bucket_is_reduced() -> None:
     def ranks(group: Group) -> None:
-        for options in ({}, {"hook": rw.overlap.BF16Hook("mean")}, {"async_op": False}):
+        for options in ({}, {"hook": rw.overlap.BF16Hook()}, {"async_op": False}):
             reducer = rw.overlap.GradientReducer([np.zeros(3), np.zeros(2)], group, **options)  # type: ignore[arg-type]
             for step in (1.0, 2.0):
                 with reducer.no_sync():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ class BF16Hook:
     """Reduces float32 and float64 buckets in bfloat16: half the bytes, or a quarter, and 8 bits of precision.
 
     Sums are accumulated in float32 and rounded once. Buckets of other dtypes are sent unchanged. NumPy
-    arrays need the package ml_dtypes. op: "mean" or "sum", in place of the reducer's.
+    arrays need the package ml_dtypes.
 
     >>> reducer = rw.overlap.GradientReducer([np.zeros(3)], group, hook=rw.overlap.BF16Hook())
     >>> reducer.mark_ready(0, np.array([1.0, 1.001, group.rank]))
@@ -24,20 +24,19 @@ class BF16Hook:
     [1.0, 1.0, 0.5]
     """
 
-    def __init__(self, op: Literal["sum", "mean"] = "mean") -> None:
-        self.op = op
+    def __init__(self) -> None:
         self._halves: dict[int, Any] = {}
 
     def __call__(self, bucket: Bucket, group: Group) -> None:
         if bucket.dtype not in (DType.F32, DType.F64):
-            group.all_reduce(bucket.flat, self.op)
+            group.all_reduce(bucket.flat, bucket.op)
             return
         half = self._halves.get(bucket.index)
         if half is None or half.shape != bucket.flat.shape:
             device = getattr(bucket.flat, "device", None) if hasattr(bucket.flat, "data_ptr") else None
             half = self._halves[bucket.index] = memory.flat(group, len(bucket.flat), DType.BF16, device)
         half[...] = bucket.flat
-        group.all_reduce(half, self.op)
+        group.all_reduce(half, bucket.op)
         bucket.flat[...] = half
 
 
@@ -47,7 +46,7 @@ class TopKHook:
     fraction: the share of a bucket's elements that is sent, the largest by magnitude. A rank adds the
     elements that it does not send to its next gradients, so they are delayed but not lost (Stich et
     al., "Sparsified SGD with Memory", NeurIPS 2018). For float32 and float64 in host memory; other
-    buckets are sent unchanged. The result is the mean over the ranks.
+    buckets are sent unchanged.
 
     >>> hook = rw.overlap.TopKHook(1 / 64)
     >>> reducer = rw.overlap.GradientReducer([np.zeros(64)], group, hook=hook)
@@ -69,7 +68,7 @@ class TopKHook:
 
     def __call__(self, bucket: Bucket, group: Group) -> None:
         if bucket.dtype not in (DType.F32, DType.F64):
-            group.all_reduce(bucket.flat, "mean")
+            group.all_reduce(bucket.flat, bucket.op)
             return
         flat = np.asarray(bucket.flat)
         views = {number: np.asarray(view) for number, view in bucket.views.items()}
@@ -86,4 +85,5 @@ class TopKHook:
         flat[...] = 0
         for where, what in zip(places, sent, strict=True):  # in the order of the ranks: the same bits everywhere
             flat[where] += what
-        flat /= group.world_size
+        if bucket.op == "mean":
+            flat /= group.world_size

@@ -28,7 +28,8 @@ class Bucket:
 
     flat: all elements, one-dimensional; the padding between gradients is zero. members: the numbers of
     the bucket's parameters. views: each member's gradient, as a view of flat in the parameter's shape.
-    index: the bucket's position in the order of reduction, which is the same on all ranks.
+    index: the bucket's position in the order of reduction, which is the same on all ranks. op: the
+    reducer's, "mean" or "sum".
 
     >>> reducer = rw.overlap.GradientReducer([np.zeros(3), np.zeros((2, 2))], group)
     >>> [bucket] = reducer.buckets
@@ -37,9 +38,16 @@ class Bucket:
     """
 
     def __init__(
-        self, index: int, layout: BucketLayout, parameters: Sequence[GradientSpec], flat: Any, sync: StreamSyncOps
+        self,
+        index: int,
+        layout: BucketLayout,
+        parameters: Sequence[GradientSpec],
+        flat: Any,
+        op: Literal["sum", "mean"],
+        sync: StreamSyncOps,
     ) -> None:
         self.index = index
+        self.op = op
         self.dtype = layout.dtype
         self.members = layout.members
         self.flat = flat
@@ -64,14 +72,14 @@ class Bucket:
 class BucketHook(Protocol):
     """Reduces a bucket in another way than by one all_reduce.
 
-    `hook(bucket, group)` stores in bucket.flat the result that the reducer returns: the mean (or sum)
-    over the ranks, with the same bits on all of them. It runs on the group's stream (with
+    `hook(bucket, group)` stores in bucket.flat the result that the reducer returns: the mean or sum over
+    the ranks, as bucket.op says, with the same bits on all of them. It runs on the group's stream (with
     async_op=False: in the thread that fills the bucket), on every rank for the same buckets in the same
     order, and may call blocking operations of `group`. It may keep state between steps, for one reducer.
 
     >>> def halves(bucket, group):
     ...     half = bucket.flat.astype(np.float16)
-    ...     bucket.flat[...] = group.all_reduce(half, "mean")
+    ...     bucket.flat[...] = group.all_reduce(half, bucket.op)
     >>> reducer = rw.overlap.GradientReducer([np.zeros(3)], group, hook=halves)
     >>> reducer.mark_ready(0, np.full(3, 0.5 + group.rank))
     >>> reducer.wait_and_unpack()[0].tolist()
@@ -135,7 +143,7 @@ class GradientReducer:
             raise ValueError("async_op=False: a stream always reduces asynchronously; pass one of the two")
         seen = [memory.inspect(param, f"params[{number}]") for number, param in enumerate(params)]
         self.group = group
-        self.op = op
+        self.op: Literal["sum", "mean"] = op
         self.parameters = [one.parameter for one in seen]
         self._bucket_bytes = bucket_bytes
         self._hook = hook
@@ -182,6 +190,7 @@ class GradientReducer:
                 layout,
                 self.parameters,
                 memory.flat(self.group, layout.count, layout.dtype, self._device),
+                self.op,
                 self._sync,
             )
             for index, layout in enumerate(layouts)
