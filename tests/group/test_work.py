@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +15,9 @@ from rankwise.arrays.buffers import target
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.work import Work
 from rankwise.group.base import nothing
+from rankwise.group.group import Group
 from rankwise.group.work import ArrayWork, Pending
+from rankwise.testing import run_ranks
 
 
 def pending_works() -> Pending:
@@ -96,3 +100,25 @@ def test_dropped_works_do_not_pile_up() -> None:
     for _ in range(1000):
         ArrayWork(done, nothing, pending, target(np.ones(1))).started()
         assert len(pending.works) <= 16
+
+
+@pytest.mark.parametrize("ask", ["wait", "done", "neither"])
+def test_a_function_that_exits_does_not_disturb_later_operations(ask: str) -> None:
+    def exits(a: object, b: object) -> object:
+        raise SystemExit(3)
+
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        work = part.scan(np.ones(2), exits, async_op=True)
+        if ask == "done":
+            while not work.done():
+                time.sleep(0.001)
+        if ask != "neither":
+            with pytest.raises(SystemExit if group.rank == 0 else RankwiseError):
+                work.wait()
+        del work
+        with suppress(RankwiseError):  # rank 0 has left the operation before its end, so the group has failed
+            part.barrier()
+        part.close()
+
+    run_ranks(2, ranks)

@@ -54,7 +54,9 @@ class Work(ABC, Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if self.done():
             return self.wait()
-        result: T = yield from _in_a_thread(self).__await__()
+        result, error = yield from _in_a_thread(self).__await__()
+        if error is not None:
+            raise error
         return result
 
 
@@ -72,30 +74,27 @@ class Completed(Work[None]):
         return True
 
 
-def _in_a_thread(work: Work[Any]) -> asyncio.Future[Any]:
-    """The outcome of `work`, awaited in a thread of its own; in a thread pool, waits could block each other."""
+def _in_a_thread(work: Work[T]) -> asyncio.Future[tuple[T, None] | tuple[Any, BaseException]]:
+    """The result and the error of `work`, awaited in a thread of its own; in a thread pool, waits could block each
+    other.
+    """
     import asyncio
     import threading
 
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 
-    def deliver(value: Any, error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+    def deliver(outcome: Any) -> None:
+        if not future.cancelled():
+            future.set_result(outcome)
 
     def wait() -> None:
-        value, failure = None, None
         try:
-            value = work.wait()
-        except Exception as error:  # noqa: BLE001 - every error goes to the awaiting task
-            failure = error
+            outcome: Any = work.wait(), None
+        except BaseException as error:  # noqa: BLE001 - the awaiting task raises it
+            outcome = None, error
         if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, value, failure)
+            loop.call_soon_threadsafe(deliver, outcome)
 
     threading.Thread(target=wait, name="rankwise await", daemon=True).start()
     return future

@@ -133,7 +133,7 @@ class ArrayWork(Work[T]):
         self._pending = pending
         self._lock = threading.Lock()
         self._value: T
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """The operation's error, if it failed; known once `done` has returned True."""
         self.waited = False
         """Whether `wait` has been called, and so has raised the operation's error."""
@@ -163,6 +163,9 @@ class ArrayWork(Work[T]):
             except Exception:
                 if not self._inner.done():
                     raise  # this wait has timed out, but the operation is still pending
+            except BaseException:  # an interrupt of this thread, or what ended the function that ran
+                self.waited = self.done()
+                raise
             self.waited = True
             self._make_result()
         if self.error is not None:
@@ -195,14 +198,23 @@ class ArrayWork(Work[T]):
         with self._lock:
             if self._finish is None:
                 return
-            try:
-                self._inner.wait()
-                self._value = self._finish()
-            except Exception as failure:  # noqa: BLE001 - whatever it is, `wait` raises it
-                self.error = failure
-                if not self.waited:
-                    self._pending.failure(self)
+            self.error = self._error_of_inner()
+            if self.error is None:
+                try:
+                    self._value = self._finish()
+                except Exception as failure:  # noqa: BLE001 - whatever it is, `wait` raises it
+                    self.error = failure
+            if self.error is not None and not self.waited:
+                self._pending.failure(self)
             self._drop()
+
+    def _error_of_inner(self) -> BaseException | None:
+        """What the communicator's Work, which is complete, raises: of a function that it ran it may be SystemExit."""
+        try:
+            self._inner.wait()
+        except BaseException as failure:  # noqa: BLE001 - `wait` raises it
+            return failure
+        return None
 
     def _drop(self) -> None:
         self._finish = self._keep = None
