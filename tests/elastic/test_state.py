@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -250,14 +250,63 @@ def test_arrays_that_cannot_be_kept(array: Any, error: type[Exception], said: st
         State(arrays={"x": array})
 
 
-def test_an_array_must_keep_its_size() -> None:
-    x = bytearray(8)
+def _longer(x: bytearray) -> None:
+    x.extend(b"more")
+
+
+def _integers(x: np.ndarray[Any, Any]) -> None:
+    x.dtype = np.dtype(np.int64)
+
+
+def _row(x: np.ndarray[Any, Any]) -> None:
+    x.shape = (1, 3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # NumPy's, of changes in place
+@pytest.mark.parametrize(
+    ("make", "change", "said"),
+    [
+        (lambda: bytearray(8), _longer, "expected uint8 of shape (8,), as at the beginning, got uint8 of shape (12,)"),
+        (lambda: np.ones(3), _integers, "expected float64 of shape (3,), as at the beginning, got int64 of shape (3,)"),
+        (lambda: np.ones(3), _row, "expected float64 of shape (3,), as at the beginning, got float64 of shape (1, 3)"),
+    ],
+)
+def test_an_array_must_keep_its_dtype_and_shape(
+    make: Callable[[], Any], change: Callable[[Any], None], said: str
+) -> None:
+    x = make()
     state = State(arrays={"x": x})
     state.commit()
-    x.extend(b"more")
-    with pytest.raises(ValueError, match=re.escape("expected sizes of [8] bytes, as at the beginning, got [12]")):
-        state.commit()
+    change(x)
+    before = bytes(x)
+    for use in (state.commit, state.restore):
+        with pytest.raises(ValueError, match=re.escape(f"arrays['x']: {said}")):
+            use()
     assert state.commits == (1,)
+    assert bytes(x) == before
+
+
+class Unreadable:
+    """What is pickled by a module that a later process lacks, for example."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ImportError("no such module")
+
+
+def test_a_restore_that_fails_changes_nothing() -> None:
+    x = np.zeros(2)
+    state = State(arrays={"x": x}, objects={"a": 1, "b": Unreadable()})
+    state.commit()
+    x += 1
+    state.objects["a"] = 2
+    with pytest.raises(ImportError, match="no such module"):
+        state.restore()
+    assert x.tolist() == [1, 1]
+    assert state.objects["a"] == 2
 
 
 def test_other_arrays_than_the_lost_rank_had(inherited: int) -> None:

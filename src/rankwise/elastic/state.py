@@ -82,17 +82,14 @@ class State:
         self.resumptions: list[Resumption] = []
         """The losses after which this process went on, in order."""
         self._pid = os.getpid()
+        self._layout: dict[str, list[Any]] = {}  # of each array, the dtype and the shape
         buffers = self._buffers()
-        layout = {
-            name: [dtypes.name(buffer.dtype), *buffer.shape] for name, buffer in zip(self.arrays, buffers, strict=True)
-        }
         fd = _inherited_memory()
         try:
-            memory = CommitMemory(fd, json.dumps(layout).encode(), [buffer.nbytes for buffer in buffers])
+            memory = CommitMemory(fd, json.dumps(self._layout).encode(), [buffer.nbytes for buffer in buffers])
         except ValueError as error:
             expected = "expected the names, shapes and dtypes of this rank's previous State"
             raise ValueError(f"arrays: {expected}: {error}") from None
-        self._sizes = [buffer.nbytes for buffer in buffers]
         self._memory: CommitMemory | None = memory
         if fd is not None:
             global _owner
@@ -120,7 +117,7 @@ class State:
     def restore(self) -> None:
         """Put the last commit back into the arrays and objects, on this rank alone.
 
-        Raises RankwiseError if nothing has been committed.
+        Raises RankwiseError if nothing has been committed, and what pickle raises; then nothing has changed.
         """
         commits = self.commits
         if not commits:
@@ -139,8 +136,6 @@ class State:
     def save(self, number: int) -> None:
         """Commit as this number, on this rank alone. For `run`; programs call `commit`."""
         memory, buffers = self._open(), self._buffers()
-        if (sizes := [buffer.nbytes for buffer in buffers]) != self._sizes:
-            raise ValueError(f"arrays: expected sizes of {self._sizes} bytes, as at the beginning, got {sizes}")
         objects = pickle.dumps(
             {name: value.state_dict() if _has_state(value) else value for name, value in self.objects.items()},
             pickle.HIGHEST_PROTOCOL,
@@ -156,10 +151,11 @@ class State:
         """Go back to commit `number`, one of `commits`, on this rank alone, and forget a newer one. For `run`."""
         memory = self._open()
         slot = memory.commits()[number]
-        for buffer, kept in zip(self._buffers(), memory.arrays[slot], strict=True):
+        # What may raise comes first, so that nothing is restored by halves.
+        objects, buffers = pickle.loads(memory.objects(slot)), self._buffers()
+        for buffer, kept in zip(buffers, memory.arrays[slot], strict=True):
             np.copyto(_bytes(buffer), kept)
             buffer.finish()
-        objects = pickle.loads(memory.objects(slot))
         for name in self.objects.keys() - objects.keys():
             del self.objects[name]
         for name, value in objects.items():
@@ -178,12 +174,18 @@ class State:
         return self._memory
 
     def _buffers(self) -> list[Buffer]:
-        """The arrays as host memory, which `pack` fills and `finish` writes back where it is not the array itself."""
+        """The arrays as host memory, which `pack` fills and `finish` writes back where it is not the array itself.
+
+        Raises TypeError or ValueError if one cannot be written, or has another dtype or shape than at the beginning.
+        """
         buffers = []
         for name, array in self.arrays.items():
             buffer = target(array, f"arrays[{name!r}]")
             if buffer.given is None:
                 raise TypeError(f"arrays[{name!r}]: expected an array that can be written in place, got {array!r}")
+            found = [dtypes.name(buffer.dtype), *buffer.shape]
+            if (before := self._layout.setdefault(name, found)) != found:
+                raise ValueError(f"arrays[{name!r}]: expected {_text(before)}, as at the beginning, got {_text(found)}")
             buffers.append(buffer.kind.staged(buffer))
         return buffers
 
@@ -202,6 +204,10 @@ def _inherited_memory() -> int | None:
     if _owner is not None and _owner() is not None:
         raise ValueError("this rank has another State: expected one at a time; close it first, or add to its arrays")
     return fd
+
+
+def _text(layout: list[Any]) -> str:
+    return f"{layout[0]} of shape {tuple(layout[1:])}"
 
 
 def _has_state(value: object) -> bool:
