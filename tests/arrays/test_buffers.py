@@ -328,3 +328,40 @@ def test_receiver_of_an_array() -> None:
     assert buffers.receiver(x, "float32").finish() is x
     with pytest.raises(ValueError, match=r"^dtype='int8': expected x's dtype, float32, or None$"):
         buffers.receiver(x, "int8")
+
+
+def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """int16, of these strides in bytes, in memory that is large enough and whose middle is the first element."""
+    memory = np.zeros(100, np.int16)
+    return np.ndarray(shape, np.int16, memory.data, 100, strides)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((3,), (0,)),
+        ((2, 3), (0, 2)),
+        ((2, 3), (2, 2)),
+        ((3, 2), (4, -4)),
+        ((3,), (1,)),
+        ((4, 3), (4, 6)),
+        ((2,), (-1,)),
+    ],
+)
+def test_elements_that_share_memory_are_read_but_not_written(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    x = strided(shape, strides)
+    source(x)
+    with pytest.raises(ValueError, match=r"^out: expected elements with memory of their own.* as out.copy\(\) makes"):
+        target(x, "out")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((3,), (-2,)), ((3, 2), (-4, 20)), ((3, 2), (4, 6)), ((1, 3), (0, 4)), ((2, 3, 4), (6, 2, 24)), ((0, 3), (0, 0))],
+)
+def test_strided_elements_with_memory_of_their_own(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    x = strided(shape, strides)
+    buffer = target(x)
+    buffer.array[...] = np.arange(x.size).reshape(shape)
+    assert buffer.finish() is x
+    assert x.ravel().tolist() == [*range(x.size)]

@@ -174,3 +174,17 @@ def test_operations_give_tensors() -> None:
         work.wait()
 
     run_ranks(3, ranks)
+
+
+def test_elements_that_share_memory_are_read_but_not_written() -> None:
+    for x in (torch.zeros(1).expand(3), torch.zeros(2, 1).expand(2, 3), torch.zeros(5).as_strided((2, 3), (1, 1))):
+        source(x)
+        with pytest.raises(
+            ValueError, match=r"^x: expected elements with memory of their own.* as x.contiguous\(\) ma"
+        ):
+            target(x)
+    x = torch.zeros(8).as_strided((3, 2), (2, 3))  # these do not share any
+    buffer = target(x)
+    buffer.array[...] = torch.arange(6.0).reshape(3, 2)
+    buffer.finish()
+    assert x.ravel().tolist() == [*range(6)]

@@ -33,7 +33,13 @@ def test_arguments_are_refused_before_anything_is_sent() -> None:
         x = np.ones(4, np.float32)
         fixed = np.ones(4)
         fixed.flags.writeable = False
+        same = np.lib.stride_tricks.as_strided(x, (2, 4), (0, 4))
+        own = "expected elements with memory of their own, as the operation writes them"
         if group.rank == 1:
+            refused(lambda: group.all_reduce(same), ValueError, f"x: {own}")
+            refused(lambda: group.broadcast(same), ValueError, f"x: {own}")
+            refused(lambda: group.recv(same, 0), ValueError, f"x: {own}")
+            refused(lambda: group.all_gather(x, out=same), ValueError, f"out: {own}")
             refused(lambda: group.all_reduce("x"), TypeError, "x: expected an array, a buffer or a number, got str")
             refused(lambda: group.all_reduce(fixed), ValueError, "x: expected a writable array, got a read-only one")
             refused(lambda: group.all_reduce(x, "median"), ValueError, "op='median': expected one of sum, mean")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from rankwise.contract.types import DType
 
@@ -146,3 +148,33 @@ class Buffer:
         """The same memory, whose `finish()` returns restore(array)."""
         self._restore = restore
         return self
+
+
+def check_own_memory(name: str, shape: Shape, strides: Sequence[int], size: int, copied: str) -> None:
+    """Raise ValueError if elements of the argument `name`, an array to write to, share memory with each other.
+
+    size: of an element, in the unit of the strides. copied: the method that makes an array without such elements.
+    """
+    if _elements_meet(shape, strides, size):
+        raise ValueError(
+            f"{name}: expected elements with memory of their own, as the operation writes them, but some elements of "
+            f"this array of shape {shape} and strides {tuple(strides)} share memory; pass a copy, as {name}.{copied}() "
+            "makes it"
+        )
+
+
+def _elements_meet(shape: Shape, strides: Sequence[int], size: int) -> bool:
+    axes = sorted((abs(stride), length) for stride, length in zip(strides, shape, strict=True) if length != 1)
+    span = size
+    for stride, length in axes:
+        if stride < span:
+            break
+        span += (length - 1) * stride
+    else:
+        return False  # each axis steps over all that those with smaller strides span
+    if not axes[0][0]:
+        return True
+    places = np.zeros(1, np.int64)  # of all elements: few arrays get here
+    for stride, length in axes:
+        places = np.add.outer(places, stride * np.arange(length)).ravel()
+    return bool((np.diff(np.sort(places)) < size).any())

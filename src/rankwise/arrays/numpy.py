@@ -9,7 +9,7 @@ import numpy as np
 
 from rankwise._native import describe
 from rankwise.arrays import dtypes
-from rankwise.arrays.base import Buffer, Kind, Restore, Shape
+from rankwise.arrays.base import Buffer, Kind, Restore, Shape, check_own_memory
 from rankwise.arrays.dtypes import DTYPES
 from rankwise.contract.errors import shown
 from rankwise.contract.types import DType
@@ -45,6 +45,8 @@ def from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool, ki
         raise ValueError(f"{name}: expected a writable array, got a read-only one ({type(given).__name__})")
     if flags.c_contiguous and flags.aligned and view.dtype.isnative:
         return wrap(view.view(np.ndarray), given, kind=kind)
+    if write:
+        check_own_memory(name, view.shape, view.strides, view.itemsize, "copy")
 
     def put_back(packed: np.ndarray[Any, Any]) -> Any:
         view[...] = packed

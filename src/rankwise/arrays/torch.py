@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise._native import copy_blocks as copy_blocks
-from rankwise.arrays.base import Buffer, Device, Kind, Shape
+from rankwise.arrays.base import Buffer, Device, Kind, Shape, check_own_memory
 from rankwise.arrays.dtypes import EXPECTED
 from rankwise.contract.types import DType
 
@@ -190,6 +190,8 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         made = _Written if write else Buffer
         return made(tensor.data_ptr(), tensor.numel(), dtype, shape, tensor, kind, tensor, device=device)
+    if write:
+        check_own_memory(name, shape, tensor.stride(), 1, "contiguous")
     data = tensor.detach()
     # A stream's thread is never in inference mode, where alone tensors that were made in it can be written.
     with torch.inference_mode(False):
