@@ -272,3 +272,44 @@ def test_the_trace_shows_the_losses(tmp_path: Path) -> None:
     assert re.search(r"^rank 1 .* was killed by SIGKILL +started again$", shown.stdout, re.MULTILINE)
     events = json.loads((tmp_path / "t.perfetto.json").read_text())["traceEvents"]
     assert [event["name"] for event in events if event["ph"] == "i"] == ["lost: was killed by SIGKILL; started again"]
+
+
+LEFT_OUT = """
+import os, signal, sys, time
+import numpy as np, rankwise as rw
+group = rw.init()
+group.barrier()
+if group.rank == 1:
+    exec(sys.argv[1])
+else:
+    group = group.shrink(exclude=[1])
+    print("over", group.all_reduce(1))
+"""
+
+# So that ranks that were left out do not delay the test.
+SOON = [
+    sys.executable,
+    "-c",
+    "from rankwise.launch import local; from rankwise.tools.cli import main; local.LAST_LINES = 0.2; exit(main())",
+    "run",
+]
+
+
+@pytest.mark.parametrize("deed", ["os.kill(os.getpid(), signal.SIGSTOP)", "while True: pass"])
+def test_a_rank_that_was_left_out_is_ended_after_the_others(tmp_path: Path, deed: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LEFT_OUT)
+    command = [*SOON, "-n", "3", "--keep-going", str(program), deed]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "over 2\nover 2\n"), done.stderr
+    how = "was left out by the others and had to be ended after barrier #1"
+    assert notes(done) == [f"rankwise: rank 1 {how}", f"rankwise: finished without rank 1, which {how}"]
+
+
+def test_without_keep_going_the_job_has_failed_without_the_rank(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LEFT_OUT)
+    command = [*SOON, "-n", "3", "--restarts", "3", str(program), "os.kill(os.getpid(), signal.SIGSTOP)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert notes(done) == ["rankwise: rank 1 was left out by the others and had to be ended after barrier #1"]

@@ -14,6 +14,7 @@ import numpy as np
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
+from rankwise.contract.partings import LEFT_OUT, TOGETHER, Partings
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
@@ -75,12 +76,20 @@ class Group(
     """
 
     def __init__(
-        self, comm: Communicator, name: str = "world", backend: str = "", parent: Group | None = None, ranks: Any = None
+        self,
+        comm: Communicator,
+        name: str = "world",
+        backend: str = "",
+        parent: Group | None = None,
+        ranks: Any = None,
+        partings: Partings | None = None,
     ) -> None:
         super().__init__(comm, name)
         self.backend = backend
         self.ranks: tuple[int, ...] = tuple(range(comm.world_size)) if ranks is None else tuple(ranks)
         self._world: object = object() if parent is None else parent._world
+        self.partings: Partings = partings or (Partings() if parent is None else parent.partings)
+        """What this rank tells its launcher about the other ranks of the world."""
         self.successor: Group | None = None
         """The group that `shrink` or `restore` made of this one, or None."""
         self._closed = False
@@ -241,7 +250,9 @@ class Group(
         comm = self.comm.shrink(without)
         former = comm.former_ranks
         assert former is not None
-        return self._succeeded(Group(comm, self.name, self.backend, self, [self.ranks[rank] for rank in former]))
+        new = Group(comm, self.name, self.backend, self, [self.ranks[rank] for rank in former])
+        self.partings.note(set(self.ranks).difference(new.ranks), LEFT_OUT)
+        return self._succeeded(new)
 
     def restore(self) -> Group:
         """A new group of all ranks of the job, as `init` made it: the launcher has started the lost ones again.
@@ -261,7 +272,9 @@ class Group(
         ...     print(error.remedy or error.why)  # doctest: +ELLIPSIS
         the launcher does not start lost ranks again; ...
         """
-        return self._succeeded(Group(self.comm.restore(), self.name, self.backend, self))
+        new = Group(self.comm.restore(), self.name, self.backend, self)
+        self.partings.note(new.ranks, TOGETHER)
+        return self._succeeded(new)
 
     def _succeeded(self, new: Group) -> Group:
         self.successor = new

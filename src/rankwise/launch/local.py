@@ -9,28 +9,27 @@ a job can do without.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import selectors
 import signal
 import socket
 import subprocess
 import sys
-import termios
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from rankwise._native import Segment
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
+from rankwise.contract.partings import LEFT_OUT, Partings
 from rankwise.contract.settings import SPANS_MEMFD, STATE_MEMFD
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
 from rankwise.launch.losses import END, RESTART, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
-from rankwise.launch.rank_process import RankProcess
+from rankwise.launch.rank_process import RankProcess, leave_terminal, placed
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from rankwise.launch.nodes import Nodes
 
 GRACE = 1.0  # seconds in which ranks may exit on their own, and again between SIGTERM and SIGKILL
+LAST_LINES = 5.0  # seconds that ranks may still run after all others have ended, which went on without them
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
 QUIET = 0.1  # seconds without output after which an incomplete line is shown on a terminal
 PIECE = 1 << 16  # bytes read from a pipe at once
@@ -59,32 +59,9 @@ _TIMED_OUT = "rankwise.contract.errors.CollectiveTimeout: "
 
 # The variables that only some jobs set: the others remove them, in case a launcher around this one has set them.
 _OPTIONAL = (
-    "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK", "RANKWISE_LOCAL_WORLD_SIZE",
+    "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_PARTINGS_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
+    "RANKWISE_LOCAL_WORLD_SIZE",
 )  # fmt: skip
-
-
-def _leave_terminal() -> None:
-    """Detach from the session's terminal, which would stop a background process that reads from it."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDWR)
-    except OSError:
-        return  # there is no terminal
-    fcntl.ioctl(terminal, termios.TIOCNOTTY)
-    os.close(terminal)
-
-
-@contextmanager
-def _placed(cpus: Collection[int] | None) -> Iterator[None]:
-    """Within this context this thread, and a process that it starts, may use only these CPUs. None: no change."""
-    if cpus is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 class LocalJob:
@@ -156,10 +133,12 @@ class LocalJob:
         self._started: list[RankProcess] = []  # every process, those that were replaced too
         self._spans: list[int] = []  # for each rank the memfd that holds its spans
         self._states: list[int] = []  # for each rank that may be replaced the memfd for rankwise.elastic
+        self._partings = Partings()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
         self._pipes: dict[int, OutputStream] = {}
         self._plan: list[tuple[float, int]] = []  # the signals to send, with their times
         self._ending = False  # the first of them has been sent
+        self._left_out_until: float | None = None  # when ranks that were left out are ended, if no others run
         self._lost: int | None = None  # the rank that others had already lost at the first failure
         self._over = False  # no process of the ranks runs any more
         self._wake_reader, self.wake_writer = os.pipe()
@@ -300,6 +279,8 @@ class LocalJob:
             self._spans = [os.memfd_create(SPANS_MEMFD) for _ in range(self._n)]
         if self.losses.restarts:
             self._states = [os.memfd_create(STATE_MEMFD) for _ in range(self._n)]
+        if self.losses.may_go_on:
+            self._partings = Partings.create(self._world_size)
         for index in range(self._n):
             if self.interrupted is not None:
                 break
@@ -314,14 +295,14 @@ class LocalJob:
         watchdog = self._watchdog.stdin.fileno()
 
         def announce() -> None:
-            _leave_terminal()
+            leave_terminal()
             os.write(watchdog, b"%d\n" % os.getpid())
 
         segment_fd = self._segment.fd
         number = self.first + index
         session = _SAME_SESSION if self._n > usable_cores() else _OWN_SESSION
         environment = self._environment(index, segment_fd, 0 if replaced is None else replaced.restart + 1)
-        with _placed(None if self._places is None else self._places[index]):
+        with placed(None if self._places is None else self._places[index]):
             process = subprocess.Popen(
                 self.argv,
                 stdin=None if self._stdin and number == 0 else subprocess.DEVNULL,
@@ -333,6 +314,7 @@ class LocalJob:
                     segment_fd,
                     *self._spans[index : index + 1],
                     *self._states[index : index + 1],
+                    *(() if self._partings.fd is None else (self._partings.fd,)),
                     *self._pass_fds,
                 ),
                 **session,
@@ -400,6 +382,8 @@ class LocalJob:
         if self._states:
             env["RANKWISE_STATE_FD"] = str(self._states[index])
             env["RANKWISE_RESTART"] = str(restart)
+        if self._partings.fd is not None:
+            env["RANKWISE_PARTINGS_FD"] = str(self._partings.fd)
         if self._backend is not None:
             env["RANKWISE_BACKEND"] = self._backend
         if self._timeout is not None:
@@ -419,8 +403,8 @@ class LocalJob:
     def _step(self, limit: float | None) -> None:
         """Sleep for at most `limit` seconds until an event happens or a signal is due, and handle it."""
         waits = [] if limit is None else [limit]
-        if self._plan:
-            waits.append(max(0.0, self._plan[0][0] - time.monotonic()))
+        due = [at for at, _ in self._plan[:1]] + ([] if self._left_out_until is None else [self._left_out_until])
+        waits += [max(0.0, at - time.monotonic()) for at in due]
         holding = self._output.holds() and not self._plan  # while ranks are being ended all are held to the end
         if self._output.hides() or holding:
             waits.append(QUIET)
@@ -440,6 +424,12 @@ class LocalJob:
         # If several ranks are found to have ended at once, a rank killed by a signal is taken for the cause.
         for rank in sorted(ended, key=lambda rank: rank.returncode is not None and rank.returncode >= 0):
             self._rank_ended(rank)
+        if ended:
+            self._left_out_until = time.monotonic() + LAST_LINES if self._only_left_out_run() else None
+        if self._left_out_until is not None and self._left_out_until <= time.monotonic():
+            self._left_out_until = None
+            if not self._plan:  # they are not being ended already
+                self._end_left_out()
         while self._plan and self._plan[0][0] <= time.monotonic():
             self._ending = True
             self._signal_all(self._plan.pop(0)[1])
@@ -459,9 +449,10 @@ class LocalJob:
         self._segment.mark_exited(rank.index, rank.returncode, rank.pid, rank.restart)
         if rank.returncode == 0:
             self._segment.give_up(rank.index)  # a replacement of another rank need not wait for this one
-        if rank.returncode == 0 or self._ending or self.interrupted is not None:
+        if rank.returncode == 0 or (self._ending and not rank.left_out) or self.interrupted is not None:
             return
-        if self.failures or self._plan:  # the ranks are being ended, perhaps because a rank of another node failed
+        # The ranks are being ended, perhaps because a rank of another node failed.
+        if (self.failures or self._plan) and not rank.left_out:
             self.failures.append(rank)
         elif (action := self.losses.add(rank)) == END:
             self.survivors = self._running()
@@ -471,6 +462,18 @@ class LocalJob:
             self._go_on(rank, restart=action == RESTART)
             if self.nodes is not None:
                 self.nodes.lose(rank.end, rank.code)
+
+    def _only_left_out_run(self) -> bool:
+        """Whether ranks run, but only such without which the others went on before they ended."""
+        run = [rank.number for rank in self.ranks if rank.returncode is None]
+        return bool(run) and not self._plan and all(self._partings.of_rank(rank) == LEFT_OUT for rank in run)
+
+    def _end_left_out(self) -> None:
+        """End the ranks that still run. A process that is stopped takes SIGTERM when it is continued."""
+        for rank in self.ranks:
+            rank.left_out = rank.returncode is None
+        now = time.monotonic()
+        self._plan = [(now, signal.SIGTERM), (now, signal.SIGCONT), (now + GRACE, signal.SIGKILL)]
 
     def _follow(self, nodes: Nodes) -> None:
         """If this node ends its ranks, let the other nodes do so; if another node ends its ranks, end these too."""
@@ -583,6 +586,7 @@ class LocalJob:
                 self._watchdog.kill()
                 self._watchdog.communicate()
             self._segment = None  # unmapped now, even while a traceback keeps this object
+            self._partings.close()
             for fd in (*self._spans, *self._states):
                 os.close(fd)
             self._spans.clear()

@@ -42,10 +42,15 @@ class Losses:
         """The ranks that were not started again, in the order in which they were lost."""
         return [rank for rank, _, action in self.all if action != RESTART]
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether there are losses after which the job goes on."""
+        return bool(self.restarts) or self.keep_going
+
     def add(self, rank: RankProcess) -> str:
         """Note that a rank was lost; returns what follows."""
         left = self._n - len(self.without) - 1
-        if rank.restart < self.restarts:
+        if rank.restart < self.restarts and not rank.left_out:
             action = RESTART
         elif self.keep_going and left >= self.min_ranks and not self.is_vital(rank):
             action = GO_ON
@@ -58,8 +63,8 @@ class Losses:
         """A line about a loss after which the job goes on. others: how many ranks of this host still run."""
         if rank.restart < self.restarts:
             return f"{rank.end}; started again (restart {rank.restart + 1} of {self.restarts})"
-        going = "the others go" if rank.host else "1 rank goes" if others == 1 else f"{others} ranks go"
-        return f"{rank.end}{self._after_restarts(rank)}; {going} on"
+        going = "; the others go on" if rank.host else f"; {others} ranks go on" if others > 1 else "; 1 rank goes on"
+        return f"{rank.end}{self._after_restarts(rank)}{going if rank.host or others else ''}"
 
     def reason(self, rank: RankProcess) -> str:
         """A line about the loss that ended the job: how the rank ended, and why the job did not go on."""

@@ -1,8 +1,12 @@
-"""One rank's process, seen from the launcher: how and where it ended."""
+"""One rank's process, seen from the launcher: how it is started, how and where it ended."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import termios
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from rankwise.contract.signals import signal_name
 
@@ -20,7 +24,7 @@ class RankProcess:
     after it, or ""; known when the job has lost the rank or is over. restart: 0, or 1 for the rank's first
     replacement, 2 for its second, ... index: its number among the ranks of this node, and in their segment. host: the
     name of the host if the job has several nodes, or "". joined_as: the pid that the segment has for the rank when it
-    has ended.
+    has ended. left_out: it was ended because all others had ended, which had gone on without it.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class RankProcess:
         self.sequence = 0
         self.call = ""
         self.inside = False
+        self.left_out = False
         self.error = ""
 
     @property
@@ -53,9 +58,11 @@ class RankProcess:
 
     @property
     def how(self) -> str:
-        """'was killed by SIGKILL', 'exited with status 3', or 'runs'."""
+        """'was killed by SIGKILL', 'exited with status 3', 'was left out by the others ...', or 'runs'."""
         if self.returncode is None:
             return "runs"
+        if self.left_out:
+            return "was left out by the others and had to be ended"
         if self.returncode >= 0:
             return f"exited with status {self.returncode}"
         return f"was killed by {signal_name(-self.returncode)}"
@@ -100,3 +107,27 @@ class RankProcess:
         except ProcessLookupError:
             return False
         return True
+
+
+def leave_terminal() -> None:
+    """Detach from the session's terminal, which would stop a background process that reads from it."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR)
+    except OSError:
+        return  # there is no terminal
+    fcntl.ioctl(terminal, termios.TIOCNOTTY)
+    os.close(terminal)
+
+
+@contextmanager
+def placed(cpus: Collection[int] | None) -> Iterator[None]:
+    """Within this context this thread, and a process that it starts, may use only these CPUs. None: no change."""
+    if cpus is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

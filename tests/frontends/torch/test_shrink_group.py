@@ -238,3 +238,36 @@ def test_after_a_kill_in_backward(tmp_path: Path, flag: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("ON"))
     assert lines == ["ON 1 0 2 2.0 1.0", "ON 1 1 2 2.0 1.0"], done.stdout + done.stderr
+
+
+STOPPED = """
+import os, signal, sys, torch, torch.distributed as dist, rankwise
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("rankwise", store=dist.FileStore(sys.argv[1], size), rank=rank, world_size=size)
+dist.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.shrink_group([1])
+print("ON", dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_the_launcher_ends_a_rank_that_is_stopped_and_was_excluded(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(STOPPED)
+    command = [
+        sys.executable,
+        "-m",
+        "rankwise",
+        "run",
+        "-n",
+        "3",
+        "--keep-going",
+        str(program),
+        str(tmp_path / "store"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stdout) == (0, "ON 2\nON 2\n"), done.stderr
+    assert "which was left out by the others and had to be ended" in done.stderr.splitlines()[-1]

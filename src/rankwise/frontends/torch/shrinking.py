@@ -10,7 +10,9 @@ from torch.distributed import distributed_c10d
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
+from rankwise.contract.partings import LEFT_OUT, Partings
 from rankwise.contract.ranks import ranks_in_words
+from rankwise.contract.settings import Settings
 from rankwise.frontends.torch.core import Core
 
 MAKES_THE_GROUP = "_create_shrunk_process_group"
@@ -38,5 +40,8 @@ class Shrinking(Core):
             how = self.comm.failed().get(missing[0], "")
             text = f"shrink_group({exclude}): rank {missing[0]} {how}; exclude {ranks_in_words(missing)} as well"
             raise PeerLostError(text, rank=missing[0], how=how, operation="shrink")
+        settings = Settings.read()
+        if self._size == settings.world_size:  # so these are the job's ranks, with their numbers
+            Partings.of(settings).note(exclude, LEFT_OUT)
         comm.timeout = self.comm.timeout if opts_override is None else opts_override._timeout.total_seconds()
         return comm

@@ -1,0 +1,49 @@
+"""What ranks tell their launcher about each other: which of them the others left out, and which are done.
+
+A launcher whose job may go on after losses shares this memory with all its ranks: one byte for each rank of the job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from rankwise.contract.settings import PARTINGS_MEMFD, Settings, is_memory
+
+TOGETHER, LEFT_OUT, DONE = range(3)
+"""What is said of a rank: it may meet the others again; the others have gone on without it, because it was lost or did
+not come; there is nothing left in which a replacement of it could take part."""
+
+
+class Partings:
+    """What the ranks of a job have said of each other. fd: the memory; without it nothing is noted."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = fd
+
+    @classmethod
+    def create(cls, world_size: int) -> Partings:
+        """For a launcher and its ranks, which inherit `fd`."""
+        fd = os.memfd_create(PARTINGS_MEMFD)
+        os.ftruncate(fd, world_size)
+        return cls(fd)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Partings:
+        """Those that this process's launcher reads, if it does."""
+        return cls(settings.partings_fd if is_memory(settings.partings_fd, PARTINGS_MEMFD) else None)
+
+    def note(self, ranks: Iterable[int], what: int) -> None:
+        """Say this of these ranks of the job."""
+        if self.fd is not None:
+            for rank in ranks:
+                os.pwrite(self.fd, bytes([what]), rank)
+
+    def of_rank(self, rank: int) -> int:
+        """What was said of this rank last."""
+        return TOGETHER if self.fd is None else os.pread(self.fd, 1, rank)[0]
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
