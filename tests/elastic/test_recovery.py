@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -248,6 +249,36 @@ def test_a_rank_that_hangs_is_left_out(tmp_path: Path) -> None:
     done = train(tmp_path, "{(2, 0, 'step 6'): lambda: time.sleep(60)}", options=options)
     ends = sorted(line for line in done.stdout.splitlines() if "ends with" in line)
     assert [end.split(" ends")[0] for end in ends] == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_the_record_names_a_rank_that_was_left_out_behind_a_pending_operation() -> None:
+    """The barrier that fails waits for the operation, and does not know for whom that waits."""
+    ready, over = threading.Barrier(2), threading.Barrier(3)
+
+    def body(group: Group) -> list[dict[int, str]]:
+        state = rw.elastic.State(arrays={"x": np.zeros(3)})
+
+        def work(group: Group, state: rw.elastic.State) -> None:
+            if group.world_size == 3 and group.rank == 1:
+                over.wait(60)
+                raise KeyboardInterrupt
+            if group.world_size == 3:
+                ready.wait(60)
+                group.timeout = 0.7
+            else:
+                group.timeout = 60
+            group.all_reduce(np.ones(3), async_op=True)
+            group.barrier()
+
+        try:
+            rw.elastic.run(state, group=group)(work)()
+            over.wait(60)
+        except KeyboardInterrupt:
+            pass
+        return [one.lost for one in state.resumptions]
+
+    first, _, last = run_ranks(3, body, backend="threads")
+    assert first == last == [{1: "was left out when the others agreed to go on"}]
 
 
 def test_no_common_step_is_an_error_of_all() -> None:

@@ -85,13 +85,13 @@ def _run(function: Callable[[Group], T], state: State, group: Group) -> T:
             loss = loss or _Loss(state.step)
             loss.lost.update(_lost(error, group))
             _all_done(group, False)
-            group = _next_group(group)
+            group = _next_group(group, loss)
         else:
             # A loss may have kept another rank from passing the barrier.
             if _all_done(group, True):
                 return result
             loss = loss or _Loss(state.step)
-            group = _next_group(group)
+            group = _next_group(group, loss)
         finally:
             state.group = None
 
@@ -162,12 +162,15 @@ def _all_done(group: Group, done: bool) -> bool:
         return False
 
 
-def _next_group(group: Group) -> Group:
+def _next_group(group: Group, loss: _Loss) -> Group:
     """The group that goes on after a loss: with the replacements of lost ranks if there are any, else without."""
     try:
         new = group.restore()
     except (UnsupportedError, PeerLostError, CollectiveTimeout):
         # The launcher starts no rank again, or has given one up, or a rank that hangs does not come.
         new = group.shrink()
+        for rank, how in _lost_in(group).items():
+            if group.ranks[rank] not in new.ranks:  # one that is has only closed the former group already
+                loss.lost.setdefault(group.ranks[rank], how)
     group.close()
     return new
