@@ -226,6 +226,19 @@ def test_a_rank_that_is_given_up_ends_the_job(tmp_path: Path) -> None:
     assert re.match(r"rankwise: rank 1 \(pid \d+\) was killed by SIGKILL .*, after 2 restarts; ", last), last
 
 
+def test_a_rank_that_is_killed_after_the_function_is_not_started_again(tmp_path: Path) -> None:
+    """The others could not run the function again; they do what is left, although it takes longer than the grace."""
+    deeds = "{(1, 0, 'over'): kill, (0, 0, 'over'): lambda: time.sleep(1.5)}"
+    done = train(tmp_path, deeds, options=("--restarts", "3"))
+    assert done.returncode == 128 + signal.SIGKILL
+    ends = sorted(line.split(" ends")[0] for line in done.stdout.splitlines() if "ends with" in line)
+    assert ends == ["rank 0 of 3", "rank 2 of 3"]
+    how = r"rank 1 \(pid \d+\)(, which)? was killed by SIGKILL after agree"
+    news, last = done.stderr.splitlines()
+    assert re.fullmatch(rf"rankwise: {how}, after the ranks had finished elastic.run(; .* on)?", news), news
+    assert re.fullmatch(rf"rankwise: finished without {how}", last), last
+
+
 @pytest.mark.slow
 def test_an_error_of_the_function_is_not_a_loss(tmp_path: Path) -> None:
     done = train(tmp_path, "{(1, life, 'step 4'): fail for life in range(9)}", options=("--restarts", "1"))
@@ -255,7 +268,7 @@ def test_the_record_names_a_rank_that_was_left_out_behind_a_pending_operation() 
     """The barrier that fails waits for the operation, and does not know for whom that waits."""
     ready, over = threading.Barrier(2), threading.Barrier(3)
 
-    def body(group: Group) -> list[dict[int, str]]:
+    def body(group: Group) -> list[list[int]]:
         state = rw.elastic.State(arrays={"x": np.zeros(3)})
 
         def work(group: Group, state: rw.elastic.State) -> None:
@@ -275,10 +288,10 @@ def test_the_record_names_a_rank_that_was_left_out_behind_a_pending_operation() 
             over.wait(60)
         except KeyboardInterrupt:
             pass
-        return [one.lost for one in state.resumptions]
+        return [list(one.lost) for one in state.resumptions]
 
     first, _, last = run_ranks(3, body, backend="threads")
-    assert first == last == [{1: "was left out when the others agreed to go on"}]
+    assert first == last == [[1]]
 
 
 def test_no_common_step_is_an_error_of_all() -> None:

@@ -11,6 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, UnsupportedError
+from rankwise.contract.partings import DONE
 from rankwise.elastic.state import Resumption, State
 from rankwise.group.group import Group
 from rankwise.initialize import init
@@ -36,7 +37,8 @@ def run(
     again, whose own call of the decorated function meets the others. Otherwise, and if the launcher has
     given up a rank, the new group consists of the remaining ranks (`Group.shrink`). If more ranks are lost
     meanwhile, the others make another group. Other errors end the function as usual. When f has returned on all ranks,
-    so does the decorated function; its ranks are then no longer replaced.
+    so does the decorated function; its ranks are then no longer replaced, because the others could not run f again. One
+    that is lost in what follows has failed, and the others go on to their ends.
 
     A replacement runs the program from the start, so the program must not communicate between `rw.init`
     and the decorated function, which its other ranks have already entered. The new group is the default
@@ -89,6 +91,7 @@ def _run(function: Callable[[Group], T], state: State, group: Group) -> T:
         else:
             # A loss may have kept another rank from passing the barrier.
             if _all_done(group, True):
+                group.partings.note(group.ranks, DONE)
                 return result
             loss = loss or _Loss(state.step)
             group = _next_group(group, loss)

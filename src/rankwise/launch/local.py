@@ -23,11 +23,11 @@ from types import TracebackType
 from rankwise._native import Segment
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
-from rankwise.contract.partings import LEFT_OUT, Partings
+from rankwise.contract.partings import DONE, LEFT_OUT, Partings
 from rankwise.contract.settings import SPANS_MEMFD, STATE_MEMFD
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
-from rankwise.launch.losses import END, RESTART, Losses
+from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
 from rankwise.launch.rank_process import RankProcess, leave_terminal, placed
 
@@ -200,6 +200,7 @@ class LocalJob:
             ending.lost = rank.error.startswith(_LOST)
         else:
             ending.without, ending.again = self.losses.descriptions(), self.losses.again()
+            ending.code = self.losses.code
         if self.interrupted is not None:
             ending.code = 128 + self.interrupted
         return ending
@@ -446,6 +447,7 @@ class LocalJob:
             # A failing rank may close its group long before its process ends.
             self._lost = self._segment.lost_rank()
         rank.joined_as = pid or rank.pid
+        rank.done = self._partings.of_rank(rank.number) == DONE
         self._segment.mark_exited(rank.index, rank.returncode, rank.pid, rank.restart)
         if rank.returncode == 0:
             self._segment.give_up(rank.index)  # a replacement of another rank need not wait for this one
@@ -459,7 +461,7 @@ class LocalJob:
             self.failures += self.losses.without
             self._end_after_grace()
         else:
-            self._go_on(rank, restart=action == RESTART)
+            self._go_on(rank, action)
             if self.nodes is not None:
                 self.nodes.lose(rank.end, rank.code)
 
@@ -487,7 +489,7 @@ class LocalJob:
             self.survivors = self._running()
             self._end_after_grace()
 
-    def _go_on(self, rank: RankProcess, restart: bool) -> None:
+    def _go_on(self, rank: RankProcess, action: str) -> None:
         """The job goes on after this loss: end what the rank has left, and start it again or leave its place empty."""
         assert self._segment is not None
         rank.signal_group(signal.SIGKILL)
@@ -496,8 +498,8 @@ class LocalJob:
             self._drain(pipe.fileno())
             pipe.close()
         rank.error = self._output.forget(rank.number)
-        self._output.note(f"rankwise: {self.losses.news(rank, self._running())}")
-        if not restart:
+        self._output.note(f"rankwise: {self.losses.news(rank, action, self._running())}")
+        if action == GO_ON:
             self._segment.give_up(rank.index)
             return
         try:

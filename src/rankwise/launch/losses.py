@@ -43,6 +43,11 @@ class Losses:
         return [rank for rank, _, action in self.all if action != RESTART]
 
     @property
+    def code(self) -> int:
+        """The exit code if no loss has ended the job: with keep_going 0, else that of the first rank that is lost."""
+        return self.without[0].code if self.without and not self.keep_going else 0
+
+    @property
     def may_go_on(self) -> bool:
         """Whether there are losses after which the job goes on."""
         return bool(self.restarts) or self.keep_going
@@ -50,25 +55,25 @@ class Losses:
     def add(self, rank: RankProcess) -> str:
         """Note that a rank was lost; returns what follows."""
         left = self._n - len(self.without) - 1
-        if rank.restart < self.restarts and not rank.left_out:
+        if rank.restart < self.restarts and not (rank.left_out or rank.done):
             action = RESTART
-        elif self.keep_going and left >= self.min_ranks and not self.is_vital(rank):
-            action = GO_ON
+        elif self.keep_going:
+            action = GO_ON if left >= self.min_ranks and not self.is_vital(rank) else END
         else:
-            action = END
+            action = GO_ON if rank.done else END
         self.all.append((rank, time.time(), action))
         return action
 
-    def news(self, rank: RankProcess, others: int) -> str:
+    def news(self, rank: RankProcess, action: str, others: int) -> str:
         """A line about a loss after which the job goes on. others: how many ranks of this host still run."""
-        if rank.restart < self.restarts:
+        if action == RESTART:
             return f"{rank.end}; started again (restart {rank.restart + 1} of {self.restarts})"
         going = "; the others go on" if rank.host else f"; {others} ranks go on" if others > 1 else "; 1 rank goes on"
-        return f"{rank.end}{self._after_restarts(rank)}{going if rank.host or others else ''}"
+        return f"{rank.end}{self._after_what(rank)}{going if rank.host or others else ''}"
 
     def reason(self, rank: RankProcess) -> str:
         """A line about the loss that ended the job: how the rank ended, and why the job did not go on."""
-        ending = f"{rank.end}{self._after_restarts(rank)}"
+        ending = f"{rank.end}{self._after_what(rank)}"
         if not self.keep_going:
             return ending
         if self.is_vital(rank):
@@ -90,7 +95,9 @@ class Losses:
             f"rank {number}" + f" ({count} times)" * (count > 1) for number, count in sorted(times.items())
         )
 
-    def _after_restarts(self, rank: RankProcess) -> str:
+    def _after_what(self, rank: RankProcess) -> str:
+        if rank.done:
+            return ", after the ranks had finished elastic.run"
         if not rank.restart:
             return ""
         return f", after {'1 restart' if rank.restart == 1 else f'{rank.restart} restarts'}"
