@@ -126,6 +126,34 @@ def test_an_unpicklable_result() -> None:
         rw.spawn(gives_a_lock, 2)
 
 
+class OnlyThere:
+    """Its objects can be pickled, but not unpickled in the process that runs the tests."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickled, (os.getpid(),)
+
+
+def unpickled(pid: int) -> None:
+    if os.getpid() != pid:
+        raise LookupError(f"not in process {pid}")
+
+
+def returns_it_on_rank_1(fails: int) -> OnlyThere | None:
+    if my_rank() == fails:
+        raise OwnError("rank 0 fails", 7)
+    return OnlyThere() if my_rank() == 1 else None
+
+
+def test_a_result_that_cannot_be_unpickled_names_its_rank() -> None:
+    with pytest.raises(TypeError, match=r"^the result of rank 1 cannot be unpickled .*: LookupError: not in process"):
+        rw.spawn(returns_it_on_rank_1, 2, -1)
+
+
+def test_a_failure_comes_before_a_result_that_cannot_be_unpickled() -> None:
+    with pytest.raises(OwnError, match="rank 0 fails"):
+        rw.spawn(returns_it_on_rank_1, 2, 0)
+
+
 def test_an_unpicklable_error_is_raised_as_text() -> None:
     with pytest.raises(rw.RankwiseError, match=r"rank \d raised .*OwnError") as caught:
         rw.spawn(raises_what_cannot_travel, 2)

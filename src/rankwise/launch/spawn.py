@@ -14,7 +14,7 @@ from rankwise.contract.errors import PeerLostError, RankwiseError
 from rankwise.launch.local import LocalJob
 from rankwise.launch.output import OutputMultiplexer
 from rankwise.launch.rank_process import RankProcess
-from rankwise.launch.spawn_worker import pickler
+from rankwise.launch.spawn_worker import ERROR, RESULT, pickler
 
 T = TypeVar("T")
 
@@ -76,9 +76,9 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
         with LocalJob(argv, n, output, pass_fds=fds, timeout=timeout) as job:
             job.wait()
         reports = [_report(file) for file in results]
-    if job.failures or any(report is None for report in reports):
+    if job.failures or any(kind != RESULT for kind, _ in reports):
         _raise_failure(job, reports)
-    return [report[1] for report in reports if report is not None]
+    return [_unpickled(data, f"the result of rank {rank}") for rank, (_, data) in enumerate(reports)]
 
 
 def module_path(fn: Callable[..., object]) -> list[str]:
@@ -104,31 +104,40 @@ def _memory_file(stack: ExitStack) -> BinaryIO:
     return stack.enter_context(open(os.memfd_create("rankwise-spawn"), "w+b"))
 
 
-def _report(file: BinaryIO) -> tuple[str, Any] | None:
-    """('result', value) or ('error', (error or None, its text)); None if the rank wrote no report."""
+def _report(file: BinaryIO) -> tuple[bytes, bytes]:
+    """RESULT or ERROR, or nothing if the rank wrote no report, and what follows it."""
     file.seek(0)
-    data = file.read()
-    return pickle.loads(data) if data else None
+    return file.read(1), file.read()
 
 
-def _raise_failure(job: LocalJob, reports: list[tuple[str, Any] | None]) -> None:
+def _unpickled(data: bytes, what: str) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # whatever its classes raise
+        why = f"{type(error).__name__}: {error}"
+        raise TypeError(f"{what} cannot be unpickled in this process: {why}") from error
+
+
+def _raise_failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> None:
     lost: BaseException | None = None
     # First the ranks that failed, in that order; then those that exited with 0 but left no result.
     for rank in [*job.failures, *(rank for rank in job.ranks if rank.returncode == 0)]:
-        report = reports[rank.number]
-        if report is not None and report[0] == "error":
-            error = _error(rank, *report[1])
+        kind, data = reports[rank.number]
+        if kind == ERROR:
+            error = _error(rank, *pickle.loads(data))
             if not isinstance(error, PeerLostError):
                 raise error
             lost = lost or error
-        elif report is None or rank.returncode:
+        elif not kind or rank.returncode:
             raise _died(rank)
     assert lost is not None
     raise lost
 
 
-def _error(rank: RankProcess, error: BaseException | None, text: str) -> BaseException:
-    if error is None:
+def _error(rank: RankProcess, pickled: bytes, text: str) -> BaseException:
+    try:
+        error: BaseException = _unpickled(pickled, "the error")
+    except TypeError:
         error = RankwiseError(f"rank {rank.number} raised {text.rstrip().splitlines()[-1]}")
     error.__cause__ = RankTraceback(f"rank {rank.number}:\n{text}")
     return error

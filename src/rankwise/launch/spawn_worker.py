@@ -14,6 +14,10 @@ from typing import BinaryIO
 from rankwise._native import end_with
 from rankwise.contract.settings import Settings
 
+RESULT, ERROR = b"R", b"E"
+"""The first byte of a rank's report. Behind it is the pickled result, or pickled: the pickled error, and its traceback
+as text."""
+
 _CANNOT_TRAVEL = (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
 
 
@@ -30,10 +34,10 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
         fn, args, kwargs = pickle.load(payload)
     result = fn(*args, **kwargs)
     try:
-        report = pickler(fn)(("result", result))
+        report = pickler(fn)(result)
     except _CANNOT_TRAVEL as error:
         raise TypeError(f"the result of fn, {type(result).__name__}, cannot be sent back: {error}") from error
-    _write(results[rank], report)
+    _write(results[rank], RESULT + report)
 
 
 def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
@@ -59,11 +63,10 @@ def _report_error(fd: int, kind: type[BaseException], error: BaseException, trac
         trace = trace.tb_next  # leave out the frames of this file
     text = "".join(traceback.format_exception(kind, error, trace))
     try:
-        report = pickler(_report_error)(("error", (error, text)))
-        pickle.loads(report)
+        pickled = pickler(_report_error)(error)
     except _CANNOT_TRAVEL:
-        report = pickle.dumps(("error", (None, text)))
-    _write(fd, report)
+        pickled = b""
+    _write(fd, ERROR + pickle.dumps((pickled, text)))
 
 
 def _write(fd: int, report: bytes) -> None:
