@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,9 +140,9 @@ class CommitMemory:
         self.arrays.clear()
         os.ftruncate(self._fd, 0)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone by then
         if hasattr(self, "_header"):  # else __init__ has failed, and closed it
-            os.close(self._fd)
+            close(self._fd)
 
     def _place(self, slot: int, at: int) -> int:
         return self._objects + (at // _PIECE * SLOTS + slot) * _PIECE

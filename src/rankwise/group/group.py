@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import FunctionType, TracebackType
@@ -323,9 +324,10 @@ class Group(
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # The engine must release the memory of pending works before that is freed.
-        if hasattr(self, "_closed"):
+    def __del__(self, exits: Callable[[], bool] = sys.is_finalizing) -> None:
+        # The engine must release the memory of pending works before that is freed. While the interpreter exits, which
+        # has closed the communicator already, modules may be gone.
+        if hasattr(self, "_closed") and not exits():
             self.close()
 
 

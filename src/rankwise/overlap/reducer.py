@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -62,8 +63,8 @@ class Bucket:
         self._sync = sync
         self.ready, self.reduced = sync.create_event(), sync.create_event()
 
-    def __del__(self) -> None:
-        if hasattr(self, "reduced"):
+    def __del__(self, exits: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "reduced") and not exits():  # while the interpreter exits, modules may be gone
             with suppress(RankwiseError, ValueError):  # the group may be closed by now, and its events gone
                 self._sync.destroy_event(self.ready)
                 self._sync.destroy_event(self.reduced)
