@@ -1,9 +1,7 @@
 """Starts the ranks of a job, or of one of its nodes, on this host and watches them until they end.
 
-A rank's *group* is its process group, which contains every process that the rank started. The
-*watchdog* is a shell that only waits for this process to die; if that happens before the job ends, it
-kills the groups. To start fast, this file imports neither NumPy nor dataclasses nor anything else that
-a job can do without.
+A rank's *group* is its process group, which contains every process that the rank started. To start fast, this file
+imports neither NumPy nor dataclasses nor anything else that a job can do without.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from rankwise.launch.ending import Ending
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
 from rankwise.launch.rank_process import RankProcess, leave_terminal, placed
+from rankwise.launch.watchdog import Watchdog
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
@@ -41,12 +40,9 @@ GRACE = 1.0  # seconds in which ranks may exit on their own, and again between S
 LAST_LINES = 5.0  # seconds that ranks may still run after all others have ended, which went on without them
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
 QUIET = 0.1  # seconds without output after which an incomplete line is shown on a terminal
+POLL = 0.02  # seconds after which ranks are asked whether they have ended, if no descriptor says so
 PIECE = 1 << 16  # bytes read from a pipe at once
 PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
-
-# Reads process ids, one per line, until end-of-file: when the launcher has ended, and so has every rank that had not
-# yet run its command.
-_WATCHDOG = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
 
 # How a rank gets its own process group. Ranks that share cores stay in the launcher's session: if the kernel schedules
 # by session (autogroup), ranks of different sessions cannot yield a core to each other. Python 3.11 made this possible.
@@ -135,6 +131,7 @@ class LocalJob:
         self._states: list[int] = []  # for each rank that may be replaced the memfd for rankwise.elastic
         self._partings = Partings()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
+        self._polled: list[RankProcess] = []  # the running ranks of which no descriptor says when they end
         self._pipes: dict[int, OutputStream] = {}
         self._plan: list[tuple[float, int]] = []  # the signals to send, with their times
         self._ending = False  # the first of them has been sent
@@ -145,7 +142,7 @@ class LocalJob:
         """A byte written to `wake_writer` wakes `wait` (see signal.set_wakeup_fd)."""
         self._secret = os.urandom(16).hex() if nodes is None else nodes.secret
         self._segment: Segment | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
         # Bound but never listening, which reserves the port so that rank 0 may listen on it. `nodes` has its own.
         self._port = socket.socket()
 
@@ -264,15 +261,7 @@ class LocalJob:
         segment.announce_statuses()
         if self.losses.restarts:
             segment.announce_restarts()
-        self._watchdog = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHDOG],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,  # a signal to the launcher's group must not end it
-            bufsize=0,
-        )
+        self._watchdog = Watchdog()
         self._listen(self._wake_reader, self._woken)
         for fd in () if self.nodes is None else self.nodes.fds():
             self._selector.register(fd, selectors.EVENT_READ, self._heard)
@@ -292,12 +281,11 @@ class LocalJob:
     def _start_rank(self, index: int, replaced: RankProcess | None = None) -> RankProcess:
         assert self._segment is not None
         assert self._watchdog is not None
-        assert self._watchdog.stdin is not None
-        watchdog = self._watchdog.stdin.fileno()
+        watchdog = self._watchdog
 
         def announce() -> None:
             leave_terminal()
-            os.write(watchdog, b"%d\n" % os.getpid())
+            watchdog.add(os.getpid())
 
         segment_fd = self._segment.fd
         number = self.first + index
@@ -325,9 +313,11 @@ class LocalJob:
         rank = RankProcess(number, process, replaced, first=self.first, host=host)
         self._started.append(rank)
         if not self._fork:
-            os.write(watchdog, b"%d\n" % rank.pid)
-        rank.pidfd = os.pidfd_open(rank.pid)
-        self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+            watchdog.add(rank.pid)
+        if rank.open_pidfd():
+            self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+        else:
+            self._polled.append(rank)
         for pipe, stream in zip((process.stdout, process.stderr), self._output.add(number), strict=True):
             assert pipe is not None
             self._pipes[pipe.fileno()] = stream
@@ -409,19 +399,23 @@ class LocalJob:
         holding = self._output.holds() and not self._plan  # while ranks are being ended all are held to the end
         if self._output.hides() or holding:
             waits.append(QUIET)
+        if self._polled:
+            waits.append(POLL)
         events = self._selector.select(min(waits, default=None))
         if not events:
             self._output.quiet()
         if holding:
             self._output.release(before=time.monotonic() - HOLD)
-        ended: list[RankProcess] = []
+        ended = [rank for rank in self._polled if rank.has_ended()]
         for key, _ in events:
             if isinstance(key.data, RankProcess):
                 self._selector.unregister(key.fd)
-                key.data.note_end()
                 ended.append(key.data)
             else:
                 key.data(key.fd)
+        for rank in ended:
+            rank.note_end()
+        self._polled = [rank for rank in self._polled if rank.returncode is None]
         # If several ranks are found to have ended at once, a rank killed by a signal is taken for the cause.
         for rank in sorted(ended, key=lambda rank: rank.returncode is not None and rank.returncode >= 0):
             self._rank_ended(rank)
@@ -585,8 +579,7 @@ class LocalJob:
                     assert pipe is not None
                     pipe.close()
             if self._watchdog is not None:
-                self._watchdog.kill()
-                self._watchdog.communicate()
+                self._watchdog.end()
             self._segment = None  # unmapped now, even while a traceback keeps this object
             self._partings.close()
             for fd in (*self._spans, *self._states):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import termios
@@ -95,12 +96,26 @@ class RankProcess:
         assert self.returncode is not None
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
 
+    def open_pidfd(self) -> bool:
+        """Open `pidfd`, which becomes readable when the process ends. False if the kernel does not allow that."""
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError as error:  # a kernel before 5.3, or a container's seccomp profile
+            if error.errno not in (errno.ENOSYS, errno.EPERM):
+                raise
+        return self.pidfd >= 0
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended; it is not reaped."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
     def note_end(self) -> None:
         """Record how the process ended. It is not reaped yet, so that its pid and its group's id stay reserved."""
         end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert end is not None
         self.returncode = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-        os.close(self.pidfd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
 
     def signal_group(self, signum: int) -> bool:
         """Send a signal to the rank's whole group; 0 sends none. Returns False if no process is left."""
