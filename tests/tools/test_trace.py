@@ -120,6 +120,46 @@ def test_a_failure_is_kept_among_the_temporary_files(tmp_path: Path) -> None:
     assert (tmp_path / "timeline.json").exists()
 
 
+def test_only_this_user_can_read_traces(tmp_path: Path) -> None:
+    (tmp_path / "t.json").touch(mode=0o644)
+    folder = tmp_path / "tmp" / f"rankwise-traces-{os.geteuid()}"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    run(tmp_path, "--trace", "t.json")
+    run(tmp_path, "--", "die")
+    (kept,) = folder.iterdir()
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "t.json", folder, kept)]
+    assert modes == [0o600, 0o700, 0o600]
+
+
+def test_a_link_is_no_place_for_a_trace(tmp_path: Path) -> None:
+    """Whoever can write to the folder could lead the trace into any file of this user."""
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "t.json").symlink_to("file")
+    done = run(tmp_path, "--trace", "t.json")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "rankwise run: error: --trace t.json: expected a file, found a symbolic link; name the file that it leads to\n",
+    )
+    with pytest.raises(OSError, match="symbolic links"):  # also if it is put there while the job runs
+        Trace([], 0, 0, None, [], []).write(tmp_path / "t.json")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
+def test_another_users_file_is_no_place_for_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("theirs")
+    os.chown(tmp_path / "t.json", 12345, -1)
+    with pytest.raises(PermissionError, match="it belongs to user 12345"):
+        Trace([], 0, 0, None, [], []).write(tmp_path / "t.json")
+    assert (tmp_path / "t.json").read_text() == "theirs"
+
+
+def test_a_trace_may_go_to_a_device() -> None:
+    Trace([], 0, 0, None, [], []).write(Path("/dev/null"))
+    assert os.stat("/dev/null").st_mode & 0o777 == 0o666
+
+
 def test_only_the_newest_failures_stay(tmp_path: Path) -> None:
     folder = tmp_path / "tmp" / f"rankwise-traces-{os.geteuid()}"
     folder.mkdir(parents=True)

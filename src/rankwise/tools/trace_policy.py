@@ -41,6 +41,8 @@ class TracePolicy:
         path = Path(word)
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise ValueError(f"--trace {word}: expected a file in a folder that can be written to")
+        if path.is_symlink():  # in a folder of several users, another one may have put it there
+            raise ValueError(f"--trace {word}: expected a file, found a symbolic link; name the file that it leads to")
         return cls(path, True)
 
     def wants(self, ending: Ending) -> bool:
@@ -117,8 +119,9 @@ def _temporary(trace: Trace) -> Path:
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a folder of this user's own")
+    folder.chmod(0o700)  # it may have existed
     path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
     trace.write(path)
-    for old in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)[:-NEWEST]:
+    for old in sorted(folder.glob("*.json"), key=lambda file: file.lstat().st_mtime)[:-NEWEST]:
         old.unlink(missing_ok=True)
     return path
