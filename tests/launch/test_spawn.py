@@ -165,6 +165,7 @@ def test_an_unpicklable_error_is_raised_as_text() -> None:
     [
         (my_rank, 0, ValueError, "n=0: expected a number of ranks of at least 1"),
         (my_rank, -1, ValueError, "n=-1"),
+        (my_rank, 1025, ValueError, "n=1025: expected at most 1024 ranks, as many as one host can have"),
         (my_rank, "2", TypeError, "n='2': expected a number of ranks"),
         (my_rank, 2.0, TypeError, "n=2.0"),
         (3, 2, TypeError, "fn=3: expected a function"),

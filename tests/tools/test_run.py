@@ -90,6 +90,8 @@ def test_the_timeout_reaches_the_operations() -> None:
     [
         (["-n", "0", "true"], 2, "argument -n/--nproc-per-node: expected a number of ranks of at least 1, got '0'"),
         (["-n", "-2", "true"], 2, "at least 1, got '-2'"),
+        (["-n", "1025", "true"], 2, "expected at most 1024, as many as one host can have, got '1025'"),
+        (["-n", "99999999999", "true"], 2, "at most 1024, as many as one host can have, got '99999999999'"),
         (["-n", "two", "true"], 2, "at least 1, got 'two'"),
         (["-n", "1.5", "true"], 2, "at least 1, got '1.5'"),
         (["true"], 2, "-n"),

@@ -432,13 +432,14 @@ group.recv((1,), 1)
     )
 
 
-def test_too_few_open_files_for_so_many_ranks() -> None:
-    command = f"ulimit -n 64; exec {sys.executable} -m rankwise run -n 30 true"
+@pytest.mark.parametrize(("limit", "n", "needed"), [(64, 30, r"1\d\d"), (8, 2, r"2\d")])
+def test_too_few_open_files_for_so_many_ranks(limit: int, n: int, needed: str) -> None:
+    command = f"ulimit -n {limit}; exec {sys.executable} -m rankwise run -n {n} true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=150)
     assert done.returncode == 2
     assert re.fullmatch(
-        r"rankwise run: error: 30 ranks need about 1\d\d open files in the process that starts them, but its "
-        r"limit is 64; `ulimit -n 1\d\d` before the command raises it\n",
+        rf"rankwise run: error: {n} ranks need about {needed} open files in the process that starts them, but its "
+        rf"limit is {limit}; `ulimit -n {needed}` before the command raises it\n",
         done.stderr,
     )
 

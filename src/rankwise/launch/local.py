@@ -43,6 +43,8 @@ QUIET = 0.1  # seconds without output after which an incomplete line is shown on
 POLL = 0.02  # seconds after which ranks are asked whether they have ended, if no descriptor says so
 PIECE = 1 << 16  # bytes read from a pipe at once
 PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
+MOST_RANKS = 1024  # of one host, as the shared memory allows
+OWN_FILES = 16  # about as many as the launcher opens for itself
 
 # How a rank gets its own process group. Ranks that share cores stay in the launcher's session: if the kernel schedules
 # by session (autogroup), ranks of different sessions cannot yield a core to each other. Python 3.11 made this possible.
@@ -58,6 +60,14 @@ _OPTIONAL = (
     "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_PARTINGS_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
     "RANKWISE_LOCAL_WORLD_SIZE",
 )  # fmt: skip
+
+
+def check_ranks(n: int) -> None:
+    """Raises ValueError for a number of ranks that one host cannot have."""
+    if n < 1:
+        raise ValueError(f"n={n}: expected a number of ranks of at least 1")
+    if n > MOST_RANKS:
+        raise ValueError(f"n={n}: expected at most {MOST_RANKS} ranks, as many as one host can have")
 
 
 class LocalJob:
@@ -77,9 +87,9 @@ class LocalJob:
     runs its command. Otherwise a rank is registered a moment later, and the command itself must end if this
     process is killed in that moment.
 
-    Raises ValueError for n below 1 or a timeout that is 0, negative or endless; MemoryError when there is
-    no room for the shared memory; OSError when a process cannot be started, or this one may not open the
-    files that so many ranks take.
+    Raises ValueError for n below 1 or above MOST_RANKS, or a timeout that is 0, negative or endless; MemoryError when
+    there is no room for the shared memory; OSError when a process cannot be started, or this one may not open the files
+    that so many ranks take.
     """
 
     def __init__(
@@ -98,8 +108,7 @@ class LocalJob:
         nodes: Nodes | None = None,
         fork: bool = False,
     ) -> None:
-        if n < 1:
-            raise ValueError(f"n={n}: expected a number of ranks of at least 1")
+        check_ranks(n)
         if timeout is not None:
             timeout = check_timeout(timeout)
         self.ranks: list[RankProcess] = []
@@ -149,14 +158,11 @@ class LocalJob:
     def __enter__(self) -> LocalJob:
         try:
             self._start()
-        except OSError as error:
-            words = self._too_many_files() if error.errno == errno.EMFILE else ""
+        except BaseException as error:
+            words = self._too_many_files() if os.strerror(errno.EMFILE) in str(error) else ""
             self._close()
             if words:
                 raise OSError(words) from error
-            raise
-        except BaseException:
-            self._close()
             raise
         return self
 
@@ -326,12 +332,10 @@ class LocalJob:
 
     def _too_many_files(self) -> str:
         """How many open files the ranks need, and this process's limit."""
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = os.sysconf("SC_OPEN_MAX")  # the module resource could not be loaded now
         # Two pipes and a pidfd, and the memory of its spans and of its state.
         each = 3 + self._keep_spans + bool(self.losses.restarts)
-        needed = limit + each * (self._n - len(self.ranks))
+        needed = max(limit, OWN_FILES) + each * (self._n - len(self.ranks))
         return (
             f"{self._n} ranks need about {needed} open files in the process that starts them, but its limit is "
             f"{limit}; `ulimit -n {needed}` before the command raises it"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from rankwise.contract.errors import PeerLostError, RankwiseError
-from rankwise.launch.local import LocalJob
+from rankwise.launch.local import LocalJob, check_ranks
 from rankwise.launch.output import OutputMultiplexer
 from rankwise.launch.rank_process import RankProcess
 from rankwise.launch.spawn_worker import ERROR, RESULT, pickler
@@ -51,7 +51,8 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     traceback on that rank. Of several errors the first is raised that does not merely report the loss of
     another rank. An error that cannot be pickled becomes a RankwiseError with its text. A rank that ends
     without a result raises PeerLostError here. No process is left running in any case. Raises TypeError
-    if fn or its arguments cannot be pickled, and ValueError for n below 1.
+    if fn or its arguments cannot be pickled, or a result cannot be unpickled here, and ValueError for n below 1
+    or above 1024.
 
     >>> rw.spawn(divmod, 2, 7, 2)  # any function, here one that does not communicate
     [(3, 1), (3, 1)]
@@ -60,6 +61,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
         raise TypeError(f"fn={fn!r}: expected a function")
     if not isinstance(n, int) or isinstance(n, bool):
         raise TypeError(f"n={n!r}: expected a number of ranks")
+    check_ranks(n)
     dumps = pickler(fn)
     output = OutputMultiplexer(sys.stdout, sys.stderr, alone=n == 1)
     with ExitStack() as stack:

@@ -12,7 +12,7 @@ from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import TIMEOUT, Settings, is_timeout
-from rankwise.launch.local import LocalJob, adopt_orphans
+from rankwise.launch.local import MOST_RANKS, LocalJob, adopt_orphans
 from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, OutputMultiplexer
 from rankwise.tools.cli import Parser
@@ -281,7 +281,7 @@ def _parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument(
-        "-n", "--nproc-per-node", dest="n", type=_count, required=True, metavar="N",
+        "-n", "--nproc-per-node", dest="n", type=_local_count, required=True, metavar="N",
         help="how many ranks to start on this host",
     )  # fmt: skip
     parser.add_argument("--nnodes", type=_nodes, metavar="N", help="how many hosts the job has (default: 1)")
@@ -365,6 +365,13 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number of ranks of at least 1, got {text!r}")
     return int(text)
+
+
+def _local_count(text: str) -> int:
+    count = _count(text)
+    if count > MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"expected at most {MOST_RANKS}, as many as one host can have, got {text!r}")
+    return count
 
 
 def _number(text: str) -> int:
