@@ -67,6 +67,32 @@ def test_a_very_long_line_is_passed_in_pieces() -> None:
     assert file.bytes.getvalue() == piece * 8
 
 
+def test_other_ranks_lines_wait_for_the_end_of_a_very_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankwise.launch.output.LONGEST_LINE", 4)
+    file = File()
+    output = OutputMultiplexer(file, None)
+    (first, _), (second, _), (third, _) = output.add(0), output.add(1), output.add(2)
+    for stream, data in ((first, b"11111"), (second, b"a\n"), (third, b"33333"), (second, b"b\n"), (first, b"22222")):
+        output.feed(stream, data)
+    assert file.bytes.getvalue() == b"1111122222"
+    output.feed(first, b"3\nc\n")
+    output.feed(second, b"d\n")
+    assert file.bytes.getvalue() == b"11111222223\nc\na\nb\n33333"
+    output.end(third)  # in the middle of its line, which nobody completes
+    assert file.bytes.getvalue() == b"11111222223\nc\na\nb\n33333\nd\n"
+
+
+def test_a_very_long_line_is_broken_when_too_much_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankwise.launch.output.LONGEST_LINE", 4)
+    monkeypatch.setattr("rankwise.launch.output.MOST_WAITING", 3)
+    file = File()
+    output = OutputMultiplexer(file, None)
+    (first, _), (second, _) = output.add(0), output.add(1)
+    for stream, data in ((first, b"11111"), (second, b"a\n"), (second, b"b\n"), (first, b"2\n")):
+        output.feed(stream, data)
+    assert file.bytes.getvalue() == b"11111\na\nb\n2\n"
+
+
 def test_a_screen_shows_an_incomplete_line_and_keeps_it_below_the_others() -> None:
     screen = Screen()
     output = OutputMultiplexer(screen, screen)

@@ -55,6 +55,21 @@ def test_bytes_pass_unchanged_and_streams_stay_separate() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, data, data[::-1])
 
 
+def test_bytes_of_very_long_lines_pass_unchanged() -> None:
+    """Each rank writes a line of 12 MB and others, all at once."""
+    code = """
+import os, sys
+rank = os.environ["RANKWISE_RANK"].encode()
+for n in (1, 12_000_000, 3):
+    sys.stdout.buffer.write(rank * n + b"\\n")
+    sys.stdout.flush()
+"""
+    done = subprocess.run([*RUN, "-n", "2", "python", "-c", code], capture_output=True, timeout=100)
+    lines = done.stdout.split(b"\n")
+    assert sorted(map(len, lines)) == [0, 1, 1, 3, 3, 12_000_000, 12_000_000]
+    assert all(len(set(line)) == 1 for line in lines[:-1])
+
+
 def test_an_incomplete_last_line_is_shown_on_its_own() -> None:
     done = subprocess.run([*RUN, "-n", "3", "--tag-output", "printf", "a\nb"], capture_output=True, timeout=150)
     assert sorted(done.stdout.split(b"\n")) == [b"[0] a", b"[0] b", b"[1] a", b"[1] b", b"[2] a", b"[2] b"]

@@ -1,7 +1,8 @@
 """Multiplexes the output of several ranks into one, in whole lines.
 
 An output stream is one rank's stdout or stderr; a sink is this process's own stdout or stderr. A line
-is written to its sink in one piece, when it is complete. On a terminal an incomplete line (a progress
+is written to its sink in one piece, when it is complete. A very long one is written in several, while
+the lines of other ranks wait, so that bytes pass unchanged. On a terminal an incomplete line (a progress
 bar, a prompt) is shown as well; lines of other ranks then appear above it.
 
 A traceback on stderr, with everything that follows it there, is held back until it is released. So the
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 LONGEST_LINE = 8 << 20  # bytes of an incomplete line kept back; a longer one comes in pieces
+MOST_WAITING = 64 << 20  # bytes of other streams that wait for the end of such a line; then it is broken
 MOST_SHOWN = 16  # tracebacks that are compared with later ones
 
 # A line begins after a newline, and after the carriage return of a progress bar.
@@ -41,6 +43,8 @@ class Sink:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.live = stream is not None and stream.isatty()
         self.unfinished: object = None  # the writer of an incomplete last line, else None
+        self.long: OutputStream | None = None  # the stream that is writing a line in pieces
+        self.waiting: dict[OutputStream, bytearray] = {}  # the output of others, until that line is complete
 
     def write(self, data: bytes, writer: object) -> None:
         """Write at once. For a stream that takes only text, as in a notebook, the bytes are decoded as UTF-8."""
@@ -70,6 +74,7 @@ class OutputStream:
         self.since = 0.0
         self.line = bytearray()
         self.shown = 0
+        self.ended = False
         self.last = b"\n"
         """The last byte that was received, without tags."""
 
@@ -127,10 +132,16 @@ class OutputMultiplexer:
         if b"\r" in stream.line and self._may_show(stream):
             self._show(stream)
         elif len(stream.line) > LONGEST_LINE:
-            self.end(stream)
+            self._incomplete(stream)
 
     def end(self, stream: OutputStream) -> None:
         """Write the incomplete line of a stream that has ended."""
+        stream.ended = True
+        self._incomplete(stream)
+        if stream.sink.long is stream:
+            self._end_long(stream.sink)
+
+    def _incomplete(self, stream: OutputStream) -> None:
         self._lines(stream, bytes(stream.line[stream.shown :]))
         stream.line = bytearray()
         stream.shown = 0
@@ -225,6 +236,11 @@ class OutputMultiplexer:
         if not data:
             return
         sink, below = stream.sink, self._open
+        if sink.long not in (None, stream):
+            sink.waiting.setdefault(stream, bytearray()).extend(data)
+            if sum(map(len, sink.waiting.values())) > MOST_WAITING:
+                self._end_long(sink)
+            return
         if below is not None and below is not stream and sink.live:
             below.sink.write(_CLEAR_LINE, below)
             sink.write(data if data.endswith(b"\n") else data + b"\n", stream)
@@ -235,3 +251,14 @@ class OutputMultiplexer:
         if sink.unfinished not in (None, stream):  # never join the lines of two ranks
             data = b"\n" + data
         sink.write(data, stream)
+        if not data.endswith(b"\n"):
+            sink.long = None if sink.live or stream.ended else stream
+        elif sink.long is not None:
+            self._end_long(sink)
+
+    def _end_long(self, sink: Sink) -> None:
+        """The line that was written in pieces is complete, or broken: write what has waited for that."""
+        sink.long = None
+        waiting, sink.waiting = sink.waiting, {}
+        for stream, data in waiting.items():
+            self._write(stream, bytes(data))

@@ -14,7 +14,7 @@ from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import TIMEOUT, Settings, is_timeout
 from rankwise.launch.local import MOST_RANKS, LocalJob, adopt_orphans
 from rankwise.launch.losses import Losses
-from rankwise.launch.output import LONGEST_LINE, OutputMultiplexer
+from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
 from rankwise.tools.cli import Parser
 from rankwise.tools.trace_policy import TracePolicy
 
@@ -42,8 +42,9 @@ OTHERS = {  # options of torchrun and mpiexec that are not accepted here, and wh
 
 DESCRIPTION = """\
 Run a program on N ranks of this host. Each rank is a process that calls rankwise.init() to learn
-its rank. Output is printed in whole lines; a line longer than {longest} is printed in pieces, and equal
-tracebacks of several ranks are printed once. When a rank fails, the others are ended, the command exits
+its rank. Output is printed in whole lines, and equal tracebacks of several ranks are printed once. A line
+longer than {longest} is printed in pieces; if meanwhile other ranks print more than {waiting}, which is
+held back, the line is broken there. When a rank fails, the others are ended, the command exits
 with the failed rank's exit code, and the last line names that rank and what it was doing. When an
 operation times out, the last lines name the rank that did not come and show its Python stack.
 
@@ -277,7 +278,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="rankwise run",
         usage="rankwise run -n N [options] PROGRAM [arguments]",
-        description=DESCRIPTION.format(longest=f"{LONGEST_LINE >> 20} MiB"),
+        description=DESCRIPTION.format(longest=f"{LONGEST_LINE >> 20} MiB", waiting=f"{MOST_WAITING >> 20} MiB"),
         epilog=EPILOG,
     )
     parser.add_argument(
