@@ -44,7 +44,7 @@ JOINS_MAY_IMPORT = {"backends", "wrappers", "_native"}
 NATIVE_HELPERS = {
     "arrays": {"copy_blocks", "describe"},
     "group": {"HostEvents", "HostStream"},
-    "launch": {"Segment", "adopt_orphans", "end_with", "usable_cores"},
+    "launch": {"Operation", "Segment", "SegmentView", "adopt_orphans", "end_with", "usable_cores"},
     "observe": {
         "Operation",
         "RankState",

@@ -52,6 +52,18 @@ def test_closures_and_large_arrays_are_passed() -> None:
         np.testing.assert_array_equal(y, x * (rank + 1))
 
 
+def one_more_broadcast_on_rank_1() -> None:
+    group = rw.init()
+    group.barrier()
+    if group.rank == 1:
+        group.broadcast(np.ones(3), src=1)
+
+
+def test_a_last_call_without_a_partner_is_an_error() -> None:
+    with pytest.raises(rw.MismatchError, match=r"rank 0 after barrier #1, rank 1 after broadcast #2"):
+        rw.spawn(one_more_broadcast_on_rank_1, 2)
+
+
 def fails_on_rank_1() -> None:
     group = rw.init()
     group.barrier()

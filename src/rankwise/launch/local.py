@@ -25,6 +25,7 @@ from rankwise.contract.partings import DONE, LEFT_OUT, Partings
 from rankwise.contract.settings import SPANS_MEMFD, STATE_MEMFD
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
+from rankwise.launch.last_calls import difference
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
 from rankwise.launch.rank_process import RankProcess, leave_terminal, placed
@@ -147,6 +148,7 @@ class LocalJob:
         self._left_out_until: float | None = None  # when ranks that were left out are ended, if no others run
         self._lost: int | None = None  # the rank that others had already lost at the first failure
         self._over = False  # no process of the ranks runs any more
+        self._last_calls = ""  # how the last calls of the ranks differ, although none of them failed
         self._wake_reader, self.wake_writer = os.pipe()
         """A byte written to `wake_writer` wakes `wait` (see signal.set_wakeup_fd)."""
         self._secret = os.urandom(16).hex() if nodes is None else nodes.secret
@@ -191,7 +193,7 @@ class LocalJob:
 
     @property
     def ending(self) -> Ending:
-        """How the job ended. The exit code is the blamed rank's, or 128 + its signal; 0 if no rank failed."""
+        """How the job ended. Its code: the blamed rank's, or 128 + its signal; 1 if last calls differ; else 0."""
         if self.nodes is not None and self.nodes.outcome is not None:
             return self.nodes.outcome
         rank = self.culprit
@@ -201,6 +203,8 @@ class LocalJob:
             ending.reason = self.hang.splitlines()[0] if self.hang else self.losses.reason(rank)
             ending.hang = bool(self.hang)
             ending.lost = rank.error.startswith(_LOST)
+        elif self._last_calls and self.interrupted is None:
+            ending.code, ending.reason = 1, self._last_calls
         else:
             ending.without, ending.again = self.losses.descriptions(), self.losses.again()
             ending.code = self.losses.code
@@ -225,6 +229,8 @@ class LocalJob:
             self._drain(fd)
         for rank in self.failures:
             rank.error = rank.error or self._output.error(rank.number)
+        if not self.losses.all and self.interrupted is None:
+            self._last_calls = difference(self.segment_fd, self.first)
         # The traceback of the rank to blame comes last.
         self._output.release(last=-1 if self.culprit is None else self.culprit.number)
         if self.nodes is not None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from rankwise.contract.errors import PeerLostError, RankwiseError
+from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError
 from rankwise.launch.local import LocalJob, check_ranks
 from rankwise.launch.output import OutputMultiplexer
 from rankwise.launch.rank_process import RankProcess
@@ -50,7 +50,8 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     When fn raises on a rank, the other ranks are ended and the error is raised here; its cause is the
     traceback on that rank. Of several errors the first is raised that does not merely report the loss of
     another rank. An error that cannot be pickled becomes a RankwiseError with its text. A rank that ends
-    without a result raises PeerLostError here. No process is left running in any case. Raises TypeError
+    without a result raises PeerLostError here. If no rank failed, but one called a collective at its end that
+    another never called, MismatchError is raised. No process is left running in any case. Raises TypeError
     if fn or its arguments cannot be pickled, or a result cannot be unpickled here, and ValueError for n below 1
     or above 1024.
 
@@ -80,6 +81,8 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
         reports = [_report(file) for file in results]
     if job.failures or any(kind != RESULT for kind, _ in reports):
         _raise_failure(job, reports)
+    if reason := job.ending.reason:  # their last calls differ, which none of them noticed
+        raise MismatchError(reason)
     return [_unpickled(data, f"the result of rank {rank}") for rank, (_, data) in enumerate(reports)]
 
 

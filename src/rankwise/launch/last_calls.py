@@ -1,0 +1,51 @@
+"""What the ranks of a job called last. A collective that waits for no other rank may end although another rank never
+called it; if it is the last one, no rank notices."""
+
+from __future__ import annotations
+
+from rankwise._native import Operation, SegmentView
+from rankwise.contract.ranks import ranks_in_words
+
+
+def difference(segment_fd: int, first: int) -> str:
+    """A sentence about a group whose ranks ended after different collectives; "" if there is none.
+
+    segment_fd: the shared memory of a job whose ranks have all ended without an error. first: the number of its first
+    rank. Where a call has failed or is incomplete, its rank has been told; after `shrink` or `restore` the ranks may be
+    in another group of the same number.
+    """
+    view = SegmentView(segment_fd)
+    latest = [view.state(index).operation for index in range(view.world_size)]
+    if all(one is not None and one.sequence and _key(one) == _key(latest[0]) for one in latest):
+        return ""  # as is usual, so the whole traces need not be read
+    last: dict[int, dict[int, Operation]] = {}  # for each group the last collective of each of its ranks
+    told: set[int] = set()
+    for index in range(view.world_size):
+        for operation in view.operations(index):
+            if operation.failed or operation.end is None or operation.name in ("shrink", "restore"):
+                told.add(operation.group)
+            elif not operation.part and (operation.sequence or operation.name == "init"):
+                last.setdefault(operation.group, {})[first + index] = operation
+    for group, calls in sorted(last.items()):
+        ranks: dict[object, list[int]] = {}
+        for rank, call in sorted(calls.items()):
+            ranks.setdefault(_key(call), []).append(rank)
+        if len(ranks) > 1 and group not in told:
+            ends = [f"{ranks_in_words(those)} after {_in_words(calls[those[0]])}" for those in ranks.values()]
+            where = f" of group {group}" if group else ""
+            return f"the ranks{where} ended after different calls: {', '.join(ends)}"
+    return ""
+
+
+def _key(call: Operation | None) -> object:
+    return call and (call.group, call.sequence, call.name, call.root)
+
+
+def _in_words(call: Operation) -> str:
+    """ "broadcast #2 (32 bytes of float64, root 1)"."""
+    if call.name == "init":
+        return "init"
+    details = [f"{call.bytes} bytes{f' of {call.dtype}' if call.dtype else ''}"] if call.bytes else []
+    details += [call.op] if call.op else []
+    details += [] if call.root is None else [f"root {call.root}"]
+    return f"{call.name} #{call.sequence}" + f" ({', '.join(details)})" * bool(details)
