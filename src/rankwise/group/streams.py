@@ -250,8 +250,8 @@ class GroupStream:
     """The stream of a group, `group.stream`: its operations with async_op=True, in the order of the calls.
 
     Blocking operations run after all of them; messages (send, recv and the like) run independently. On a
-    backend without streams (its `stream_sync` is None) operations with async_op=True run at once; there
-    `wait_event` and `wait_stream` block the caller, and events are complete at once.
+    backend without streams (its `stream_sync` is None) `wait_event` and `wait_stream` block the caller, and
+    recording an event here blocks until the operations before it are complete.
 
     >>> x = np.ones(3)
     >>> with rw.overlap.Stream() as compute:
