@@ -209,12 +209,22 @@ class PointToPoint(GroupBase):
         >>> group.batch([(np.ones(2), other), (np.zeros(3), other)], [((2,), other), ((3,), other)])
         [array([1., 1.]), array([0., 0., 0.])]
         """
+        return self._exchange_all(sends, recvs, list, async_op)
+
+    def _exchange_all(
+        self,
+        sends: Sequence[Sequence[Any]],
+        recvs: Sequence[Sequence[Any]],
+        result: Callable[[list[Any]], Any],
+        async_op: bool,
+    ) -> Any:
+        """`batch`, which returns result(the received arrays)."""
         outgoing = [self._outgoing(*each) for each in sends]
         incoming = []
         for each in recvs:
             buffer, wanted, number = self._incoming(*each)
             incoming.append((buffer, each[0], wanted, number))
-        return self._exchange(outgoing, incoming, list, async_op)
+        return self._exchange(outgoing, incoming, result, async_op)
 
     def _exchange(
         self,
