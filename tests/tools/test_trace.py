@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from patient_run import PATIENT_RUN
-from rankwise.observe.trace_file import RankTrace, Span, Trace, TracedOperation
+from rankwise.observe.trace_file import Loss, RankTrace, Span, Trace, TracedOperation
 from rankwise.tools.stragglers import group_operations, stragglers, summaries
 from rankwise.tools.timeline import timeline
 from rankwise.tools.trace import summary
+from rankwise.tools.trace_tables import ranks as times_of_ranks
+from rankwise.tools.trace_tables import spans as times_of_spans
 
 RANKWISE = [sys.executable, "-m", "rankwise"]
 MS = 1_000_000  # ns
@@ -301,6 +303,56 @@ def test_the_timeline() -> None:
     assert (message["ts"], message["dur"]) == (2_000, 88_000)
     assert message["args"]["unfinished"]
     assert slices["forward", rows["compute"]]["ts"] == 1_000
+
+
+def init() -> TracedOperation:
+    return operation(0, 0, 0, name="init")
+
+
+def test_the_first_line_says_that_nothing_failed() -> None:
+    made = trace([init(), operation(1, 1, 2), operation(2, 3, 4)], [init(), operation(1, 1, 2), operation(2, 3, 4)])
+    assert summary(made)[0] == "nothing failed: 4 operations recorded in 100 ms"
+    made = replace(made, losses=[Loss(1, 101, "was killed by SIGKILL after barrier #1", 20 * MS, True)])
+    assert summary(made)[0] == (
+        "finished, after rank 1 was killed by SIGKILL after barrier #1 at 20 ms: 4 operations recorded in 100 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "last", "waits"),
+    [
+        # Rank 1 has never called anything; it has died within the call; rank 0 waits for a message that it never sent.
+        ([], operation(1, 2, 9, failed=True), "rank 0 waited for rank 1 in barrier #1"),
+        ([operation(1, 1, None)], operation(1, 2, 9, failed=True), "rank 0 waited for rank 1 in barrier #1"),
+        ([], operation(0, 2, None, name="recv", peer=1, tag=0), "rank 0 waited for rank 1 in recv"),
+        ([], operation(0, 2, None, name="recv", peer=-1, tag=0), "rank 0 waited for any rank in recv"),
+    ],
+)
+def test_the_first_line_says_who_was_waited_for(
+    others: list[TracedOperation], last: TracedOperation, waits: str
+) -> None:
+    made = trace([init(), last], [init(), *others])
+    made = replace(made, failure="rank 1 died\n  more about it", losses=[Loss(1, 101, "died", 5 * MS, False)])
+    head, _, more, *_ = summary(made)
+    assert head == f"failed: rank 1 died; {waits}"
+    assert more == "  more about it"
+
+
+def test_a_failure_for_which_nobody_waited() -> None:
+    made = replace(trace([init(), operation(1, 1, 2)], [init(), operation(1, 1, 2)]), failure="rank 1 exited")
+    assert summary(made)[0] == "failed: rank 1 exited"
+
+
+def test_the_time_of_each_rank_and_of_each_span() -> None:
+    spans = [Span("cpu", "step", 0, 4 * MS), Span("cpu", "step", 10 * MS, 12 * MS), Span("gpu", "copy", 0, 7 * MS)]
+    made = trace([operation(1, 4, 10, waited=5), operation(0, 5, 90, background=True)], [], spans=spans)
+    made.ranks[1] = replace(made.ranks[1], spans=spans[:1])
+    assert times_of_ranks(made)[1:] == [("0", "1", "6 ms", "5 ms", "2 ms", "25 %")]
+    assert times_of_spans(made)[1:] == [
+        ("step", "cpu", "3", "3.3 ms", "10 ms", "6 ms on rank 0"),
+        ("copy", "gpu", "1", "7 ms", "7 ms", "7 ms on rank 0"),
+    ]
+    assert "spans of the program, the longest first" in summary(made)
 
 
 def test_an_empty_trace() -> None:

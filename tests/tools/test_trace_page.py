@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,8 @@ def test_ranks_that_never_came_share_the_waits_for_them() -> None:
 def test_the_page_is_whole_and_loads_nothing() -> None:
     text = page(trace_of(3, 5))
     assert "3 ranks for 70 ms: python &lt;train&gt;.py" in text
+    assert "<p>nothing failed: 15 operations recorded in 70 ms</p>" in text
+    assert re.search(r"<td>step &lt;/script&gt;</td><td>compute</td><td class=number>3</td>", text)
     assert not re.search(r"<!-- \w+ -->", text)
     assert not re.search(r"""(src|href)=|url\(|import\(|fetch\(""", text)
     assert text.count("</script>") == 2  # the span's name has one too
@@ -69,7 +72,8 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
 
 
 def test_a_trace_without_operations_says_so() -> None:
-    text = page(trace_of(2, 0))
+    text = page(replace(trace_of(2, 0), failure="rank 1 <died>"))
+    assert "<p class=failure>failed: rank 1 &lt;died&gt;</p>" in text
     assert text.count("The trace holds no operation that all ranks began.") == 3
 
 

@@ -71,9 +71,11 @@ def group_operations(trace: Trace) -> list[GroupOperation]:
     Parts of other operations do not count.
     """
     parts: dict[tuple[int, int], dict[int, TracedOperation]] = defaultdict(dict)
-    seen: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # group: rank: first and last number
+    seen: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # group: rank: first known and last number
     for rank in trace.ranks:
         for operation in rank.operations:
+            if operation.name == "init" and not operation.part:  # it is in the group even if it never calls anything
+                seen[operation.group].setdefault(rank.rank, (1, 0))
             if operation.sequence == 0 or operation.name == "init" or operation.part:
                 continue
             parts[operation.group, operation.sequence][rank.rank] = operation

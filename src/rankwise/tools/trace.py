@@ -13,17 +13,20 @@ from rankwise.tools.layout import columns, row_width, width
 from rankwise.tools.stragglers import group_operations
 from rankwise.tools.timeline import timeline
 from rankwise.tools.trace_page.page import page
-from rankwise.tools.trace_tables import heading, last_to_begin, operations
+from rankwise.tools.trace_tables import Rows, heading, last_to_begin, operations, ranks, spans
+from rankwise.tools.trace_verdict import verdict
 from rankwise.tools.units import duration
 
 MOST_KINDS = 20
 
 DESCRIPTION = """\
-Show what a job did, from the trace that rankwise run wrote: where each rank was at the end, which
-ranks were the last to begin operations and how long the others waited for them, and the operations
-by name and size. Also write a timeline for ui.perfetto.dev or chrome://tracing: a process for each
-rank, with waiting and moving in different colours, and the spans that the program added with
-rankwise.trace. With --html, write one page with all of this, which any browser opens offline.
+Show what a job did, from the trace that rankwise run wrote. The first line says what went wrong and
+who was waited for, or that nothing failed. Then come where each rank was at the end, how each rank
+spent its time, how long the program's spans took, which ranks were the last to begin operations and
+how long the others waited for them, and the operations by name and size. Also write a timeline for
+ui.perfetto.dev or chrome://tracing: a process for each rank, with waiting and moving in different
+colours, and the spans that the program added with rankwise.trace. With --html, write one page with all
+of this, which any browser opens offline.
 """
 
 EPILOG = """\
@@ -75,12 +78,13 @@ def main(argv: Sequence[str]) -> int:
 
 def summary(trace: Trace) -> list[str]:
     """The report as lines of text."""
-    lines = [heading(trace, width())]
+    found = group_operations(trace)
+    lines = [verdict(trace, found), heading(trace, width())]
     for clock in trace.clocks:
         off = f"{clock.offset / 1e6:+.3f} ms, give or take {clock.within / 1e6:.3f} ms"
         lines.append(f"node {clock.node} ({clock.host}): {off} were added to its times")
     if trace.failure is not None:
-        lines += [f"failed: {trace.failure}", ""]
+        lines += [*trace.failure.splitlines()[1:], ""]
         lines += columns(
             [
                 ("rank", "ended", "at last"),
@@ -95,17 +99,21 @@ def summary(trace: Trace) -> list[str]:
             after = duration((loss.at - trace.started) / 1e9)
             lost.append((f"rank {loss.rank}", after, loss.how, "started again" if loss.replaced else ""))
         lines += ["", *columns(lost, "<><<", row_width())]
-    found = group_operations(trace)
+    lines += _longest("the time of each rank", ranks(trace), ">>>>>>")
+    lines += _longest("spans of the program, the longest first", spans(trace), "<<>>>")
     if not found:
         return [*lines, "", "the trace holds no operation that all ranks began"]
-    last = last_to_begin(trace, found)
     lines += [
         "",
         f"who came last to the {len(found)} operations that all ranks began",
-        *columns(last, ">>>>", row_width()),
+        *columns(last_to_begin(trace, found), ">>>>", row_width()),
     ]
-    rows = operations(trace, found)
-    lines += ["", "operations, the longest waits first", *columns(rows[: MOST_KINDS + 1], "<>>>>", row_width())]
-    if len(rows) > MOST_KINDS + 1:
-        lines.append(f"and {len(rows) - MOST_KINDS - 1} more")
-    return lines
+    return lines + _longest("operations, the longest waits first", operations(trace, found), "<>>>>")
+
+
+def _longest(title: str, rows: Rows, layout: str) -> list[str]:
+    """A table of at most MOST_KINDS rows below its header; nothing if it has none."""
+    if len(rows) == 1:
+        return []
+    more = [f"and {len(rows) - MOST_KINDS - 1} more"] * (len(rows) > MOST_KINDS + 1)
+    return ["", title, *columns(rows[: MOST_KINDS + 1], layout, row_width()), *more]

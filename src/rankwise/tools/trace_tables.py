@@ -41,3 +41,38 @@ def operations(trace: Trace, found: list[GroupOperation]) -> Rows:
             )
         )
     return rows
+
+
+def ranks(trace: Trace) -> Rows:
+    """How each rank spent the recorded time: in collectives and messages that it waited for, and outside them."""
+    rows: Rows = [("rank", "operations", "in them", "waiting", "outside them", "")]
+    for rank in trace.ranks:
+        calls = [each for each in rank.operations if not (each.name == "init" or each.part or each.background)]
+        if not calls:
+            continue
+        ends = [each.end or trace.written for each in calls] + [span.end for span in rank.spans]
+        ends += [loss.at for loss in trace.losses if loss.rank == rank.rank]
+        begin, end = calls[0].begin, max(ends)
+        inside = sum((each.end or trace.written) - each.begin for each in calls)
+        outside = max(0, end - begin - inside)  # several threads may be in operations at once
+        times = (duration(time / 1e9) for time in (inside, sum(each.waited for each in calls), outside))
+        rows.append((str(rank.rank), str(len(calls)), *times, f"{100 * outside / max(1, end - begin):.0f} %"))
+    return rows
+
+
+def spans(trace: Trace) -> Rows:
+    """The program's spans by name and lane, those that took the most time first."""
+    rows: Rows = [("span", "lane", "times", "mean", "on all ranks", "most")]
+    each_rank: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for rank in trace.ranks:
+        for span in rank.spans:
+            lengths = each_rank.setdefault((span.name, span.lane), {}).setdefault(rank.rank, [])
+            lengths.append(span.end - span.begin)
+    totals = {kind: {rank: sum(lengths) for rank, lengths in found.items()} for kind, found in each_rank.items()}
+    for kind, total in sorted(totals.items(), key=lambda item: -sum(item[1].values())):
+        times, most = sum(map(len, each_rank[kind].values())), max(total, key=lambda rank: total[rank])
+        mean, whole, longest = (
+            duration(t / 1e9) for t in (sum(total.values()) / times, sum(total.values()), total[most])
+        )
+        rows.append((*kind, str(times), mean, whole, f"{longest} on rank {most}"))
+    return rows

@@ -10,10 +10,12 @@ from importlib.resources import files
 from rankwise.observe.trace_file import Trace
 from rankwise.tools.stragglers import group_operations, waits
 from rankwise.tools.timeline import timeline
-from rankwise.tools.trace_tables import heading, last_to_begin, operations
+from rankwise.tools.trace_tables import heading, last_to_begin, operations, ranks, spans
+from rankwise.tools.trace_verdict import verdict
 from rankwise.tools.units import duration
 
 WIDTH = 200  # characters of the title
+NO_SPANS = "<p>The trace holds no span; the program adds them with rankwise.trace.span.</p>"
 EMPTY = "<p>The trace holds no operation that all ranks began.</p>"
 
 
@@ -23,7 +25,9 @@ def page(trace: Trace) -> str:
     template = files(__package__).joinpath("template.html").read_text(encoding="utf-8")
     parts = {
         "heading": escape(heading(trace, WIDTH)),
-        "failure": f'<p class="failure">failed: {escape(trace.failure)}</p>' if trace.failure else "",
+        "verdict": f"<p{' class=failure' * bool(trace.failure)}>{escape(verdict(trace, found))}</p>",
+        "ranks": _table(ranks(trace)),
+        "spans": _table(spans(trace)) if any(rank.spans for rank in trace.ranks) else NO_SPANS,
         "waits": _matrix(trace, waits(found)) if found else EMPTY,
         "last": _table(last_to_begin(trace, found)) if found else EMPTY,
         "operations": _table(operations(trace, found)) if found else EMPTY,
