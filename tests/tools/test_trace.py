@@ -282,7 +282,7 @@ def test_a_subgroups_operations_involve_only_its_ranks() -> None:
         [operation(1, 0, 1), operation(1, 4, 5, group=1)],
     )
     (_, second) = group_operations(made)
-    assert (second.name, second.late, second.waited) == ("barrier #1 of group 1", (2,), 2 * MS)
+    assert (second.name, second.late, second.waited) == ("barrier #1 of group 1 (ranks 0, 2)", (2,), 2 * MS)
 
 
 def test_the_timeline() -> None:

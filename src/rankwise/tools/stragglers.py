@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from rankwise.contract.ranks import ranks_in_words
 from rankwise.observe.trace_file import Trace, TracedOperation
 
 
@@ -39,7 +40,8 @@ class GroupOperation:
     @property
     def name(self) -> str:
         name = next(iter(self.begun.values())).name
-        return f"{name} #{self.sequence}" + (f" of group {self.group}" if self.group else "")
+        ranks = ranks_in_words({*self.begun, *self.late})
+        return f"{name} #{self.sequence}" + (f" of group {self.group} ({ranks})" if self.group else "")
 
 
 @dataclass
