@@ -292,7 +292,7 @@ except rw.CollectiveTimeout as error:
 """
     )
     found = ranks(program, 2, container("--net"), RANKWISE_TIMEOUT="1")
-    assert all("in one network namespace (docs/how-to/containers.md)?" in text for text in values(found))
+    assert all("in one network namespace (--network host)?" in text for text in values(found))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def log_neighbour(marks: Sequence[bytes], rank: int) -> None:
         if part not in (None, "host"):
             logging.getLogger("rankwise").warning(
                 "rank %d runs on the host of rank %d but cannot share memory with it, because the %s differs; "
-                "to share memory, %s (docs/how-to/containers.md)",
+                "to share memory, %s",
                 rank, other, part, REMEDIES[part],
             )  # fmt: skip
             return

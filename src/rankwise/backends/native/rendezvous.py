@@ -47,9 +47,7 @@ _PACKET = 4096
 _PATIENCE = 5.0  # seconds within which a connection must send its identity
 _RETRY = 0.01  # seconds between two attempts to reach rank 0
 _PIDFDS = 200  # in one packet; the kernel takes at most 253 descriptors
-_HINT = (
-    "are all ranks on this host, and their containers, if any, in one network namespace (docs/how-to/containers.md)?"
-)
+_HINT = "are all ranks on this host, and their containers, if any, in one network namespace (--network host)?"
 
 
 def meet(job: Job, timeout: float) -> _native.Segment:

@@ -37,8 +37,8 @@ for call in (libc.process_vm_readv, libc.process_vm_writev):
 
 
 NAMESPACES = {
-    "net": "containers with the same number can share memory (docs/how-to/containers.md)",
-    "pid": "containers with the same number can copy directly",
+    "net": "containers with the same number can share memory: start them with --network container:FIRST",
+    "pid": "containers with the same number can copy directly: start them with --pid container:FIRST",
     "user": "other numbers may forbid direct copies",
 }
 
