@@ -1,6 +1,6 @@
 """What each algorithm costs on many hosts: a model of latency and bandwidth, and a discrete simulation to check it.
 
-    python benchmarks/scaling.py            the tables of docs/explanation/scaling.md
+    python benchmarks/scaling.py            the tables of benchmarks/results/many-hosts.md
 
 The model. A message of m bytes between hosts takes A + m * B seconds: A is the latency including all
 software, B the seconds per byte of a host's network interface, which all ranks of the host share. A step

@@ -1,6 +1,6 @@
 """Draws the pictures of the site that are kept in the repository: `python docs/pictures.py` writes them anew.
 
-The plots show the tables in explanation/results.md, which come from `rankwise bench`.
+The plots show the tables in benchmarks/results/collectives.md, which come from `rankwise bench`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import paths
 from rankwise.tools.bench.plot import draw
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "explanation" / "results.md"
+PAGE = DOCS.parent / "benchmarks" / "results" / "collectives.md"
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 SPEED = ("rankwise", "openmpi", "mpich", "gloo")
 

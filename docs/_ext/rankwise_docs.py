@@ -114,9 +114,15 @@ def without_parameters(
     return ("", None) if name in MADE_BY_THE_LIBRARY else None
 
 
+def with_downloads(app: Sphinx, page: str, source: list[str]) -> None:
+    """Links to the measurements, which are not pages of the site: there the site offers the file."""
+    source[0] = re.sub(r"\]\(((?:\.\./)+benchmarks/results/[\w-]+\.md)(?:#[\w-]+)?\)", r"](path:\1)", source[0])
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("command-help", CommandHelp)
     app.add_directive("environment-variables", EnvironmentVariables)
     app.connect("autodoc-process-docstring", readable)
     app.connect("autodoc-process-signature", without_parameters)
+    app.connect("source-read", with_downloads)
     return {"version": "1", "parallel_read_safe": True, "env_version": 1}

@@ -1,7 +1,7 @@
 """Which algorithm runs in the backends over other engines: the names, and every threshold.
 
 Sizes are in bytes. "Measured" means on 2 cores over the loopback interface, where the algorithms on both sides of a
-threshold take equally long; docs/explanation/results-hosts.md and docs/explanation/scaling.md have the tables.
+threshold take equally long; benchmarks/results/hosts.md and many-hosts.md have the tables.
 docs/reference/tuning.md describes each algorithm.
 """
 
@@ -55,7 +55,7 @@ ENVELOPES = 1 << 16
 """The most bytes that all ranks' envelopes together have; every rank receives them all in each comparison.
 
 The more ranks, the shorter each envelope, but it always has room for INLINE_LEAST bytes. 64 KiB take 5 us at
-100 Gbit/s, a sixth of a latency, and 0.5 ms at 1 Gbit/s, three latencies (the model of docs/explanation/scaling.md).
+100 Gbit/s, a sixth of a latency, and 0.5 ms at 1 Gbit/s, three latencies (benchmarks/results/many-hosts.md).
 """
 INLINE_LEAST = 24
 DIRECT = 1 << 20
@@ -85,9 +85,9 @@ MESSAGES = ("gloo", "mpi")  # the backends that have the messages of composed.al
 FEW = 16
 """On at most so many ranks, small data is exchanged with all ranks at once, else in about log2(ranks) steps.
 
-By the model of docs/explanation/scaling.md, a step takes A, and each message about 20 us of CPU time. On 16 ranks, 15
-messages at once take 330 us with A = 30 us (100 Gbit/s) and 450 us with A = 150 us; 4 steps with one message each take
-200 and 680 us. The two take equally long on about 8 ranks with A = 30 us, and on 32 to 64 ranks with A = 150 us.
+By the model of benchmarks/results/many-hosts.md, a step takes A, and each message about 20 us of CPU time. On 16 ranks,
+15 messages at once take 330 us with A = 30 us (100 Gbit/s) and 450 us with A = 150 us; 4 steps with one message each
+take 200 and 680 us. The two take equally long on about 8 ranks with A = 30 us, and on 32 to 64 ranks with A = 150 us.
 Between hosts that are 20 ms apart, a step takes 20 ms: there an all_reduce of 8 bytes on 8 ranks took 24 ms instead of
 70 (measured by benchmarks/hosts.py).
 """
