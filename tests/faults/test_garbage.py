@@ -1,6 +1,6 @@
 """Garbage sent to where the ranks meet changes nothing: none of it is parsed, and the job goes on.
 
-A *stranger* is a process of the same user that knows where rank 0 listens, and not the job's secret.
+A *stranger* is a process of the same user that knows where rank 0 listens, but cannot sign with the job's secret.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ def test_a_job_under_garbage(trial: Trial) -> None:
         )
         for rank in range(3)
     ]
-    job = Job(0, 3, id=f"torchrun {trial.seed} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}  ")
+    name = f"torchrun {trial.seed} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}  "
+    job = Job(0, 3, id=name, secret=b"known to the ranks")
     over = threading.Event()
     said = 0
 

@@ -258,7 +258,7 @@ def test_the_file_of_a_killed_rank_0_is_replaced(directory: Path, monkeypatch: p
     left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     left.bind(rendezvous._address(jobs[0]))
     left.listen()
-    with pytest.raises(MismatchError, match="another process of this user is already rank 0"):
+    with pytest.raises(MismatchError, match="another process is already rank 0"):
         rendezvous.meet(jobs[0], 0.1)
     left.close()  # which leaves the file
     assert len(list(directory.iterdir())) == 1

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,9 +125,15 @@ def test_garbage_is_ignored() -> None:
     assert same_segment(results)
 
 
-def test_a_client_without_the_secret_gets_nothing() -> None:
+def test_a_client_without_the_secret_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it knows the name of rank 0's socket, which depends on the secret."""
     ranks = jobs(2, secret=b"right")
     stranger = Job(1, 2, None, None, "test", ranks[1].id, b"wrong")
+    assert rendezvous._address(stranger) != rendezvous._address(ranks[0])
+    with pytest.raises(CollectiveTimeout, match=r"no process listens .* Is RANKWISE_SECRET, if it is set, the same"):
+        rendezvous.meet(stranger, 0.1)
+    address = rendezvous._address(ranks[0])
+    monkeypatch.setattr(rendezvous, "_address", lambda job: address)
     results: list[Segment] = []
     with in_background(lambda: results.append(rendezvous.meet(ranks[0], 20.0))):
         with pytest.raises(CollectiveTimeout, match=r"rank 0 could not be found within 0.5 s .*belongs to another job"):
@@ -207,11 +214,40 @@ def test_ranks_on_other_hosts_are_not_accepted(part: str, monkeypatch: pytest.Mo
         assert f"the {part} of rank 1 differs from rank 0's; {locality.REMEDIES[part]}" in str(error)
 
 
-def test_another_users_socket_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def taken(job: Job, *, by: int) -> Iterator[None]:
+    """A process of the user `by` listens where rank 0 would. Each process pretends to be of a user of its own."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other, pytest.MonkeyPatch.context() as patch:
+        other.bind(rendezvous._address(job))
+        other.listen()
+        patch.setattr(rendezvous, "_user", lambda connection: by)
+        yield
+
+
+def test_a_name_that_another_user_took_is_reported_at_once() -> None:
+    """Torchrun sets no secret, so the name follows from what everyone on the host can see or guess."""
+    ranks, other = jobs(2), os.geteuid() + 1
+    with taken(ranks[0], by=other):
+        for error in meet_all(ranks, timeout=60.0):
+            assert isinstance(error, UnsupportedError)
+            assert f"a process of user {other} already listens" in str(error)
+            assert "start the ranks with `rankwise run`" in str(error)
+            assert "RANKWISE_SECRET to a new random text" in str(error)
+    assert same_segment(meet_all(ranks))
+
+
+def test_the_name_cannot_be_taken_without_the_secret() -> None:
+    ranks = jobs(2, secret=b"only we know")
+    with taken(replace(ranks[0], secret=b""), by=os.geteuid()):
+        assert same_segment(meet_all(ranks))
+
+
+def test_a_peer_of_another_user_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = jobs(2)
-    monkeypatch.setattr(rendezvous, "_same_user", lambda connection: False)
-    for error in meet_all(ranks, timeout=0.5):
-        assert isinstance(error, CollectiveTimeout)
+    monkeypatch.setattr(rendezvous, "_user", lambda connection: os.geteuid() + 1)
+    first, second = meet_all(ranks, timeout=0.5)
+    assert isinstance(first, CollectiveTimeout)
+    assert isinstance(second, UnsupportedError)
 
 
 def test_a_job_without_an_id_is_refused() -> None:

@@ -1,11 +1,12 @@
 """How the ranks of one host meet if no launcher gave them a segment: rank 0 creates one and sends it to the others.
 
-Rank 0 listens on a unix socket whose name the others derive from the user and the job: an abstract name, or, for
-containers in several network namespaces, a file in RANKWISE_SOCKET_DIR. Each side checks that the other runs as the
-same user and, by an HMAC over both sides' nonces, that it knows the job's key. When all ranks have connected, rank 0
-sends each the segment's descriptor; if that is no longer possible, it sends each the reason. The ranks also compare
-their localities, so that a rank of another host is never accepted. A connection that violates the protocol is dropped,
-and the others go on.
+Rank 0 listens on a unix socket whose name the others derive from the user and the job's key (its id and its secret):
+an abstract name, or, for containers in several network namespaces, a file in RANKWISE_SOCKET_DIR. Without a secret,
+other users can guess the name and take it first, which the ranks then report. Each side checks that the other runs as
+the same user and, by an HMAC over both sides' nonces, that it knows the job's key. When all ranks have connected,
+rank 0 sends each the segment's descriptor; if that is no longer possible, it sends each the reason. The ranks also
+compare their localities, so that a rank of another host is never accepted. A connection that violates the protocol is
+dropped, and the others go on.
 
 Ranks watch each other's processes by their pids. A rank in another PID namespace, where its pid is not valid, is
 watched by a pidfd, which is valid everywhere: each rank sends its own to rank 0, which passes it on to the ranks that
@@ -47,7 +48,10 @@ _PACKET = 4096
 _PATIENCE = 5.0  # seconds within which a connection must send its identity
 _RETRY = 0.01  # seconds between two attempts to reach rank 0
 _PIDFDS = 200  # in one packet; the kernel takes at most 253 descriptors
-_HINT = "are all ranks on this host, and their containers, if any, in one network namespace (--network host)?"
+_HINT = (
+    "are all ranks on this host, and their containers, if any, in one network namespace (--network host)? "
+    "Is RANKWISE_SECRET, if it is set, the same on all of them?"
+)
 
 
 def meet(job: Job, timeout: float) -> _native.Segment:
@@ -91,20 +95,36 @@ class Admission:
 
 
 def _address(job: Job) -> bytes:
-    name = f"rankwise-{locality.user()}-{hashlib.sha256(job.id.encode()).hexdigest()[:20]}"
+    name = f"rankwise-{locality.user()}-{hmac.digest(_key(job), b'name', 'sha256').hex()[:20]}"
     directory = Settings.read().socket_directory()
     return os.fsencode(f"\0{name}" if directory is None else os.path.join(directory, name))
 
 
+def _key(job: Job) -> bytes:
+    return hashlib.sha256(job.id.encode() + b"\0" + job.secret).digest()
+
+
 def _sign(job: Job, sender: bytes, nonces: bytes, text: bytes) -> bytes:
-    key = hashlib.sha256(job.id.encode() + b"\0" + job.secret).digest()
-    return hmac.digest(key, sender + nonces + text, "sha256")
+    return hmac.digest(_key(job), sender + nonces + text, "sha256")
 
 
-def _same_user(connection: socket.socket) -> bool:
+def _user(connection: socket.socket) -> int:
+    """The user of the process at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid: int = struct.unpack("3i", credentials)[1]
-    return uid == os.geteuid()
+    return uid
+
+
+def _check_listener(connection: socket.socket) -> None:
+    """UnsupportedError if the process that listens at the other end runs as another user."""
+    if (uid := _user(connection)) != os.geteuid():
+        raise UnsupportedError(
+            "init",
+            "shm",
+            f"a process of user {uid} already listens at the name of this job's socket",
+            "start the ranks with `rankwise run`, whose ranks need no socket, or set RANKWISE_SECRET to a new random "
+            "text, the same on all ranks, on which the name then depends",
+        )
 
 
 def _identity(job: Job) -> dict[str, Any]:
@@ -153,6 +173,7 @@ def _listening(job: Job, end: float) -> Iterator[socket.socket]:
     own = address if abstract else address + b"." + secrets.token_hex(4).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         while not _bound(listener, own):
+            _has_listener(own)  # raises if it is another user's
             _wait_until_free(end)
         try:
             listener.listen(job.world_size + 16)
@@ -184,21 +205,23 @@ def _bound(listener: socket.socket, address: bytes) -> bool:
     return True
 
 
-def _has_listener(path: bytes) -> bool:
+def _has_listener(address: bytes) -> bool:
+    """Whether a process of this user listens at `address`. UnsupportedError if one of another user does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.settimeout(0)
         try:
-            probe.connect(path)
+            probe.connect(address)
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except BlockingIOError:  # its queue is full
             return True
+        _check_listener(probe)
     return True
 
 
 def _wait_until_free(end: float) -> None:
     if time.monotonic() > end:
-        raise MismatchError("init: another process of this user is already rank 0 of this job")
+        raise MismatchError("init: another process is already rank 0 of this job, or has taken the name of its socket")
     time.sleep(_RETRY)
 
 
@@ -267,7 +290,7 @@ class _Meeting:
             return
         connection.setblocking(False)
         nonce = secrets.token_bytes(_NONCE)
-        if _same_user(connection) and _send(connection, nonce):
+        if _user(connection) == os.geteuid() and _send(connection, nonce):
             self.unverified[connection] = (nonce, time.monotonic() + _PATIENCE)
             self.selector.register(connection, selectors.EVENT_READ)
         else:
@@ -381,8 +404,7 @@ def _join(job: Job, timeout: float) -> _native.Segment:
 
 def _introduce(job: Job, connection: socket.socket) -> _native.Segment | Failure:
     """Send this rank's identity and receive the answer. Raises ConnectionError if the other side is not our rank 0."""
-    if not _same_user(connection):
-        raise ConnectionError("a process of another user listens under this job's name")
+    _check_listener(connection)
     theirs, mine = connection.recv(_NONCE), secrets.token_bytes(_NONCE)
     text = json.dumps(_identity(job)).encode()
     pidfd = _own_pidfd()
