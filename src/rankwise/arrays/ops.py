@@ -76,6 +76,26 @@ PAIRS: dict[tuple[str, int], tuple[DType, ReduceOp]] = {
 """(name, dtype number) -> (DType, ReduceOp) for meaningful pairs; the fast path makes only this look-up."""
 
 
+_MEANT = {
+    "add": "'sum'",
+    "average": "'mean'",
+    "maximum": "'max'",
+    "minimum": "'min'",
+    "multiply": "'product'",
+    "land": "'band' on a bool array, such as x != 0",
+    "lor": "'bor' on a bool array, such as x != 0",
+    "lxor": "'bxor' on a bool array, such as x != 0",
+}
+"""What rankwise calls the ops of other libraries that have another name there, or no equivalent."""
+
+
+def _advice(name: str) -> str:
+    """The end of the message for an unknown name: which op to use instead, if that can be guessed."""
+    plain = name.lower().removeprefix("mpi").lstrip("._")
+    meant = repr(plain) if plain in NAMES or plain in LOCATING else _MEANT.get(plain)
+    return f"; use {meant}" if meant else ""
+
+
 def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
     """The ReduceOp of an `op` argument.
 
@@ -84,11 +104,10 @@ def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
     """
     if type(op) is str and (pair := PAIRS.get((op, dtype))) is not None:
         return pair[1]
+    name = op.lower() if isinstance(op, str) else _foreign(op)
     if isinstance(op, ReduceOp):
         found: ReduceOp | None = op
-    elif isinstance(op, str):
-        found = NAMES.get(op.lower())
-    elif (name := _foreign(op)) is not None:
+    elif name is not None:
         found = NAMES.get(name)
     else:
         expected = "a name such as 'sum' or a ReduceOp"
@@ -96,9 +115,10 @@ def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
             raise TypeError(f"op={op!r}: expected {expected}; this operation takes no other")
         raise TypeError(f"op={op!r}: expected {expected}, got {type(op).__name__}")
     if found is None:
-        if isinstance(op, str) and op.lower() in LOCATING:
+        assert name is not None
+        if isinstance(op, str) and name in LOCATING:
             raise ValueError(f"op={op!r}: it is for all_reduce and reduce")
-        raise ValueError(f"op={op!r}: expected one of {', '.join(NAMES)}")
+        raise ValueError(f"op={op!r}: expected one of {', '.join(NAMES)}{_advice(name)}")
     why = found.refused_for(dtype)
     if why is not None:
         raise TypeError(f"op={found.name.lower()!r} on {dtypes.name(dtype)}: {why}")
