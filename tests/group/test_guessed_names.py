@@ -19,14 +19,14 @@ from rankwise.group.group import Group
         ("allreduce", "use all_reduce"),
         ("Allreduce", "use all_reduce"),
         ("AllReduce", "use all_reduce"),
-        ("allgather", "use all_gather"),
         ("Allgatherv", "use all_gather_v"),
         ("reducescatter", "use reduce_scatter"),
         ("alltoall", "use all_to_all"),
         ("Barrier", "use barrier"),
         ("Split", "use split"),
         ("Isend", "use isend"),
-        ("bcast", "use broadcast(x, src=0)"),
+        ("bcast", "use broadcast(x, src=0), or broadcast_object(obj, src=0) for a Python object"),
+        ("allgather", "use all_gather(x), or all_gather_object(obj) for a Python object"),
         ("Bcast", "use broadcast(x, src=0)"),
         ("Free", "use close()"),
         ("size", "use group.world_size"),
@@ -35,6 +35,20 @@ from rankwise.group.group import Group
         ("Get_rank", "use group.rank"),
         ("all_gather_into_tensor", "use all_gather(x, out=out), where out has the shape (world_size, *x.shape)"),
         ("new_group", "use subgroup(ranks)"),
+        ("get_group_rank", "use translate_rank(rank, other) of the group of all ranks"),
+        ("Get_failed", "use failed()"),
+        ("Revoke", "use abort(reason)"),
+        ("Set_errhandler", "it is not needed: errors are always exceptions"),
+        ("destroy_process_group", "use close()"),
+        ("init_process_group", "it is not needed: use rw.init(), which returns a group"),
+        ("is_initialized", "it is not needed: the group that rw.init() returns is ready"),
+        ("ProcessGroup", "use rw.Group"),
+        ("DeviceMesh", "use rw.Mesh(group, rows=2, columns=-1)"),
+        ("P2POp", "use batch(sends, recvs), with (x, dst) for a send and (x, src) for a receive"),
+        ("send_object_list", "use send_object(obj, dst)"),
+        ("get_node_local_rank", "the launcher sets the environment variable LOCAL_RANK"),
+        ("register_comm_hook", "use rw.overlap.data_parallel(module, hook=...)"),
+        ("TCPStore", "rankwise has no stores; use broadcast_object(obj, src=0) or all_gather_object(obj)"),
     ],
 )
 def test_a_guessed_method(guess: str, advice: str) -> None:
@@ -44,6 +58,12 @@ def test_a_guessed_method(guess: str, advice: str) -> None:
             getattr(group, guess)
         assert str(raised.value) == f"'Group' object has no attribute {guess!r}: {advice}"
         assert guess not in dir(group)
+
+
+def test_dir_of_the_class_shows_only_names_that_exist() -> None:
+    shown = dir(rw.Group)
+    assert {"all_reduce", "split", "closed", "__init__"} <= set(shown)
+    assert [name for name in shown if not hasattr(rw.Group, name)] == []
 
 
 def test_other_missing_names() -> None:
@@ -68,6 +88,10 @@ def test_other_missing_names() -> None:
         ("is_initialized", ": it is not needed: `group = rw.init()` returns the same group again"),
         ("new_group", ": use subgroup(ranks)"),
         ("allreduce", ": use all_reduce"),
+        ("bcast", ": use broadcast(x, src=0), or broadcast_object(obj, src=0) for a Python object"),
+        ("DistributedDataParallel", ": use rw.overlap.data_parallel(module)"),
+        ("data_parallel", ": use rw.overlap.data_parallel(module)"),
+        ("LOR", ': use op="bor" on a bool array, such as x != 0'),
         ("reduce_op", ": use ReduceOp"),
         ("GradientReducer", ": use rw.overlap.GradientReducer"),
         ("run_ranks", ": use rw.testing.run_ranks"),
@@ -85,10 +109,9 @@ def test_a_guessed_name_of_the_module(guess: str, advice: str) -> None:
 def test_everything_that_the_tables_recommend_exists() -> None:
     with rw.init("solo") as group:
         for advice in guessed_names.GROUP.values():
-            name = re.match(r"use (?:(rw\.)?(\w+)\(|group\.(\w+))", advice.replace("Mesh(group", "Mesh("))
-            assert name is not None, advice
-            assert hasattr(rw if name[1] else group, name[2] or name[3]), advice
-    for advice in guessed_names.MODULE.values():
+            for called, read in re.findall(r"(?<![.\w])([a-z_]+)\(|group\.(\w+)", advice):
+                assert hasattr(group, called or read), advice
+    for advice in [*guessed_names.GROUP.values(), *guessed_names.MODULE.values()]:
         for path in re.findall(r"rw\.([\w.]*\w)", advice):
             value: Any = rw
             for part in path.split("."):

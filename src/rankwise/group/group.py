@@ -19,7 +19,7 @@ from rankwise.contract.partings import LEFT_OUT, TOGETHER, Partings
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
-from rankwise.group.guessed_names import guesses
+from rankwise.group.guessed_names import Guessed, guesses
 from rankwise.group.memory import RegisteredMemory
 from rankwise.group.messages import Messages
 from rankwise.group.objects import ObjectCollectives
@@ -41,6 +41,7 @@ class Group(
     PersistentOperations,
     RegisteredMemory,
     Recovery,
+    metaclass=Guessed,
 ):
     """An ordered set of ranks that communicate, seen from one of them.
 

@@ -21,13 +21,16 @@ GROUP: dict[str, str] = {
     "get_world_size": "use group.world_size",
     "n_ranks": "use group.world_size",
     "get_rank": "use group.rank",
-    "get_group_rank": "use group.rank",
+    "get_group_rank": "use translate_rank(rank, other) of the group of all ranks",
     "get_global_rank": "use group.ranks[rank]",
     "get_process_group_ranks": "use group.ranks",
     "get_backend": "use group.backend",
     "get_name": "use group.name",
     # collectives
-    "bcast": "use broadcast(x, src=0)",
+    "bcast": "use broadcast(x, src=0), or broadcast_object(obj, src=0) for a Python object",
+    "Bcast": "use broadcast(x, src=0)",
+    "allgather": "use all_gather(x), or all_gather_object(obj) for a Python object",
+    "Allgather": "use all_gather(x)",
     "ibcast": "use broadcast(x, src=0, async_op=True)",
     "iallreduce": 'use all_reduce(x, op="sum", async_op=True)',
     "iallgather": "use all_gather(x, async_op=True)",
@@ -58,6 +61,9 @@ GROUP: dict[str, str] = {
     "iprobe": "use probe(src, tag)",
     "mprobe": "use probe(src, tag)",
     "batch_isend_irecv": "use batch(sends, recvs)",
+    "P2POp": "use batch(sends, recvs), with (x, dst) for a send and (x, src) for a receive",
+    "send_object_list": "use send_object(obj, dst)",
+    "recv_object_list": "use recv_object(src), which returns the object",
     "wait_all": "use rw.wait_all(works)",
     "wait_any": "use rw.wait_any(works)",
     # groups
@@ -69,15 +75,32 @@ GROUP: dict[str, str] = {
     "clone": "use dup()",
     "duplicate": "use dup()",
     "create_cart": "use rw.Mesh(group, rows=2, columns=-1)",
+    "device_mesh": "use rw.Mesh(group, rows=2, columns=-1)",
+    "init_device_mesh": "use rw.Mesh(group, rows=2, columns=-1)",
+    "process_group": "use rw.Group",
     "free": "use close()",
     "destroy": "use close()",
     "disconnect": "use close()",
     "finalize": "use close()",
     "shutdown": "use close()",
+    "destroy_process_group": "use close()",
     "allreduce_init": "use all_reduce_plan(x)",
     "bcast_init": "use broadcast_plan(x)",
+    # after a loss
+    "get_failed": "use failed()",
+    "revoke": "use abort(reason)",
+    "set_errhandler": "it is not needed: errors are always exceptions",
+    # the job, and training
+    "init_process_group": "it is not needed: use rw.init(), which returns a group",
+    "is_initialized": "it is not needed: the group that rw.init() returns is ready",
+    "is_available": "it is not needed: rankwise is always available",
+    "get_node_local_rank": "the launcher sets the environment variable LOCAL_RANK",
+    "TCPStore": "rankwise has no stores; use broadcast_object(obj, src=0) or all_gather_object(obj)",
+    "register_comm_hook": "use rw.overlap.data_parallel(module, hook=...)",
 }
-"""By the name in snake_case. `guesses` adds the other spellings, and those of the group's own operations."""
+"""By the name in snake_case, or in a spelling of its own. `guesses` adds the other spellings, and those of the group's
+own operations.
+"""
 
 MODULE: dict[str, str] = {
     "mpi": f"there is no such module: the group that `{_FIRST}` returns corresponds to MPI.COMM_WORLD",
@@ -88,8 +111,6 @@ MODULE: dict[str, str] = {
     "initialize": f"use init(): `{_FIRST}`",
     "getdefaultgroup": f"use init(): `{_FIRST}` returns the same group again",
     "isinitialized": f"it is not needed: `{_FIRST}` returns the same group again",
-    "isavailable": "it is not needed: rankwise is always available",
-    "destroyprocessgroup": "use close()",
     "rank": f"after `{_FIRST}`, use group.rank",
     "getrank": f"after `{_FIRST}`, use group.rank",
     "localrank": "the launcher sets the environment variable LOCAL_RANK",
@@ -99,17 +120,12 @@ MODULE: dict[str, str] = {
     "getworldsize": f"after `{_FIRST}`, use group.world_size",
     "getbackend": f"after `{_FIRST}`, use group.backend",
     "status": "the result of recv_any, and the Work of irecv and irecv_object, have the source and the tag",
-    "p2pop": "use group.batch([(x, dst), ...], [(x, src), ...])",
     "startall": "call start() of each plan",
     "wtime": "use time.perf_counter()",
     "undefined": "use color=None",
     "computedims": "use rw.Mesh.balanced(group, 2)",
     "comm": "use rw.Group",
-    "processgroup": "use rw.Group",
-    "distributeddataparallel": "use rw.overlap.DataParallel",
-    "ddp": "use rw.overlap.DataParallel",
-    "devicemesh": "use rw.Mesh",
-    "initdevicemesh": "use rw.Mesh",
+    **dict.fromkeys(("distributeddataparallel", "ddp", "dataparallel"), "use rw.overlap.data_parallel(module)"),
     "cart": "use rw.Mesh",
     "anysource": "use ANY as the src of recv",
     "anytag": "use ANY as the tag of recv",
@@ -127,14 +143,11 @@ MODULE: dict[str, str] = {
     **dict.fromkeys(("avg", "mean", "average"), 'use op="mean", or rw.ReduceOp.MEAN'),
     **dict.fromkeys(("prod", "product"), 'use op="product", or rw.ReduceOp.PROD'),
     **{name: f'use op="{name}"' for name in ("minloc", "maxloc")},
+    **{f"l{name}": f'use op="b{name}" on a bool array, such as x != 0' for name in ("and", "or", "xor")},
     **{
         name.lower(): f"use rw.overlap.{name}"
-        for name in (
-            *("BF16Hook", "Bucket", "BucketHook", "DataParallel", "Event", "GradientReducer", "Stream", "TopKHook"),
-            "data_parallel",
-        )
+        for name in ("BF16Hook", "Bucket", "BucketHook", "Event", "GradientReducer", "Stream", "TopKHook")
     },
-    "dataparallel": "use rw.overlap.data_parallel(module), or rw.overlap.DataParallel",
 }
 """By the name in lower case without underscores. For names that are not here, `missing` looks into GROUP: the module
 also has the group's operations.
@@ -217,7 +230,8 @@ def spellings(name: str) -> set[str]:
 class Guess:
     """A name that a class does not have. To use it raises an AttributeError that says which name to use.
 
-    It is a descriptor, because a class with __getattr__ finds its own attributes more slowly (by 40 to 200 ns a call).
+    It is a descriptor, because a class with __getattr__ finds its own attributes more slowly (by 40 to 200 ns a call);
+    Guessed hides it.
     """
 
     def __init__(self, name: str, advice: str, owner: str = "Group") -> None:
@@ -227,10 +241,17 @@ class Guess:
         raise AttributeError(f"{self._owner!r} object has no attribute {self._name!r}: {self._advice}", name=self._name)
 
 
+class Guessed(type):
+    """The type of a class with Guesses: dir() of the class shows only names that exist."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if hasattr(cls, name)]
+
+
 def guesses(known: Iterable[str]) -> dict[str, Guess]:
     """A Guess for each name that a user may expect and a group does not have. known: the public names that it has."""
     known = set(known)
-    advice = {**GROUP, **{name: f"use {name}" for name in known}}
+    advice = {**{name: f"use {name}" for name in known}, **GROUP}
     spelled = {spelling: text for name, text in advice.items() for spelling in (name, *spellings(name))}
     return {name: Guess(name, text) for name, text in spelled.items() if name not in known}
 
@@ -242,10 +263,10 @@ def missing(name: str, known: Iterable[str]) -> str:
         return text
     plain = _plain(name)
     by_plain = {_plain(one): one for one in known}
-    if (found := by_plain.get(plain)) is not None:
-        return f"{text}: use {found}"
+    ours = {one: f"use {name}" for one, name in by_plain.items()}
     of_groups = {_plain(one): advice for one, advice in GROUP.items()}
-    if (advice := MODULE.get(plain) or of_groups.get(plain)) is not None:
+    advice = MODULE.get(plain) or GROUP.get(name) or ours.get(plain) or of_groups.get(plain)
+    if advice is not None:
         return f"{text}: {advice}"
     from difflib import get_close_matches
 
