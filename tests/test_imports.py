@@ -26,6 +26,12 @@ def loaded_by(code: str, *launcher: str) -> set[str]:
     return set(python(code, *launcher).split())
 
 
+@pytest.mark.parametrize("name", ["autograd", "elastic", "overlap", "testing", "trace"])
+def test_a_module_of_the_package_can_be_imported(name: str) -> None:
+    code = f"import rankwise.{name} as first, rankwise; assert first is rankwise.{name}; print(first.__name__)"
+    assert python(code) == f"rankwise.{name}"
+
+
 def test_import_loads_few_modules() -> None:
     """Counts modules, not time, which depends on the machine and its load."""
     added = f"import sys, numpy; before = len(sys.modules); {EVERY_NAME}; print(len(sys.modules) - before)"

@@ -36,7 +36,7 @@ MAY_IMPORT = {
 }
 # This file joins the group level with the backends.
 JOINS = {"initialize.py"}
-TOP = {"__init__.py", "initialize.py", "module_functions.py"}
+TOP = {"__init__.py", "initialize.py", "module_functions.py", "trace.py"}
 JOINS_MAY_IMPORT = {"backends", "wrappers", "_native"}
 # These rooms may use the native functions that move no bytes between ranks: reading an array's address
 # and dtype, copying within a rank, the program's own streams, creating and reading a job's segment, measuring, ending

@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # the launcher does not import typing
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankwise import autograd, elastic, overlap, testing
+    from rankwise import autograd, elastic, overlap, testing, trace
     from rankwise.arrays.ops import premul_sum
     from rankwise.contract.communicator import ANY, Message
     from rankwise.contract.errors import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from rankwise.initialize import default_group as _default
     from rankwise.initialize import init, registered
     from rankwise.launch.spawn import spawn
-    from rankwise.observe import trace
 
     __version__: str
 
@@ -186,13 +185,7 @@ _MODULES = {
         "UnsupportedError",
     ),
 }
-_SUBMODULES = {
-    "autograd": "rankwise.autograd",
-    "elastic": "rankwise.elastic",
-    "overlap": "rankwise.overlap",
-    "testing": "rankwise.testing",
-    "trace": "rankwise.observe.trace",
-}
+_SUBMODULES = ("autograd", "elastic", "overlap", "testing", "trace")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -202,7 +195,7 @@ def _load(name: str) -> Any:
 
         value: Any = version("rankwise")
     elif name in _SUBMODULES:
-        value = import_module(_SUBMODULES[name])
+        value = import_module(f"rankwise.{name}")
     elif name in __all__:
         home = _HOME.get(name)
         value = (

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rankwise as rw
 from rankwise.backends.native import threads
 from rankwise.backends.nccl import communicator as nccl
 from rankwise.backends.nccl.communicator import Libraries, NcclCommunicator
@@ -28,7 +29,6 @@ from rankwise.contract.errors import (
 from rankwise.contract.job import Job
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
-from rankwise.observe import trace
 from rankwise.testing import check_backend, run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS
@@ -200,7 +200,7 @@ def test_a_measurement_counts_each_operation_once_and_waiting_for_the_device_as_
         group.reduce_scatter(np.ones(10))
         group.barrier()
 
-    with trace.measure() as m:
+    with rw.trace.measure() as m:
         run_ranks(2, body, backend=doubled(2, everywhere=False), timeout=30)
     found = m.by_operation
     assert (found["all_reduce"].count, found["all_reduce"].bytes) == (2, 16000)

@@ -1,21 +1,4 @@
-"""`rankwise.trace`: how long the program communicates, and spans of its own work for the trace of the job.
-
-`measure` says how much a block of the program communicates, and how long it waits:
-
->>> with rw.trace.measure() as m:
-...     group.barrier()
->>> m.by_operation["barrier"].count
-1
-
-`span` marks the program's own work:
-
->>> with rw.trace.span("forward"):
-...     loss = sum(number**2 for number in range(1000))
-
-`rankwise run --trace FILE` writes the last operations of each rank and these spans to FILE, and
-`rankwise trace FILE` shows them side by side. Without --trace a span costs almost nothing and is not
-recorded. Spans are buffered in memory, and written when the buffer is full or the process ends.
-"""
+"""Spans of the program's own work, buffered and sent to the launcher. `rankwise.trace` is their public module."""
 
 from __future__ import annotations
 
@@ -28,9 +11,6 @@ from contextlib import ContextDecorator
 from types import TracebackType
 
 from rankwise.contract.settings import SPANS_MEMFD, Settings, is_memory
-from rankwise.observe.measure import OperationTotals, measure
-
-__all__ = ["OperationTotals", "add", "measure", "on", "span"]
 
 _MOST = 5_000  # spans buffered in memory
 _LIMIT = 200_000  # spans that a process may record; later ones are dropped
