@@ -22,6 +22,7 @@ from rankwise.group.group import Group
 from rankwise.launch.environment import find_job
 
 _default: Group | None = None
+_of_threads: dict[int, Group | None] = {}  # the default groups of threads that are ranks of their own
 _lock = threading.Lock()
 
 
@@ -33,6 +34,7 @@ def init(
     The rank and the number of ranks come from `rankwise run`, torchrun, mpiexec or Slurm; without any of
     these the group is this process alone. Further calls return the same group, or the one that took its place by
     shrink or restore, until it is closed. In a process that replaces a lost rank, it waits for the survivors' restore.
+    In a function that `rw.testing.run_ranks` runs, it returns the group that the function receives.
 
     backend: a name; by default RANKWISE_BACKEND, else a backend that suits the job. timeout: seconds that
     this and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT, else 300. tuning: the
@@ -53,15 +55,17 @@ def init(
         timeout = check_timeout(timeout)
     named = None if tuning is None else _path(tuning)
     with _lock:
-        _default = _latest(_default)
-        if _default is not None and not _default.closed:
-            if backend is not None and backend != _default.backend:
-                raise ValueError(f"backend={backend!r}: the default group already uses {_default.backend!r}")
+        group = _current()
+        if group is not None and not group.closed:
+            if backend is not None and backend != group.backend:
+                raise ValueError(f"backend={backend!r}: the default group already uses {group.backend!r}")
             if named is not None:
                 raise ValueError(f"tuning={named!r}: the default group is already open; pass tuning to the first init")
             if timeout is not None:
-                _default.timeout = timeout
-            return _default
+                group.timeout = timeout
+            return group
+        if threading.get_ident() in _of_threads:
+            raise ClosedError("init: this thread is a rank of run_ranks, whose group is closed; it cannot get another")
         settings = Settings.read()
         job = find_job(os.environ, settings)
         name = backend or settings.backend or _suits(job)
@@ -124,12 +128,39 @@ def default_group() -> Group:
 
     Raises ClosedError if init was not called.
     """
-    global _default
-    if _default is None:
+    group = _of_threads.get(threading.get_ident(), _default) if _of_threads else _default
+    if group is not None and group.successor is not None:
+        group = _current()
+    if group is None:
         raise ClosedError("there is no default group yet: call `group = rw.init()` before the first operation")
-    if _default.successor is not None:
-        _default = _latest(_default)
-        assert _default is not None
+    return group
+
+
+@contextmanager
+def rank_of_this_thread(group: Group) -> Iterator[None]:
+    """A context in which this thread is a rank of its own, as other threads of the process may be, and `group` is its
+    default group.
+    """
+    thread = threading.get_ident()
+    outer = _of_threads.get(thread)
+    _of_threads[thread] = group
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _of_threads[thread]
+        else:
+            _of_threads[thread] = outer
+
+
+def _current() -> Group | None:
+    """The default group of this thread if it is a rank of its own, else of the process; None if there is none yet."""
+    global _default
+    thread = threading.get_ident()
+    if thread in _of_threads:
+        _of_threads[thread] = group = _latest(_of_threads[thread])
+        return group
+    _default = _latest(_default)
     return _default
 
 

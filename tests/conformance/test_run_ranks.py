@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+import rankwise as rw
 from rankwise import Group
 from rankwise.testing import RanksFailed, close_pools, run_ranks
 
@@ -23,6 +24,35 @@ def test_results_come_by_rank(backend: str) -> None:
     assert run_ranks(3, lambda group: (group.rank, group.world_size), backend=backend) == [(0, 3), (1, 3), (2, 3)]
     sums = run_ranks(4, lambda group: group.all_reduce(np.arange(3) * group.rank), backend=backend)
     assert [x.tolist() for x in sums] == [[0, 6, 12]] * 4
+
+
+@both
+def test_init_returns_the_ranks_own_group(backend: str) -> None:
+    def calls_init(group: Group) -> tuple[bool, str, int, int]:
+        same = rw.init() is group and rw.init(backend, timeout=30) is group
+        nested = run_ranks(1, lambda inner: rw.init() is inner and rw.all_reduce(1) == 1, backend="solo")
+        assert nested == [True]
+        return same, group.backend, rw.all_reduce(1), rw.init().rank
+
+    assert run_ranks(3, calls_init, backend=backend) == [(True, backend, 3, rank) for rank in range(3)]
+
+
+def test_init_in_a_thread_follows_shrink_and_never_gives_another_group() -> None:
+    def closes(group: Group) -> None:
+        with pytest.raises(ValueError, match="backend='shm': the default group already uses 'threads'"):
+            rw.init("shm")
+        smaller = group.shrink()
+        assert rw.init() is smaller
+        assert rw.all_reduce(1) == 2
+        rw.close()
+        with pytest.raises(rw.ClosedError, match="this thread is a rank of run_ranks, whose group is closed"):
+            rw.init()
+
+    run_ranks(2, closes)
+    with rw.init("solo") as group:
+        assert group.world_size == 1
+        run_ranks(2, lambda ours: rw.all_reduce(1))
+        assert rw.init() is group
 
 
 @both

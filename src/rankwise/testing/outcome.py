@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
 from rankwise.group.group import Group
+from rankwise.initialize import rank_of_this_thread
 
 T = TypeVar("T")
 
@@ -40,10 +41,10 @@ class RanksFailed(Exception):
         super().__init__("\n".join(lines))
 
 
-def attempt(connect: Callable[[], Communicator], fn: Callable[[Group], T]) -> Outcome[T]:
-    """Connect, run `fn` on the group, close it."""
+def attempt(connect: Callable[[], Communicator], fn: Callable[[Group], T], backend: str = "") -> Outcome[T]:
+    """Connect, run `fn` on the group, which is this thread's default group meanwhile, and close it."""
     try:
-        with Group(connect()) as group:
+        with Group(connect(), backend=backend) as group, rank_of_this_thread(group):
             return run_on(group, fn)
     except Exception as error:  # noqa: BLE001 - connecting is part of the attempt
         return failed(error)

@@ -29,7 +29,7 @@ MOST_IDLE_RANKS = 40  # processes that unused pools may hold
 def run_ranks(
     n: int, fn: Callable[[Group], T], *, backend: str | registry.Opener = "threads", timeout: float = 60.0
 ) -> list[T]:
-    """Run `fn(group)` on `n` ranks at once and return its return values, by rank.
+    """Run `fn(group)` on `n` ranks at once and return its return values, by rank. In `fn`, rw.init() returns its group.
 
     backend: "threads" runs n threads of this process. "shm", or any registered backend whose ranks
     are processes, runs n processes on this host, which are kept for later calls; `fn` and its return
@@ -52,13 +52,13 @@ def run_ranks(
     if backend == "solo":
         if n != 1:
             raise ValueError(f"n={n}: expected 1 rank on backend 'solo'")
-        return values([attempt(lambda: registry.opener("solo")(Job(), timeout), fn)])
+        return values([attempt(lambda: registry.opener("solo")(Job(), timeout), fn, "solo")])
     if callable(backend):
         opener, job_id = backend, f"run_ranks-{next(_job_numbers)}"
-        return _on_threads(n, fn, lambda rank: opener(Job(rank, n, rank, n, "run_ranks", job_id), timeout), timeout)
+        return _on_threads(n, fn, "", lambda rank: opener(Job(rank, n, rank, n, "run_ranks", job_id), timeout), timeout)
     if backend == "threads":
         segment = _native.Segment.create(n)
-        return _on_threads(n, fn, lambda rank: threads.connect(segment, rank, timeout), timeout)
+        return _on_threads(n, fn, backend, lambda rank: threads.connect(segment, rank, timeout), timeout)
     registry.opener(backend)  # raises ValueError or ImportError here instead of on every rank
     return _on_processes(n, fn, backend, timeout)
 
@@ -69,11 +69,13 @@ def close_pools() -> None:
         _pools.popitem()[1].close()
 
 
-def _on_threads(n: int, fn: Callable[[Group], T], connect: Callable[[int], Communicator], timeout: float) -> list[T]:
+def _on_threads(
+    n: int, fn: Callable[[Group], T], backend: str, connect: Callable[[int], Communicator], timeout: float
+) -> list[T]:
     outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in range(n)]
 
     def body(rank: int) -> None:
-        outcomes[rank] = attempt(lambda: connect(rank), fn)
+        outcomes[rank] = attempt(lambda: connect(rank), fn, backend)
 
     ranks = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
     for thread in ranks:
