@@ -82,7 +82,8 @@ def test_bad_arguments() -> None:
 
 def test_bad_environment() -> None:
     for variables, text in (
-        ({"RANKWISE_BACKEND": "nope"}, "backend='nope': expected one of"),
+        ({"RANKWISE_BACKEND": "nope"}, "ValueError: environment variable RANKWISE_BACKEND='nope': expected one of"),
+        ({"RANKWISE_CHECK": "2"}, "ValueError: environment variable RANKWISE_CHECK='2': expected 1 or 0"),
         ({"RANKWISE_TIMEOUT": "soon"}, "RANKWISE_TIMEOUT='soon': expected a number of seconds above 0"),
         ({"RANKWISE_TIMEOUT": "inf"}, "RANKWISE_TIMEOUT='inf': expected a number of seconds above 0 and at most"),
         ({"RANKWISE_RANK": "1"}, "RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"),

@@ -69,6 +69,7 @@ def init(
         settings = Settings.read()
         job = find_job(os.environ, settings)
         name = backend or settings.backend or _suits(job)
+        given = "backend" if backend else "environment variable RANKWISE_BACKEND"
         if settings.launcher_pid is not None:
             _native.end_with(settings.launcher_pid)
         if job.restart and name != "shm":
@@ -76,7 +77,7 @@ def init(
             raise UnsupportedError("restarting a rank", name, why, "use the backend shm, or run without --restarts")
         if named is not None:
             job = replace(job, tuning=named)
-        comm = registry.opener(name)(job, timeout or settings.timeout)
+        comm = registry.opener(name, given)(job, timeout or settings.timeout)
         if settings.check and name not in registry.BUILT_IN:
             from rankwise.wrappers.checked import CheckedCommunicator
 

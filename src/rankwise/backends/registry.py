@@ -38,8 +38,8 @@ def names() -> list[str]:
     return sorted({*BUILT_IN, *_outside()})
 
 
-def opener(name: str) -> Opener:
-    """Load the backend called `name`.
+def opener(name: str, given: str = "backend") -> Opener:
+    """Load the backend called `name`. given: what named it, for the error.
 
     Raises ValueError if no backend has that name; ImportError (BackendUnavailable) if what it needs is
     missing.
@@ -51,7 +51,7 @@ def opener(name: str) -> Opener:
     if name in outside:
         loaded: Opener = outside[name].load()
         return loaded
-    raise ValueError(f"backend={name!r}: expected one of {', '.join(names())}")
+    raise ValueError(f"{given}={name!r}: expected one of {', '.join(names())}")
 
 
 def _outside() -> dict[str, EntryPoint]:

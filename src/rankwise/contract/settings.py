@@ -72,8 +72,9 @@ class Settings:
     RANKWISE_TUNING         the tuning file whose thresholds decide which algorithm runs at which size; the same on all
                             ranks of a host. none: the default thresholds. Without it the file that `rankwise tune`
                             wrote for this CPU, if there is one (docs/reference/tuning.md)
-    RANKWISE_DIRECT         0: ranks of one host do not read or write each other's private memory: no single-copy
-                            algorithm is chosen, and messages are copied through the ring buffer in shared memory
+    RANKWISE_DIRECT         1 or 0: whether ranks of one host may read and write each other's private memory (default
+                            1). 0, even on one of them: no single-copy algorithm is chosen, and messages are copied
+                            through the ring buffer in shared memory
     RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
                             kernel says: `0,0,1,1`; the same on all ranks. For tests, and where the kernel is wrong.
                             With several hosts, every host must have as many ranks as the list has numbers
@@ -81,7 +82,8 @@ class Settings:
                             says; ranks choose algorithms and how they wait by it. For tests
     RANKWISE_TORCH_AS       gloo: programs that ask torch.distributed for the backend gloo use rankwise for their CPU
                             tensors; torch.distributed still names their backend gloo (docs/how-to/torch.md)
-    RANKWISE_TCL_SIMULATE   1: distributed_init of the Tcl front-end simulates its ranks, launcher or not
+    RANKWISE_TCL_SIMULATE   1 or 0: whether distributed_init of the Tcl front-end simulates its ranks even if a launcher
+                            or an address for the ranks is given (default 0)
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """
 
@@ -102,15 +104,13 @@ class Settings:
         self.trace_fd = integer(environ, "RANKWISE_TRACE_FD")
         self.state_fd = integer(environ, "RANKWISE_STATE_FD")
         self.partings_fd = integer(environ, "RANKWISE_PARTINGS_FD")
-        check = integer(environ, "RANKWISE_CHECK")
-        self.check = None if check is None else bool(check)
+        self.check = _switch(environ, "RANKWISE_CHECK")
         self.algorithms = _algorithms(environ)
         self.tuning = environ.get("RANKWISE_TUNING") or None
-        self.direct = integer(environ, "RANKWISE_DIRECT") != 0
+        self.direct = _switch(environ, "RANKWISE_DIRECT") is not False
         self.numa_nodes = _numbers(environ, "RANKWISE_NUMA_NODES")
-        oversubscribed = integer(environ, "RANKWISE_OVERSUBSCRIBED")
-        self.oversubscribed = None if oversubscribed is None else bool(oversubscribed)
-        self.tcl_simulate = bool(integer(environ, "RANKWISE_TCL_SIMULATE"))
+        self.oversubscribed = _switch(environ, "RANKWISE_OVERSUBSCRIBED")
+        self.tcl_simulate = _switch(environ, "RANKWISE_TCL_SIMULATE") is True
 
     @classmethod
     def read(cls) -> Settings:
@@ -153,6 +153,16 @@ def integer(environ: Mapping[str, str], name: str) -> int | None:
         return int(text)
     except ValueError:
         raise ValueError(f"environment variable {name}={text!r}: expected an integer") from None
+
+
+def _switch(environ: Mapping[str, str], name: str) -> bool | None:
+    """The variable as a bool; None if it is absent or empty."""
+    text = environ.get(name)
+    if not text:
+        return None
+    if text not in ("0", "1"):
+        raise ValueError(f"environment variable {name}={text!r}: expected 1 or 0")
+    return text == "1"
 
 
 def torch_as() -> str | None:

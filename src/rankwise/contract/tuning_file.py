@@ -79,8 +79,8 @@ def in_force(named: str | None) -> str | None:
     return path if os.path.lexists(path) else None
 
 
-def load(path: str, names: Names) -> TuningFile:
-    """Read a file. ValueError names the file and the entry that is wrong."""
+def load(path: str, names: Names, given: str = "tuning file") -> TuningFile:
+    """Read a file. ValueError names the file and the entry that is wrong. given: what names the file, for the error."""
     import json  # only a process that has a file needs it
 
     try:
@@ -88,11 +88,11 @@ def load(path: str, names: Names) -> TuningFile:
             document = json.load(file)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"tuning file {path}: it cannot be read: {why}") from None
+        raise ValueError(f"{given} {path}: it cannot be read: {why}") from None
     try:
         return _parsed(document, names)
     except ValueError as error:
-        raise ValueError(f"tuning file {path}: {error}") from None
+        raise ValueError(f"{given} {path}: {error}") from None
 
 
 def save(path: str, content: TuningFile) -> None:

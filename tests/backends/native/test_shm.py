@@ -190,3 +190,28 @@ except rw.PeerLostError as error:
 def test_a_death_fails_a_second_group() -> None:
     done = two_ranks(IN_A_SECOND_GROUP)
     assert "rank 1 (pid" in done.stdout, done.stderr
+
+
+DIRECT = """
+import os
+os.environ["RANKWISE_DIRECT"] = os.environ["RANKWISE_RANK"]
+import numpy as np, rankwise as rw
+with rw.init() as group:
+    try:
+        group.all_reduce(np.ones(1 << 12))
+    except rw.UnsupportedError as error:
+        print(error.why)
+"""
+
+
+def test_one_rank_may_forbid_access_to_private_memory_for_all() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rankwise", "run", "-n", "2", "--", sys.executable, "-c", DIRECT],
+        env={**os.environ, "RANKWISE_ALGORITHM": "all_reduce=single_copy"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert all("which the system or RANKWISE_DIRECT=0 forbids here" in line for line in lines)

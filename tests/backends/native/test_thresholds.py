@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import rankwise as rw
 from rankwise import _native
 from rankwise.contract.tuning_file import NEVER, cpu_name, path_of
+from rankwise.testing import RanksFailed, run_ranks
 
 PROGRAM = """
 import json, os, sys, rankwise as rw
@@ -114,6 +116,14 @@ def test_a_tuning_that_is_no_path(tuning: object) -> None:
 def test_a_file_that_cannot_be_used_is_refused_on_one_rank_too(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it cannot be read: No such file or directory"):
         rw.init(tuning=tmp_path / "t.json")
+
+
+def test_the_error_for_a_file_that_the_variable_names_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = str(tmp_path / "t.json")
+    monkeypatch.setenv("RANKWISE_TUNING", missing)
+    text = f"environment variable RANKWISE_TUNING: tuning file {missing}: it cannot be read: No such file or directory"
+    with pytest.raises(RanksFailed, match=re.escape(f"ValueError: {text}")):
+        run_ranks(2, lambda group: None)
 
 
 def test_names_that_do_not_exist() -> None:

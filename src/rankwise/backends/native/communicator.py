@@ -312,7 +312,7 @@ def join(
     settings = Settings.read()
     forced = settings.algorithms if algorithms is None else algorithms
     pairs = [*forced.items()]
-    thresholds = _thresholds(settings.tuning if tuning is None else tuning) if segment.world_size > 1 else []
+    thresholds = _thresholds(tuning, settings.tuning) if segment.world_size > 1 else []
     comm = segment.join(
         rank,
         timeout,
@@ -330,7 +330,12 @@ def join(
     return EngineCommunicator(comm, backend)
 
 
-def _thresholds(named: str | None) -> list[tuple[str, str, int]]:
-    """The thresholds of the tuning file in force."""
-    path = tuning_file.in_force(named)
-    return [] if path is None else tuning_file.load(path, _native.thresholds()).values()
+def _thresholds(argument: str | None, variable: str | None) -> list[tuple[str, str, int]]:
+    """The thresholds of the tuning file in force. argument, variable: the files that the program and RANKWISE_TUNING
+    name.
+    """
+    if argument is None and variable is not None:
+        path, given = tuning_file.in_force(variable), "environment variable RANKWISE_TUNING: tuning file"
+    else:
+        path, given = tuning_file.in_force(argument), "tuning file"
+    return [] if path is None else tuning_file.load(path, _native.thresholds(), given).values()
