@@ -68,7 +68,7 @@ def init(
             raise ClosedError("init: this thread is a rank of run_ranks, whose group is closed; it cannot get another")
         settings = Settings.read()
         job = find_job(os.environ, settings)
-        name = backend or settings.backend or _suits(job)
+        name = backend or settings.backend or job.default_backend
         given = "backend" if backend else "environment variable RANKWISE_BACKEND"
         if settings.launcher_pid is not None:
             _native.end_with(settings.launcher_pid)
@@ -169,18 +169,6 @@ def _latest(group: Group | None) -> Group | None:
     while group is not None and group.successor is not None:
         group = group.successor
     return group
-
-
-def _suits(job: Job) -> str:
-    if job.world_size == 1 and job.segment_fd is None:
-        return "solo"
-    if job.one_host or (job.local_world_size is None and (job.master is None or _is_loopback(job.master[0]))):
-        return "shm"
-    return "hierarchical"  # which itself finds out whether any host has several ranks
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 @contextmanager

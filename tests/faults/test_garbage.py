@@ -291,6 +291,16 @@ print("done")
 """
 
 
+LOOPBACK = "0100007F"  # 127.0.0.1, as the kernel writes it
+
+
+def check_listeners(printed: str, backend: str) -> None:
+    lines = sorted(printed.splitlines())
+    assert set(lines) <= {"done", f"tcp {LOOPBACK}"}
+    assert lines.count("done") == 2
+    assert (len(lines) > 2) == (backend == "gloo")
+
+
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_sockets_listen_on_this_host_only(backend: str) -> None:
     if backend == "gloo":
@@ -302,8 +312,23 @@ def test_sockets_listen_on_this_host_only(backend: str) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    lines = sorted(done.stdout.splitlines())
-    loopback = "0100007F"  # 127.0.0.1, as the kernel writes it
-    assert set(lines) <= {"done", f"tcp {loopback}"}
-    assert lines.count("done") == 2
-    assert (len(lines) > 2) == (backend == "gloo")
+    check_listeners(done.stdout, backend)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"LOCAL_WORLD_SIZE": "2"}])
+def test_gloos_sockets_do_so_too_where_the_launcher_names_a_port(sizes: dict[str, str]) -> None:
+    """As torchrun does, even on one host. A store of torch's at that port would listen on all interfaces."""
+    pytest.importorskip("torch")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, **sizes, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PORTS],
+            env={**environment, "RANKWISE_BACKEND": "gloo", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    check_listeners("".join([rank.communicate(timeout=100)[0] for rank in ranks]), "gloo")

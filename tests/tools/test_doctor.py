@@ -187,6 +187,12 @@ def test_the_choices_for_this_machine(capsys: pytest.CaptureFixture[str], monkey
         monkeypatch.setenv(name, value)
     command.main(["--json"])
     assert json.loads(capsys.readouterr().out)["choices"][0]["backend"] == "hierarchical"
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    command.main(["--json"])
+    here = json.loads(capsys.readouterr().out)["choices"][0]
+    assert here["backend"] == "hierarchical"
+    assert here["why"] == "4 ranks of RANK and WORLD_SIZE on several hosts"
     monkeypatch.setenv("RANK", "nine")
     command.main(["--json"])
     assert "nine" in json.loads(capsys.readouterr().out)["choices"][0]["why"]

@@ -39,5 +39,18 @@ class Job:
 
     @property
     def one_host(self) -> bool:
-        """Whether all ranks are on this host, according to the launcher."""
+        """Whether all ranks are on this host: the launcher says so, or it names no address of another host."""
+        if self.local_world_size is None:
+            return self.master is None or _is_loopback(self.master[0])
         return self.local_world_size == self.world_size
+
+    @property
+    def default_backend(self) -> str:
+        """The backend that suits this job, used if neither the program nor RANKWISE_BACKEND names one."""
+        if self.world_size == 1 and self.segment_fd is None:
+            return "solo"
+        return "shm" if self.one_host else "hierarchical"  # which itself finds out whether any host has several ranks
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

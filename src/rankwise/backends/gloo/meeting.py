@@ -1,7 +1,8 @@
 """How the ranks of a gloo job meet: within each host in shared memory, and between hosts in a store.
 
 On each host, one rank, the leader, reads and writes the store for all ranks of the host, with a constant number of
-requests. The store is the one at MASTER_ADDR or, if that is not set, one that rank 0 makes for the ranks of this host.
+requests. The store is the one at MASTER_ADDR or, if all ranks are on this host, one that rank 0 makes for them on the
+loopback interface.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.own_address import own_address
+from rankwise.contract.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -53,11 +55,12 @@ class Meeting:
         self._leads = number == 0
         self._host = _host(job, number, size, timeout) if size > 1 else None
         try:
-            if job.master is not None:
+            # Containers that meet in RANKWISE_SOCKET_DIR may have a loopback interface each.
+            if job.master is None or (size == job.world_size and Settings.read().socket_dir is None):
+                self.store, self.address = _host_store(self._host, timeout), "127.0.0.1"
+            else:
                 self.store = _master_store(job, job.master, timeout, leads=self._leads)
                 self.address = own_address(job.master[0], "gloo")
-            else:
-                self.store, self.address = _host_store(self._host, timeout), "127.0.0.1"
         except BaseException as error:
             self._leave(error)
             raise
@@ -118,7 +121,7 @@ _MET, _FAILED = b"M", b"F"
 
 def _place(job: Job) -> tuple[int, int]:
     """This rank's number among the ranks that meet within its host, and how many these are; (0, 1) if unknown."""
-    if job.one_host or (job.master is None and job.local_world_size is None):
+    if job.one_host:
         return job.rank, job.world_size
     if job.master is None:
         raise ValueError(

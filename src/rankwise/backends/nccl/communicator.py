@@ -99,7 +99,7 @@ def open(job: Job, timeout: float) -> NcclCommunicator:
     found = libraries()
     if job.world_size == 1:
         side = registry.opener("solo")(Job(), timeout)
-    elif job.one_host or job.local_world_size is None:
+    elif job.one_host:
         side = registry.opener("shm")(job, timeout)
     else:
         side = registry.opener("gloo")(job, timeout)

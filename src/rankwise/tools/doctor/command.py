@@ -96,11 +96,11 @@ def _here() -> Choice:
         return Choice(HERE, "none", f"rw.init rejects the environment variables: {error}")
     if settings.backend is not None:
         return Choice(HERE, settings.backend, "RANKWISE_BACKEND names it")
-    if job.world_size == 1:
-        return Choice(HERE, "solo", f"one rank ({job.launcher or 'no launcher'})")
-    if job.one_host or job.local_world_size is None:
-        return Choice(HERE, "shm", f"{job.world_size} ranks of {job.launcher} on one host")
-    return Choice(HERE, "hierarchical", f"{job.world_size} ranks of {job.launcher} on several hosts")
+    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+    where = "one host" if job.one_host else "several hosts"
+    return Choice(
+        HERE, job.default_backend, f"{ranks} of {job.launcher} on {where}" if job.launcher else "one rank (no launcher)"
+    )
 
 
 def _unless(works: dict[str, bool], backend: str) -> str:
