@@ -169,6 +169,31 @@ def test_what_there_is_not(server: Server) -> None:
     connection.close()
 
 
+def test_a_token_file_that_others_can_read_or_change_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    for mode in (0o640, 0o604, 0o620, 0o602, 0o644):
+        path.chmod(mode)
+        with pytest.raises(ValueError, match=f"{path} belongs to user {os.geteuid()} and has the mode {mode:04o}: exp"):
+            token_of(str(path))
+    command = [*RANKWISE, "status", "--serve", "--token-file", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"--token-file: {path} belongs to user" in done.stderr
+    path.chmod(0o600)
+    assert token_of(str(path)) == TOKEN
+
+
+def test_a_token_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ValueError, match=f"{path} belongs to user {owner} and has the mode 0600: expected a file of"):
+        token_of(str(path))
+
+
 def test_token_files(tmp_path: Path) -> None:
     path = tmp_path / "token"
     token = token_of(str(path))
@@ -183,6 +208,7 @@ def test_token_files(tmp_path: Path) -> None:
 
 def test_the_command_serves_until_it_is_interrupted(job: int, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
     command = [*RANKWISE, "status", str(job), "--serve", "--token-file", str(tmp_path / "token")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -16,11 +16,11 @@ import hmac
 import json
 import os
 import secrets
+import stat
 from collections.abc import Callable, Sequence
 from html import escape
 from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
-from pathlib import Path
 from socketserver import ThreadingTCPServer
 
 from rankwise.observe.jobs import RunningJob
@@ -128,14 +128,23 @@ def jobs_as_html(jobs: Sequence[RunningJob]) -> str:
 def token_of(path: str | None) -> str:
     """A new token, or the one in this file; if there is no such file, it is made, readable by its user alone.
 
-    ValueError if the file holds no token of at least 16 letters and digits; OSError if it cannot be read or made.
+    ValueError if other users can read or change the file, or if it holds no token of at least 16 letters and digits;
+    OSError if it cannot be read or made.
     """
     if path is None:
         return secrets.token_urlsafe(16)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        token = Path(path).read_text(encoding="utf-8").strip()
+        with open(path, encoding="utf-8") as file:
+            info = os.fstat(file.fileno())
+            token = file.read().strip()
+        mode = stat.S_IMODE(info.st_mode)
+        if info.st_uid != os.geteuid() or mode & 0o077:
+            raise ValueError(
+                f"{path} belongs to user {info.st_uid} and has the mode {mode:04o}: expected a file of this user that "
+                "nobody else can read or write (chmod 600), with a token that nobody else has seen"
+            ) from None
         if len(token) < 16 or not token.replace("-", "").replace("_", "").isalnum() or not token.isascii():
             raise ValueError(f"{path} holds no token: expected at least 16 letters, digits, - or _") from None
         return token
