@@ -348,6 +348,11 @@ def test_arithmetic(session: Session) -> None:
         "Operands do not fit together: float32 {2 2} and float32 {3}"
     )
     assert call(session, "tensor_to_list", a) == "1.0 2.0 3.0 4.0"
+    whole = call(session, "tensor_create", "-data", "1 2", "-dtype", "int32")
+    for number in ("9999999999", "99999999999999999999999"):
+        assert error(session, "tensor_mul", whole, number) == (
+            f'Invalid -other parameter: "{number}". Must be a number that fits into the tensor\'s type, int32.'
+        )
 
 
 def test_random_tensors(session: Session) -> None:

@@ -124,6 +124,23 @@ def test_errors_output_and_help_pass_through_the_pipe() -> None:
     assert '"torch::ones x"' in done.stderr
 
 
+def test_half_of_a_surrogate_pair_is_an_error_and_the_session_goes_on() -> None:
+    script = """
+set t [torch::ones 3]
+puts [catch {torch::tensor_load "\\ud800"}]
+puts [catch {torch::tensor_load "no such file"} message]
+puts $message
+puts [torch::tensor_to_list $t]
+"""
+    done = tclsh(REQUIRE + script)
+    assert done.stdout.splitlines() == [
+        "1",
+        "1",
+        'Invalid -file parameter: "no such file". No such file or directory.',
+        "1.0 1.0 1.0",
+    ], done.stderr
+
+
 def test_a_command_waits_for_no_timer() -> None:
     done = tclsh(
         REQUIRE

@@ -141,6 +141,19 @@ def test_steps_are_those_of_torch(session: Session, words: str, make: Any, given
     assert call(session, "optimizer_state_bytes", optimizer) == str(4 * numbers * flat(own.parameters()).size)
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1" + "0" * 400])
+def test_an_optimizers_numbers_are_finite(session: Session, number: str) -> None:
+    parameters = call(session, "model_parameters", call(session, "linear", "3", "2"))
+    for words, option in (
+        (("optimizer_sgd", parameters, number), "lr"),
+        (("optimizer_sgd", parameters, "0.1", number), "momentum"),
+        (("optimizer_adam", "-parameters", parameters, "-lr", "0.1", "-beta1", number), "beta1"),
+    ):
+        text = error(session, *words)
+        assert text.startswith(f'Invalid -{option} parameter: "{number[:9]}')
+        assert text.endswith(". Must be a finite number.")
+
+
 def test_both_syntaxes_and_aliases(session: Session) -> None:
     model = call(session, "linear", "-outFeatures", "2", "-inFeatures", "3", "-bias", "0", "-dtype", "float64")
     parameters = call(session, "model_parameters", "-model", model).split()

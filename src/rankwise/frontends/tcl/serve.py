@@ -19,8 +19,9 @@ from typing import BinaryIO
 
 from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.interpreter import leave
+from rankwise.frontends.tcl.parameters import quoted
 from rankwise.frontends.tcl.script import definitions
-from rankwise.frontends.tcl.session import Session
+from rankwise.frontends.tcl.session import Answer, Session
 
 GRACE = 1.0  # seconds that a running command may take after tclsh has ended
 
@@ -44,11 +45,25 @@ def main() -> int:
 def serve(session: Session, requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until they end."""
     while header := requests.readline():
-        words = [requests.read(int(length)).decode() for length in header.split()]
-        code, text, why = session.answer(words[0], words[1:]) if words else ("ok", definitions(), "NONE")
-        data = text.encode()
+        code, text, why = _answer(session, [requests.read(int(length)) for length in header.split()])
+        data = text.encode("utf-8", "backslashreplace")
         answers.write(b"%s %d %s\n%s" % (code.encode(), len(data), why.encode(), data))
         answers.flush()
+
+
+def _answer(session: Session, words: list[bytes]) -> Answer:
+    if not words:
+        return "ok", definitions(), "NONE"
+    try:
+        name, *rest = [word.decode() for word in words]
+    except UnicodeDecodeError as error:  # Tcl 8 sends half of a surrogate pair like any other character
+        given = quoted(error.object.decode(errors="backslashreplace"))
+        return (
+            "error",
+            f"Invalid text: {given}. Must be Unicode without lone surrogates.",
+            "RANKWISE UnicodeDecodeError",
+        )
+    return session.answer(name, rest)
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:

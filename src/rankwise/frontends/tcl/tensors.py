@@ -243,6 +243,9 @@ def element_wise(function: Callable[..., Any]) -> Callable[..., Operand]:
     def command(session: Session, tensor: Operand, other: Operand | Number) -> Operand:
         try:
             return _compute(function, tensor, other)
+        except OverflowError:
+            kept = to_numpy(tensor).dtype.name
+            raise invalid("other", other, f"Must be a number that fits into the tensor's type, {kept}.") from None
         except (ValueError, RuntimeError):
             raise ValueError(f"Operands do not fit together: {_kind(tensor)} and {_kind(other)}") from None
 

@@ -22,10 +22,10 @@ _FILE = Parameter("file", value_types.TEXT, "the path of the file")
 
 
 def _number(name: str, help: str, default: float) -> Parameter:
-    return Parameter(name, value_types.NUMBER, help, default)
+    return Parameter(name, value_types.FINITE, help, default)
 
 
-_LR = Parameter("lr", value_types.NUMBER, "the learning rate")
+_LR = Parameter("lr", value_types.FINITE, "the learning rate")
 _L2 = "the parameters times this are added to the gradients"
 
 _MODULES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,13 @@ def number_of(word: str) -> Number:
         return int(word)
     except ValueError:
         return float(word)
+
+
+def _finite(word: str) -> Number:
+    number = number_of(word)
+    if not isfinite(float(word)):  # not float(number), which raises OverflowError for an int of 400 digits
+        raise ValueError(word)
+    return number
 
 
 def nested(text: str) -> list[Any]:
@@ -162,6 +170,7 @@ MODULES = ValueType("list of modules", "Must be a list of module handles.", _all
 OPTIMIZER = ValueType("optimizer", "Must be an optimizer handle.", lambda handles, word: handles.optimizer(word))
 INTEGER = ValueType("integer", "Must be an integer.", lambda handles, word: _integer(word))
 NUMBER = ValueType("number", "Must be a number.", lambda handles, word: number_of(word))
+FINITE = ValueType("number", "Must be a finite number.", lambda handles, word: _finite(word))
 NATURAL = ValueType("integer", f"Must be an integer from 0 to {LARGEST}.", lambda handles, word: _within(word, 0))
 SIZE = ValueType("integer", f"Must be an integer from 1 to {LARGEST}.", lambda handles, word: _within(word, 1))
 BOOLEAN = ValueType("boolean", "Must be 0 or 1.", lambda handles, word: _boolean(word))
