@@ -200,3 +200,22 @@ def test_the_pass_after_one_that_raised(async_op: bool, to_none: bool) -> None:
                         assert got[number] is None
 
     run_ranks(2, ranks)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_parameter_that_a_reentrant_checkpoint_shares_with_another_part(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def body(group: Group) -> None:
+        model = rw.overlap.data_parallel(torch.nn.Linear(3, 3), group)
+        x = torch.ones(2, 3, requires_grad=True)
+        loss = model(checkpoint(model, x, use_reentrant=reentrant)).sum()
+        if reentrant:
+            text = r"^parameter '(weight|bias)' got a second gradient .*use_reentrant=True.*pass use_reentrant=False$"
+            with pytest.raises(RuntimeError, match=text):
+                loss.backward()
+        else:
+            loss.backward()
+            assert model.weight.grad is not None
+
+    run_ranks(2, body)

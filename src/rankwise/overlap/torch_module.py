@@ -110,6 +110,13 @@ class DataParallel:
             parameter.grad = None
 
     def _mark(self, number: int, parameter: torch.Tensor) -> None:
+        if self._used[number]:
+            name = next(name for name, other in self.module.named_parameters() if other is parameter)
+            raise RuntimeError(
+                f"parameter {name!r} got a second gradient in one backward pass, when the first was already being "
+                "reduced: a part of the module that torch.utils.checkpoint runs with use_reentrant=True shares it with "
+                "another part; pass use_reentrant=False"
+            )
         self._used[number] = 1
         self.reducer.mark_ready(number, parameter.grad, lend=self._async_op)
         if not self._async_op:

@@ -170,6 +170,17 @@ def test_bad_arguments_do_no_harm() -> None:
     assert run_ranks(2, ranks) == [2, 2]
 
 
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jacrev"])
+def test_the_transforms_of_torch_func_are_refused_before_anything_is_sent(transform: str) -> None:
+    def body(group: rw.Group) -> None:
+        called = getattr(torch.func, transform)(lambda x: rw.autograd.all_reduce(x, group=group).sum())
+        with pytest.raises(TypeError, match=r"^x: expected a tensor with data, got one of a transform of torch\.func"):
+            called(torch.ones(2, 3))
+        assert rw.autograd.all_reduce(torch.ones(1), group=group).item() == 2
+
+    run_ranks(2, body)
+
+
 def test_the_default_group_is_used() -> None:
     def ranks(group: Any) -> Any:
         rw.init()

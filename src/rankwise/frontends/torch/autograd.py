@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from rankwise.arrays import ops
 from rankwise.arrays.base import Buffer
@@ -133,6 +134,12 @@ def _checked(x: Tensor, group: Group | None) -> tuple[Group, Buffer]:
     """The group, and what is known of `x`: what is wrong with that raises here, before anything is sent."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x: expected a torch.Tensor, got {type(x).__name__}")
+    if is_functorch_wrapped_tensor(x):
+        raise TypeError(
+            "x: expected a tensor with data, got one of a transform of torch.func (grad, vmap, jvp, ...), which the "
+            "operations of rw.autograd do not support; compute gradients by backward() or torch.autograd.grad, and "
+            "pass all rows at once instead of vmap"
+        )
     return default_group() if group is None else group, source(x.detach())
 
 
