@@ -26,6 +26,7 @@ from rankwise.contract.settings import SPANS_MEMFD, STATE_MEMFD
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
+from rankwise.launch.limits import check_ranks, too_few_files
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
 from rankwise.launch.rank_process import RankProcess, leave_terminal, placed
@@ -44,8 +45,6 @@ QUIET = 0.1  # seconds without output after which an incomplete line is shown on
 POLL = 0.02  # seconds after which ranks are asked whether they have ended, if no descriptor says so
 PIECE = 1 << 16  # bytes read from a pipe at once
 PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
-MOST_RANKS = 1024  # of one host, as the shared memory allows
-OWN_FILES = 16  # about as many as the launcher opens for itself
 
 # How a rank gets its own process group. Ranks that share cores stay in the launcher's session: if the kernel schedules
 # by session (autogroup), ranks of different sessions cannot yield a core to each other. Python 3.11 made this possible.
@@ -61,14 +60,6 @@ _OPTIONAL = (
     "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_PARTINGS_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
     "RANKWISE_LOCAL_WORLD_SIZE",
 )  # fmt: skip
-
-
-def check_ranks(n: int) -> None:
-    """Raises ValueError for a number of ranks that one host cannot have."""
-    if n < 1:
-        raise ValueError(f"n={n}: expected a number of ranks of at least 1")
-    if n > MOST_RANKS:
-        raise ValueError(f"n={n}: expected at most {MOST_RANKS} ranks, as many as one host can have")
 
 
 class LocalJob:
@@ -161,7 +152,10 @@ class LocalJob:
         try:
             self._start()
         except BaseException as error:
-            words = self._too_many_files() if os.strerror(errno.EMFILE) in str(error) else ""
+            # For each rank two pipes and a pidfd, and the memory of its spans and of its state.
+            each = 3 + self._keep_spans + bool(self.losses.restarts)
+            full = os.strerror(errno.EMFILE) in str(error)
+            words = too_few_files(self._n, len(self.ranks), each) if full else ""
             self._close()
             if words:
                 raise OSError(words) from error
@@ -335,17 +329,6 @@ class LocalJob:
             self._pipes[pipe.fileno()] = stream
             self._listen(pipe.fileno(), self._read)
         return rank
-
-    def _too_many_files(self) -> str:
-        """How many open files the ranks need, and this process's limit."""
-        limit = os.sysconf("SC_OPEN_MAX")  # the module resource could not be loaded now
-        # Two pipes and a pidfd, and the memory of its spans and of its state.
-        each = 3 + self._keep_spans + bool(self.losses.restarts)
-        needed = max(limit, OWN_FILES) + each * (self._n - len(self.ranks))
-        return (
-            f"{self._n} ranks need about {needed} open files in the process that starts them, but its limit is "
-            f"{limit}; `ulimit -n {needed}` before the command raises it"
-        )
 
     def _environment(self, index: int, segment_fd: int, restart: int) -> dict[str, str]:
         env = dict(os.environ)

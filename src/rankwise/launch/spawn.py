@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError
-from rankwise.launch.local import LocalJob, check_ranks
+from rankwise.launch.limits import check_ranks
+from rankwise.launch.local import LocalJob
 from rankwise.launch.output import OutputMultiplexer
 from rankwise.launch.rank_process import RankProcess
 from rankwise.launch.spawn_worker import ERROR, RESULT, pickler

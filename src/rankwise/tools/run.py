@@ -12,7 +12,8 @@ from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import TIMEOUT, Settings, is_timeout
-from rankwise.launch.local import MOST_RANKS, LocalJob, adopt_orphans
+from rankwise.launch.limits import MOST_RANKS
+from rankwise.launch.local import LocalJob, adopt_orphans
 from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
 from rankwise.tools.cli import Parser
