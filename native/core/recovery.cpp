@@ -217,8 +217,8 @@ std::shared_ptr<Comm> Comm::shrink(const std::vector<int>& exclude) {
         if (r == rank()) throw BadArgument("exclude: rank " + std::to_string(r) + " given, which is this rank; expected others");
         excluded.add(r);
     }
-    // What is pending may wait for a rank that is left out.
-    if (!exclude.empty() && !stream_.idle()) fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "went on without " + list_ranks(exclude));
+    // What is still pending after a second waits for a rank that is left out.
+    if (!exclude.empty() && !stream_.drain(1)) fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "went on without " + list_ranks(exclude));
     const Locked lock(*this);
     std::string trouble;
     const Outcome outcome = decide(Op::Shrink, flags_of(excluded, world_size()), trouble, excluded);

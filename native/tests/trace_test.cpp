@@ -111,6 +111,25 @@ void waiting_is_visible(Comm& c, Segment& segment) {
     }
 }
 
+// After a wait that failed, the rank is elsewhere.
+void a_message_is_not_waited_for_any_more(Comm& c) {
+    const auto g = c.split(0, 0);
+    int x = 0;
+    const auto elsewhere = [&] { return !whereabouts(c.segment()->header(), c.rank()).inside; };
+    const auto late = g->recv(&x, 1, DType::I32, g->rank(), 1);
+    CHECK_EQ(ranks::thrown([&] { late->wait(0.02); }), "TimedOut");
+    CHECK(elsewhere());
+    late->abandon();
+    if (c.rank() == 1) {
+        g->close(1);
+    } else {
+        const auto lost = g->recv(&x, 1, DType::I32, 1, 1);
+        CHECK_EQ(ranks::thrown([&] { lost->wait({}); }), "PeerLost");
+        CHECK(elsewhere());
+    }
+    c.barrier();
+}
+
 // An entry stays while its operation is in progress, even if other threads of the rank write many others.
 void threads_and_a_reader() {
     std::atomic<bool> over{false};
@@ -205,6 +224,7 @@ void views_of_other_files() {
 int main() {
     every_operation_has_an_entry();
     failures_are_marked();
+    ranks::run(2, a_message_is_not_waited_for_any_more);
     the_last_thousand_are_kept();
     auto segment = Segment::create(2);
     std::vector<std::thread> threads;

@@ -234,7 +234,8 @@ class Group(
         default group, the new one is from now on.
 
         exclude: other ranks of this group to leave out although they may live: nobody waits for them, and they need not
-        call anything. No rank need have failed. All callers pass the same ranks.
+        call anything. No rank need have failed. All callers pass the same ranks. Asynchronous operations that are still
+        pending after a second fail, because they wait for one of these ranks.
 
         Raises PeerLostError with this rank's own number if the others went on without it; MismatchError on every caller
         if they exclude different ranks, after which they may call shrink again; MemoryError on every caller if there is
