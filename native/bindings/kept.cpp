@@ -5,8 +5,8 @@
 namespace {
 
 std::mutex mutex;
-std::vector<PyObject*> unwanted;  // whose references the interpreter will release
-bool announced = false;           // to the interpreter
+std::vector<PyObject*> unwanted;  // the interpreter will release their references
+bool announced = false;           // whether the interpreter knows that there are some
 
 int release_unwanted(void*) {
     std::vector<PyObject*> taken;
@@ -21,7 +21,8 @@ int release_unwanted(void*) {
 
 }  // namespace
 
-// The object's own destructor may call Python code, and so this library. So the interpreter's main thread runs it later.
+// The object's own destructor may call Python code, and so this library. The interpreter's main thread therefore runs
+// it later.
 Kept::~Kept() {
     if (!object_ || !nb::is_alive()) return;
     std::lock_guard lock(mutex);

@@ -17,8 +17,9 @@ private:
 
 inline std::shared_ptr<Kept> kept(nb::object object) { return object.is_none() ? nullptr : std::make_shared<Kept>(std::move(object)); }
 
-// A Request or Task as Python holds it. One that Python loses while it is pending, because a signal handler raised before
-// the caller had it, is given up, unless nothing owns its memory: then it goes on, and the caller answers for the memory.
+// A Request or Task as Python holds it. If a signal handler raises before the caller has it, Python loses it while
+// it is pending. A Request is then cancelled, unless nothing owns its memory: then it goes on, and the caller answers for
+// the memory.
 template <class T> class Handle {
 public:
     Handle(std::shared_ptr<T> operation, std::shared_ptr<Kept> kept) : operation_(std::move(operation)), kept_(std::move(kept)) {}
@@ -27,7 +28,7 @@ public:
         if (kept_ && give_up(*operation_)) kept_->release();
     }
     T* operator->() const { return operation_.get(); }
-    // After the operation is complete: nothing is kept any longer.
+    // Called once the operation is complete: its memory need not be kept any longer.
     void release() {
         if (kept_) kept_->release();
     }

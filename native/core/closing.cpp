@@ -59,7 +59,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         peer_slot.left.store(1);
         wake_all(group_);
         if (!ended) return "a call of another thread did not end and was abandoned, with the group's memory";
-        for (int r = 0; r < world_size(); ++r)  // a rank that has died cannot do it itself; as this one has not, it is not the last
+        for (int r = 0; r < world_size(); ++r)  // a dead rank cannot detach itself; it is not the last, because this one is still attached
             if (r != rank() && protocol_.ended(r)) group_.detach(r);
         if (group_.detach(rank())) release_group_segment(*segment_, group_offset_);
         buffers_->leave();

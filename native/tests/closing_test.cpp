@@ -12,7 +12,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Whether a block of the size of a group's memory, which probably has just been that memory, stays zeroed.
+// Whether a new block of the size of a group's memory, probably the very memory that was just released, stays zeroed.
 class Unused {
 public:
     Unused(Segment& segment, size_t bytes) : segment_(segment), bytes_(bytes), offset_(segment.heap().allocate(bytes, BlockKind::Buffer)) {}

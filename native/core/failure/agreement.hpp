@@ -35,7 +35,7 @@ struct Outcome {
     Status status;
 };
 
-// An Outcome that one rank may write while others read it. What they then read is mixed, and they discard it.
+// An Outcome that one rank may write while others read it. They may then read parts of two Outcomes, and discard them.
 class SharedOutcome {
 public:
     void store(const Outcome& outcome) {

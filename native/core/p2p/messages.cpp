@@ -45,7 +45,7 @@ Channel* Messages::channel(int from, int to, bool make) {
     return c;
 }
 
-// Something that no rank writes there stands in the shared memory. It must not be used as an address or a length.
+// The shared memory holds something that no rank writes there. It must not be used as an address or a length.
 void Messages::overwritten(const char* what, int from, int to) {
     const std::string why = std::string("found that ") + what + " of messages from rank " + std::to_string(from) + " to rank " + std::to_string(to) +
                             " had been overwritten in shared memory, perhaps by an array access outside its bounds";

@@ -135,7 +135,7 @@ template <class Done> void Messages::wait_until(std::optional<double> given, Don
                 if (request->peer_ != kAny) missing.push_back(request->peer_);
             }
             const RankTexts where = protocol_.states();
-            // With a timeout shorter than the group's the program means to come back later: no stacks are requested.
+            // With a timeout shorter than the group's, the program means to come back later, so no stacks are requested.
             const RankTexts stacks = timeout < protocol_.timeout ? RankTexts() : protocol_.request_stacks(missing);
             const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") + " not complete within " + seconds(timeout);
             throw TimedOut(headline + list_states(where), timeout, missing, where,

@@ -51,9 +51,9 @@ class Kind(ABC):
         return buffer
 
     def place_check(self, buffer: Buffer) -> Callable[[], None] | None:
-        """For memory that is used again and again: a function that raises ValueError if the array, x, has left it.
+        """A function that raises ValueError if the array `x` has left its memory, for memory that is used repeatedly.
 
-        None means that this cannot happen while the memory is held.
+        None means that the array cannot leave it while the memory is held.
         """
         return None
 

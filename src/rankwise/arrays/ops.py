@@ -86,7 +86,7 @@ _MEANT = {
     "lor": "'bor' on a bool array, such as x != 0",
     "lxor": "'bxor' on a bool array, such as x != 0",
 }
-"""What rankwise calls the ops of other libraries that have another name there, or no equivalent."""
+"""What to use in rankwise for an op of another library that has another name in rankwise, or no equivalent."""
 
 
 def _advice(name: str) -> str:

@@ -206,7 +206,7 @@ class Communicator(ABC):
 
         keep: what owns the memory, here and in `send` and `recv`. The communicator holds it from before the operation
         begins until it no longer uses the memory, so nothing is freed too early even if an exception, such as a signal
-        handler's, takes the place of the Work; a message is then given up. Without it the caller keeps the memory
+        handler's, takes the place of the Work; a message is then cancelled. Without `keep`, the caller keeps the memory
         alive until the Work is done.
         """
         return self.start_call(partial(run_keeping, getattr(self, operation), args, keep))

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from rankwise.contract.settings import PARTINGS_MEMFD, Settings, is_memory
 
 TOGETHER, LEFT_OUT, DONE = range(3)
-"""What is said of a rank: it may meet the others again; the others have gone on without it, because it was lost or did
-not come; there is nothing left in which a replacement of it could take part."""
+"""What is noted about a rank: it may meet the others again; the others have gone on without it, because it was lost or
+did not come; there is nothing left in which a replacement of it could take part."""
 
 
 class Partings:
-    """What the ranks of a job have said of each other. fd: the memory; without it nothing is noted."""
+    """What the ranks of a job have noted about each other. fd: the memory; without it nothing is noted."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = fd
@@ -30,17 +30,17 @@ class Partings:
 
     @classmethod
     def of(cls, settings: Settings) -> Partings:
-        """Those that this process's launcher reads, if it does."""
+        """Those that this process's launcher reads; if it reads none, nothing is noted."""
         return cls(settings.partings_fd if is_memory(settings.partings_fd, PARTINGS_MEMFD) else None)
 
     def note(self, ranks: Iterable[int], what: int) -> None:
-        """Say this of these ranks of the job."""
+        """Note `what` (LEFT_OUT, for example) about these ranks of the job."""
         if self.fd is not None:
             for rank in ranks:
                 os.pwrite(self.fd, bytes([what]), rank)
 
     def of_rank(self, rank: int) -> int:
-        """What was said of this rank last."""
+        """What was noted last about this rank."""
         return TOGETHER if self.fd is None else os.pread(self.fd, 1, rank)[0]
 
     def close(self) -> None:

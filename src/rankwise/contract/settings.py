@@ -51,8 +51,8 @@ class Settings:
     RANKWISE_RESTART        how many processes were started for this rank before this one; set by a launcher that starts
                             lost ranks again
     RANKWISE_SECRET         a text that only this job's ranks know, set by the launcher (128 random bits); ranks that
-                            meet through a socket prove to each other that they know it, and without it no other user
-                            can guess the socket's name
+                            meet through a socket prove to each other that they know it, and no other user can guess
+                            the socket's name, which depends on it
     RANKWISE_SOCKET_DIR     a directory that the containers of a host share, in which their ranks meet by a unix socket;
                             for containers in different network namespaces (docs/how-to/containers.md)
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
@@ -73,8 +73,8 @@ class Settings:
                             ranks of a host. none: the default thresholds. Without it the file that `rankwise tune`
                             wrote for this CPU, if there is one (docs/reference/tuning.md)
     RANKWISE_DIRECT         1 or 0: whether ranks of one host may read and write each other's private memory (default
-                            1). 0, even on one of them: no single-copy algorithm is chosen, and messages are copied
-                            through the ring buffer in shared memory
+                            1). If it is 0 on any of them, no single-copy algorithm is chosen, and messages are
+                            copied through the ring buffer in shared memory
     RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
                             kernel says: `0,0,1,1`; the same on all ranks. For tests, and where the kernel is wrong.
                             With several hosts, every host must have as many ranks as the list has numbers

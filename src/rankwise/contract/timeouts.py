@@ -13,7 +13,7 @@ _WAIT = "expected seconds, at least 0, or None"
 def check_timeout(seconds: float) -> float:
     """The limit of operations, as a float.
 
-    Raises TypeError if it is not a number, and ValueError if it is no limit: 0, infinity.
+    Raises TypeError if it is not a number, and ValueError if it is no limit, such as 0 or infinity.
     """
     if not _is_number(seconds):
         raise TypeError(f"timeout={seconds!r}: expected a number of seconds, got {type(seconds).__name__}")
@@ -23,7 +23,7 @@ def check_timeout(seconds: float) -> float:
 
 
 def check_wait(timeout: float) -> float:
-    """The limit of one wait that is not None, as a float that every engine's clock can add to the time; 0 is one."""
+    """The limit of one wait (not None; 0 is allowed), as a float that every engine's clock can add to the time."""
     if not _is_number(timeout):
         raise TypeError(f"timeout: {timeout!r} given, {_WAIT}")
     if not timeout >= 0:

@@ -75,9 +75,7 @@ class Completed(Work[None]):
 
 
 def _in_a_thread(work: Work[T]) -> asyncio.Future[tuple[T, None] | tuple[Any, BaseException]]:
-    """The result and the error of `work`, awaited in a thread of its own; in a thread pool, waits could block each
-    other.
-    """
+    """The result and the error of `work`, awaited in a thread of its own: in a pool, waits could block each other."""
     import asyncio
     import threading
 

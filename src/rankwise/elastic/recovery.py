@@ -37,8 +37,8 @@ def run(
     again, whose own call of the decorated function meets the others. Otherwise, and if the launcher has
     given up a rank, the new group consists of the remaining ranks (`Group.shrink`). If more ranks are lost
     meanwhile, the others make another group. Other errors end the function as usual. When f has returned on all ranks,
-    so does the decorated function; its ranks are then no longer replaced, because the others could not run f again. One
-    that is lost in what follows has failed, and the others go on to their ends.
+    so does the decorated function; its ranks are then no longer replaced, because the others could not run f again. A
+    rank that is lost after that has failed, and the others run to their end.
 
     A replacement runs the program from the start, so the program must not communicate between `rw.init`
     and the decorated function, which its other ranks have already entered. The new group is the default
@@ -173,7 +173,7 @@ def _next_group(group: Group, loss: _Loss) -> Group:
         # The launcher starts no rank again, or has given one up, or a rank that hangs does not come.
         new = group.shrink()
         for rank, how in _lost_in(group).items():
-            if group.ranks[rank] not in new.ranks:  # one that is has only closed the former group already
+            if group.ranks[rank] not in new.ranks:  # a rank of the new group has only closed the former one already
                 loss.lost.setdefault(group.ranks[rank], how)
     group.close()
     return new

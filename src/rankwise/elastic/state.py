@@ -117,7 +117,7 @@ class State:
     def restore(self) -> None:
         """Put the last commit back into the arrays and objects, on this rank alone.
 
-        Raises RankwiseError if nothing has been committed, and what pickle raises; then nothing has changed.
+        Raises RankwiseError if nothing has been committed, and whatever pickle raises; in both cases nothing changes.
         """
         commits = self.commits
         if not commits:

@@ -327,8 +327,8 @@ class Group(
         self.close()
 
     def __del__(self, exits: Callable[[], bool] = sys.is_finalizing) -> None:
-        # The engine must release the memory of pending works before that is freed. While the interpreter exits, which
-        # has closed the communicator already, modules may be gone.
+        # The engine must release the memory of pending works before that is freed. While the interpreter exits,
+        # the communicator has been closed already, and modules may be gone.
         if hasattr(self, "_closed") and not exits():
             self.close()
 

@@ -145,9 +145,9 @@ class Mesh:
         Whole layers are exchanged, including the ghost cells of the other dimensions, so exchanges along one axis
         after another also fill the corners. Every rank along the axis calls it with the same width, dtype, dimension
         and lengths of the other dimensions; a rank that receives another number of cells, or another dtype, raises
-        MismatchError. The length along the axis may differ; one of less than three times the width raises ValueError
-        on its rank. With async_op=True, the Work's result is x. It makes only messages, in the group of the axis, with
-        the tags 1022 and 1023.
+        MismatchError. The length along the axis may differ; if it is less than three times the width, its rank raises
+        ValueError. With async_op=True, the Work's result is x. The exchange consists of messages only, in the group of
+        the axis, with the tags 1022 and 1023.
 
         >>> x = np.array([-1, group.rank, group.rank, -1])
         >>> with rw.Mesh(group, columns=2) as mesh:

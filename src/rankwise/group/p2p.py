@@ -68,7 +68,7 @@ class PointToPoint(GroupBase):
     def send(self, x: Any, dst: int | None, tag: int = 0) -> None:
         """Send `x` to rank `dst`; x may be changed after the call returns. A rank may send to itself.
 
-        After an error, such as CollectiveTimeout, x may be changed as well. The message is withdrawn if it still waited
+        After an error, such as CollectiveTimeout, x may be changed as well. The message is cancelled if it still waited
         behind earlier ones; if any of it had been sent, the rest follows, and the receiver gets the whole message.
 
         >>> if group.rank == 0:
@@ -178,9 +178,9 @@ class PointToPoint(GroupBase):
         """The first message from `src` with `tag` that has arrived and has not been received yet.
 
         Returns Message(source, tag, count, dtype), or None if no message arrives within `timeout` seconds, where None
-        means the group's timeout; from the null rank, None at once. If none can arrive while it waits, because the
-        sender has left the group, raises PeerLostError as `recv` does. Another thread may receive the message before
-        this one does; `recv_any` finds and receives a message in one step.
+        means the group's timeout; from the null rank, None at once. If the sender leaves the group while it waits, so
+        that no message can arrive any more, it raises PeerLostError, as `recv` does. Another thread may receive the
+        message before this one does; `recv_any` finds and receives a message in one step.
 
         >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
         >>> message = group.probe(src=group.rank, timeout=10)

@@ -24,7 +24,7 @@ class MessagePlan:
     def __init__(self, start: Callable[[], Work[None]], now: Callable[[], bool], kept: Sequence[object] = ()) -> None:
         """now: sends or receives in one call and returns True, or does nothing and returns False.
 
-        kept: the messages that a receive may get and `now` does not see.
+        kept: the messages that a receive may get but `now` does not see.
         """
         self.start = start
         self._now, self._kept = now, kept

@@ -38,7 +38,7 @@ class ReceiveQueue:
     """The receives of one group that wait for a message of unknown size, in the order in which they were posted.
 
     They make progress while a thread waits for one of them or asks whether it is done. A message that turns out to be
-    of the wrong kind, or whose receive was withdrawn after it had taken the message, is kept: the next receive that
+    of the wrong kind, or whose receive was cancelled after it had taken the message, is kept: the next receive that
     matches it gets it. So every receive of the group passes through here while messages are kept.
     """
 
@@ -121,7 +121,7 @@ class ReceiveQueue:
             self._waiting = before
 
     def forget(self, receive: QueuedReceive) -> None:
-        """The receive has failed: begin it no more, and keep the message that it has taken."""
+        """Take a failed receive out of the queue, or keep the message that it has taken."""
         with self._lock:
             if receive in self._waiting:
                 self._waiting.remove(receive)

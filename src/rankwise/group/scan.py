@@ -136,7 +136,7 @@ def _product(blocks: Buffer, n: int) -> np.ndarray[Any, Any]:
 def _neutral(dtype: DType, op: ReduceOp, count: int) -> np.ndarray[Any, Any]:
     """`count` neutral elements: a reduction with them leaves all bits unchanged.
 
-    This does not hold for products of complex numbers, for which they only are what an empty product is.
+    This does not hold for products of complex numbers, for which they are only the value of an empty product.
     """
     bits = 8 * dtype.itemsize
     if dtype.is_integral or dtype is DType.BOOL:

@@ -139,9 +139,9 @@ class ArrayWork(Work[T]):
         """Whether `wait` has been called, and so has raised the operation's error."""
 
     def started(self: W) -> W:
-        """From now on the operation goes on even if the caller drops this Work: the last step of starting it.
+        """The last step of starting an operation: from now on it goes on even if the caller drops this Work.
 
-        A call that an exception ends before that has no effect: its Work is dropped, and so given up.
+        If an exception ends the call before this step, the Work is dropped, and its message, if any, is cancelled.
         """
         self._pending.add(self)
         return self
@@ -209,7 +209,7 @@ class ArrayWork(Work[T]):
             self._drop()
 
     def _error_of_inner(self) -> BaseException | None:
-        """What the communicator's Work, which is complete, raises: of a function that it ran it may be SystemExit."""
+        """What the communicator's completed Work raises; if it ran a function, that may even be SystemExit."""
         try:
             self._inner.wait()
         except BaseException as failure:  # noqa: BLE001 - `wait` raises it

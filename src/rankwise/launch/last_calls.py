@@ -11,8 +11,8 @@ def difference(segment_fd: int, first: int) -> str:
     """A sentence about a group whose ranks ended after different collectives; "" if there is none.
 
     segment_fd: the shared memory of a job whose ranks have all ended without an error. first: the number of its first
-    rank. Where a call has failed or is incomplete, its rank has been told; after `shrink` or `restore` the ranks may be
-    in another group of the same number.
+    rank. A group in which a call has failed or is incomplete is skipped, because that call's rank knows of it; so is a
+    group that called `shrink` or `restore`, whose ranks may be in another group of the same number since.
     """
     view = SegmentView(segment_fd)
     latest = [view.state(index).operation for index in range(view.world_size)]

@@ -9,7 +9,7 @@ OWN_FILES = 16  # about as many as the launcher opens for itself
 
 
 def check_ranks(n: int) -> None:
-    """Raises ValueError for a number of ranks that one host cannot have."""
+    """Raise ValueError for a number of ranks that one host cannot have."""
     if n < 1:
         raise ValueError(f"n={n}: expected a number of ranks of at least 1")
     if n > MOST_RANKS:
@@ -17,7 +17,7 @@ def check_ranks(n: int) -> None:
 
 
 def too_few_files(n: int, started: int, each: int) -> str:
-    """How many files a process must be allowed to open for n ranks. started: of these. each: files for one rank."""
+    """The error of a process that may not open the files of n ranks. started: of these. each: files for one rank."""
     limit = os.sysconf("SC_OPEN_MAX")  # the module resource could not be loaded now
     needed = max(limit, OWN_FILES) + each * (n - started)
     return (

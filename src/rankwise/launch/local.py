@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rankwise.launch.nodes import Nodes
 
 GRACE = 1.0  # seconds in which ranks may exit on their own, and again between SIGTERM and SIGKILL
-LAST_LINES = 5.0  # seconds that ranks may still run after all others have ended, which went on without them
+LAST_LINES = 5.0  # seconds that left-out ranks may still run after all others have ended
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
 QUIET = 0.1  # seconds without output after which an incomplete line is shown on a terminal
 POLL = 0.02  # seconds after which ranks are asked whether they have ended, if no descriptor says so
@@ -453,12 +453,12 @@ class LocalJob:
                 self.nodes.lose(rank.end, rank.code)
 
     def _only_left_out_run(self) -> bool:
-        """Whether ranks run, but only such without which the others went on before they ended."""
+        """Whether ranks still run, but only ranks that the others left out."""
         run = [rank.number for rank in self.ranks if rank.returncode is None]
         return bool(run) and not self._plan and all(self._partings.of_rank(rank) == LEFT_OUT for rank in run)
 
     def _end_left_out(self) -> None:
-        """End the ranks that still run. A process that is stopped takes SIGTERM when it is continued."""
+        """End the ranks that still run. A stopped process acts on SIGTERM only once it is continued."""
         for rank in self.ranks:
             rank.left_out = rank.returncode is None
         now = time.monotonic()

@@ -25,7 +25,7 @@ class RankProcess:
     after it, or ""; known when the job has lost the rank or is over. restart: 0, or 1 for the rank's first
     replacement, 2 for its second, ... index: its number among the ranks of this node, and in their segment. host: the
     name of the host if the job has several nodes, or "". joined_as: the pid that the segment has for the rank when it
-    has ended. left_out: it was ended because all others had ended, which had gone on without it. done: a
+    has ended. left_out: it was ended because all others, which had gone on without it, had ended. done: a
     replacement of it would find nothing to take part in.
     """
 

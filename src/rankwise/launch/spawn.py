@@ -111,7 +111,7 @@ def _memory_file(stack: ExitStack) -> BinaryIO:
 
 
 def _report(file: BinaryIO) -> tuple[bytes, bytes]:
-    """RESULT or ERROR, or nothing if the rank wrote no report, and what follows it."""
+    """The report's first byte (RESULT or ERROR) and the rest; both are empty if the rank wrote no report."""
     file.seek(0)
     return file.read(1), file.read()
 

@@ -15,8 +15,8 @@ from rankwise._native import end_with
 from rankwise.contract.settings import Settings
 
 RESULT, ERROR = b"R", b"E"
-"""The first byte of a rank's report. Behind it is the pickled result, or pickled: the pickled error, and its traceback
-as text."""
+"""The first byte of a rank's report. After it comes the pickled result, or a pickle of the pickled error and its
+traceback as text."""
 
 _CANNOT_TRAVEL = (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
 

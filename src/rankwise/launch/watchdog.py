@@ -23,11 +23,11 @@ class Watchdog:
         )
 
     def add(self, pid: int) -> None:
-        """This process is the first of a group. The launcher calls it, or the new process itself."""
+        """Watch the group whose first process is `pid`. The launcher calls this, or the new process itself."""
         assert self._shell.stdin is not None
         os.write(self._shell.stdin.fileno(), b"%d\n" % pid)
 
     def end(self) -> None:
-        """The job is over, and its groups are left alone."""
+        """End the watchdog when the job is over; it leaves the groups alone."""
         self._shell.kill()
         self._shell.communicate()

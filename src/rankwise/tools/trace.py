@@ -21,9 +21,9 @@ MOST_KINDS = 20
 
 DESCRIPTION = """\
 Show what a job did, from the trace that rankwise run wrote. The first line says what went wrong and
-who was waited for, or that nothing failed. Then come where each rank was at the end, how each rank
+who was waited for, or that nothing failed. The others say where each rank was at the end, how each rank
 spent its time, how long the program's spans took, which ranks were the last to begin operations and
-how long the others waited for them, and the operations by name and size. Also write a timeline for
+how long the others waited for them, and list the operations by name and size. Also write a timeline for
 ui.perfetto.dev or chrome://tracing: a process for each rank, with waiting and moving in different
 colours, and the spans that the program added with rankwise.trace. With --html, write one page with all
 of this, which any browser opens offline.

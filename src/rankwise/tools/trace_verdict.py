@@ -42,7 +42,7 @@ def _messages(trace: Trace) -> Iterator[tuple[int, str]]:
     """When a rank began each message that was not completed, and for whom it waited."""
     for rank in trace.ranks:
         for operation in rank.operations:
-            # In other groups than that of all ranks the trace does not say which rank the peer is.
+            # In a group that does not hold all ranks, the trace does not say which rank the peer is.
             if operation.peer is not None and _incomplete(operation) and not operation.background:
                 whom = "any rank" if operation.peer < 0 else f"rank {operation.peer}"
                 where = f" of group {operation.group}" if operation.group else ""

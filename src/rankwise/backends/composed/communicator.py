@@ -479,7 +479,7 @@ class ComposedCommunicator(OpenCommunicator):
         return move(*args)
 
     def _checked_counts(self, call: Call, payload: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """The same for all_to_all_v, after also checking that each rank expects what the others send to it."""
+        """`_checked` for all_to_all_v, after also checking that each rank expects what the others send to it."""
         mine = np.array(args[2:], np.int64)  # bytes by rank, to send and to receive
         everybody = np.empty((self._world_size, *mine.shape), np.int64)
         self._checked(call, mine.nbytes, self._collect, (address(mine), address(everybody), mine.nbytes))

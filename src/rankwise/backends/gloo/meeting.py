@@ -55,7 +55,7 @@ class Meeting:
         self._leads = number == 0
         self._host = _host(job, number, size, timeout) if size > 1 else None
         try:
-            # Containers that meet in RANKWISE_SOCKET_DIR may have a loopback interface each.
+            # Containers that meet in RANKWISE_SOCKET_DIR may each have their own loopback interface.
             if job.master is None or (size == job.world_size and Settings.read().socket_dir is None):
                 self.store, self.address = _host_store(self._host, timeout), "127.0.0.1"
             else:

@@ -129,7 +129,7 @@ class Channel:
         return receive
 
     def left(self) -> list[int]:
-        """The peers whose connections have ended; their messages have been found by then."""
+        """The peers whose connections have ended; all messages from them have been found before that."""
         return list(self._left)
 
     def sync(self) -> None:

@@ -116,7 +116,7 @@ def _user(connection: socket.socket) -> int:
 
 
 def _check_listener(connection: socket.socket) -> None:
-    """UnsupportedError if the process that listens at the other end runs as another user."""
+    """Raise UnsupportedError if the process that listens at the other end runs as another user."""
     if (uid := _user(connection)) != os.geteuid():
         raise UnsupportedError(
             "init",
@@ -206,7 +206,7 @@ def _bound(listener: socket.socket, address: bytes) -> bool:
 
 
 def _has_listener(address: bytes) -> bool:
-    """Whether a process of this user listens at `address`. UnsupportedError if one of another user does."""
+    """Whether a process of this user listens at `address`. Raises UnsupportedError if another user's does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.settimeout(0)
         try:
