@@ -346,7 +346,8 @@ def training(group: Group) -> list[float]:
 def test_a_backend_without_streams_gives_the_same_results() -> None:
     def rank(group: Group) -> None:
         with_streams = training(group)
-        group.comm.start = lambda operation, *args: type(group.comm).__mro__[1].start(group.comm, operation, *args)  # type: ignore[method-assign]
+        start = type(group.comm).__mro__[1].start
+        group.comm.start = lambda *args, keep: start(group.comm, *args, keep=keep)  # type: ignore[method-assign]
         group.comm.stream_sync = None
         del group.stream
         assert isinstance(group.stream.ops, BlockingStreamSync)

@@ -112,7 +112,7 @@ def meet(
         rank,
         size,
         settings.local_rank if plan.inherited else None,
-        size if plan.backend == "shm" else None,
+        size if plan.backend == "shm" else 1,  # on several hosts the backend finds out who shares one
         "torch.distributed",
         f"torch.distributed {plan.id}",
         plan.secret.encode(),
