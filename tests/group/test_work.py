@@ -39,6 +39,23 @@ class Told(Work[None]):
         return self.complete or self.error is not None
 
 
+def test_an_interrupt_while_the_result_is_fetched_loses_nothing() -> None:
+    class Interrupted(Told):
+        def wait(self, timeout: float | None = None) -> None:
+            self.waits = getattr(self, "waits", 0) + 1
+            if self.waits == 2:
+                raise KeyboardInterrupt
+
+    inner = Interrupted()
+    inner.complete = True
+    buffer = target(np.ones(2))
+    work = ArrayWork(inner, buffer.finish, pending_works()).started()
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    assert work.error is None
+    assert work.wait().tolist() == [1, 1]
+
+
 def test_a_receive_gives_its_array_once_it_is_complete() -> None:
     inner, pending = Told(), pending_works()
     x = np.zeros((2, 2)).T[::-1]

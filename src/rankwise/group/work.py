@@ -212,9 +212,20 @@ class ArrayWork(Work[T]):
         """What the communicator's completed Work raises; if it ran a function, that may even be SystemExit."""
         try:
             self._inner.wait()
-        except BaseException as failure:  # noqa: BLE001 - `wait` raises it
+        except Exception as failure:  # noqa: BLE001 - `wait` raises it
             return failure
+        except BaseException as failure:
+            if self._raises(failure):
+                return failure
+            raise  # a signal handler has raised it, just now
         return None
+
+    def _raises(self, failure: BaseException) -> bool:
+        try:
+            self._inner.wait()
+        except BaseException as again:  # noqa: BLE001 - the caller raises one of the two
+            return again is failure
+        return False
 
     def _drop(self) -> None:
         self._finish = self._keep = None
