@@ -91,7 +91,7 @@ class Lent:
             assert (memory == FREED).all(), f"written after it was freed: {memory}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def group() -> Iterator[rw.Group]:
     """A group of one rank, which sends messages to itself."""
     with rw.init(backend="solo") as group:
