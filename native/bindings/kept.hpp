@@ -25,7 +25,7 @@ public:
     Handle(std::shared_ptr<T> operation, std::shared_ptr<Kept> kept) : operation_(std::move(operation)), kept_(std::move(kept)) {}
     Handle(Handle&&) = default;
     ~Handle() {
-        if (kept_ && give_up(*operation_)) kept_->release();
+        if (kept_ && cancel(*operation_)) kept_->release();
     }
     T* operator->() const { return operation_.get(); }
     // Called once the operation is complete: its memory need not be kept any longer.
@@ -34,9 +34,9 @@ public:
     }
 
 private:
-    // Returns whether the engine no longer uses the memory.
-    static bool give_up(rankwise::Task& task) { return task.done(); }
-    static bool give_up(rankwise::Request& request) {
+    // Cancels a message; a task goes on. Returns whether the engine no longer uses the memory.
+    static bool cancel(rankwise::Task& task) { return task.done(); }
+    static bool cancel(rankwise::Request& request) {
         if (!request.complete()) {
             ReleaseGil released;
             request.abandon();

@@ -63,9 +63,9 @@ std::unique_lock<std::mutex> Messages::lock_requests() {
     return lock;
 }
 
-void Messages::check_open(Op op) {
+void Messages::check_open(const char* operation) {
     if (closing_) throw Closed("this communicator is closed");
-    if (group_.failed()) protocol_.throw_failure(name(op));
+    if (group_.failed()) protocol_.throw_failure(operation);
 }
 
 void Messages::notify(int whom) {
@@ -91,7 +91,7 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
 std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits, std::shared_ptr<void> keep) {
     const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag, std::move(keep));
     const auto lock = lock_requests();
-    check_open(Op::Send);
+    check_open(name(Op::Send));
     trace(*r, waits);
     if (to == rank_) {  // arrives at once
         auto message = arrive(rank_, Header::of(count, dtype, tag));
@@ -106,7 +106,7 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
         if (waits && sends_[to].size() == 1) poll_for_receive(to, *r);
         push(to, waits || may_copy_at_once(*r));
     } catch (...) {  // no memory for the channel
-        give_up(r);
+        cancel(r);
         throw;
     }
     if (!r->complete_ && !waits) ensure_thread();
@@ -116,7 +116,7 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
 std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits, std::shared_ptr<void> keep) {
     const auto r = request(Op::Recv, data, count, dtype, from, tag, std::move(keep));
     const auto lock = lock_requests();
-    check_open(Op::Recv);
+    check_open(name(Op::Recv));
     trace(*r, waits);
     if (auto m = first_arrived(from, tag); !m) {
         receives_.push_back(r);
@@ -124,7 +124,7 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
             pull_from(from);
             post_receive(r);
         } catch (...) {  // no memory for the channel, or for another message
-            give_up(r);
+            cancel(r);
             throw;
         }
     } else if (fits(*r, m->from, m->header)) {
@@ -137,7 +137,7 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
 std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep) {
     const auto r = request(Op::Recv, data, found.count, found.dtype, found.source, found.tag, std::move(keep));
     const auto lock = lock_requests();
-    check_open(Op::Recv);
+    check_open(name(Op::Recv));
     const auto m = first_arrived(found.source, found.tag);
     if (!m || m->header.count != found.count || DType(m->header.dtype) != found.dtype) return nullptr;
     trace(*r, false);
@@ -191,10 +191,10 @@ void Messages::pull_from(int from) {
 
 void Messages::abandon(const std::shared_ptr<Request>& r) {
     std::lock_guard lock(mutex_);
-    give_up(r);
+    cancel(r);
 }
 
-void Messages::give_up(const std::shared_ptr<Request>& r) {
+void Messages::cancel(const std::shared_ptr<Request>& r) {
     if (r->complete_ || closing_ || std::exchange(r->abandoned_, true)) return;
     end_trace(*r, true);
     if (r->sends_) {
@@ -236,7 +236,7 @@ std::shared_ptr<Messages::Message> Messages::first_arrived(int from, int tag) {
 
 std::optional<Arrival> Messages::probe(int from, int tag) {
     std::lock_guard lock(mutex_);
-    check_open(Op::Recv);
+    check_open("probe");
     pull_from(from);
     auto m = first_arrived(from, tag);
     if (!m) return std::nullopt;

@@ -137,7 +137,7 @@ private:
     bool push(int to, bool at_once = true);
     bool pull(int from);
     void pull_from(int from);  // which may be kAny
-    void give_up(const std::shared_ptr<Request>& request);  // abandon, with mutex_ locked
+    void cancel(const std::shared_ptr<Request>& request);  // abandon, with mutex_ locked
     bool has_left(int from) const;
     std::shared_ptr<Message> arrive(int from, const Header& header);
     std::shared_ptr<Message> first_arrived(int from, int tag);
@@ -153,7 +153,7 @@ private:
     std::unique_lock<std::mutex> lock_requests();
     void notify(int whom);
     class Inside;
-    void check_open(Op op);  // with mutex_ locked
+    void check_open(const char* operation);  // with mutex_ locked
     template <class Done> void wait_until(std::optional<double> timeout, Done&& done, Request* request);
     void check_peers(const Request* request);
     void ensure_thread();

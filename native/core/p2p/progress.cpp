@@ -150,7 +150,7 @@ template <class Done> void Messages::wait_until(std::optional<double> given, Don
 void Messages::sync(double timeout) {
     {
         std::lock_guard lock(mutex_);
-        if (closing_ || !pending()) return;
+        if (!pending()) return;
     }
     wait_until(timeout, [&] { return !pending(); }, nullptr);
 }
