@@ -15,7 +15,7 @@ from rankwise.contract import tuning_file
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, UnsupportedError
 from rankwise.contract.job import Job
-from rankwise.contract.partings import Partings
+from rankwise.contract.membership import Membership
 from rankwise.contract.settings import Settings
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.group import Group
@@ -82,7 +82,7 @@ def init(
             from rankwise.wrappers.checked import CheckedCommunicator
 
             comm = CheckedCommunicator(comm)
-        _default = Group(_traced(comm, job), backend=name, partings=Partings.of(settings))
+        _default = Group(_traced(comm, job), backend=name, membership=Membership.of(settings))
         return _default
 
 

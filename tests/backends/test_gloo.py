@@ -150,10 +150,10 @@ def test_all_to_all_of_different_lengths_does_not_reach_gloo() -> None:
             part.all_to_all(np.arange(5 if part.rank == 0 else 7))
         return str(caught.value)
 
-    told = run_ranks(2, body, backend="gloo")
-    assert told[0] == told[1]
-    assert "send_counts=[3, 2], recv_counts=[3, 3]" in told[0]
-    assert "send_counts=[4, 3], recv_counts=[3, 3]" in told[0]
+    errors = run_ranks(2, body, backend="gloo")
+    assert errors[0] == errors[1]
+    assert "send_counts=[3, 2], recv_counts=[3, 3]" in errors[0]
+    assert "send_counts=[4, 3], recv_counts=[3, 3]" in errors[0]
 
 
 @pytest.mark.slow  # tests/backends/composed runs these algorithms on as many ranks, without their sockets

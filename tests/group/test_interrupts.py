@@ -68,7 +68,7 @@ class Interrupted:
         return self._step
 
 
-class Lent:
+class Watched:
     """Arrays whose memory outlives them, so that a write after their end can be seen, and does no harm."""
 
     def __init__(self) -> None:
@@ -106,28 +106,28 @@ def interrupt_at_every_step(call: Callable[[int], bool]) -> None:
     assert step > 8, "the call was not followed into the library"
 
 
-RECEIVES: dict[str, Callable[[rw.Group, Lent], Any]] = {
-    "irecv": lambda group, lent: group.irecv(lent.array(), 0),
-    "sendrecv": lambda group, lent: group.sendrecv(np.zeros(4), None, 0, out=lent.array(), async_op=True),
-    "batch": lambda group, lent: group.batch([], [(lent.array(), 0), (lent.array(), 0)], async_op=True),
-    "recv_plan": lambda group, lent: group.recv_plan(lent.array(), 0).start(),
+RECEIVES: dict[str, Callable[[rw.Group, Watched], Any]] = {
+    "irecv": lambda group, watched: group.irecv(watched.array(), 0),
+    "sendrecv": lambda group, watched: group.sendrecv(np.zeros(4), None, 0, out=watched.array(), async_op=True),
+    "batch": lambda group, watched: group.batch([], [(watched.array(), 0), (watched.array(), 0)], async_op=True),
+    "recv_plan": lambda group, watched: group.recv_plan(watched.array(), 0).start(),
 }
 
 
 @pytest.mark.parametrize("name", RECEIVES)
 def test_an_interrupted_receive_writes_to_no_freed_memory(group: rw.Group, name: str) -> None:
     def call(step: int) -> bool:
-        lent, works = Lent(), []
+        watched, works = Watched(), []
         with Interrupted(step):
-            works.append(RECEIVES[name](group, lent))
+            works.append(RECEIVES[name](group, watched))
         for work in works:
             work.withdraw()
         complete = bool(works)
         works.clear()
-        lent.mark_freed()
+        watched.mark_freed()
         group.send(np.full(4, SENT), 0)
         group.send(np.full(4, SENT), 0)
-        lent.check_freed()
+        watched.check_freed()
         for _ in range(2):  # no receive that was given up has taken one
             group.recv((4,), 0)
         return not complete
@@ -158,12 +158,12 @@ def test_an_interrupted_send_reads_no_freed_memory() -> None:
 
     def rank(group: rw.Group) -> None:
         def sender(step: int) -> bool:
-            lent, works = Lent(), []
+            watched, works = Watched(), []
             with Interrupted(step):
-                works.append(group.isend(lent.array(LARGE, content=SENT), 1, data))
+                works.append(group.isend(watched.array(LARGE, content=SENT), 1, data))
             complete = bool(works)
             works.clear()
-            lent.mark_freed()
+            watched.mark_freed()
             group.send(np.full(1, float(not complete)), 1, more)
             group.recv((1,), 1, more)
             return not complete
@@ -180,30 +180,30 @@ def test_an_interrupted_send_reads_no_freed_memory() -> None:
     run_ranks(2, rank, backend="threads")
 
 
-STARTED: dict[str, Callable[[rw.Group, Lent], Any]] = {
-    "all_gather": lambda group, lent: group.all_gather(np.full(4, SENT), out=lent.array(1, 4), async_op=True),
-    "gather": lambda group, lent: group.gather(np.full(4, SENT), 0, out=lent.array(1, 4), async_op=True),
-    "scatter": lambda group, lent: group.scatter(np.full(4, SENT), 0, out=lent.array(), async_op=True),
-    "reduce_scatter": lambda group, lent: group.reduce_scatter(np.full(4, SENT), out=lent.array(), async_op=True),
-    "all_to_all": lambda group, lent: group.all_to_all(np.full(4, SENT), out=lent.array(), async_op=True),
+STARTED: dict[str, Callable[[rw.Group, Watched], Any]] = {
+    "all_gather": lambda group, watched: group.all_gather(np.full(4, SENT), out=watched.array(1, 4), async_op=True),
+    "gather": lambda group, watched: group.gather(np.full(4, SENT), 0, out=watched.array(1, 4), async_op=True),
+    "scatter": lambda group, watched: group.scatter(np.full(4, SENT), 0, out=watched.array(), async_op=True),
+    "reduce_scatter": lambda group, watched: group.reduce_scatter(np.full(4, SENT), out=watched.array(), async_op=True),
+    "all_to_all": lambda group, watched: group.all_to_all(np.full(4, SENT), out=watched.array(), async_op=True),
 }
 
 
 @pytest.mark.parametrize("name", STARTED)
 def test_an_interrupted_start_of_a_collective_writes_to_no_freed_memory(group: rw.Group, name: str) -> None:
     def call(step: int) -> bool:
-        lent, works = Lent(), []
+        watched, works = Watched(), []
         gate = threading.Event()
         first = group.comm.start_call(lambda: assert_set(gate))  # the stream waits, so the operation begins later
         with Interrupted(step):
-            works.append(STARTED[name](group, lent))
+            works.append(STARTED[name](group, watched))
         complete = bool(works)
         works.clear()
-        lent.mark_freed()
+        watched.mark_freed()
         gate.set()
         first.wait(60)
         group.comm.sync()
-        lent.check_freed()
+        watched.check_freed()
         return not complete
 
     interrupt_at_every_step(call)
@@ -237,20 +237,20 @@ def test_a_thousand_signals_at_random_moments(group: rw.Group, name: str) -> Non
     interrupted = 0
     with alarms() as arm:
         for _ in range(1000):
-            lent = Lent()
+            watched = Watched()
             try:
                 arm(moments.uniform(1e-6, 60e-6))
-                work = (RECEIVES.get(name) or STARTED[name])(group, lent)
+                work = (RECEIVES.get(name) or STARTED[name])(group, watched)
                 arm(0)
                 work.withdraw() if name in RECEIVES else work.wait()
                 del work
             except Interruption:
                 arm(0)
                 interrupted += 1
-            lent.mark_freed()
+            watched.mark_freed()
             for _ in range(2):
                 group.send(np.full(4, SENT), 0)
-            lent.check_freed()
+            watched.check_freed()
             while group.probe(0) is not None:
                 group.recv((4,), 0)
     assert interrupted > 0

@@ -12,8 +12,8 @@ SPANS_MEMFD = "rankwise-spans"
 STATE_MEMFD = "rankwise-state"
 """The name of the memory behind RANKWISE_STATE_FD, likewise."""
 
-PARTINGS_MEMFD = "rankwise-partings"
-"""The name of the memory behind RANKWISE_PARTINGS_FD, likewise."""
+MEMBERSHIP_MEMFD = "rankwise-membership"
+"""The name of the memory behind RANKWISE_MEMBERSHIP_FD, likewise."""
 
 LONGEST_TIMEOUT = 1e9
 """Seconds, about 31 years. No wait is endless, and the clocks of all engines can add this much to the present time."""
@@ -61,8 +61,8 @@ class Settings:
     RANKWISE_TRACE_FD       descriptor of the memory for a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_STATE_FD       descriptor of the memory in which a rank's rankwise.elastic.State outlives the rank, set by
                             a launcher that starts lost ranks again
-    RANKWISE_PARTINGS_FD    descriptor of the memory in which the ranks note which of them go on without which, set by a
-                            launcher whose job goes on after losses
+    RANKWISE_MEMBERSHIP_FD  descriptor of the memory in which the ranks note which of them go on without which, set by
+                            a launcher whose job goes on after losses
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
                             (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
@@ -103,7 +103,7 @@ class Settings:
         self.trace = environ.get("RANKWISE_TRACE") or None
         self.trace_fd = integer(environ, "RANKWISE_TRACE_FD")
         self.state_fd = integer(environ, "RANKWISE_STATE_FD")
-        self.partings_fd = integer(environ, "RANKWISE_PARTINGS_FD")
+        self.membership_fd = integer(environ, "RANKWISE_MEMBERSHIP_FD")
         self.check = _switch(environ, "RANKWISE_CHECK")
         self.algorithms = _algorithms(environ)
         self.tuning = environ.get("RANKWISE_TUNING") or None

@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, UnsupportedError
-from rankwise.contract.partings import DONE
+from rankwise.contract.membership import DONE
 from rankwise.elastic.state import Resumption, State
 from rankwise.group.group import Group
 from rankwise.initialize import init
@@ -91,7 +91,7 @@ def _run(function: Callable[[Group], T], state: State, group: Group) -> T:
         else:
             # A loss may have kept another rank from passing the barrier.
             if _all_done(group, True):
-                group.partings.note(group.ranks, DONE)
+                group.membership.note(group.ranks, DONE)
                 return result
             loss = loss or _Loss(state.step)
             group = _next_group(group, loss)

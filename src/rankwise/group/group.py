@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
-from rankwise.contract.partings import LEFT_OUT, TOGETHER, Partings
+from rankwise.contract.membership import LEFT_OUT, MEMBER, Membership
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
@@ -84,14 +84,14 @@ class Group(
         backend: str = "",
         parent: Group | None = None,
         ranks: Any = None,
-        partings: Partings | None = None,
+        membership: Membership | None = None,
     ) -> None:
         super().__init__(comm, name)
         self.backend = backend
         self.ranks: tuple[int, ...] = tuple(range(comm.world_size)) if ranks is None else tuple(ranks)
         self._world: object = object() if parent is None else parent._world
-        self.partings: Partings = partings or (Partings() if parent is None else parent.partings)
-        """What this rank tells its launcher about the other ranks of the world."""
+        self.membership: Membership = membership or (Membership() if parent is None else parent.membership)
+        """What this rank reports to its launcher about the other ranks of the world."""
         self.successor: Group | None = None
         """The group that `shrink` or `restore` made of this one, or None."""
         self._closed = False
@@ -254,7 +254,7 @@ class Group(
         former = comm.former_ranks
         assert former is not None
         new = Group(comm, self.name, self.backend, self, [self.ranks[rank] for rank in former])
-        self.partings.note(set(self.ranks).difference(new.ranks), LEFT_OUT)
+        self.membership.note(set(self.ranks).difference(new.ranks), LEFT_OUT)
         return self._succeeded(new)
 
     def restore(self) -> Group:
@@ -276,7 +276,7 @@ class Group(
         the launcher does not start lost ranks again; ...
         """
         new = Group(self.comm.restore(), self.name, self.backend, self)
-        self.partings.note(new.ranks, TOGETHER)
+        self.membership.note(new.ranks, MEMBER)
         return self._succeeded(new)
 
     def _succeeded(self, new: Group) -> Group:

@@ -98,7 +98,7 @@ class ReceiveQueue:
         pause = PAUSE
         while not (found := look()) and (left := end - time.monotonic()) > 0:
             if pause == LONGEST_PAUSE and self._is_out_of_reach(src) and self.probe(src, tag) is None:
-                # The communicator's own receive raises the error and tells the other ranks. It can match no message.
+                # The communicator's own receive raises the error and informs the other ranks. It can match no message.
                 wait_or_withdraw(self.comm.recv(0, 0, DType.U8, src, tag), left)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -19,18 +19,18 @@ def difference(segment_fd: int, first: int) -> str:
     if all(one is not None and one.sequence and _key(one) == _key(latest[0]) for one in latest):
         return ""  # as is usual, so the whole traces need not be read
     last: dict[int, dict[int, Operation]] = {}  # for each group the last collective of each of its ranks
-    told: set[int] = set()
+    reported: set[int] = set()
     for index in range(view.world_size):
         for operation in view.operations(index):
             if operation.failed or operation.end is None or operation.name in ("shrink", "restore"):
-                told.add(operation.group)
+                reported.add(operation.group)
             elif not operation.part and (operation.sequence or operation.name == "init"):
                 last.setdefault(operation.group, {})[first + index] = operation
     for group, calls in sorted(last.items()):
         ranks: dict[object, list[int]] = {}
         for rank, call in sorted(calls.items()):
             ranks.setdefault(_key(call), []).append(rank)
-        if len(ranks) > 1 and group not in told:
+        if len(ranks) > 1 and group not in reported:
             ends = [f"{ranks_in_words(those)} after {_in_words(calls[those[0]])}" for those in ranks.values()]
             where = f" of group {group}" if group else ""
             return f"the ranks{where} ended after different calls: {', '.join(ends)}"

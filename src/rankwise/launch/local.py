@@ -21,7 +21,7 @@ from types import TracebackType
 from rankwise._native import Segment
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
-from rankwise.contract.partings import DONE, LEFT_OUT, Partings
+from rankwise.contract.membership import DONE, LEFT_OUT, Membership
 from rankwise.contract.settings import SPANS_MEMFD, STATE_MEMFD
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
@@ -57,7 +57,7 @@ _TIMED_OUT = "rankwise.contract.errors.CollectiveTimeout: "
 
 # The variables that only some jobs set: the others remove them, in case a launcher around this one has set them.
 _OPTIONAL = (
-    "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_PARTINGS_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
+    "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_MEMBERSHIP_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
     "RANKWISE_LOCAL_WORLD_SIZE",
 )  # fmt: skip
 
@@ -130,7 +130,7 @@ class LocalJob:
         self._started: list[RankProcess] = []  # every process, those that were replaced too
         self._spans: list[int] = []  # for each rank the memfd that holds its spans
         self._states: list[int] = []  # for each rank that may be replaced the memfd for rankwise.elastic
-        self._partings = Partings()  # shared with the ranks if the job may go on after losses
+        self._membership = Membership()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
         self._polled: list[RankProcess] = []  # the running ranks of which no descriptor says when they end
         self._pipes: dict[int, OutputStream] = {}
@@ -276,7 +276,7 @@ class LocalJob:
         if self.losses.restarts:
             self._states = [os.memfd_create(STATE_MEMFD) for _ in range(self._n)]
         if self.losses.may_go_on:
-            self._partings = Partings.create(self._world_size)
+            self._membership = Membership.create(self._world_size)
         for index in range(self._n):
             if self.interrupted is not None:
                 break
@@ -309,7 +309,7 @@ class LocalJob:
                     segment_fd,
                     *self._spans[index : index + 1],
                     *self._states[index : index + 1],
-                    *(() if self._partings.fd is None else (self._partings.fd,)),
+                    *(() if self._membership.fd is None else (self._membership.fd,)),
                     *self._pass_fds,
                 ),
                 **session,
@@ -366,8 +366,8 @@ class LocalJob:
         if self._states:
             env["RANKWISE_STATE_FD"] = str(self._states[index])
             env["RANKWISE_RESTART"] = str(restart)
-        if self._partings.fd is not None:
-            env["RANKWISE_PARTINGS_FD"] = str(self._partings.fd)
+        if self._membership.fd is not None:
+            env["RANKWISE_MEMBERSHIP_FD"] = str(self._membership.fd)
         if self._backend is not None:
             env["RANKWISE_BACKEND"] = self._backend
         if self._timeout is not None:
@@ -434,7 +434,7 @@ class LocalJob:
             # A failing rank may close its group long before its process ends.
             self._lost = self._segment.lost_rank()
         rank.joined_as = pid or rank.pid
-        rank.done = self._partings.of_rank(rank.number) == DONE
+        rank.done = self._membership.of_rank(rank.number) == DONE
         self._segment.mark_exited(rank.index, rank.returncode, rank.pid, rank.restart)
         if rank.returncode == 0:
             self._segment.give_up(rank.index)  # a replacement of another rank need not wait for this one
@@ -455,7 +455,7 @@ class LocalJob:
     def _only_left_out_run(self) -> bool:
         """Whether ranks still run, but only ranks that the others left out."""
         run = [rank.number for rank in self.ranks if rank.returncode is None]
-        return bool(run) and not self._plan and all(self._partings.of_rank(rank) == LEFT_OUT for rank in run)
+        return bool(run) and not self._plan and all(self._membership.of_rank(rank) == LEFT_OUT for rank in run)
 
     def _end_left_out(self) -> None:
         """End the ranks that still run. A stopped process acts on SIGTERM only once it is continued."""
@@ -574,7 +574,7 @@ class LocalJob:
             if self._watchdog is not None:
                 self._watchdog.end()
             self._segment = None  # unmapped now, even while a traceback keeps this object
-            self._partings.close()
+            self._membership.close()
             for fd in (*self._spans, *self._states):
                 os.close(fd)
             self._spans.clear()

@@ -29,7 +29,7 @@ MOST_IDLE_RANKS = 40  # processes that unused pools may hold
 def run_ranks(
     n: int, fn: Callable[[Group], T], *, backend: str | registry.Opener = "threads", timeout: float = 60.0
 ) -> list[T]:
-    """Run `fn(group)` on `n` ranks at once and return its return values, by rank. In `fn`, rw.init() returns its group.
+    """Run `fn(group)` on `n` ranks at once and return what it returns, by rank. In `fn`, rw.init() returns that group.
 
     backend: "threads" runs n threads of this process. "shm", or any registered backend whose ranks
     are processes, runs n processes on this host, which are kept for later calls; `fn` and its return

@@ -12,9 +12,9 @@ from rankwise.tools.cli import Parser
 from rankwise.tools.layout import columns, row_width, width
 from rankwise.tools.stragglers import group_operations
 from rankwise.tools.timeline import timeline
+from rankwise.tools.trace_headline import headline
 from rankwise.tools.trace_page.page import page
 from rankwise.tools.trace_tables import Rows, heading, last_to_begin, operations, ranks, spans
-from rankwise.tools.trace_verdict import verdict
 from rankwise.tools.units import duration
 
 MOST_KINDS = 20
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 def summary(trace: Trace) -> list[str]:
     """The report as lines of text."""
     found = group_operations(trace)
-    lines = [verdict(trace, found), heading(trace, width())]
+    lines = [headline(trace, found), heading(trace, width())]
     for clock in trace.clocks:
         off = f"{clock.offset / 1e6:+.3f} ms, give or take {clock.within / 1e6:.3f} ms"
         lines.append(f"node {clock.node} ({clock.host}): {off} were added to its times")

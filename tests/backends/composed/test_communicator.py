@@ -35,10 +35,10 @@ def test_all_to_all_of_different_lengths(n: int) -> None:
             group.barrier()
         return str(caught.value)
 
-    told = run_ranks(n, body, backend=opener())
-    assert told == [told[0]] * n
+    errors = run_ranks(n, body, backend=opener())
+    assert errors == [errors[0]] * n
     sent = 2 if n == 2 else 3
-    assert told[0].startswith(f"all_to_all_v: rank 0 sends {sent} elements to rank 1, which expects 1 (operation #")
+    assert errors[0].startswith(f"all_to_all_v: rank 0 sends {sent} elements to rank 1, which expects 1 (operation #")
 
 
 @pytest.mark.parametrize("size", [3, 20_000])
@@ -52,11 +52,11 @@ def test_counts_that_another_rank_does_not_expect(size: int) -> None:
         assert not out.any()
         return str(caught.value)
 
-    told = run_ranks(2, body, backend=opener())
-    assert told[0] == told[1]
+    errors = run_ranks(2, body, backend=opener())
+    assert errors[0] == errors[1]
     for words in (
         f"all_to_all_v: rank 1 sends {size} elements to rank 0, which expects {size - 1} (operation #",
         f"rank 0: all_to_all_v(send_counts=[{size}, {size}], recv_counts=[{size}, {size - 1}], dtype=float64)",
         f"rank 1: all_to_all_v(send_counts=[{size}, {size}], recv_counts=[{size}, {size}], dtype=float64)",
     ):
-        assert words in told[0]
+        assert words in errors[0]

@@ -506,7 +506,7 @@ class NcclCommunicator(ComposedCommunicator):
 
 
 class LaunchedWork(Work[None]):
-    """An operation on the communicator's stream."""
+    """An operation on the communicator's stream. keep: what owns its memory."""
 
     def __init__(self, comm: NcclCommunicator, event: int, keep: object) -> None:
         self._comm, self._event, self._keep = comm, event, keep

@@ -10,7 +10,7 @@ from torch.distributed import distributed_c10d
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
-from rankwise.contract.partings import LEFT_OUT, Partings
+from rankwise.contract.membership import LEFT_OUT, Membership
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.settings import Settings
 from rankwise.frontends.torch.core import Core
@@ -42,6 +42,6 @@ class Shrinking(Core):
             raise PeerLostError(text, rank=missing[0], how=how, operation="shrink")
         settings = Settings.read()
         if self._size == settings.world_size:  # so these are the job's ranks, with their numbers
-            Partings.of(settings).note(exclude, LEFT_OUT)
+            Membership.of(settings).note(exclude, LEFT_OUT)
         comm.timeout = self.comm.timeout if opts_override is None else opts_override._timeout.total_seconds()
         return comm

@@ -10,8 +10,8 @@ from importlib.resources import files
 from rankwise.observe.trace_file import Trace
 from rankwise.tools.stragglers import group_operations, waits
 from rankwise.tools.timeline import timeline
+from rankwise.tools.trace_headline import headline
 from rankwise.tools.trace_tables import heading, last_to_begin, operations, ranks, spans
-from rankwise.tools.trace_verdict import verdict
 from rankwise.tools.units import duration
 
 WIDTH = 200  # characters of the title
@@ -25,7 +25,7 @@ def page(trace: Trace) -> str:
     template = files(__package__).joinpath("template.html").read_text(encoding="utf-8")
     parts = {
         "heading": escape(heading(trace, WIDTH)),
-        "verdict": f"<p{' class=failure' * bool(trace.failure)}>{escape(verdict(trace, found))}</p>",
+        "headline": f"<p{' class=failure' * bool(trace.failure)}>{escape(headline(trace, found))}</p>",
         "ranks": _table(ranks(trace)),
         "spans": _table(spans(trace)) if any(rank.spans for rank in trace.ranks) else NO_SPANS,
         "waits": _matrix(trace, waits(found)) if found else EMPTY,

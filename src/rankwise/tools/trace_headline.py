@@ -10,7 +10,7 @@ from rankwise.tools.stragglers import GroupOperation
 from rankwise.tools.units import duration
 
 
-def verdict(trace: Trace, found: list[GroupOperation]) -> str:
+def headline(trace: Trace, found: list[GroupOperation]) -> str:
     """One line. found: the trace's `group_operations`."""
     count = sum(
         operation.name != "init" and not operation.part for rank in trace.ranks for operation in rank.operations
