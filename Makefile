@@ -7,7 +7,7 @@ PYTHON ?= python3
 ENV ?= build/env
 DEV ?= .venv
 TORCH := torch==2.13.0
-TORCH_VERSIONS ?= 2.10.0 2.13.0 2.15.0
+TORCH_VERSIONS ?= 2.10.0 2.13.0 newest
 TEST_ARGS ?=
 SUITE_ARGS ?=
 DEBIAN_ARGS ?=
@@ -92,7 +92,7 @@ test-model: test-tools ## every state of the models of the protocols, with spin
 test-model-large: test-tools ## the case of the models that takes half a minute, which test-model leaves out
 	$(call check_models,the largest case of the models,--large)
 
-test-torch-versions: $(ENV)/.test ## the tests of the torch front-end on each of TORCH_VERSIONS, with a table of results
+test-torch-versions: $(ENV)/.test ## the tests of the torch front-end on each of TORCH_VERSIONS (2.13.0, newest), with a table of results
 	$(ENV)/bin/python tests/torch_versions.py build/torch $(TORCH_VERSIONS) $(TEST_ARGS)
 
 test-torch-suite: $(ENV)/.test ## torch's own tests of its backends, on rankwise and on gloo: half an hour; SUITE_ARGS="--ranks 2", SUITE_PYTHON=build/torch/2.15.0/bin/python

@@ -2,14 +2,16 @@
 
     python tests/torch_versions.py FOLDER VERSION...
 
-Each release gets an environment of its own, FOLDER/VERSION, which is kept; it sees what is installed in the
-environment of the Python that runs this. A release that is installed there already gets none. Ends with
-status 1 if a test failed on one of the releases.
+VERSION is a release such as 2.13.0, or "newest" for the one that requirements-torch.txt names. Each release
+gets an environment of its own, FOLDER/VERSION, which is kept; it sees what is installed in the environment of
+the Python that runs this. A release that is installed there already gets none. Ends with status 1 if a test
+failed on one of the releases.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +24,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = "tests/frontends/torch"
+NEWEST = ROOT / "tests" / "requirements-torch.txt"
 
 
 @dataclass
@@ -45,13 +48,22 @@ def python_with(torch: str, folder: Path) -> Path:
         print(f"== torch {torch} in {where}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(where)], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"torch=={torch}"]
-        subprocess.run([*install, "numpy"], check=True)
+        if subprocess.run([*install, "numpy"], check=False).returncode:
+            sys.exit(f"torch {torch} cannot be tested: pip could not install it, for the reason above")
         query = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
         packages = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
         outer = sysconfig.get_path("purelib")  # torch is found first, in the new environment
         Path(packages, "rankwise.pth").write_text(f"import site; site.addsitedir({outer!r})\n")
         made.touch()
     return python
+
+
+def release(name: str) -> str:
+    """The release that a VERSION of the command line names."""
+    if name != "newest":
+        return name
+    (found,) = re.findall(r"^torch==(\S+)", NEWEST.read_text(), re.MULTILINE)
+    return str(found)
 
 
 def installed() -> str:
@@ -94,7 +106,8 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("versions", nargs="+")
     options, arguments = parser.parse_known_args()
-    results = {torch: run(python_with(torch, options.folder.resolve()), arguments) for torch in options.versions}
+    releases = [release(name) for name in options.versions]
+    results = {torch: run(python_with(torch, options.folder.resolve()), arguments) for torch in releases}
     print("\ntorch      passed  failed  skipped  seconds")
     for torch, result in results.items():
         print(f"{torch:<9}  {result.passed:>6}  {result.failed:>6}  {result.skipped:>7}  {result.seconds:>7.0f}")
