@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -168,12 +169,30 @@ def test_too_many_positional_arguments_of_a_function(call: Any, text: str) -> No
     assert str(raised.value) == text
 
 
-def test_pythons_errors_about_a_call_name_the_class_group() -> None:
-    with rw.init("solo") as group:
-        with pytest.raises(TypeError, match=r"^Group\.all_gather\(\) takes 2 positional arguments but 3 were given"):
-            group.all_gather([np.ones(2)], np.ones(2))  # type: ignore[call-overload]
-        with pytest.raises(TypeError, match=r"^Group\.barrier\(\) got an unexpected keyword argument 'timeout'"):
-            group.barrier(timeout=3)  # type: ignore[call-overload]
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda group, x: group.gather(x, root=0), "gather(x, dst, *, out, async_op): gather() got an unexpected"),
+        (lambda group, x: group.recv(x, source=0), "recv(x, src, tag, *, dtype): recv() got an unexpected"),
+        (lambda group, x: group.all_reduce(x, timeout=1), "all_reduce(x, op, *, async_op): all_reduce() got an unexp"),
+        (lambda group, x: group.all_reduce_plan(x, comm=1), "all_reduce_plan(x, op): all_reduce_plan() got an unexp"),
+        (lambda group, x: group.split(colour=1), "split(color, key, name): split() got an unexpected"),
+        (lambda group, x: group.all_gather([x], x), "all_gather(x, *, out, async_op): all_gather() takes 2 positional"),
+        (lambda group, x: group.timeout_of(), "timeout_of(seconds): timeout_of() missing 1 required"),
+    ],
+)
+def test_pythons_errors_about_a_call_begin_with_the_parameters(call: Any, text: str) -> None:
+    with rw.init("solo") as group, pytest.raises(TypeError, match=f"^{re.escape('Group.' + text)}"):
+        call(group, np.ones(2))
+
+
+def test_the_names_of_the_methods_in_errors_are_their_signatures() -> None:
+    methods = [inspect.unwrap(one) for _, one in inspect.getmembers(Group, inspect.isfunction)]
+    public = [one for one in methods if not one.__name__.startswith("_")]
+    assert len(public) > 40
+    for method in public:
+        shown = re.findall(r"\w+", method.__qualname__.partition("(")[2].rpartition(")")[0])
+        assert shown == [*inspect.signature(method).parameters][1:]
 
 
 def test_other_errors_of_a_function_are_its_own() -> None:

@@ -19,7 +19,7 @@ from rankwise.contract.membership import LEFT_OUT, MEMBER, Membership
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
-from rankwise.group.guessed_names import Guessed, guesses
+from rankwise.group.guessed_names import Guessed, guesses, parameters
 from rankwise.group.memory import RegisteredMemory
 from rankwise.group.messages import Messages
 from rankwise.group.objects import ObjectCollectives
@@ -337,7 +337,10 @@ _GUESSES = guesses({"name", "rank", "world_size", *(name for name in dir(Group) 
 for _name, _guess in _GUESSES.items():
     setattr(Group, _name, _guess)
 
-for _part in Group.__mro__[1:-1]:  # Python's own errors then name the class that users know
+# Python's errors about a call begin with the method's qualified name, whatever it is, so they can show the method as
+# users know it, with its parameters. Anything that caught and reworded them would make right calls slower.
+for _part in Group.__mro__[:-1]:
     for _name, _method in vars(_part).items():
         if isinstance(_method, FunctionType) and not _name.startswith("_"):
-            _method.__qualname__ = f"Group.{_name}"
+            _method = getattr(_method, "__wrapped__", _method)
+            _method.__qualname__ = f"Group.{_name}({parameters(_method)}): {_name}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from inspect import Parameter
+    from types import FunctionType
 
 _FIRST = "group = rw.init()"
 
@@ -254,6 +255,14 @@ def guesses(known: Iterable[str]) -> dict[str, Guess]:
     advice = {**{name: f"use {name}" for name in known}, **GROUP}
     spelled = {spelling: text for name, text in advice.items() for spelling in (name, *spellings(name))}
     return {name: Guess(name, text) for name, text in spelled.items() if name not in known}
+
+
+def parameters(method: FunctionType) -> str:
+    """A method's parameters without self: "x, dst, *, out, async_op"."""
+    code = method.__code__
+    by_place = code.co_varnames[1 : code.co_argcount]
+    by_name = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    return ", ".join([*by_place, *["*"] * bool(by_name), *by_name])
 
 
 def missing(name: str, known: Iterable[str]) -> str:
