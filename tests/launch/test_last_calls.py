@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,24 @@ def test_different_last_calls_fail_the_job() -> None:
     )
 
 
+def test_different_last_calls_of_a_group_that_is_not_the_last_one_used_fail_the_job() -> None:
+    program = """
+import numpy as np, rankwise as rw
+group = rw.init()
+x = np.ones(4)
+with group.split(0) as part:
+    part.broadcast(x, src=1) if group.rank == 1 else part.reduce(x, dst=1)
+group.barrier()
+"""
+    command = [sys.executable, "-m", "rankwise", "run", "-n", "2", "--trace", "none", "python", "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"rankwise: the ranks of group .* ended after different calls: rank 0 after reduce #2 .*, rank 1 after .*",
+        result.stderr.splitlines()[-1],
+    )
+
+
 Call = tuple[str, int, int]  # name, group, sequence
 
 
@@ -64,6 +83,11 @@ Call = tuple[str, int, int]  # name, group, sequence
             [[("barrier", 2, 1), ("barrier", 0, 1)], [("barrier", 2, 2), ("barrier", 0, 1), ("send", 0, 0)]],
             "the ranks of group 2 ended after different calls: rank 4 after barrier #1, rank 5 after barrier #2",
         ),
+        (
+            [[("barrier", 2, 1), ("barrier", 0, 1)], [("barrier", 2, 2), ("barrier", 0, 1)]],
+            "the ranks of group 2 ended after different calls: rank 4 after barrier #1, rank 5 after barrier #2",
+        ),
+        ([[("barrier", 2, 1), *[("send", 0, 0)] * 1024], [("barrier", 2, 2)]], ""),  # overwritten
     ],
 )
 def test_which_calls_differ(ranks: Sequence[Sequence[Call]], expected: str) -> None:

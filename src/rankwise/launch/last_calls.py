@@ -12,12 +12,10 @@ def difference(segment_fd: int, first: int) -> str:
 
     segment_fd: the shared memory of a job whose ranks have all ended without an error. first: the number of its first
     rank. A group in which a call has failed or is incomplete is skipped, because that call's rank knows of it; so is a
-    group that called `shrink` or `restore`, whose ranks may be in another group of the same number since.
+    group that called `shrink` or `restore`, whose ranks may be in another group of the same number since. So is a rank
+    whose last call of the group has been overwritten, because then its earlier ones have been too.
     """
     view = SegmentView(segment_fd)
-    latest = [view.state(index).operation for index in range(view.world_size)]
-    if all(one is not None and one.sequence and _key(one) == _key(latest[0]) for one in latest):
-        return ""  # as is usual, so the whole traces need not be read
     last: dict[int, dict[int, Operation]] = {}  # for each group the last collective of each of its ranks
     reported: set[int] = set()
     for index in range(view.world_size):
@@ -37,8 +35,8 @@ def difference(segment_fd: int, first: int) -> str:
     return ""
 
 
-def _key(call: Operation | None) -> object:
-    return call and (call.group, call.sequence, call.name, call.root)
+def _key(call: Operation) -> object:
+    return call.sequence, call.name, call.root
 
 
 def _in_words(call: Operation) -> str:
