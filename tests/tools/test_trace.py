@@ -326,6 +326,12 @@ def test_the_first_line_says_that_nothing_failed() -> None:
         ([operation(1, 1, None)], operation(1, 2, 9, failed=True), "rank 0 waited for rank 1 in barrier #1"),
         ([], operation(0, 2, None, name="recv", peer=1, tag=0), "rank 0 waited for rank 1 in recv"),
         ([], operation(0, 2, None, name="recv", peer=-1, tag=0), "rank 0 waited for any rank in recv"),
+        # The receive has timed out.
+        (
+            [],
+            operation(0, 2, 9, name="recv", peer=1, tag=0, failed=True, background=True),
+            "rank 0 waited for rank 1 in recv",
+        ),
     ],
 )
 def test_the_first_line_says_who_was_waited_for(
@@ -345,14 +351,38 @@ def test_a_failure_for_which_nobody_waited() -> None:
 
 def test_the_time_of_each_rank_and_of_each_span() -> None:
     spans = [Span("cpu", "step", 0, 4 * MS), Span("cpu", "step", 10 * MS, 12 * MS), Span("gpu", "copy", 0, 7 * MS)]
-    made = trace([operation(1, 4, 10, waited=5), operation(0, 5, 90, background=True)], [], spans=spans)
+    made = trace([operation(1, 4, 10, waited=5)], [], spans=spans)
     made.ranks[1] = replace(made.ranks[1], spans=spans[:1])
-    assert times_of_ranks(made)[1:] == [("0", "1", "6 ms", "5 ms", "2 ms", "25 %")]
+    assert times_of_ranks(made)[1:] == [("0", "1", "6 ms", "5 ms", "0 us", "2 ms", "25 %")]
     assert times_of_spans(made)[1:] == [
         ("step", "cpu", "3", "3.3 ms", "10 ms", "6 ms on rank 0"),
         ("copy", "gpu", "1", "7 ms", "7 ms", "7 ms on rank 0"),
     ]
     assert "spans of the program, the longest first" in summary(made)
+
+
+@pytest.mark.parametrize(
+    ("operations", "row"),
+    [
+        # The messages of a `batch` were complete before it waited for them, and two of them were in progress at once.
+        (
+            [operation(0, 0, 30, background=True), operation(0, 20, 60, background=True), operation(0, 60, 80)],
+            ("3", "20 ms", "0 us", "60 ms", "0 us", "0 %"),
+        ),
+        # Two threads wait in operations at once.
+        (
+            [operation(1, 0, 60, waited=50), operation(2, 40, 80, waited=40)],
+            ("2", "80 ms", "80 ms", "0 us", "0 us", "0 %"),
+        ),
+        # A message is in progress before, within and after a collective, and nothing is for 20 ms.
+        (
+            [operation(1, 10, 30), operation(0, 0, 60, background=True), operation(2, 80, 100)],
+            ("3", "40 ms", "0 us", "40 ms", "20 ms", "20 %"),
+        ),
+    ],
+)
+def test_time_in_several_operations_at_once_counts_once(operations: list[TracedOperation], row: tuple[str]) -> None:
+    assert times_of_ranks(trace(operations))[1:] == [("0", *row)]
 
 
 def test_an_empty_trace() -> None:

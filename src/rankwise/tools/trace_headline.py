@@ -17,7 +17,7 @@ def headline(trace: Trace, found: list[GroupOperation]) -> str:
     )
     work = f"{count} operations recorded in {duration((trace.written - trace.started) / 1e9)}"
     if trace.failure is not None:
-        waits = min([*_collectives(trace, found), *_messages(trace)], default=(0, ""))[1]
+        waits = min([*_collectives(trace, found), *_messages(trace)], default=(False, 0, ""))[-1]
         return f"failed: {trace.failure.splitlines()[0]}{waits}"
     if trace.losses:
         first = trace.losses[0]
@@ -26,8 +26,8 @@ def headline(trace: Trace, found: list[GroupOperation]) -> str:
     return f"nothing failed: {work}"
 
 
-def _collectives(trace: Trace, found: list[GroupOperation]) -> Iterator[tuple[int, str]]:
-    """When the ranks entered each collective that was not completed, and for whom they waited there."""
+def _collectives(trace: Trace, found: list[GroupOperation]) -> Iterator[tuple[bool, int, str]]:
+    """False, when the ranks entered each collective that was not completed, and for whom they waited there."""
     lost = {loss.rank for loss in trace.losses}
     for each in found:
         absent = [rank for rank in each.late if rank not in each.begun]
@@ -35,18 +35,26 @@ def _collectives(trace: Trace, found: list[GroupOperation]) -> Iterator[tuple[in
         waiting = [rank for rank, operation in each.begun.items() if _incomplete(operation) and rank not in absent]
         if waiting and absent:
             begin = min(each.begun[rank].begin for rank in waiting)
-            yield begin, f"; {ranks_in_words(waiting)} waited for {ranks_in_words(absent)} in {each.name}"
+            yield False, begin, f"; {ranks_in_words(waiting)} waited for {ranks_in_words(absent)} in {each.name}"
 
 
-def _messages(trace: Trace) -> Iterator[tuple[int, str]]:
-    """When a rank began each message that was not completed, and for whom it waited."""
+def _messages(trace: Trace) -> Iterator[tuple[bool, int, str]]:
+    """Of each message that was not completed: whether it was in the background, when it began, and for whom its rank
+    waited. A receive that times out ends in the background; one that is still there is waited for by nobody.
+    """
     for rank in trace.ranks:
         for operation in rank.operations:
             # In a group that does not hold all ranks, the trace does not say which rank the peer is.
-            if operation.peer is not None and _incomplete(operation) and not operation.background:
+            if operation.peer is not None and (
+                operation.failed or (operation.end is None and not operation.background)
+            ):
                 whom = "any rank" if operation.peer < 0 else f"rank {operation.peer}"
                 where = f" of group {operation.group}" if operation.group else ""
-                yield operation.begin, f"; rank {rank.rank} waited for {whom}{where} in {operation.name}"
+                yield (
+                    operation.background,
+                    operation.begin,
+                    f"; rank {rank.rank} waited for {whom}{where} in {operation.name}",
+                )
 
 
 def _incomplete(operation: TracedOperation) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rankwise.observe.trace_file import Trace
 from rankwise.tools.layout import one_line
 from rankwise.tools.stragglers import GroupOperation, stragglers, summaries
@@ -44,20 +46,35 @@ def operations(trace: Trace, found: list[GroupOperation]) -> Rows:
 
 
 def ranks(trace: Trace) -> Rows:
-    """How each rank spent the recorded time: in collectives and messages that it waited for, and outside them."""
-    rows: Rows = [("rank", "operations", "in them", "waiting", "outside them", "")]
+    """How each rank spent the recorded time: with operations in progress, only in the background or not, or without.
+
+    An operation is in the background while the program does not wait for it. Where several are in progress at once, the
+    time counts once.
+    """
+    rows: Rows = [("rank", "operations", "in them", "waiting", "in background", "outside", "")]
     for rank in trace.ranks:
-        calls = [each for each in rank.operations if not (each.name == "init" or each.part or each.background)]
+        calls = [each for each in rank.operations if not (each.name == "init" or each.part)]
         if not calls:
             continue
         ends = [each.end or trace.written for each in calls] + [span.end for span in rank.spans]
         ends += [loss.at for loss in trace.losses if loss.rank == rank.rank]
-        begin, end = calls[0].begin, max(ends)
-        inside = sum((each.end or trace.written) - each.begin for each in calls)
-        outside = max(0, end - begin - inside)  # several threads may be in operations at once
-        times = (duration(time / 1e9) for time in (inside, sum(each.waited for each in calls), outside))
+        begin, end = min(each.begin for each in calls), max(ends)
+        inside = _covered((each.begin, each.end or trace.written) for each in calls if not each.background)
+        whole = _covered((each.begin, each.end or trace.written) for each in calls)
+        waiting = min(inside, sum(each.waited for each in calls))
+        outside = end - begin - whole
+        times = (duration(time / 1e9) for time in (inside, waiting, whole - inside, outside))
         rows.append((str(rank.rank), str(len(calls)), *times, f"{100 * outside / max(1, end - begin):.0f} %"))
     return rows
+
+
+def _covered(intervals: Iterable[tuple[int, int]]) -> int:
+    """The length of the union of these intervals."""
+    length = until = 0
+    for begin, end in sorted(intervals):
+        length += max(0, end - max(begin, until))
+        until = max(until, end)
+    return length
 
 
 def spans(trace: Trace) -> Rows:
