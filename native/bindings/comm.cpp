@@ -274,6 +274,7 @@ void bind_comm(nb::module_& m) {
         .def("agree", &Comm::agree, nb::arg("flag"), Release())
         .def("shrink", &shrink, nb::arg("exclude"))
         .def("restore", &restore)
+        .def("name_group", &Comm::name_group, nb::arg("name"))
         .def("numbers_in", &Comm::numbers_in, nb::arg("former"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("announce_end", &Comm::announce_end)

@@ -80,6 +80,7 @@ public:
         tracer_.end(entry, ticks(), waited, failed ? kFailed : 0);
     }
     uint32_t new_group() { return segment_->new_group(); }
+    void name_group(uint32_t number, const std::string& name) { segment_->name_group(number, name); }
 
 private:
     int checked(int rank) const {
@@ -115,6 +116,7 @@ void bind_trace(nb::module_& m) {
         .def_ro("number", &Operation::number)
         .def_prop_ro("name", [](const Operation& o) { return name(o.kind); })
         .def_ro("group", &Operation::group)
+        .def_ro("group_name", &Operation::group_name)
         .def_ro("sequence", &Operation::sequence)
         .def_prop_ro("dtype", [](const Operation& o) { return o.dtype ? std::optional<std::string>(name(*o.dtype)) : std::nullopt; })
         .def_prop_ro("op", [](const Operation& o) { return o.op ? std::optional<std::string>(name(*o.op)) : std::nullopt; })
@@ -162,5 +164,6 @@ void bind_trace(nb::module_& m) {
         .def(nb::init<int, int>(), nb::arg("segment_fd"), nb::arg("rank"))
         .def("begin", &begin, nb::arg("operation"), nb::arg("group"), nb::arg("sequence"), nb::arg("bytes"), nb::arg("dtype") = 0, nb::arg("op") = 0,
              nb::arg("peer") = 0, nb::arg("tag") = 0, nb::arg("background") = false)
-        .def("new_group", &TraceWriter::new_group);
+        .def("new_group", &TraceWriter::new_group)
+        .def("name_group", &TraceWriter::name_group, nb::arg("number"), nb::arg("name"));
 }

@@ -119,6 +119,8 @@ public:
     std::shared_ptr<Comm> restore();
     // The numbers of this group's ranks in `former`.
     std::vector<int> numbers_in(const Comm& former) const;
+    // Show the group by this name in messages and traces.
+    void name_group(const std::string& name) { segment_->name_group(group_.number, name); }
     // The process is about to end: peers that lose it may wait for its exit status.
     void announce_end() { segment_->record(group_.member()[rank()]).ending = group_.peers[rank()].process + 1; }
     // Idempotent, never throws. Returns a text if something went wrong.

@@ -118,7 +118,7 @@ int main() {
         c.barrier();
         g->close(1);
     });
-    CHECK(texts[0].find("rank 3 did not reach barrier #1 within the timeout of 0.2 s\n") == 0, texts[0]);
+    CHECK(texts[0].find("rank 3 of group 1 did not reach barrier #1 within the timeout of 0.2 s\n") == 0, texts[0]);
     CHECK(texts[0].find("rank 3: in barrier #2 of all ranks for ") != std::string::npos, texts[0]);
     CHECK_EQ(texts[1], texts[0]);
     CHECK_EQ(texts[2], texts[0]);

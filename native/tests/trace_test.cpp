@@ -27,6 +27,7 @@ void every_operation_has_an_entry() {
         float x[3] = {};
         c.broadcast(x, 3, DType::F32, 1);
         auto g = c.split(0, 0);
+        g->name_group("halves");
         sum(*g, 100'000);
         if (c.rank() == 0) c.send_now(x, 3, DType::F32, 1, 7);
         else c.recv(x, 3, DType::F32, kAny, kAny)->wait({});
@@ -38,7 +39,7 @@ void every_operation_has_an_entry() {
         std::string names;
         for (const Operation& o : all) names += to_string(o, 0) + ";";
         const std::string message = rank == 0 ? "send to rank 1, tag 7;" : "recv from rank 0, tag 7;";
-        CHECK_EQ(names, "init;init #1;all_reduce #1;broadcast #2;split #3;all_reduce #1 of group 1;" + message);
+        CHECK_EQ(names, "init;init #1;all_reduce #1;broadcast #2;split #3;all_reduce #1 of group 'halves';" + message);
         if (all.size() != 7) continue;
         CHECK_EQ(all[2].bytes, 8u);
         CHECK(all[2].dtype == DType::F32 && all[2].op == ReduceOp::SUM && !all[2].root && !all[2].peer);

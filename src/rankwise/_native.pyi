@@ -197,9 +197,8 @@ class Comm:
     def agree(self, flag: int) -> int: ...
     def shrink(self, exclude: Sequence[int]) -> Comm: ...
     def restore(self) -> Comm: ...
-    def numbers_in(self, former: Comm) -> list[int]:
-        """The numbers of this group's ranks in the group of `former`."""
-
+    def name_group(self, name: str) -> None: ...  # the first 56 characters are shown; the first name stays
+    def numbers_in(self, former: Comm) -> list[int]: ...  # of this group's ranks in the group of `former`
     def abort(self, why: str) -> None:
         """Fail the group: every rank's present or next operation raises PeerLostError naming this rank and `why`."""
 
@@ -314,6 +313,8 @@ class Operation:
     def group(self) -> int:
         """The group's number, which no other group of the job has: 0 for the group of all ranks."""
 
+    @property
+    def group_name(self) -> str: ...  # as shown behind the word group: in quotes; its number if it has no name
     @property
     def sequence(self) -> int:
         """Its number in its group, from 1 on, the same on all ranks of the group; 0 for messages."""
@@ -479,8 +480,8 @@ class TraceWriter:
         background: nobody waits for it yet. ValueError for an operation that is not in the contract.
         """
 
-    def new_group(self) -> int:
-        """A number for a new group, which no other group of the job has."""
+    def new_group(self) -> int: ...  # a number that no other group of the job has
+    def name_group(self, number: int, name: str) -> None: ...
 
 class WrittenOperation:
     """An operation in progress, in the trace of a TraceWriter. It ends with this object at the latest."""

@@ -123,7 +123,7 @@ def test_a_timeout_says_where_every_rank_is(backend: str) -> None:
     assert re.match(r"outside any collective for \d.*, last was split #", error.states[1])
     assert "in _timeout" in error.stacks[1] if backend == "shm" else error.stacks == {}  # threads are not asked
     headline, first, *_ = str(error).splitlines()
-    assert headline == "rank 1 did not reach reduce #1 within the timeout of 0.3 s"
+    assert headline == "rank 1 of group 'world.dup' did not reach reduce #1 within the timeout of 0.3 s"
     assert first.startswith("  rank 0: in reduce #1 for ")
 
 

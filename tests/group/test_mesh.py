@@ -15,6 +15,21 @@ from rankwise.group.mesh import balanced_sizes
 from rankwise.testing import run_ranks
 
 
+def test_a_timeout_names_the_axis() -> None:
+    def ranks(group: Group) -> None:
+        with rw.Mesh(group, tp=2) as mesh, mesh.tp.timeout_of(0.2):
+            if group.rank == 0:
+                with pytest.raises(rw.CollectiveTimeout) as raised:
+                    mesh.tp.barrier()
+                headline, waiting, absent, *_ = str(raised.value).splitlines()
+                assert headline == "rank 1 of group 'world.tp' did not reach barrier #2 within the timeout of 0.2 s"
+                assert waiting.startswith("  rank 0: in barrier #2 for ")
+                assert absent.startswith("  rank 1: in barrier #2 of all ranks for ")
+            group.barrier()
+
+    run_ranks(2, ranks)
+
+
 def test_three_axes() -> None:
     def ranks(group: Group) -> None:
         mesh = rw.Mesh(group, dp=2, pp=2, tp=2)

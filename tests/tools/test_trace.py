@@ -217,6 +217,7 @@ def operation(sequence: int, begin: int, end: int | None, waited: int = 0, **mor
         number=sequence,
         name="barrier",
         group=0,
+        group_name="0",
         sequence=sequence,
         dtype=None,
         op=None,
@@ -230,7 +231,7 @@ def operation(sequence: int, begin: int, end: int | None, waited: int = 0, **mor
         failed=False,
         background=False,
     )
-    return replace(barrier, **more)
+    return replace(barrier, **more, group_name=f"'world.{more['group']}'" if "group" in more else "0")
 
 
 def trace(*ranks: list[TracedOperation], spans: list[Span] | None = None) -> Trace:
@@ -282,7 +283,7 @@ def test_a_subgroups_operations_involve_only_its_ranks() -> None:
         [operation(1, 0, 1), operation(1, 4, 5, group=1)],
     )
     (_, second) = group_operations(made)
-    assert (second.name, second.late, second.waited) == ("barrier #1 of group 1 (ranks 0, 2)", (2,), 2 * MS)
+    assert (second.name, second.late, second.waited) == ("barrier #1 of group 'world.1' (ranks 0, 2)", (2,), 2 * MS)
 
 
 def test_the_timeline() -> None:

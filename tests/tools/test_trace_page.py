@@ -20,7 +20,7 @@ MS = 1_000_000  # ns
 
 def operation(number: int, begin: int, end: int | None, waited: int) -> TracedOperation:
     return TracedOperation(
-        number, "all_reduce", 0, number, "float32", "sum", None, None, None, 8192, begin, end, waited, False, False
+        number, "all_reduce", 0, "0", number, "float32", "sum", None, None, None, 8192, begin, end, waited, False, False
     )  # fmt: skip
 
 

@@ -42,6 +42,37 @@ def engine(n: int) -> Opener:
     return lambda job, timeout: threads.connect(segment, job.rank, timeout)
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (None, "'world.0'"),
+        ("tp", "'tp'"),
+        ("größer", "'gr??er'"),
+        ("\n" + "long" * 20, "'?" + ("long" * 20)[:55] + "'"),
+    ],
+)
+def test_a_groups_name_is_in_the_trace(name: str | None, shown: str) -> None:
+    backend, view = traced(1)
+
+    def body(group: Group) -> None:
+        with group.split(0, name=name) as part:
+            part.barrier()
+
+    run_ranks(1, body, backend=backend)
+    last = view.operations(0)[-1]
+    assert repr(last) == f"<Operation barrier #2 of group {shown}>"
+
+
+def test_a_group_is_shown_by_its_number_once_256_others_were_made_after_it() -> None:
+    segment = _native.Segment.create(1)
+    writer, view = _native.TraceWriter(segment.fd, 0), _native.SegmentView(segment.fd)
+    for number in (3, 259):
+        writer.name_group(number, f"the {number}th")
+        writer.begin("barrier", 3, 1, 0).end()
+        writer.begin("barrier", 259, 1, 0).end()
+    assert [one.group_name for one in view.operations(0)] == ["3", "'the 259th'"] * 2
+
+
 @pytest.mark.slow
 def test_it_conforms() -> None:
     report = check_backend(traced(3)[0], 3, timeout=60)
@@ -240,7 +271,9 @@ def test_the_launcher_says_where_a_rank_ended(tmp_path: Path, backend: str) -> N
         pytest.importorskip("torch", reason="gloo comes with torch")
     done = run(tmp_path, backend, "die")
     assert done.returncode == 5
-    assert re.search(r"rank 2 \(pid \d+\) exited with status 5 after barrier #2 of group 1;", done.stderr), done.stderr
+    assert re.search(r"rank 2 \(pid \d+\) exited with status 5 after barrier #2 of group 'world.0';", done.stderr), (
+        done.stderr
+    )
 
 
 # A backend of another package: shared memory of its own, of which it writes no trace into the job's.

@@ -152,7 +152,7 @@ void SlotProtocol::timed_out(uint64_t value) {
     }
     TimeoutReport report;
     report.missing = absent.empty() ? behind : absent;
-    report.headline = list_ranks(report.missing) + (absent.empty() ? " did not finish " : " did not reach ") + name(call_.op()) + " #" +
+    report.headline = list_ranks(report.missing) + of_group() + (absent.empty() ? " did not finish " : " did not reach ") + name(call_.op()) + " #" +
                       std::to_string(calls_) + " within the timeout of " + seconds(timeout);
     report.states = states();
     report.stacks = request_stacks(report.missing);
@@ -161,6 +161,10 @@ void SlotProtocol::timed_out(uint64_t value) {
     group_.peers[rank].report.store(write_report(segment_, report));
     fail_group(group_, Cause::TimedOut, rank, calls_, missing);
     throw_failure();
+}
+
+std::string SlotProtocol::of_group() const {
+    return group_.number ? " of group " + name_of_group(segment_.header(), group_.number) : "";
 }
 
 RankTexts SlotProtocol::states() const {
@@ -278,7 +282,7 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
     const Failure f = group_.failure();
     const std::string who = "rank " + std::to_string(f.rank);
     const std::string here = operation == name(Op::None) ? "" : ", while rank " + std::to_string(rank) + " was in " + operation +
-                             (sequence < 0 ? "" : " #" + std::to_string(sequence));
+                             (sequence < 0 ? "" : " #" + std::to_string(sequence)) + of_group();
     if (f.cause == Cause::PeerLost) {
         const int world_rank = group_.member()[f.rank];
         std::string how = f.how;

@@ -155,6 +155,33 @@ int Segment::take_pidfd(int rank) {
     return taken ? taken.mapped() : -1;
 }
 
+void Segment::name_group(uint32_t number, const std::string& name) {
+    GroupName& entry = header_->group_names[number % kNamedGroups];
+    if (number == 0 || entry.number.load() == number || entry.number.exchange(GroupName::kBeingWritten) == GroupName::kBeingWritten) return;
+    std::string text;
+    for (const char c : name)
+        if ((c & 0xc0) != 0x80) text += c >= ' ' && c <= '~' ? c : '?';  // not a later byte of a character in UTF-8
+    text.resize(sizeof entry.words);
+    for (size_t i = 0; i < GroupName::kWords; ++i) {
+        uint64_t word;
+        std::memcpy(&word, text.data() + i * sizeof word, sizeof word);
+        entry.words[i].store(word);
+    }
+    entry.number.store(number);
+}
+
+std::string name_of_group(const SegmentHeader& header, uint32_t number) {
+    const GroupName& entry = header.group_names[number % kNamedGroups];
+    char text[GroupName::kWords * sizeof(uint64_t) + 1] = {};
+    const uint64_t before = entry.number.load();
+    for (size_t i = 0; i < GroupName::kWords; ++i) {
+        const uint64_t word = entry.words[i].load();
+        std::memcpy(text + i * sizeof word, &word, sizeof word);
+    }
+    const bool named = number != 0 && before == number && entry.number.load() == number;
+    return named ? "'" + std::string(text) + "'" : std::to_string(number);
+}
+
 void Segment::announce_roster() {
     header_->roster.fetch_add(1);
     futex_wake_all(header_->roster);

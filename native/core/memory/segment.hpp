@@ -20,7 +20,7 @@
 
 namespace rankwise {
 
-inline constexpr uint64_t kSegmentMagic = 0x36657369776b6e72;  // "rnkwise6"
+inline constexpr uint64_t kSegmentMagic = 0x37657369776b6e72;  // "rnkwise7"
 inline constexpr int kMaxRanks = 1024;     // ranks of one host
 inline constexpr size_t kCacheLine = 128;  // two lines: the hardware prefetches a line together with its neighbour
 inline constexpr int32_t kStatusUnknown = INT32_MIN;
@@ -46,6 +46,17 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<uint64_t> waited;         // ticks that it waited for other ranks, without the shortest waits
 };
 
+// The name of a group that is not the group of all ranks. Of two groups whose numbers differ by kNamedGroups, the later one
+// replaces the name of the earlier one.
+inline constexpr uint32_t kNamedGroups = 256;
+
+struct alignas(64) GroupName {
+    static constexpr uint64_t kBeingWritten = UINT64_MAX;
+    static constexpr size_t kWords = 7;
+    std::atomic<uint64_t> number;  // of the group; 0 if there is no name here, or kBeingWritten
+    std::atomic<uint64_t> words[kWords];
+};
+
 struct SegmentHeader {
     uint64_t magic;
     uint64_t bytes;
@@ -60,8 +71,12 @@ struct SegmentHeader {
     std::atomic<uint32_t> statuses_expected;  // a launcher will report how each rank ended
     std::atomic<uint32_t> restarts_expected;  // and start a lost rank again, unless it gives the rank up
     ClockReading started;                     // when the segment was created
+    GroupName group_names[kNamedGroups];      // each at its group's number modulo kNamedGroups
     RankRecord ranks[];
 };
+
+// "'world.tp'", or "3" if the group has no name: what messages show behind the word group.
+std::string name_of_group(const SegmentHeader& header, uint32_t number);
 
 class Watcher;
 
@@ -112,6 +127,8 @@ public:
     std::string how_it_ended(int rank, uint32_t process) const;
     // A number for a new group, unique in the job.
     uint32_t new_group() { return header_->next_group.fetch_add(header_->group_step); }
+    // Show a group by this name in messages and traces, cut to 56 characters; those that are not ASCII become "?".
+    void name_group(uint32_t number, const std::string& name);
     // Wake whoever waits for ranks to join.
     void announce_roster();
 

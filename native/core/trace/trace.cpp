@@ -46,6 +46,7 @@ bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o
     o.number = stamp - 1;
     o.kind = call.op();
     o.group = uint32_t(group_and_tag);
+    o.group_name = name_of_group(h, o.group);
     o.dtype = call.has_dtype() ? std::optional(call.dtype()) : std::nullopt;
     o.op = call.reduces() ? std::optional(call.reduce()) : std::nullopt;
     o.root = call.has_root() ? std::optional(int(root_or_peer)) : std::nullopt;
@@ -145,7 +146,7 @@ std::string to_string(const Operation& o, uint32_t group) {
     } else if (o.sequence) {
         text += " #" + std::to_string(o.sequence);
     }
-    if (o.group != group) text += o.group ? " of group " + std::to_string(o.group) : " of all ranks";
+    if (o.group != group) text += o.group ? " of group " + o.group_name : " of all ranks";
     return text;
 }
 

@@ -115,6 +115,7 @@ struct Operation {
     uint64_t number;                   // among the rank's operations
     Op kind;
     uint32_t group;                    // 0: all ranks; other groups are numbered in the order of their creation
+    std::string group_name;            // "'world.tp'", or the number as text if the group has no name
     uint64_t sequence;                 // in its group; 0 for messages
     std::optional<DType> dtype;        // absent, like the next four, if the operation has none
     std::optional<ReduceOp> op;
@@ -143,7 +144,7 @@ std::vector<Operation> operations(const SegmentHeader& header, int rank);
 Whereabouts whereabouts(const SegmentHeader& header, int rank);
 int64_t ns_of_ticks(const SegmentHeader& header, uint64_t ticks);
 
-// "all_reduce #3", "recv from rank 1, tag 4"; "barrier #2 of group 5" if the operation is not in `group`.
+// "all_reduce #3", "recv from rank 1, tag 4"; "barrier #2 of group 'world.tp'" if the operation is not in `group`.
 std::string to_string(const Operation& operation, uint32_t group);
 // "in all_reduce #3 for 4.2 s", "outside any collective for 1 s, last was barrier #2".
 std::string to_string(const Whereabouts& where, uint32_t group);

@@ -198,6 +198,7 @@ public:
     // Fail the group because `peer` ended or left, and throw.
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
     RankTexts states() const;  // what each rank is doing
+    std::string of_group() const;  // " of group 'world.tp'", or "" for the group of all ranks
     bool ended(int peer) const { return segment_.ended(group_.member()[peer], group_.peers[peer].process); }
     std::string how_it_ended(int peer) const { return segment_.how_it_ended(group_.member()[peer], group_.peers[peer].process); }
     RankTexts request_stacks(const std::vector<int>& peers) const;  // of these peers' programs (failure/stacks.hpp)

@@ -232,6 +232,9 @@ class Communicator(ABC):
         program called that. Ranks that describe a call differently raise MismatchError.
         """
 
+    def name_group(self, name: str) -> None:  # noqa: B027 - a backend may ignore it
+        """Show the group by this name, where this rank's operations are shown: in errors, status and traces."""
+
     @abstractmethod
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         """Send to `dest`; returns at once. Messages match by (source, tag) in the order sent."""

@@ -46,7 +46,8 @@ class Group(
     """An ordered set of ranks that communicate, seen from one of them.
 
     rank, world_size: this rank's number in the group, and the number of ranks. ranks: the numbers of the
-    group's ranks in the world (the group that init made), in this group's order. name: shown in messages.
+    group's ranks in the world (the group that init made), in this group's order. name: shown in messages
+    and traces.
 
     Arrays: NumPy and anything with `__array_interface__`, the buffer protocol or DLPack, torch
     tensors, and Python or NumPy numbers; over nccl also arrays in CUDA memory: torch tensors and anything
@@ -87,6 +88,7 @@ class Group(
         membership: Membership | None = None,
     ) -> None:
         super().__init__(comm, name)
+        comm.name_group(str(name))
         self.backend = backend
         self.ranks: tuple[int, ...] = tuple(range(comm.world_size)) if ranks is None else tuple(ranks)
         self._world: object = object() if parent is None else parent._world

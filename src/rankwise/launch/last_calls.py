@@ -30,7 +30,7 @@ def difference(segment_fd: int, first: int) -> str:
             ranks.setdefault(_key(call), []).append(rank)
         if len(ranks) > 1 and group not in reported:
             ends = [f"{ranks_in_words(those)} after {_in_words(calls[those[0]])}" for those in ranks.values()]
-            where = f" of group {group}" if group else ""
+            where = f" of group {calls[min(calls)].group_name}" if group else ""
             return f"the ranks{where} ended after different calls: {', '.join(ends)}"
     return ""
 

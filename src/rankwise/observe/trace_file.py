@@ -1,6 +1,6 @@
 """The trace file of a job, written by `rankwise run` and read by `rankwise trace`: JSON, times in ns since the epoch.
 
-format      "rankwise trace 3"
+format      "rankwise trace 4"
 command     the command that was run
 started, written    when the job started, and when this file was written
 failure     a sentence about the job's failure, or null
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from rankwise._native import SegmentView
 
-FORMAT = "rankwise trace 3"
+FORMAT = "rankwise trace 4"
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class TracedOperation:
     number: int
     name: str
     group: int
+    group_name: str
     sequence: int
     dtype: str | None
     op: str | None

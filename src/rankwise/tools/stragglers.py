@@ -39,9 +39,9 @@ class GroupOperation:
 
     @property
     def name(self) -> str:
-        name = next(iter(self.begun.values())).name
+        one = next(iter(self.begun.values()))
         ranks = ranks_in_words({*self.begun, *self.late})
-        return f"{name} #{self.sequence}" + (f" of group {self.group} ({ranks})" if self.group else "")
+        return f"{one.name} #{self.sequence}" + (f" of group {one.group_name} ({ranks})" if self.group else "")
 
 
 @dataclass

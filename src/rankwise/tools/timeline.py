@@ -59,14 +59,13 @@ def _rank(rank: RankTrace, zero: int, until: int) -> Iterable[Event]:
                 yield _slice(span.name, rank.rank, row, span.begin - zero, span.end - span.begin, cat="program")
 
 
+_SHOWN = ["group", "group_name", "sequence", "dtype", "op", "root", "peer", "tag", "bytes", "failed", "background"]
+
+
 def _slices(operation: TracedOperation, rank: int, row: int, zero: int, until: int) -> Iterable[Event]:
     end = until if operation.end is None else operation.end
     begin, length = operation.begin - zero, end - operation.begin
-    args: dict[str, Any] = {
-        name: value
-        for name in ("group", "sequence", "dtype", "op", "root", "peer", "tag", "bytes", "failed", "background")
-        if (value := getattr(operation, name)) not in (None, False)
-    }
+    args: dict[str, Any] = {name: value for name in _SHOWN if (value := getattr(operation, name)) not in (None, False)}
     args["waited_us"] = operation.waited / 1e3
     if operation.end is None:
         args["unfinished"] = True

@@ -49,7 +49,7 @@ def _messages(trace: Trace) -> Iterator[tuple[bool, int, str]]:
                 operation.failed or (operation.end is None and not operation.background)
             ):
                 whom = "any rank" if operation.peer < 0 else f"rank {operation.peer}"
-                where = f" of group {operation.group}" if operation.group else ""
+                where = f" of group {operation.group_name}" if operation.group else ""
                 yield (
                     operation.background,
                     operation.begin,

@@ -40,6 +40,9 @@ class CheckedCommunicator(ComposedCommunicator):
     def allocating(self) -> AbstractContextManager[None]:
         return self._inner.allocating()
 
+    def name_group(self, name: str) -> None:
+        self._inner.name_group(name)
+
     # ---- point-to-point ----
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:

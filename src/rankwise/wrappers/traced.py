@@ -195,6 +195,9 @@ class TracedCommunicator(Communicator):
     def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
         self._inner.describe(shape, operation)
 
+    def name_group(self, name: str) -> None:
+        self._writer.name_group(self._group, name)
+
     # ---- messages ----
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:

@@ -198,6 +198,9 @@ class EngineCommunicator(OpenCommunicator):
     def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
         self._comm.describe(shape, operation)
 
+    def name_group(self, name: str) -> None:
+        self._comm.name_group(name)
+
     def call(self, function: Callable[[], T]) -> T:
         self._comm.lock()
         try:
