@@ -41,6 +41,22 @@ def test_a_wait_refuses_what_is_no_number_of_seconds(name: str) -> None:
     run_ranks(1, ranks)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), -1, "3", True, None])
+def test_a_close_refuses_what_is_no_number_of_seconds_and_closes_nothing(bad: Any) -> None:
+    def ranks(group: Group) -> None:
+        with rw.overlap.Stream() as stream, group.dup() as part:
+            for one in (stream, part):
+                with pytest.raises(
+                    (TypeError, ValueError), match=rf"^timeout: {bad!r} given, expected seconds, at least 0$"
+                ):
+                    one.close(bad)
+            assert not part.closed
+            assert part.all_reduce(1) == 1
+            assert stream.submit(int).wait() == 0
+
+    run_ranks(1, ranks)
+
+
 @pytest.mark.parametrize(
     "start",
     [

@@ -7,8 +7,6 @@ from numbers import Real
 from rankwise.contract.errors import shown
 from rankwise.contract.settings import LONGEST_TIMEOUT, TIMEOUT, is_timeout
 
-_WAIT = "expected seconds, at least 0, or None"
-
 
 def check_timeout(seconds: float) -> float:
     """The limit of operations, as a float.
@@ -22,12 +20,16 @@ def check_timeout(seconds: float) -> float:
     return float(seconds)
 
 
-def check_wait(timeout: float) -> float:
-    """The limit of one wait (not None; 0 is allowed), as a float that every engine's clock can add to the time."""
+def check_wait(timeout: float, optional: bool = True) -> float:
+    """The limit of one wait (not None; 0 is allowed), as a float that every engine's clock can add to the time.
+
+    optional: whether the caller takes None for no limit, for the error.
+    """
+    expected = f"expected seconds, at least 0{', or None' * optional}"
     if not _is_number(timeout):
-        raise TypeError(f"timeout: {timeout!r} given, {_WAIT}")
+        raise TypeError(f"timeout: {timeout!r} given, {expected}")
     if not timeout >= 0:
-        raise ValueError(f"timeout: {shown(timeout)} given, {_WAIT}")
+        raise ValueError(f"timeout: {shown(timeout)} given, {expected}")
     return float(min(timeout, LONGEST_TIMEOUT))
 
 

@@ -16,7 +16,7 @@ from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
 from rankwise.contract.membership import LEFT_OUT, MEMBER, Membership
-from rankwise.contract.timeouts import check_timeout
+from rankwise.contract.timeouts import check_timeout, check_wait
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
 from rankwise.group.guessed_names import Guessed, guesses, parameters
@@ -301,10 +301,11 @@ class Group(
         return other.ranks.index(found) if found in other.ranks else None
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Give pending work up to `timeout` seconds, then release everything. Never raises; may be repeated.
+        """Give pending work up to `timeout` seconds, then release everything. May be repeated.
 
-        Errors are logged to the logger `rankwise`. So is a difference between the ranks' last calls that no
-        operation has raised, for example if every rank broadcasts with itself as src.
+        Raises TypeError or ValueError if `timeout` is no number of seconds, and then closes nothing. Other errors are
+        logged to the logger `rankwise`. So is a difference between the ranks' last calls that no operation has raised,
+        for example if every rank broadcasts with itself as src.
 
         >>> part = group.split(0)
         >>> part.close()
@@ -312,6 +313,7 @@ class Group(
         True
         """
         if not self._closed:
+            timeout = check_wait(timeout, optional=False)
             self._closed = True
             self._pending.before_close()
             self.comm.close(timeout)

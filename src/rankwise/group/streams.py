@@ -223,9 +223,14 @@ class Stream:
         self._failures.raise_first()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Give queued functions up to `timeout` seconds, then drop the rest. Never raises; may be repeated."""
+        """Give queued functions up to `timeout` seconds, then drop the rest. May be repeated.
+
+        Raises TypeError or ValueError if `timeout` is no number of seconds, and then closes nothing; else it never
+        raises.
+        """
         if self._closed or os.getpid() != self._pid:  # after a fork the thread exists only in the parent
             return
+        timeout = check_wait(timeout, optional=False)
         self._closed = True
         ran, ended = self._native.close(timeout)
         if not ran:
