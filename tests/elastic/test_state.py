@@ -309,6 +309,25 @@ def test_a_restore_that_fails_changes_nothing() -> None:
     assert state.objects["a"] == 2
 
 
+def test_a_load_state_dict_that_raises_comes_before_the_arrays_and_the_other_objects() -> None:
+    class Refusing:
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, _: dict[str, int]) -> None:
+            raise KeyError("momentum")
+
+    x = np.ones(3)
+    state = State(arrays={"x": x}, objects={"epoch": 1, "optimizer": Refusing()})
+    state.commit()
+    x += 1
+    state.objects.update(epoch=2, more=3)
+    with pytest.raises(KeyError, match="momentum"):
+        state.restore()
+    assert x.tolist() == [2.0, 2.0, 2.0]
+    assert (state.objects["epoch"], state.objects["more"], state.step) == (2, 3, 1)
+
+
 def test_other_arrays_than_the_lost_rank_had(inherited: int) -> None:
     state = State(arrays={"x": np.zeros(3)})
     state.commit()

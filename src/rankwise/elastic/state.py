@@ -118,6 +118,8 @@ class State:
         """Put the last commit back into the arrays and objects, on this rank alone.
 
         Raises RankwiseError if nothing has been committed, and whatever pickle raises; in both cases nothing changes.
+        Also raises what an object's `load_state_dict` raises. This is called before anything else is restored, so
+        only that object and the objects with a `load_state_dict` before it may then have changed.
         """
         commits = self.commits
         if not commits:
@@ -153,16 +155,16 @@ class State:
         slot = memory.commits()[number]
         # What may raise comes first, so that nothing is restored by halves.
         objects, buffers = pickle.loads(memory.objects(slot)), self._buffers()
+        for name in list(objects):
+            one: Any = self.objects.get(name)
+            if _has_state(one):
+                one.load_state_dict(objects[name])
+                objects[name] = one
         for buffer, kept in zip(buffers, memory.arrays[slot], strict=True):
             np.copyto(_bytes(buffer), kept)
             buffer.finish()
-        for name in self.objects.keys() - objects.keys():
-            del self.objects[name]
-        for name, value in objects.items():
-            if _has_state(self.objects.get(name)):
-                self.objects[name].load_state_dict(value)
-            else:
-                self.objects[name] = value
+        self.objects.clear()
+        self.objects.update(objects)
         memory.drop_after(number)
         self.step = number
 
