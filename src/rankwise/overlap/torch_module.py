@@ -157,9 +157,10 @@ def data_parallel(
     place, which is slower. Do not touch gradients before backward() has returned. A parameter that no
     rank used keeps its gradient, which may be None; if some ranks used it, it counts as zeros on the
     others. Every rank must run the same number of backward passes outside `no_sync`, and use at least
-    one parameter in each. If a pass raises, which it must do on all ranks, all gradients become None, and
-    the next pass starts afresh. group: by default the group of all ranks. hook, async_op: as for
-    GradientReducer.
+    one parameter in each. If a pass raises, all gradients become None, and the next pass starts afresh. For that,
+    the pass must have raised on all ranks, and at the same depth: if one rank had a gradient before the error and
+    another had none, they have begun different reductions, and the next pass raises MismatchError. group: by
+    default the group of all ranks. hook, async_op: as for GradientReducer.
 
     >>> import torch
     >>> model = rw.overlap.data_parallel(torch.nn.Linear(3, 1), group)
