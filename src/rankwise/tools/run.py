@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.settings import TIMEOUT, Settings, is_timeout
-from rankwise.launch.limits import MOST_RANKS
+from rankwise.launch.limits import MOST_RANKS, too_few_files
 from rankwise.launch.local import LocalJob, adopt_orphans
 from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
@@ -141,7 +142,8 @@ def main(argv: Sequence[str]) -> int:
     except FileNotFoundError as error:
         return _refuse(str(error), NOT_FOUND)
     except FAILURES as error:
-        return _refuse(str(error), 2)
+        full = isinstance(error, OSError) and error.errno == errno.EMFILE  # before the first rank was started
+        return _refuse(too_few_files(options.n, 0, 3) if full else str(error), 2)
 
 
 def _check_backend(name: str) -> None:
