@@ -227,6 +227,20 @@ def test_gloo_without_torch_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.slow
+def test_a_system_that_denies_pidfds() -> None:
+    code = """
+import errno, os, sys
+def denied(pid):
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+os.pidfd_open = denied
+from rankwise.tools.cli import main
+sys.exit(main(["bench", "all_reduce", "--sizes", "8", "--time", "0.01"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "all_reduce" in done.stdout
+
+
 def test_machine(tmp_path: Path) -> None:
     done = bench("machine", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr

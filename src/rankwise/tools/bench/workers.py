@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -35,6 +36,19 @@ def _peer(connection: socket.socket) -> int:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid: int = _CREDENTIALS.unpack(credentials)[0]
     return pid
+
+
+def _pidfd(connection: socket.socket) -> list[int]:
+    """A pidfd of the process at the other end; an empty list if the kernel or a seccomp filter refuses it.
+
+    It kills a rank that has left the launcher's process group and does not exit; without it such a rank stays.
+    """
+    try:
+        return [os.pidfd_open(_peer(connection))]
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        return []
 
 
 class WorkersError(Exception):
@@ -115,7 +129,7 @@ class Workers:
             if time.monotonic() > deadline:
                 raise WorkersError(f"only {len(self._connections)} of {self.n} ranks started in {START_TIMEOUT:g} s")
         hellos = self._answers(deadline)
-        self._pidfds = [os.pidfd_open(_peer(connection)) for connection in self._connections]
+        self._pidfds = [fd for connection in self._connections for fd in _pidfd(connection)]
         numbered = {hello["rank"]: connection for hello, connection in zip(hellos, self._connections, strict=True)}
         if sorted(numbered) != list(range(self.n)):
             raise WorkersError(f"the ranks are {sorted(hello['rank'] for hello in hellos)}, expected 0 to {self.n - 1}")
