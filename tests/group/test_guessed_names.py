@@ -49,6 +49,15 @@ from rankwise.group.group import Group
         ("send_object_list", "use send_object(obj, dst)"),
         ("get_node_local_rank", "the launcher sets the environment variable LOCAL_RANK"),
         ("register_comm_hook", "use rw.overlap.data_parallel(module, hook=...)"),
+        ("Iscan", "use scan(x, async_op=True)"),
+        ("Ibarrier", "use barrier(async_op=True)"),
+        ("Ireduce_scatter", "use reduce_scatter_v(x, counts, async_op=True)"),
+        ("Gather_init", "use gather(x, dst=0, async_op=True) each time"),
+        ("Allreduce_init", "use all_reduce_plan(x)"),
+        ("Isendrecv", "use sendrecv(x, dst, src, async_op=True)"),
+        ("is_gloo_available", "use `rankwise doctor` in a shell, which tries every backend"),
+        ("DDP", "use rw.overlap.data_parallel(module)"),
+        ("Get_attr", "rankwise has nothing that corresponds to it"),
         ("TCPStore", "rankwise has no stores; use broadcast_object(obj, src=0) or all_gather_object(obj)"),
     ],
 )
@@ -59,6 +68,51 @@ def test_a_guessed_method(guess: str, advice: str) -> None:
             getattr(group, guess)
         assert str(raised.value) == f"'Group' object has no attribute {guess!r}: {advice}"
         assert guess not in dir(group)
+
+
+# The names of MPI.Intracomm in mpi4py 4, and those of torch.distributed that no other test has.
+MPI = """
+Abort Accept Ack_failed Agree Allgather Allgather_init Allgatherv Allgatherv_init Allreduce Allreduce_init Alltoall
+Alltoall_init Alltoallv Alltoallv_init Alltoallw Alltoallw_init Attach_buffer Barrier Barrier_init Bcast Bcast_init
+Bsend Bsend_init Call_errhandler Cart_map Clone Compare Connect Create Create_cart Create_dist_graph
+Create_dist_graph_adjacent Create_errhandler Create_from_group Create_graph Create_group Create_intercomm
+Create_keyval Delete_attr Detach_buffer Disconnect Dup Dup_with_info Exscan Exscan_init Flush_buffer Free
+Free_keyval Gather Gather_init Gatherv Gatherv_init Get_attr Get_errhandler Get_failed Get_group Get_info Get_name
+Get_parent Get_rank Get_size Get_topology Graph_map Iagree Iallgather Iallgatherv Iallreduce Ialltoall Ialltoallv
+Ialltoallw Ibarrier Ibcast Ibsend Idup Idup_with_info Iexscan Iflush_buffer Igather Igatherv Improbe Iprobe Irecv
+Ireduce Ireduce_scatter Ireduce_scatter_block Irsend Is_inter Is_intra Is_revoked Iscan Iscatter Iscatterv Isend
+Isendrecv Isendrecv_replace Ishrink Issend Join Mprobe Precv_init Probe Psend_init Recv Recv_init Reduce Reduce_init
+Reduce_scatter Reduce_scatter_block Reduce_scatter_block_init Reduce_scatter_init Revoke Rsend Rsend_init Scan
+Scan_init Scatter Scatter_init Scatterv Scatterv_init Send Send_init Sendrecv Sendrecv_replace Set_attr
+Set_errhandler Set_info Set_name Shrink Spawn Spawn_multiple Split Split_type Ssend Ssend_init allgather allreduce
+alltoall barrier bcast bsend exscan f2py free fromhandle fromint gather group handle ibsend improbe info iprobe
+irecv is_inter is_intra is_topo isend issend mprobe probe py2f recv reduce scan scatter send sendrecv size ssend
+toint topology
+"""
+TORCH = """
+AllToAllOptions AllreduceCoalescedOptions AllreduceOptions Backend BackendConfig BarrierOptions BroadcastOptions
+BuiltinCommHookType DDP DebugLevel DistBackendError DistError DistNetworkError DistStoreError
+DistributedDataParallel FileStore GatherOptions GradBucket GroupMember GroupName HashStore Logger PrefixStore
+ProcessGroupGloo QueueEmptyError ReduceOptions ReduceScatterOptions Reducer ScatterOptions Store
+all_gather_coalesced all_gather_single all_reduce_coalesced breakpoint get_backend_config get_debug_level
+get_default_backend_for_device get_pg_count is_backend_available is_gloo_available is_mpi_available
+is_nccl_available is_torchelastic_launched is_ucc_available is_xccl_available new_subgroups_by_enumeration
+record_comm reduce_scatter_single register_rendezvous_handler rendezvous set_debug_level set_debug_level_from_env
+shrink_group supports_complex
+"""
+
+
+def test_every_name_of_mpi4py_and_torch_has_an_answer() -> None:
+    with rw.init("solo") as group:
+        wrong = [name for name in f"{MPI} {TORCH}".split() if not (hasattr(group, name) or _advice(group, name))]
+        assert wrong == []
+        assert [name for name in TORCH.split() if not _advice(rw, name)] == []
+
+
+def _advice(owner: Any, name: str) -> str:
+    with pytest.raises(AttributeError) as raised:
+        getattr(owner, name)
+    return str(raised.value).partition(f"has no attribute {name!r}: ")[2]
 
 
 def test_dir_of_the_class_shows_only_names_that_exist() -> None:
@@ -93,7 +147,7 @@ def test_other_missing_names() -> None:
         ("DistributedDataParallel", ": use rw.overlap.data_parallel(module)"),
         ("data_parallel", ": use rw.overlap.data_parallel(module)"),
         ("LOR", ': use op="bor" on a bool array, such as x != 0'),
-        ("reduce_op", ": use ReduceOp"),
+        ("reduce_op", ": use rw.ReduceOp"),
         ("GradientReducer", ": use rw.overlap.GradientReducer"),
         ("run_ranks", ": use rw.testing.run_ranks"),
         ("all_redcue", ". Did you mean 'all_reduce'?"),

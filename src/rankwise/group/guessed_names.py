@@ -15,7 +15,48 @@ if TYPE_CHECKING:
 
 _FIRST = "group = rw.init()"
 
+_MPI = {
+    "allgather": "all_gather(x)",
+    "allgatherv": "all_gather_v(x)",
+    "allreduce": 'all_reduce(x, op="sum")',
+    "alltoall": "all_to_all(x)",
+    "alltoallv": "all_to_all_v(x, counts)",
+    "alltoallw": "all_to_all_v(x, counts)",
+    "barrier": "barrier()",
+    "bcast": "broadcast(x, src=0)",
+    "exscan": "exscan(x)",
+    "gather": "gather(x, dst=0)",
+    "gatherv": "gather_v(x, dst=0)",
+    "reduce": "reduce(x, dst=0)",
+    "reduce_scatter": "reduce_scatter_v(x, counts)",
+    "reduce_scatter_block": "reduce_scatter(x)",
+    "scan": "scan(x)",
+    "scatter": "scatter(x, src=0)",
+    "scatterv": "scatter_v(x, counts, src=0)",
+}
+"""MPI's collectives. Each also has an asynchronous form, as in ibcast, and a persistent one, as in bcast_init."""
+
+_ASYNC = {name: f"{call.removesuffix(')')}, async_op=True)".replace("(, ", "(") for name, call in _MPI.items()}
+
+_STORES = "rankwise has no stores; use broadcast_object(obj, src=0) or all_gather_object(obj)"
+_COMPARED = "it is not needed: the ranks always compare their calls"
+_DOCTOR = "use `rankwise doctor` in a shell, which tries every backend"
+_NEIGHBOURS = (
+    "rankwise has no neighbourhood collectives; use rw.Mesh(group, rows=2, columns=-1), or batch(sends, recvs)"
+)
+_OPTIONS = """
+AllreduceOptions AllreduceCoalescedOptions AllToAllOptions BarrierOptions BroadcastOptions GatherOptions
+ReduceOptions ReduceScatterOptions ScatterOptions
+"""
+_NOTHING = """
+Logger breakpoint get_pg_count record_comm accept connect join spawn spawn_multiple get_parent create_intercomm
+is_inter is_intra attach_buffer detach_buffer flush_buffer iflush_buffer create_keyval free_keyval get_attr set_attr
+delete_attr get_info set_info info f2py py2f fromhandle handle fromint toint
+"""
+
 GROUP: dict[str, str] = {
+    **{f"i{name}": f"use {call}" for name, call in _ASYNC.items()},
+    **{f"{name}_init": f"use {call} each time" for name, call in _ASYNC.items()},
     # numbers and texts of the group
     "size": "use group.world_size",
     "get_size": "use group.world_size",
@@ -32,18 +73,14 @@ GROUP: dict[str, str] = {
     "Bcast": "use broadcast(x, src=0)",
     "allgather": "use all_gather(x), or all_gather_object(obj) for a Python object",
     "Allgather": "use all_gather(x)",
-    "ibcast": "use broadcast(x, src=0, async_op=True)",
-    "iallreduce": 'use all_reduce(x, op="sum", async_op=True)',
-    "iallgather": "use all_gather(x, async_op=True)",
-    "ialltoall": "use all_to_all(x, async_op=True)",
-    "ireduce": "use reduce(x, dst=0, async_op=True)",
-    "igather": "use gather(x, dst=0, async_op=True)",
-    "iscatter": "use scatter(x, src=0, async_op=True)",
-    "ibarrier": "use barrier(async_op=True)",
     "monitored_barrier": "use barrier(), whose CollectiveTimeout names the ranks that are missing",
     "all_gather_into_tensor": "use all_gather(x, out=out), where out has the shape (world_size, *x.shape)",
     "all_gather_base": "use all_gather(x, out=out), where out has the shape (world_size, *x.shape)",
+    "all_gather_single": "use all_gather(x, out=out), where out has the shape (world_size, *x.shape)",
     "reduce_scatter_tensor": "use reduce_scatter(x, out=out)",
+    "reduce_scatter_single": "use reduce_scatter(x, out=out)",
+    "all_reduce_coalesced": "use all_reduce(x) for each array, or for one that holds them all",
+    "all_gather_coalesced": "use all_gather(x) for each array, or for one that holds them all",
     "reduce_scatter_block": "use reduce_scatter(x)",
     "all_to_all_single": "use all_to_all(x, out=out), or all_to_all_v(x, counts)",
     "alltoallw": "use all_to_all_v(x, counts)",
@@ -55,12 +92,17 @@ GROUP: dict[str, str] = {
     "ssend": "use send(x, dst)",
     "bsend": "use isend(x, dst)",
     "rsend": "use send(x, dst)",
-    "issend": "use isend(x, dst)",
+    **dict.fromkeys(("issend", "ibsend", "irsend"), "use isend(x, dst)"),
+    **dict.fromkeys(("ssend_init", "bsend_init", "rsend_init", "psend_init"), "use send_plan(x, dst)"),
+    "precv_init": "use recv_plan(x, src)",
+    "isendrecv": "use sendrecv(x, dst, src, async_op=True)",
+    "isendrecv_replace": "use sendrecv(x, dst, src, out=x, async_op=True)",
     "sendrecv_replace": "use sendrecv(x, dst, src, out=x)",
     "send_init": "use send_plan(x, dst)",
     "recv_init": "use recv_plan(x, src)",
     "iprobe": "use probe(src, tag)",
     "mprobe": "use probe(src, tag)",
+    "improbe": "use probe(src, tag)",
     "batch_isend_irecv": "use batch(sends, recvs)",
     "P2POp": "use batch(sends, recvs), with (x, dst) for a send and (x, src) for a receive",
     "send_object_list": "use send_object(obj, dst)",
@@ -71,10 +113,22 @@ GROUP: dict[str, str] = {
     "new_group": "use subgroup(ranks)",
     "create": "use subgroup(ranks)",
     "create_group": "use subgroup(ranks)",
+    "create_from_group": "use subgroup(ranks)",
+    "new_subgroups_by_enumeration": "use subgroup(ranks)",
+    "split_type": "use split(color, key=0), with the same color on the ranks that belong together",
     "split_group": "use split(color, key=0), or subgroup(ranks)",
     "new_subgroups": "use split(color, key=0)",
     "clone": "use dup()",
-    "duplicate": "use dup()",
+    **dict.fromkeys(("duplicate", "idup", "dup_with_info", "idup_with_info"), "use dup()"),
+    **dict.fromkeys(("get_group", "group"), "use group.ranks"),
+    "compare": "compare group.ranks",
+    "set_name": 'use dup("name"), or the argument name of split',
+    "cart_map": "use rw.Mesh(group, rows=2, columns=-1)",
+    **dict.fromkeys(
+        ("create_graph", "create_dist_graph", "create_dist_graph_adjacent", "graph_map", "get_topology", "topology"),
+        _NEIGHBOURS,
+    ),
+    "is_topo": _NEIGHBOURS,
     "create_cart": "use rw.Mesh(group, rows=2, columns=-1)",
     "device_mesh": "use rw.Mesh(group, rows=2, columns=-1)",
     "init_device_mesh": "use rw.Mesh(group, rows=2, columns=-1)",
@@ -90,13 +144,39 @@ GROUP: dict[str, str] = {
     # after a loss
     "get_failed": "use failed()",
     "revoke": "use abort(reason)",
-    "set_errhandler": "it is not needed: errors are always exceptions",
+    **dict.fromkeys(("is_revoked", "ack_failed"), "it is not needed: failed() says which ranks are lost, and how"),
+    "ishrink": "use shrink()",
+    "shrink_group": "use shrink()",
+    "iagree": "use agree(flag)",
+    **dict.fromkeys(
+        ("set_errhandler", "get_errhandler", "create_errhandler", "call_errhandler"),
+        "it is not needed: errors are always exceptions",
+    ),
+    **dict.fromkeys(("DistError", "DistBackendError", "DistNetworkError"), "use rw.RankwiseError"),
     # the job, and training
     "init_process_group": "it is not needed: use rw.init(), which returns a group",
     "is_initialized": "it is not needed: the group that rw.init() returns is ready",
     "is_available": "it is not needed: rankwise is always available",
     "get_node_local_rank": "the launcher sets the environment variable LOCAL_RANK",
-    "TCPStore": "rankwise has no stores; use broadcast_object(obj, src=0) or all_gather_object(obj)",
+    **dict.fromkeys(("TCPStore", "FileStore", "HashStore", "PrefixStore", "Store", "DistStoreError"), _STORES),
+    **dict.fromkeys(("QueueEmptyError", "rendezvous", "register_rendezvous_handler"), _STORES),
+    **{f"is_{name}_available": _DOCTOR for name in ("backend", "gloo", "mpi", "nccl", "ucc", "xccl")},
+    **dict.fromkeys(("DebugLevel", "get_debug_level", "set_debug_level", "set_debug_level_from_env"), _COMPARED),
+    **dict.fromkeys(("Backend", "get_default_backend_for_device"), "use rw.init(backend), or no backend for the best"),
+    "BackendConfig": "use group.backend",
+    "get_backend_config": "use group.backend",
+    **{f"ProcessGroup{name}": f'use rw.init("{name.lower()}")' for name in ("Gloo", "MPI", "NCCL")},
+    **dict.fromkeys(("GroupMember", "GroupName"), "use rw.Group"),
+    **dict.fromkeys(("ReduceOp", "reduce_op"), "use rw.ReduceOp"),
+    "Work": "use rw.Work",
+    **dict.fromkeys(_OPTIONS.split(), "it is not needed: each operation takes its options as arguments"),
+    "is_torchelastic_launched": "it is not needed: rw.init() finds the launcher",
+    "supports_complex": "it is not needed: complex arrays are taken wherever their op has a meaning",
+    **dict.fromkeys(("DistributedDataParallel", "DDP"), "use rw.overlap.data_parallel(module)"),
+    "GradBucket": "use rw.overlap.Bucket",
+    "Reducer": "use rw.overlap.GradientReducer",
+    "BuiltinCommHookType": "use rw.overlap.BF16Hook or rw.overlap.TopKHook",
+    **dict.fromkeys(_NOTHING.split(), "rankwise has nothing that corresponds to it"),
     "register_comm_hook": "use rw.overlap.data_parallel(module, hook=...)",
 }
 """By the name in snake_case, or in a spelling of its own. `guesses` adds the other spellings, and those of the group's
