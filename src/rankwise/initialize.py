@@ -11,7 +11,7 @@ from typing import Any
 
 from rankwise import _native
 from rankwise.backends import registry
-from rankwise.contract import tuning_file
+from rankwise.contract import failure_report, tuning_file
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, UnsupportedError
 from rankwise.contract.job import Job
@@ -66,6 +66,7 @@ def init(
             return group
         if threading.get_ident() in _of_threads:
             raise ClosedError("init: this thread is a rank of run_ranks, whose group is closed; it cannot get another")
+        failure_report.reporter()  # from now on, an uncaught exception is reported
         settings = Settings.read()
         job = find_job(os.environ, settings)
         name = backend or settings.backend or job.default_backend
@@ -103,6 +104,7 @@ def connect(job: Job, backend: str, timeout: float) -> Communicator:
     """
     if backend not in registry.names():
         raise BackendUnavailable(backend, "this release of rankwise does not have it", "start all ranks on one host")
+    failure_report.reporter()
     return _traced(registry.opener(backend)(job, timeout), job)
 
 

@@ -104,6 +104,17 @@ for one in state.resumptions:
 """
 
 
+# A library that hides the text and the type of rankwise's error.
+WRAPPED = """
+def wrapped(group, x):
+    try:
+        return group.all_reduce(x)
+    except rw.RankwiseError as error:
+        raise RuntimeError("the library failed") from error
+
+@rw.elastic.run"""
+
+
 def train(
     tmp_path: Path, deeds: str, n: int = 3, options: tuple[str, ...] = ("--restarts", "3")
 ) -> subprocess.CompletedProcess[str]:
@@ -245,6 +256,24 @@ def test_an_error_of_the_function_is_not_a_loss(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("ValueError: bad") == 2
     assert "finds 4 3" in done.stdout
+
+
+def test_an_error_whose_text_names_a_loss_is_not_one(tmp_path: Path) -> None:
+    deed = """{(1, 0, 'step 3'): lambda: exec("raise RuntimeError('PeerLostError: not true')")}"""
+    done = train(tmp_path, deed, options=())
+    assert done.returncode == 1
+    assert "RuntimeError: PeerLostError: not true at <string>:1" in done.stderr.splitlines()[-1]
+
+
+def test_an_error_that_follows_from_a_loss_calls_the_function_again(tmp_path: Path) -> None:
+    """As when a library wraps rankwise's error in its own, with any text."""
+    program = PROGRAM.replace("total = group.all_reduce(", "total = wrapped(group, ").replace(
+        "@rw.elastic.run", WRAPPED
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = [*RUN, "-n", "3", "--restarts", "1", tmp_path / "program.py", "{(1, 0, 'step 7'): kill}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert "rank 0 lost {1: 'was killed by SIGKILL'} at 7 on from 7" in check_all_ended(done)
 
 
 def test_abort_calls_the_function_again(tmp_path: Path) -> None:

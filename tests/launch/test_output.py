@@ -144,7 +144,6 @@ def test_equal_tracebacks_appear_once_and_the_rank_to_blames_comes_last(tag: boo
     for rank in (0, 1, 3, 4):
         output.feed(streams[rank], traceback(f"rank 2 did not come, while rank {rank} was in barrier #1"))
     output.feed(streams[2], traceback("bad"))
-    assert output.error(0) == "Timeout: rank 2 did not come, while rank 0 was in barrier #1\n  rank 3: outside"
     output.release(last=4)
     mark = ["[2] ", "[0] "] if tag else ["", ""]
     expected = [f"{mark[0]}{line}" for line in traceback("bad").decode().splitlines()]

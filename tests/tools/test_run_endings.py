@@ -82,7 +82,7 @@ def lives(pid: int) -> bool:
     ("deed", "code", "how"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL after all_gather #4"),
-        ("raise ValueError('bad')", 1, "exited with status 1 after all_gather #4"),
+        ("raise ValueError('bad')", 1, "exited with status 1 after all_gather #4: ValueError: bad at <string>:1"),
         # tests/faults/test_endings.py has these ends too
         pytest.param("os.abort()", 134, "was killed by SIGABRT after all_gather #4", marks=pytest.mark.slow),
         pytest.param("sys.exit(7)", 7, "exited with status 7 after all_gather #4", marks=pytest.mark.slow),
@@ -348,7 +348,7 @@ def test_a_finished_rank_is_not_ended_again() -> None:
 
 
 def test_ranks_have_no_descriptors_but_their_own() -> None:
-    """Only the standard streams and the segment; no descriptor of the launcher or of another rank."""
+    """Only the standard streams, the segment and the failures; no descriptor of the launcher or of another rank."""
     code = """
 import os
 found = []
@@ -361,7 +361,7 @@ print(found)
 """
     done = subprocess.run([*RUN, "-n", "3", "python", "-c", code], capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "['/dev/null', 'pipe', 'pipe', '/memfd']\n" * 3
+    assert done.stdout == "['/dev/null', 'pipe', 'pipe', '/memfd', '/memfd']\n" * 3
 
 
 HANG = """

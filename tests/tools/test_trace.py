@@ -45,6 +45,8 @@ if group.rank == 2:
 group.barrier()
 if "die" in sys.argv and group.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
+if "raise" in sys.argv and group.rank == 1:
+    {}["x"]
 group.barrier()
 """
 
@@ -120,6 +122,15 @@ def test_a_failure_is_kept_among_the_temporary_files(tmp_path: Path) -> None:
     assert "failed: rank 1 was killed by SIGKILL after barrier #3" in shown.stdout
     assert re.search(r"^ +1 +was killed by SIGKILL  outside any collective .*barrier #3", shown.stdout, re.MULTILINE)
     assert (tmp_path / "timeline.json").exists()
+
+
+def test_the_headline_names_the_programs_own_exception(tmp_path: Path) -> None:
+    done = run(tmp_path, "--", "raise")
+    assert done.returncode == 1
+    path = Path(done.stderr.splitlines()[-2].split()[-1])
+    headline = rankwise("trace", str(path), folder=tmp_path).stdout.splitlines()[0]
+    where = re.escape(str(tmp_path / "program.py"))
+    assert re.match(rf"failed: rank 1 exited with status 1 after barrier #3: KeyError: 'x' at {where}:\d+", headline)
 
 
 def test_only_this_user_can_read_traces(tmp_path: Path) -> None:

@@ -16,6 +16,10 @@ argument raises TypeError or ValueError, on this rank only, before anything is s
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # the launcher, which imports this file, needs no dataclasses unless something fails
+if TYPE_CHECKING:
+    from rankwise.contract.failure import Failure
+
 
 class RankwiseError(Exception):
     """The base class of rankwise's errors.
@@ -27,6 +31,13 @@ class RankwiseError(Exception):
     ...         print(type(error).__name__)
     MismatchError
     """
+
+    @property
+    def failure(self) -> Failure:
+        """What happened, as a value."""
+        from rankwise.contract.failure import ERROR, Failure
+
+        return Failure(ERROR, str(self))
 
 
 class PeerLostError(RankwiseError):
@@ -59,6 +70,22 @@ class PeerLostError(RankwiseError):
         self.sequence = sequence
         self.host = host
         self.pid = pid
+        _note(self)
+
+    @property
+    def failure(self) -> Failure:
+        from rankwise.contract.failure import LOST, Failure
+
+        return Failure(
+            LOST,
+            str(self),
+            operation=self.operation,
+            sequence=self.sequence,
+            to_blame=(self.rank,),
+            how=self.how,
+            host=self.host,
+            pid=self.pid,
+        )
 
 
 class MismatchError(RankwiseError):
@@ -85,11 +112,22 @@ class MismatchError(RankwiseError):
         sites: dict[int, str] | None = None,
         different: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(message + _v_variant(calls or {}))
+        hint = _v_variant(calls or {})
+        super().__init__(message if message.endswith(hint) else message + hint)
         self.calls = dict(calls or {})
         self.sequence = sequence
         self.sites = dict(sites or {})
         self.different = tuple(different)
+        _note(self)
+
+    @property
+    def failure(self) -> Failure:
+        from rankwise.contract.failure import MISMATCH, AtRank, Failure
+
+        sites = {rank: self.sites.get(rank, "") for rank in self.calls}
+        calls = {rank: call.removesuffix(f" at {sites[rank]}") for rank, call in self.calls.items()}
+        ranks = {rank: AtRank(call, sites[rank]) for rank, call in calls.items()}
+        return Failure(MISMATCH, str(self), sequence=self.sequence, ranks=ranks, to_blame=self.different)
 
 
 def _v_variant(calls: dict[int, str]) -> str:
@@ -139,6 +177,22 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
         self.operation = operation
         self.sequence = sequence
         self.stacks = dict(stacks or {})
+        _note(self)
+
+    @property
+    def failure(self) -> Failure:
+        from rankwise.contract.failure import TIMEOUT, AtRank, Failure
+
+        known = sorted(self.states.keys() | self.stacks.keys())
+        return Failure(
+            TIMEOUT,
+            str(self),
+            operation=self.operation,
+            sequence=self.sequence,
+            ranks={rank: AtRank(self.states.get(rank, ""), stack=self.stacks.get(rank, "")) for rank in known},
+            to_blame=self.missing,
+            limit=self.limit,
+        )
 
 
 class UnsupportedError(RankwiseError):
@@ -195,6 +249,48 @@ class ClosedError(RankwiseError):
     ...     print("closed")
     closed
     """
+
+
+def error_of(failure: Failure) -> RankwiseError:
+    """The error that carries this failure."""
+    from rankwise.contract import failure as kinds
+
+    ranks = sorted(failure.ranks.items())
+    if failure.kind == kinds.LOST:
+        return PeerLostError(
+            failure.message,
+            rank=failure.to_blame[0],
+            how=failure.how,
+            operation=failure.operation,
+            sequence=failure.sequence,
+            host=failure.host,
+            pid=failure.pid,
+        )
+    if failure.kind == kinds.MISMATCH:
+        return MismatchError(
+            failure.message,
+            calls={rank: at.text for rank, at in ranks},
+            sequence=failure.sequence,
+            sites={rank: at.site for rank, at in ranks if at.site},
+            different=failure.to_blame,
+        )
+    if failure.kind == kinds.TIMEOUT:
+        return CollectiveTimeout(
+            failure.message,
+            limit=failure.limit,
+            missing=failure.to_blame,
+            states={rank: at.call for rank, at in ranks if at.call},
+            operation=failure.operation,
+            sequence=failure.sequence,
+            stacks={rank: at.stack for rank, at in ranks if at.stack},
+        )
+    return RankwiseError(failure.message)
+
+
+def _note(error: PeerLostError | MismatchError | CollectiveTimeout) -> None:
+    from rankwise.contract import failure_report
+
+    failure_report.note(error.failure)
 
 
 def shown(value: object) -> str:

@@ -15,6 +15,9 @@ STATE_MEMFD = "rankwise-state"
 MEMBERSHIP_MEMFD = "rankwise-membership"
 """The name of the memory behind RANKWISE_MEMBERSHIP_FD, likewise."""
 
+FAILURES_MEMFD = "rankwise-failures"
+"""The name of the memory behind RANKWISE_FAILURES_FD, likewise."""
+
 LONGEST_TIMEOUT = 1e9
 """Seconds, about 31 years. No wait is endless, and the clocks of all engines can add this much to the present time."""
 
@@ -63,6 +66,7 @@ class Settings:
                             a launcher that starts lost ranks again
     RANKWISE_MEMBERSHIP_FD  descriptor of the memory in which the ranks note which of them go on without which, set by
                             a launcher whose job goes on after losses
+    RANKWISE_FAILURES_FD    descriptor of the memory in which a rank reports why its program failed, set by the launcher
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
                             (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
@@ -171,6 +175,15 @@ def torch_as() -> str | None:
     if text and text != "gloo":
         raise ValueError(f"environment variable RANKWISE_TORCH_AS={text!r}: expected gloo, or nothing")
     return text or None
+
+
+def failures_place() -> tuple[int, int] | None:
+    """RANKWISE_FAILURES_FD and RANKWISE_RANK, if a launcher reads the failures of this process.
+
+    They are read alone: an error must not be hidden because another variable is invalid.
+    """
+    fd, rank = integer(os.environ, "RANKWISE_FAILURES_FD"), integer(os.environ, "RANKWISE_RANK")
+    return (fd, rank) if fd is not None and rank is not None and is_memory(fd, FAILURES_MEMFD) else None
 
 
 def _numbers(environ: Mapping[str, str], name: str) -> list[int]:

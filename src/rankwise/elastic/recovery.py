@@ -11,6 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, UnsupportedError
+from rankwise.contract.failure import LOST, TIMEOUT, Failure, failure_behind
 from rankwise.contract.membership import DONE
 from rankwise.elastic.state import Resumption, State
 from rankwise.group.group import Group
@@ -82,10 +83,11 @@ def _run(function: Callable[[Group], T], state: State, group: Group) -> T:
             result = function(group)
             group.barrier()
         except Exception as error:
-            if not _is_loss(error, group):
+            failure = failure_behind(error)
+            if not _is_loss(error, failure, group):
                 raise
             loss = loss or _Loss(state.step)
-            loss.lost.update(_lost(error, group))
+            loss.lost.update(_lost(failure, group))
             _all_done(group, False)
             group = _next_group(group, loss)
         else:
@@ -125,23 +127,23 @@ def _meet(group: Group, state: State) -> None:
     state.group = group
 
 
-def _is_loss(error: Exception, group: Group) -> bool:
+def _is_loss(error: Exception, failure: Failure | None, group: Group) -> bool:
     """Whether the function, which ended with this error, can be called again with a new group.
 
-    An error of another library may be due to the same loss: torch's contains the text of rankwise's.
+    failure: what led to the error. One of another library that does not name its cause may be due to a loss as well.
     """
-    if isinstance(error, RankwiseError):
-        return isinstance(error, (PeerLostError, CollectiveTimeout))
-    return PeerLostError.__name__ in str(error) or bool(_lost_in(group))
+    if failure is not None:
+        return failure.kind in (LOST, TIMEOUT)
+    return not isinstance(error, RankwiseError) and bool(_lost_in(group))
 
 
-def _lost(error: Exception, group: Group) -> dict[int, str]:
+def _lost(failure: Failure | None, group: Group) -> dict[int, str]:
     """{rank of the job: how it was lost}."""
     lost = _lost_in(group)
-    if isinstance(error, CollectiveTimeout):
+    if failure is not None and failure.kind == TIMEOUT:
         # The group has not failed if only this rank waited; but all must go on with a new one.
         group.abort(f"rank {group.rank} waited in vain")
-        lost = dict.fromkeys(error.missing, "did not come in time") | lost
+        lost = dict.fromkeys(failure.to_blame, "did not come in time") | lost
     return {group.ranks[rank]: how for rank, how in lost.items()}
 
 

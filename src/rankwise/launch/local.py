@@ -18,11 +18,11 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from rankwise._native import Segment
+from rankwise._native import Segment, SegmentView
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
 from rankwise.contract.membership import DONE, LEFT_OUT, Membership
-from rankwise.contract.settings import SPANS_MEMFD, STATE_MEMFD
+from rankwise.contract.settings import FAILURES_MEMFD, SPANS_MEMFD, STATE_MEMFD
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
@@ -50,10 +50,6 @@ PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 # by session (autogroup), ranks of different sessions cannot yield a core to each other. Python 3.11 made this possible.
 _OWN_SESSION: dict[str, Any] = {"start_new_session": True}
 _SAME_SESSION: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else _OWN_SESSION
-
-# How Python prints errors that another rank caused; importing their classes would import NumPy.
-_LOST = "rankwise.contract.errors.PeerLostError: "
-_TIMED_OUT = "rankwise.contract.errors.CollectiveTimeout: "
 
 # The variables that only some jobs set: the others remove them, in case a launcher around this one has set them.
 _OPTIONAL = (
@@ -130,6 +126,7 @@ class LocalJob:
         self._started: list[RankProcess] = []  # every process, those that were replaced too
         self._spans: list[int] = []  # for each rank the memfd that holds its spans
         self._states: list[int] = []  # for each rank that may be replaced the memfd for rankwise.elastic
+        self._failures = -1  # the memory in which ranks report why they failed
         self._membership = Membership()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
         self._polled: list[RankProcess] = []  # the running ranks of which no descriptor says when they end
@@ -173,7 +170,7 @@ class LocalJob:
 
         If the job went on after losses: the last that failed for its own reasons.
         """
-        causes = [rank for rank in self.failures if not rank.error.startswith(_LOST)] or self.failures
+        causes = [rank for rank in self.failures if not rank.is_survivor] or self.failures
         if self.failures and len(self.losses.without) > 1:  # the job went on after the first
             return causes[-1]
         lost = [rank for rank in causes if rank.index == self._lost]
@@ -183,7 +180,7 @@ class LocalJob:
     def hang(self) -> str:
         """If a timeout was the cause: which rank did not come, then a line with the state of each rank; else ""."""
         culprit = self.culprit
-        return culprit.error.removeprefix(_TIMED_OUT) if culprit and culprit.error.startswith(_TIMED_OUT) else ""
+        return "" if culprit is None else culprit.timeout
 
     @property
     def ending(self) -> Ending:
@@ -196,7 +193,7 @@ class LocalJob:
             ending.code = rank.code
             ending.reason = self.hang.splitlines()[0] if self.hang else self.losses.reason(rank)
             ending.hang = bool(self.hang)
-            ending.lost = rank.error.startswith(_LOST)
+            ending.lost = rank.is_survivor
         elif self._last_calls and self.interrupted is None:
             ending.code, ending.reason = 1, self._last_calls
         else:
@@ -221,8 +218,6 @@ class LocalJob:
         self._over = True
         for fd in list(self._pipes):
             self._drain(fd)
-        for rank in self.failures:
-            rank.error = rank.error or self._output.error(rank.number)
         if not self.losses.all and self.interrupted is None:
             self._last_calls = difference(self.segment_fd, self.first)
         # The traceback of the rank to blame comes last.
@@ -275,6 +270,7 @@ class LocalJob:
             self._spans = [os.memfd_create(SPANS_MEMFD) for _ in range(self._n)]
         if self.losses.restarts:
             self._states = [os.memfd_create(STATE_MEMFD) for _ in range(self._n)]
+        self._failures = os.memfd_create(FAILURES_MEMFD)
         if self.losses.may_go_on:
             self._membership = Membership.create(self._world_size)
         for index in range(self._n):
@@ -307,6 +303,7 @@ class LocalJob:
                 env=environment,
                 pass_fds=(
                     segment_fd,
+                    self._failures,
                     *self._spans[index : index + 1],
                     *self._states[index : index + 1],
                     *(() if self._membership.fd is None else (self._membership.fd,)),
@@ -338,6 +335,7 @@ class LocalJob:
             RANKWISE_RANK=rank,
             RANKWISE_WORLD_SIZE=size,
             RANKWISE_SEGMENT_FD=str(segment_fd),
+            RANKWISE_FAILURES_FD=str(self._failures),
             RANKWISE_LAUNCHER_PID=str(os.getpid()),
             RANKWISE_SECRET=self._secret,
             PYTHONUNBUFFERED="1",  # lines come out as they are written
@@ -435,6 +433,8 @@ class LocalJob:
             self._lost = self._segment.lost_rank()
         rank.joined_as = pid or rank.pid
         rank.done = self._membership.of_rank(rank.number) == DONE
+        if rank.returncode:
+            self._read_failure(rank)
         self._segment.mark_exited(rank.index, rank.returncode, rank.pid, rank.restart)
         if rank.returncode == 0:
             self._segment.give_up(rank.index)  # a replacement of another rank need not wait for this one
@@ -451,6 +451,19 @@ class LocalJob:
             self._go_on(rank, action)
             if self.nodes is not None:
                 self.nodes.lose(rank.end, rank.code)
+
+    def _read_failure(self, rank: RankProcess) -> None:
+        """What the rank has reported. If it ended for its own reasons after its last operation failed, that counts."""
+        from rankwise.contract import failure_report  # imports dataclasses, which take time
+        from rankwise.contract.failure import ERROR
+
+        report = failure_report.read(self._failures, rank.number)
+        failure_report.forget(self._failures, rank.number)
+        rank.failure = report.uncaught
+        if report.latest is not None and (report.uncaught is None or report.uncaught.kind == ERROR):
+            last = SegmentView(self.segment_fd).state(rank.index).operation
+            if last is not None and last.failed:
+                rank.failure = report.latest
 
     def _only_left_out_run(self) -> bool:
         """Whether ranks still run, but only ranks that the others left out."""
@@ -484,7 +497,7 @@ class LocalJob:
             assert pipe is not None
             self._drain(pipe.fileno())
             pipe.close()
-        rank.error = self._output.forget(rank.number)
+        self._output.forget(rank.number)
         self._output.note(f"rankwise: {self.losses.news(rank, action, self._running())}")
         if action == GO_ON:
             self._segment.give_up(rank.index)
@@ -575,7 +588,7 @@ class LocalJob:
                 self._watchdog.end()
             self._segment = None  # unmapped now, even while a traceback keeps this object
             self._membership.close()
-            for fd in (*self._spans, *self._states):
+            for fd in (*self._spans, *self._states, *([self._failures] if self._failures >= 0 else [])):
                 os.close(fd)
             self._spans.clear()
             self._states.clear()

@@ -74,11 +74,11 @@ class Losses:
     def reason(self, rank: RankProcess) -> str:
         """A line about the loss that ended the job: how the rank ended, and why the job did not go on."""
         ending = f"{rank.end}{self._after_what(rank)}"
-        if not self.keep_going:
-            return ending
-        if self.is_vital(rank):
-            return f"{ending}, without which the ranks of other nodes cannot meet"
-        return ending + too_few(self.min_ranks)
+        if self.keep_going and self.is_vital(rank):
+            ending += ", without which the ranks of other nodes cannot meet"
+        elif self.keep_going:
+            ending += too_few(self.min_ranks)
+        return ending + rank.cause
 
     def is_vital(self, rank: RankProcess) -> bool:
         """Whether the job cannot go on without this rank: on several nodes, rank 0 serves the store of all ranks."""

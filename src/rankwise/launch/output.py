@@ -146,25 +146,10 @@ class OutputMultiplexer:
         stream.line = bytearray()
         stream.shown = 0
 
-    def error(self, rank: int) -> str:
-        """The error in the last held traceback of a rank: "ValueError: bad" and the indented lines after it, or ""."""
-        lines: list[str] = []
-        for stream in self._streams:
-            if stream.rank == rank and (tracebacks := list(re.finditer(_TRACEBACK, stream.held))):
-                for line in stream.held[tracebacks[-1].end() :].splitlines()[1:]:
-                    text = bytes(line).removeprefix(stream.tag).decode(errors="replace")
-                    if text.startswith(" ") == bool(lines):  # the frames before the error are indented
-                        lines.append(text)
-                    elif lines:
-                        break
-        return "\n".join(lines)
-
-    def forget(self, rank: int) -> str:
-        """Write what is held of a rank whose pipes have ended, and drop its streams; returns its `error`."""
-        error = self.error(rank)
+    def forget(self, rank: int) -> None:
+        """Write what is held of a rank whose pipes have ended, and drop its streams."""
         self.release(rank)
         self._streams = [stream for stream in self._streams if stream not in self._pairs[rank]]
-        return error
 
     def holds(self) -> bool:
         """Whether a traceback is held."""

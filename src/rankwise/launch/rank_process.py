@@ -15,14 +15,15 @@ TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
     import subprocess
 
+    from rankwise.contract.failure import Failure
+
 
 class RankProcess:
     """One rank's process and, once it has ended, how and where it ended.
 
     returncode: exit status, or minus the signal; None while it runs. operation, sequence: its last
     operation, empty if it never joined the others. call: both as text. inside: whether it was still in
-    that operation. error: the error in its last traceback, "ValueError: bad" and the indented lines
-    after it, or ""; known when the job has lost the rank or is over. restart: 0, or 1 for the rank's first
+    that operation. failure: why its program failed, if it has reported that. restart: 0, or 1 for the rank's first
     replacement, 2 for its second, ... index: its number among the ranks of this node, and in their segment. host: the
     name of the host if the job has several nodes, or "". joined_as: the pid that the segment has for the rank when it
     has ended. left_out: it was ended because all others, which had gone on without it, had ended. done: a
@@ -53,7 +54,7 @@ class RankProcess:
         self.inside = False
         self.left_out = False
         self.done = False
-        self.error = ""
+        self.failure: Failure | None = None
 
     @property
     def pid(self) -> int:
@@ -89,6 +90,24 @@ class RankProcess:
     def end(self) -> str:
         """'rank 2 (pid 4711) was killed by SIGKILL in all_reduce #17'."""
         return f"{self.name} {self.how}{self.where}"
+
+    @property
+    def cause(self) -> str:
+        """': KeyError: 'x' at train.py:7', or ': the ranks called different operations: ...', if it is known."""
+        if self.failure is None:
+            return ""
+        site = next((at.site for at in self.failure.ranks.values()), "") if self.failure.kind == "error" else ""
+        return f": {self.failure.summary}{f' at {site}' if site else ''}"
+
+    @property
+    def is_survivor(self) -> bool:
+        """Whether it failed only because another rank was lost."""
+        return self.failure is not None and self.failure.kind == "lost"
+
+    @property
+    def timeout(self) -> str:
+        """If a timeout was the reason: the whole error; else ""."""
+        return self.failure.message if self.failure is not None and self.failure.kind == "timeout" else ""
 
     @property
     def code(self) -> int:

@@ -131,7 +131,7 @@ def _raise_failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> None:
         kind, data = reports[rank.number]
         if kind == ERROR:
             error = _error(rank, *pickle.loads(data))
-            if not isinstance(error, PeerLostError):
+            if not (rank.is_survivor or isinstance(error, PeerLostError)):
                 raise error
             lost = lost or error
         elif not kind or rank.returncode:

@@ -87,7 +87,7 @@ def _own_trace(job: LocalJob) -> Trace:
     lost = job.culprit
     failure: str | None = job.ending.reason or None
     if lost is not None and job.nodes is None:
-        failure = job.hang or f"rank {lost.number} {lost.how}{lost.where}"
+        failure = job.hang or f"rank {lost.number} {lost.how}{lost.where}{lost.cause}"
     losses = [
         Loss(rank.number, rank.pid, f"{rank.how}{rank.where}", int(at * 1e9), action == RESTART)
         for rank, at, action in job.losses.all

@@ -13,8 +13,8 @@ from rankwise.backends.gloo.agreement import Agreements
 from rankwise.backends.gloo.bounded_store import BoundedStore
 from rankwise.backends.gloo.late_store import LateStore
 from rankwise.backends.gloo.process_identity import ProcessIdentity
-from rankwise.contract import errors
-from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
+from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, error_of
+from rankwise.contract.failure import Failure
 
 REPORTS = 1.0  # seconds within which the surviving ranks announce where they are, after a failure
 POLL = 0.005  # seconds between two requests to the store
@@ -58,10 +58,8 @@ class FailureRecord:
 
     def record(self, error: RankwiseError) -> None:
         """Record that the group has failed with this error, unless another one was recorded first."""
-        facts = {name: value for name, value in vars(error).items() if name != "__notes__"}
-        record = json.dumps({"kind": type(error).__name__, "message": str(error), "facts": facts})
         try:
-            self._store.compare_set("failure", "", record)
+            self._store.compare_set("failure", "", error.failure.to_json())
         except RuntimeError:
             log.debug("the store is gone, so the other ranks learn of the failure only when their connections end")
 
@@ -82,13 +80,7 @@ class FailureRecord:
         """Why the group failed, as recorded by the first rank that knew."""
         if not self._store.check(["failure"]):
             return None
-        record = json.loads(self._store.get("failure"))
-        facts = record["facts"]
-        for name in ("calls", "states"):
-            if name in facts:
-                facts[name] = {int(rank): text for rank, text in facts[name].items()}
-        kind = getattr(errors, record["kind"])
-        return kind(record["message"], **facts)  # type: ignore[no-any-return]
+        return error_of(Failure.from_json(self._store.get("failure")))
 
     def _reports(self) -> tuple[dict[int, Any], dict[int, str]]:
         """What each rank reports that it is in, and how others were lost.

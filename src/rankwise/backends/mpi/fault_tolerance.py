@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rankwise.contract import errors
-from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
+from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, error_of
+from rankwise.contract.failure import Failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -209,8 +209,7 @@ class FaultTolerance:
 
     def fail(self, error: RankwiseError) -> None:
         """The group has failed with this error: tell the other ranks why, and end their calls."""
-        facts = {name: value for name, value in vars(error).items() if name != "__notes__"}
-        self._notify("", {"kind": type(error).__name__, "message": str(error), "facts": facts})
+        self._notify("", error.failure.to_json())
         self._revoke()
 
     def _revoke(self) -> None:
@@ -228,14 +227,14 @@ class FaultTolerance:
         self._notify(where, None)
         calls, failure = self._reports()
         if failure is not None:
-            return _error(failure)
+            return error_of(Failure.from_json(failure))
         return self._peer_lost(where) if self.lost() else self._timed_out(calls, where, limit)
 
-    def _notify(self, call: str, failure: dict[str, Any] | None) -> None:
+    def _notify(self, call: str, failure: str | None) -> None:
         notice = {"group": self._name, "call": call, "lost": lost(self._comm), "failure": failure}
         self._notices.send(self._others, notice)
 
-    def _reports(self) -> tuple[dict[int, str], dict[str, Any] | None]:
+    def _reports(self) -> tuple[dict[int, str], str | None]:
         """The call in which each other rank was when the group failed, and why it failed.
 
         Calls of some ranks may be missing if the reason is known, a rank is lost, or REPORTS seconds have passed.
@@ -287,13 +286,3 @@ def _parsed(where: str) -> tuple[str, int]:
     """The operation and the sequence number in "all_reduce(count=3) #7"; -1 if the text has no number."""
     call, _, sequence = where.partition(" #")
     return call.partition("(")[0], int(sequence or -1)
-
-
-def _error(failure: dict[str, Any]) -> RankwiseError:
-    """The error that another rank has sent. Its dicts have ranks as keys, which JSON has turned into strings."""
-    facts = {
-        name: {int(rank): text for rank, text in value.items()} if isinstance(value, dict) else value
-        for name, value in failure["facts"].items()
-    }
-    found: RankwiseError = getattr(errors, failure["kind"])(failure["message"], **facts)
-    return found

@@ -1,0 +1,91 @@
+"""What a rank reports to its launcher about its end: the last failure of a group, and its uncaught exception.
+
+The launcher shares one piece of memory with all its ranks, in which each rank has a place. A rank writes there when its
+interpreter exits; a process that ends by os._exit or by a signal reports nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from rankwise.contract.failure import ERROR, LOST, AtRank, Failure, failure_behind
+from rankwise.contract.settings import failures_place
+
+ROOM = 1 << 20  # bytes of a rank's report
+LONGEST = 300  # characters of an exception's text
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class Report(NamedTuple):
+    """uncaught: the exception that ended the program, or the failure of a group from which that followed.
+
+    latest: the last failure of a group, after which the program may have gone on.
+    """
+
+    uncaught: Failure | None = None
+    latest: Failure | None = None
+
+
+def read(fd: int, rank: int) -> Report:
+    """What a rank has reported. fd: the memory."""
+    line = os.pread(fd, ROOM, rank * ROOM).partition(b"\0")[0]  # memory that nobody has written to holds zeros
+    return Report(*(data and Failure.from_json(data) for data in json.loads(line or b"[]")))
+
+
+def forget(fd: int, rank: int) -> None:
+    """Remove a rank's report, because another process takes its place."""
+    os.pwrite(fd, b"\0", rank * ROOM)
+
+
+def note(failure: Failure) -> None:
+    """A group of this process has failed. The failure of a message alone is not noted."""
+    mine = reporter()
+    if mine is not None and (failure.kind == LOST or failure.sequence > 0):
+        mine.latest = failure
+
+
+@lru_cache(1)
+def reporter() -> Reporter | None:
+    """This process's reporter, which is made by the first call; None if no launcher reads it."""
+    place = failures_place()
+    return None if place is None else Reporter(*place)
+
+
+class Reporter:
+    """Writes the report of this process when its interpreter exits."""
+
+    def __init__(self, fd: int, rank: int) -> None:
+        self.latest: Failure | None = None
+        self._fd, self._rank, self._pid = fd, rank, os.getpid()
+        atexit.register(self._write)
+
+    def _write(self) -> None:
+        if os.getpid() != self._pid:  # a fork, which is not the rank
+            return
+        error: BaseException | None = getattr(sys, "last_value", None)  # which Python sets, whatever the excepthook
+        uncaught = failure_behind(error) or (None if error is None else _own_error(error, self._rank))
+        line = _line(found := [uncaught, self.latest])
+        if len(line) > ROOM:
+            line = _line([one and replace(one, message=one.message[:LONGEST], ranks={}) for one in found])
+        os.pwrite(self._fd, line, self._rank * ROOM)
+
+
+def _line(failures: Iterable[Failure | None]) -> bytes:
+    return json.dumps([one and one.to_json() for one in failures]).encode() + b"\0"
+
+
+def _own_error(error: BaseException, rank: int) -> Failure:
+    """An error of the program itself. Its place is the innermost one outside this package."""
+    text = str(error).strip().partition("\n")[0][:LONGEST]
+    message = f"{type(error).__qualname__}{f': {text}' if text else ''}"
+    frames = traceback.extract_tb(error.__traceback__)
+    sites = [f"{frame.filename}:{frame.lineno}" for frame in frames if not frame.filename.startswith(PACKAGE)]
+    return Failure(ERROR, message, ranks={rank: AtRank(site=sites[-1] if sites else "")})
