@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import subprocess
 import sys
 import threading
 import time
@@ -170,7 +173,7 @@ def test_a_failed_message_names_the_rank_of_the_group() -> None:
 
     rank, text = run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)[2]
     assert rank == 3
-    assert text.startswith("rank 3 was lost; recv from rank 3 failed within this host: ")
+    assert re.fullmatch(r"rank 3 \(pid \d+ on .*\) was lost in recv: aborted the group: had enough", text)
 
 
 def own_threads() -> list[str]:
@@ -447,6 +450,78 @@ def test_a_missing_rank_is_named() -> None:
 
     finished: list[int] = []
     run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)
+
+
+def test_all_ranks_name_the_rank_that_aborts_and_its_reason() -> None:
+    """A part fails with its own numbers of the ranks, and the others fail their parts in turn."""
+    reason = "it is not a number, and the reason is longer than what the core keeps of it " * 5
+
+    def body(group: Group) -> tuple[int, str]:
+        group.barrier()
+        if group.rank == 3:
+            group.comm.abort(reason)
+        with pytest.raises(PeerLostError) as caught:
+            group.all_reduce(np.ones(10))
+        assert caught.value.__cause__ is None, "what is passed on is data, and not for a traceback"
+        return caught.value.rank, str(caught.value)
+
+    for rank, text in run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60):
+        assert rank == 3
+        assert re.fullmatch(r"rank 3 (was lost in all_reduce #\d: )?aborted the group: it is not a num.*", text), text
+
+
+def test_a_mismatch_shows_what_differs() -> None:
+    def body(group: Group) -> tuple[str, tuple[int, ...]]:
+        with pytest.raises(MismatchError) as caught:
+            group.all_reduce(np.ones(4 if group.rank < 3 else 5))
+        return str(caught.value).splitlines()[-1], caught.value.different
+
+    for text, different in run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60):
+        assert text == "  rank 3: all_reduce(count=5, dtype=float64, op=sum)   <-- other count"
+        assert different == (3,)
+
+
+# Four processes on two hosts, with gloo between them: rank 3 does not come, and only rank 2 waits for it directly.
+LATE = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import numpy as np, torch
+import rankwise as rw
+from rankwise.backends.hierarchical import communicator
+from pretended_hosts import PretendedHosts
+
+def body(rank):
+    group = rw.init("hierarchical", timeout=60)
+    group.barrier()
+    group.timeout = 2
+    yield "met"
+    if rank == 3:
+        time.sleep(60)
+    try:
+        group.all_reduce(np.ones(10))
+    except rw.CollectiveTimeout as error:
+        yield error.missing, str(error)
+
+with PretendedHosts(2, 2, body) as hosts:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    hosts.start(store.port)
+    hosts.values()
+    hosts.go_on()
+    print(hosts.values(dead=[3]))
+"""
+
+
+@pytest.mark.slow  # it waits for timeouts
+def test_every_rank_names_the_rank_that_is_late() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", LATE, str(Path(__file__).parent)], capture_output=True, text=True, timeout=100
+    )
+    found = ast.literal_eval(ran.stdout or "{}")
+    assert sorted(found) == [0, 1, 2], ran.stderr
+    for missing, text in found.values():
+        assert missing == [3]
+        assert text.startswith("rank 3 did not come to all_reduce #2 within the timeout of 2 s\n")
+    assert found[2][1].endswith("in body"), "a rank of the same host shows the stack"
 
 
 def test_operations_started_keep_their_order_with_direct_ones() -> None:

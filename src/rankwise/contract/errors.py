@@ -81,7 +81,7 @@ class PeerLostError(RankwiseError):
             str(self),
             operation=self.operation,
             sequence=self.sequence,
-            to_blame=(self.rank,),
+            to_blame=() if self.rank < 0 else (self.rank,),
             how=self.how,
             host=self.host,
             pid=self.pid,
@@ -259,7 +259,7 @@ def error_of(failure: Failure) -> RankwiseError:
     if failure.kind == kinds.LOST:
         return PeerLostError(
             failure.message,
-            rank=failure.to_blame[0],
+            rank=next(iter(failure.to_blame), -1),
             how=failure.how,
             operation=failure.operation,
             sequence=failure.sequence,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from rankwise.contract import stacks
@@ -38,7 +38,7 @@ class Failure:
     """
 
     kind: str
-    message: str
+    message: str = ""
     operation: str = ""
     sequence: int = -1
     ranks: Mapping[int, AtRank] = field(default_factory=dict)
@@ -60,25 +60,29 @@ class Failure:
         calls = [f"{ranks_in_words(ranks)} {call}" for call, ranks in callers.items()]
         return f"{headline}: {', '.join(calls)}" if len(calls) > 1 else headline
 
-    def renumbered(self, number: Callable[[int], int], operation: str, sequence: int) -> Failure:
-        """The same failure, found in this operation of another group. number: a rank's number there."""
-        other = replace(
-            self,
-            operation=operation,
-            sequence=sequence,
-            ranks={number(rank): at for rank, at in sorted(self.ranks.items())},
-            to_blame=tuple(number(rank) for rank in self.to_blame),
-        )
-        return replace(other, message=text(other))
+    def renumbered(self, ranks: Sequence[int]) -> Failure:
+        """The same failure, as one of a group in which this group's ranks are `ranks`. The message is the same."""
+        at_ranks = {ranks[rank]: at for rank, at in sorted(self.ranks.items())}
+        return replace(self, ranks=at_ranks, to_blame=tuple(ranks[rank] for rank in self.to_blame))
+
+    def found_in(self, operation: str, sequence: int) -> Failure:
+        """The same failure, found in this operation, with the message that the fields make."""
+        found = replace(self, operation=operation, sequence=sequence)
+        return replace(found, message=text(found))
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        """The fields that are known."""
+        known = {name: value for name, value in asdict(self).items() if value != getattr(_UNKNOWN, name)}
+        return json.dumps(known, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, data: str | bytes) -> Failure:
-        fields = json.loads(data)
-        ranks = {int(rank): AtRank(**at) for rank, at in fields.pop("ranks").items()}
-        return cls(**fields | {"ranks": ranks, "to_blame": tuple(fields["to_blame"])})
+        known = json.loads(data)
+        ranks = {int(rank): AtRank(**at) for rank, at in known.pop("ranks", {}).items()}
+        return cls(**known | {"ranks": ranks, "to_blame": tuple(known.pop("to_blame", ()))})
+
+
+_UNKNOWN = Failure("")
 
 
 def failure_behind(error: BaseException | None) -> Failure | None:
@@ -102,8 +106,7 @@ def text(failure: Failure) -> str:
     ranks = sorted(failure.ranks.items())
     if failure.kind == LOST:
         process = f" (pid {failure.pid} on {failure.host})" if failure.pid else ""
-        known = [rank for rank in failure.to_blame if rank >= 0]
-        who = ranks_in_words(known) + process if known else "a rank"
+        who = ranks_in_words(failure.to_blame) + process if failure.to_blame else "a rank"
         return f"{who} was lost{f' in {where}' if where else ''}: {failure.how or 'it is not known how'}"
     if failure.kind == TIMEOUT:
         who = ranks_in_words(failure.to_blame) if failure.to_blame else "a rank"
@@ -112,7 +115,10 @@ def text(failure: Failure) -> str:
         return "\n".join(lines) + stacks.in_words({rank: at.stack for rank, at in ranks if at.stack})
     if failure.kind == MISMATCH:
         different = differences({rank: at.call for rank, at in ranks})
-        lines = ["the ranks called different operations" + (f" (operation #{failure.sequence})" if where else "")]
+        lines = [
+            "the ranks called different operations"
+            + (f" (operation #{failure.sequence})" if failure.sequence >= 0 else "")
+        ]
         lines += [f"  rank {rank}: {at.text}{_marked(different.get(rank, ''))}" for rank, at in ranks]
         return "\n".join(lines)
     return failure.message

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwise.contract.errors import MismatchError
+from rankwise.contract.errors import MismatchError, error_of
+from rankwise.contract.failure import MISMATCH, AtRank, Failure, differences
 from rankwise.contract.types import DType, ReduceOp
 
 Call = tuple[Any, ...]
@@ -89,9 +90,12 @@ def decoded(description: bytes) -> str:
 
 
 def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:
-    lines = [f"the ranks called different operations (operation #{sequence})"]
-    lines += [f"  rank {rank}: {text}" for rank, text in sorted(calls.items())]
-    return MismatchError("\n".join(lines), calls=calls, sequence=sequence)
+    calls = dict(sorted(calls.items()))
+    ranks = {rank: AtRank(call) for rank, call in calls.items()}
+    failure = Failure(MISMATCH, ranks=ranks, to_blame=tuple(differences(calls)))
+    found = error_of(failure.found_in("", sequence))
+    assert isinstance(found, MismatchError)
+    return found
 
 
 def unmatched(call: Call, sizes: NDArray[np.int64], sequence: int) -> MismatchError | None:

@@ -69,6 +69,8 @@ class ComposedCommunicator(OpenCommunicator):
     """
 
     blocking = True
+    settles_timeouts = True
+    """Whether a rank that timed out waits until the others have said where they are."""
     engine_errors: tuple[type[Exception], ...]
     _peers: Peers  # of the backends in tuning.MESSAGES
 
@@ -319,6 +321,13 @@ class ComposedCommunicator(OpenCommunicator):
     @abstractmethod
     def _explain(self, error: Exception) -> RankwiseError:
         """rankwise's error for an engine's error that was raised in this rank's present call."""
+
+    def explain_timeout(self, call: str, sequence: int) -> RankwiseError | None:
+        """Which ranks are late, if this rank timed out in `call` outside this group; None if the engine cannot tell.
+
+        It must be known where the other ranks that take part in the call are, so they call this too.
+        """
+        return None
 
     @abstractmethod
     def _release(self, timeout: float, healthy: bool) -> None:

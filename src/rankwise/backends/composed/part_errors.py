@@ -1,42 +1,53 @@
-"""Failures of a part of the group (this host, a lane, the engine between hosts), with the group's rank numbers."""
+"""Failures of a part of the group (this host, a lane, the engine between hosts), with the group's rank numbers.
+
+A rank that knows why the group failed fails its other parts too, so that their ranks do not wait for it. They find the
+reason, a Failure of the group as JSON, in the `how` of the PeerLostError that names this rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
+from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
+from rankwise.contract.failure import ERROR, LOST, Failure
 
-GROUP = -2  # an error that fails a part has -2 - r for rank r of the group
-
-
-def of_the_group(error: RankwiseError, ranks: Sequence[int], where: str) -> RankwiseError:
-    """The failure of a part, whose ranks are `ranks` of the group."""
-
-    def number(rank: int) -> int:
-        if rank <= GROUP:  # another rank failed the part, with the group's numbers encoded so
-            return GROUP - rank
-        return ranks[rank] if 0 <= rank < len(ranks) else -1
-
-    lost = number(error.rank) if isinstance(error, PeerLostError) else -1
-    return renumbered(error, number, f"rank {lost} was lost; {where}: {error}" if lost >= 0 else f"{where}: {error}")
+ROOM = 227  # bytes of a reason that the core keeps
 
 
-def renumbered(error: RankwiseError, number: Callable[[int], int], why: str) -> RankwiseError:
-    """The same error with another text and other rank numbers."""
-    if isinstance(error, PeerLostError):
-        return PeerLostError(
-            why, rank=number(error.rank), how=error.how, operation=error.operation, sequence=error.sequence
-        )
-    if isinstance(error, MismatchError):
-        calls_by_rank = {number(rank): call for rank, call in error.calls.items()}
-        return MismatchError(why, calls=calls_by_rank, sequence=error.sequence)
-    if isinstance(error, CollectiveTimeout):
-        return CollectiveTimeout(
-            why,
-            limit=error.limit,
-            missing=tuple(number(rank) for rank in error.missing),
-            states={number(rank): state for rank, state in error.states.items()},
-            operation=error.operation,
-            sequence=error.sequence,
-        )
-    return error
+def of_the_group(error: RankwiseError, ranks: Sequence[int], operation: str, sequence: int = -1) -> RankwiseError:
+    """The failure of a part, whose ranks are `ranks` of the group, in this operation of the group.
+
+    Its cause is the error of the part, unless another rank passed the reason on.
+    """
+    failure = error.failure
+    if failure.kind == ERROR:
+        return error
+    passed_on = failure.kind == LOST and failure.how.startswith("{")
+    failure = Failure.from_json(failure.how) if passed_on else failure.renumbered(ranks)
+    found = error_of(failure.found_in(operation, sequence))
+    found.__cause__ = None if passed_on else error
+    return found
+
+
+def latest(late: CollectiveTimeout, of_all: RankwiseError | None) -> RankwiseError:
+    """Why a call timed out: the rank that a part awaited may itself have waited in another part.
+
+    late: what the part says, with the group's rank numbers. of_all: what the ranks of the group say of themselves.
+    """
+    if of_all is None:
+        return late
+    found = of_the_group(of_all, range(1 << 31), late.operation, late.sequence)
+    if isinstance(found, CollectiveTimeout) and (not found.missing or set(late.missing) <= set(found.missing)):
+        return late  # which knows the stacks
+    found.__cause__ = late
+    return found
+
+
+def to_pass_on(failure: Failure, room: int | None = None) -> str:
+    """The `how` with which a rank fails a part because the group has failed. What exceeds `room` bytes is left out."""
+    whole = replace(failure, message="")
+    names = replace(whole, ranks={})
+    least = replace(names, host="", pid=0, how=ascii(names.how)[1:41], to_blame=names.to_blame[:8])
+    shapes = (one.to_json() for one in (whole, names, least))
+    return next(shape for shape in shapes if room is None or len(shape) <= room)

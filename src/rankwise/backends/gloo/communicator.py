@@ -367,7 +367,11 @@ class GlooCommunicator(ComposedCommunicator):
 
     def _explain(self, error: Exception, operation: str = "") -> RankwiseError:
         where = operation or calls.describe(self._call_lock.call)
-        return self._record.explain(error, where, self._call_lock.sequence, self._timeout)
+        settles = self.settles_timeouts
+        return self._record.explain(error, where, self._call_lock.sequence, self._timeout, settles_timeouts=settles)
+
+    def explain_timeout(self, call: str, sequence: int) -> RankwiseError:
+        return self._record.explain(TimeoutError("it took too long"), call, sequence, self._timeout)
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         self._record.record(error)

@@ -32,17 +32,19 @@ class FailureRecord:
         self._rank, self._identities = rank, identities
         self._world_size = len(identities)
 
-    def explain(self, error: Exception, where: str, sequence: int, limit: float) -> RankwiseError:
+    def explain(
+        self, error: Exception, where: str, sequence: int, limit: float, *, settles_timeouts: bool = True
+    ) -> RankwiseError:
         """The recorded failure, if there is one, else the meaning of gloo's `error` in this rank's call `where`.
 
-        limit: the group's timeout in seconds.
+        limit: the group's timeout in seconds. settles_timeouts: see ComposedCommunicator.
         """
         text = reason(error)
         timed_out = isinstance(error, TimeoutError) or "imed out" in str(error)
         mine = {"call": where, "sequence": sequence, "timed_out": timed_out}
         try:
             self._store.set(f"state/{self._rank}", json.dumps(mine))
-            states, lost = self._reports()
+            states, lost = self._reports(REPORTS if settles_timeouts or not timed_out else 0.0)
             if (recorded := self._recorded()) is not None:
                 return recorded
         except RuntimeError:  # the store's process is gone: rank 0's, unless torchrun serves the store
@@ -82,12 +84,12 @@ class FailureRecord:
             return None
         return error_of(Failure.from_json(self._store.get("failure")))
 
-    def _reports(self) -> tuple[dict[int, Any], dict[int, str]]:
+    def _reports(self, patience: float) -> tuple[dict[int, Any], dict[int, str]]:
         """What each rank reports that it is in, and how others were lost.
 
-        It is complete unless a rank is known to be lost, the failure is recorded, or REPORTS seconds have passed.
+        It is complete unless a rank is known to be lost, the failure is recorded, or `patience` seconds have passed.
         """
-        end = time.monotonic() + REPORTS
+        end = time.monotonic() + patience
         while True:
             states, lost = {}, {}
             for rank in range(self._world_size):

@@ -7,7 +7,6 @@ loopback interface.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -22,13 +21,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes, packed, unpacked
-from rankwise.backends.composed.part_errors import of_the_group, renumbered
+from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.backends.gloo.late_store import Connection, LateStore
 from rankwise.backends.gloo.store_gather import PATIENCE, gather
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
-from rankwise.contract.errors import CollectiveTimeout, RankwiseError
+from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
+from rankwise.contract.failure import Failure
 from rankwise.contract.job import Job
 from rankwise.contract.own_address import own_address
 from rankwise.contract.settings import Settings
@@ -83,8 +83,7 @@ class Meeting:
         except RankwiseError as error:
             _fail(error, self._job, list(here))
         if answer[:1] == _FAILED:
-            text, limit, missing = json.loads(answer[1:])
-            raise CollectiveTimeout(text, limit=limit, missing=tuple(missing), operation="init")
+            raise error_of(Failure.from_json(answer[1:]))
         return unpacked(answer[1:])
 
     def _answer(self, here: dict[int, bytes]) -> bytes:
@@ -92,7 +91,7 @@ class Meeting:
         try:
             return _MET + packed(self._from_all_hosts(here))
         except CollectiveTimeout as error:
-            return _FAILED + json.dumps([str(error), error.limit, error.missing]).encode()
+            return _FAILED + error.failure.to_json().encode()
 
     def _from_all_hosts(self, here: dict[int, bytes]) -> list[bytes]:
         if self._job.rank == 0 and not self._job.master_serves:
@@ -152,11 +151,9 @@ def _fail(error: RankwiseError, job: Job, ranks: Sequence[int]) -> NoReturn:
     if list(ranks) == list(range(job.world_size)):
         raise error
     if ranks:
-        raise of_the_group(error, ranks, "init: the ranks of this host could not meet") from error
+        raise of_the_group(error, ranks, "init") from error
     why = f"init: the {job.local_world_size} ranks of rank {job.rank}'s host, numbered from 0, could not meet: {error}"
-    if isinstance(error, CollectiveTimeout):
-        raise CollectiveTimeout(why, limit=error.limit, operation="init") from error
-    raise renumbered(error, lambda _: -1, why) from error
+    raise error_of(replace(error.failure, message=why, operation="init", ranks={}, to_blame=())) from error
 
 
 # ---- stores ----

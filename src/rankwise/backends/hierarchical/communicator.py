@@ -36,7 +36,7 @@ from rankwise.backends.composed.calls import ITEMSIZE
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes
-from rankwise.backends.composed.part_errors import GROUP, of_the_group, renumbered
+from rankwise.backends.composed.part_errors import ROOM, latest, of_the_group, to_pass_on
 from rankwise.backends.composed.partial import Partial, carried_as
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.composed.work_queue import Task, WorkQueue
@@ -47,7 +47,8 @@ from rankwise.backends.hierarchical.p2p import Channel
 from rankwise.backends.native import locality, shm
 from rankwise.backends.native.communicator import EngineCommunicator, join
 from rankwise.contract.communicator import ANY, Communicator, Message
-from rankwise.contract.errors import RankwiseError
+from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
+from rankwise.contract.failure import ERROR, LOST, Failure
 from rankwise.contract.job import Job
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
@@ -140,6 +141,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         for part in (flat, lane):
             if isinstance(part, ComposedCommunicator):
                 part.checks = False  # calls are compared once, for the whole group
+                part.settles_timeouts = False  # likewise
         for part in (flat, local, lane):
             if part is not None:
                 part.counted = False
@@ -481,29 +483,30 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _within(self, operation: str, *args: Any) -> None:
         """An operation of this host's members."""
-        self._of_part(self._local, self._members, "within this host", operation, args)
+        self._of_part(self._local, self._members, operation, args)
 
     def _between(self, carried: int, operation: str, *args: Any) -> None:
         """An operation of this rank's lane, which carries `carried`. The first lane takes part even if that is 0."""
         if self._lane is not None and (carried or self._number == 0):
             ranks = [members[self._number] for members in self._layout.members]
-            self._of_part(self._lane, ranks, "between hosts", operation, args)
+            self._of_part(self._lane, ranks, operation, args)
 
     def _across(self, operation: str, *args: Any) -> None:
         """An operation of all ranks on the engine between hosts."""
-        self._of_part(self._flat, range(self._world_size), "between hosts", operation, args)
+        self._of_part(self._flat, range(self._world_size), operation, args)
 
-    def _of_part(
-        self, part: Communicator, ranks: Sequence[int], where: str, operation: str, args: tuple[Any, ...]
-    ) -> None:
+    def _of_part(self, part: Communicator, ranks: Sequence[int], operation: str, args: tuple[Any, ...]) -> None:
         """ranks: the part's ranks, numbered in this group."""
         try:
             getattr(part, operation)(*args)
             if not part.blocking:
                 part.sync()
         except RankwiseError as error:
-            where = f"{self._call_lock.call[0]} failed {where}, in {operation} of ranks {list(ranks)}"
-            raise of_the_group(error, ranks, where) from error
+            call, sequence = self._call_lock.call, self._call_lock.sequence
+            found = of_the_group(error, ranks, call[0], sequence)
+            if isinstance(found, CollectiveTimeout) and isinstance(self._flat, ComposedCommunicator):
+                found = latest(found, self._flat.explain_timeout(calls.describe(call), sequence))
+            raise found from found.__cause__
 
     # ---- going on after a loss ----
 
@@ -578,12 +581,14 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._channel.fail(error)
         if known_to_all:
             return
-        translated = renumbered(error, lambda rank: GROUP - rank, str(error))
+        failure = error.failure
+        if failure.kind == ERROR:
+            failure = Failure(LOST, to_blame=(self._rank,), how=f"aborted the group: {error}")
         for part in self._parts():
             if isinstance(part, ComposedCommunicator):
-                part._fail(translated)
+                part._fail(PeerLostError(str(error), rank=part.rank, how=to_pass_on(failure)))
             elif isinstance(part, EngineCommunicator):
-                part.abort(str(error))
+                part.fail(to_pass_on(failure, ROOM))
             else:  # this ends its connections
                 part.close(0.0)
 

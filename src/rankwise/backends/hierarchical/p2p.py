@@ -52,7 +52,7 @@ class Channel:
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         part, number = self._way(dest)
         args = ptr, count, dtype, number, tag, keep
-        sending: Work[None] = self._begin(part, f"send to rank {dest}", part.send, *args)
+        sending: Work[None] = self._begin(part, "send", part.send, *args)
         return sending
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
@@ -61,7 +61,7 @@ class Channel:
             if src != ANY and not any(_overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
                 args = ptr, count, dtype, number, tag, keep
-                work: Work[None] = self._begin(part, f"recv from rank {src}", part.recv, *args)
+                work: Work[None] = self._begin(part, "recv", part.recv, *args)
                 return work
             receive = DeferredReceive(self, ptr, count, dtype, src, tag, keep)
             self._deferred.append(receive)
@@ -84,8 +84,7 @@ class Channel:
                 return None
             part, number = self._way(message.source)
             found = Message(number, message.tag, message.count, message.dtype)
-            operation = f"recv from rank {message.source}"
-            work: Work[None] | None = self._begin(part, operation, part.recv_probed, ptr, found, keep)
+            work: Work[None] | None = self._begin(part, "recv", part.recv_probed, ptr, found, keep)
             return work
 
     def sync(self) -> None:
@@ -105,7 +104,7 @@ class Channel:
                         self._deferred.remove(taker)
                         part, number = self._way(found.source)
                         args = taker.ptr, taker.count, taker.dtype, number, found.tag, taker.keep
-                        inner = self._begin(part, f"recv from rank {found.source}", part.recv, *args)
+                        inner = self._begin(part, "recv", part.recv, *args)
                         taker.begin(found.source, found.tag, inner)
                 except RankwiseError as error:
                     self._deferred.remove(receive)
@@ -162,14 +161,13 @@ class Channel:
 
     def _begin(self, part: Communicator, operation: str, begin: Callable[..., Any], *args: Any) -> Any:
         """A send or receive of a part, whose errors have the group's rank numbers; None if the part begins none."""
-        within = part is self._local
-        ranks: Sequence[int] = self._members if within else range(self._flat.world_size)
-        where = f"{operation} failed {'within this host' if within else 'between hosts'}"
+        ranks: Sequence[int] = self._members if part is self._local else range(self._flat.world_size)
         try:
             work = begin(*args)
-            return None if work is None else PartWork(work, ranks, where)
+            return None if work is None else PartWork(work, ranks, operation)
         except RankwiseError as error:
-            raise of_the_group(error, ranks, where) from error
+            found = of_the_group(error, ranks, operation)
+            raise found from found.__cause__
 
     def _way(self, peer: int) -> tuple[Communicator, int]:
         """The communicator for messages between this rank and another, and the other's number in it."""
@@ -185,10 +183,10 @@ class Channel:
 
 
 class PartWork(Work[None]):
-    """A Work of a part of the group. ranks: the part's ranks, numbered in the group. where: for error messages."""
+    """A Work of a part of the group. ranks: the part's ranks, numbered in the group. operation: for errors."""
 
-    def __init__(self, inner: Work[None], ranks: Sequence[int], where: str) -> None:
-        self._inner, self._ranks, self._where = inner, ranks, where
+    def __init__(self, inner: Work[None], ranks: Sequence[int], operation: str) -> None:
+        self._inner, self._ranks, self._operation = inner, ranks, operation
 
     @property
     def tag(self) -> int:
@@ -199,7 +197,8 @@ class PartWork(Work[None]):
         try:
             self._inner.wait(timeout)
         except RankwiseError as error:
-            raise of_the_group(error, self._ranks, self._where) from error
+            found = of_the_group(error, self._ranks, self._operation)
+            raise found from found.__cause__
 
     def done(self) -> bool:
         return self._inner.done()

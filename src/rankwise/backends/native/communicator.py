@@ -274,7 +274,11 @@ class EngineCommunicator(OpenCommunicator):
         return EngineCommunicator(self._comm.restore(), self.backend)
 
     def abort(self, reason: str) -> None:
-        self._comm.abort(f"aborted the group: {reason}")
+        self.fail(f"aborted the group: {reason}")
+
+    def fail(self, how: str) -> None:
+        """Fail the group: the other ranks raise a PeerLostError that names this rank and says `how` it was lost."""
+        self._comm.abort(how)
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         # After a fork the group belongs to the parent only.
