@@ -109,7 +109,8 @@ bool Messages::may_copy_at_once(const Request& r) { return r.bytes() <= tuning::
 bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     Rendezvous& m = c.rendezvous;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
-    const bool shared = protocol_.reachable(r.data_, r.bytes(), reachable_);
+    // A message of one piece is not worth the question: the sender copies it.
+    const bool shared = r.bytes() > tuning::rendezvous_piece(r.bytes()) && protocol_.reachable(r.data_, r.bytes(), reachable_);
     m.from.store(shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable, std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);

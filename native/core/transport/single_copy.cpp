@@ -1,5 +1,6 @@
 #include "transport/single_copy.hpp"
 
+#include <sys/prctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@ namespace rankwise {
 namespace {
 
 constexpr size_t kChunk = 512 << 10;  // bytes copied between two checks for a failure of the group
+constexpr int kDumpable = 1;          // what PR_GET_DUMPABLE returns for a process whose memory others of its user may access
 
 }  // namespace
 
@@ -99,7 +101,9 @@ uint8_t* SlotProtocol::reachable(const void* memory, size_t bytes, ReachableRang
     auto* const p = static_cast<uint8_t*>(const_cast<void*>(memory));
     if (segment_.contains(p, bytes)) return p;
     if (!conditions_.single_copy) return nullptr;
-    if (is_thread_of_own_process((rank + 1) % n) || known.contains(p, bytes)) return p;
+    if (is_thread_of_own_process((rank + 1) % n)) return p;
+    if (prctl(PR_GET_DUMPABLE) != kDumpable) return nullptr;
+    if (known.contains(p, bytes)) return p;
     char ends[2];
     const iovec local{ends, sizeof ends}, remote[2] = {{p, 1}, {p + bytes - 1, 1}};
     if (process_vm_readv(pid_of(rank).number, &local, 1, remote, 2, 0) != ssize_t(sizeof ends)) return nullptr;

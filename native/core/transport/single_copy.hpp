@@ -2,7 +2,8 @@
 //
 // Ranks that are threads of one process share all memory. Processes access each other's memory with process_vm_readv
 // and process_vm_writev if the system allows it (same user, no ptrace restriction); the ranks try that once, when the
-// group is created. Registered buffers (memory/registered.hpp) lie in the segment, which every rank has mapped.
+// group is created. A process that stops being dumpable afterwards exposes its private memory no longer. Registered
+// buffers (memory/registered.hpp) lie in the segment, which every rank has mapped.
 //
 // A rank that exposes memory stays in the operation until every peer has finished with it. So only in a failing
 // operation can a peer read memory that its owner has reused, and then the result is discarded. A rank that exposes

@@ -184,8 +184,8 @@ public:
     // Whether this rank can read and write a peer's memory. It reads a word that should have the expected value, and writes
     // nothing, only to see whether it may.
     bool can_access(int peer, uint64_t address, uint64_t expected) const;
-    // `memory` of this rank, or null if peers cannot access it, for example because a device driver mapped it, or
-    // because ranks may not access private memory.
+    // `memory` of this rank, or null if peers cannot access it, for example because a device driver mapped it, because
+    // this process is no longer dumpable, or because ranks may not access private memory.
     uint8_t* reachable(const void* memory, size_t bytes) { return reachable(memory, bytes, reachable_); }
     // The same from any thread that owns `known`.
     uint8_t* reachable(const void* memory, size_t bytes, ReachableRanges& known) const;

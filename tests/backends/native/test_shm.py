@@ -152,6 +152,62 @@ def test_unreachable_memory_is_staged(n: int) -> None:
     assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["ok"] * n
 
 
+NOT_DUMPABLE = """
+import ctypes, time
+import numpy as np
+import rankwise as rw
+libc = ctypes.CDLL(None)
+PR_SET_DUMPABLE, CAP_SYS_PTRACE = 4, 19
+header, sets = (ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)()
+assert libc.capget(header, sets) == 0
+sets[0] &= ~(1 << CAP_SYS_PTRACE)  # with which root may access memory all the same
+sets[1] &= ~(1 << CAP_SYS_PTRACE)
+assert libc.capset(header, sets) == 0
+group = rw.init(timeout=20)
+me = group.rank
+x, whole, out = np.empty(1 << 17), np.empty((2, 1 << 17)), np.empty((2, 1 << 17))
+data = np.arange(x.size)
+
+def operate():
+    x[:] = data + me
+    np.testing.assert_array_equal(group.all_reduce(x), 2 * data + 1)
+    x[:] = data + me
+    np.testing.assert_array_equal(group.all_gather(x, out=whole), np.stack([data, data + 1]))
+    np.testing.assert_array_equal(group.all_to_all(whole, out=out), np.stack([data + me] * 2))
+    np.testing.assert_array_equal(group.reduce_scatter(whole), [2 * (data + me)])
+    for root in (0, 1):
+        x[:] = data + me
+        group.gather(x, root, out=whole if me == root else None)
+        group.scatter(whole if me == root else None, root, out=out[:1])
+        np.testing.assert_array_equal(out[0], data + me)
+        total = group.reduce(x, root)
+        assert me != root or np.array_equal(total, 2 * data + 1)
+        x[:] = data + me
+        np.testing.assert_array_equal(group.broadcast(x, root), data + root)
+        for delay in (0, 0.02):  # whichever is there first
+            group.barrier()
+            time.sleep(delay if me == root else 0.02 - delay)
+            x[:] = data + me
+            if me == root:
+                group.send(x, 1 - me)
+            else:
+                np.testing.assert_array_equal(group.recv(x, root), data + root)
+
+for hidden in ((), (0,), (1,), (0, 1), ()):
+    libc.prctl(PR_SET_DUMPABLE, int(me not in hidden), 0, 0, 0)
+    group.barrier()
+    operate()
+    group.barrier()
+print("ok")
+"""
+
+
+def test_ranks_that_become_undumpable_use_the_slots() -> None:
+    done = two_ranks(NOT_DUMPABLE)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["ok", "ok"]
+
+
 def test_unreadable_memory() -> None:
     done = two_ranks(UNREADABLE)
     if "no memfd_secret" in done.stderr:
