@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -125,6 +126,29 @@ def test_a_timeout_says_where_every_rank_is(backend: str) -> None:
     headline, first, *_ = str(error).splitlines()
     assert headline == "rank 1 of group 'world.dup' did not reach reduce #1 within the timeout of 0.3 s"
     assert first.startswith("  rank 0: in reduce #1 for ")
+
+
+def _receive_from_a_stopped_rank(group: Group) -> str:
+    pid = group.all_gather(os.getpid())[1]
+    if group.rank == 1:
+        group.send(group.recv((1,), 0), 0)
+        return ""
+    time.sleep(0.3)  # until rank 1 is in recv
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        group.send(np.ones(1), 1)
+        with pytest.raises(CollectiveTimeout) as caught, group.timeout_of(1):
+            group.recv((1,), 1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    group.recv((1,), 1)
+    return str(caught.value)
+
+
+def test_a_rank_that_was_stopped_before_its_message_came_is_in_no_deadlock() -> None:
+    text = run_ranks(2, _receive_from_a_stopped_rank, backend="shm", timeout=20)[0]
+    assert "rank 1: in recv from rank 0" in text
+    assert "deadlock" not in text
 
 
 STACKS = """

@@ -153,7 +153,7 @@ void SlotProtocol::timed_out(uint64_t value) {
     TimeoutReport report;
     report.missing = absent.empty() ? behind : absent;
     report.headline = list_ranks(report.missing) + of_group() + (absent.empty() ? " did not finish " : " did not reach ") + name(call_.op()) + " #" +
-                      std::to_string(calls_) + " within the timeout of " + seconds(timeout);
+                      std::to_string(calls_) + " within the timeout of " + seconds(timeout) + deadlock(timeout);
     report.states = states();
     report.stacks = request_stacks(report.missing);
     std::string missing;
@@ -277,6 +277,12 @@ void SlotProtocol::throw_mismatch() {
     throw Mismatch(text, texts, sites, different, int64_t(f.sequence));
 }
 
+// The message that this rank waits for: "recv from rank 1, tag 0", or "".
+std::string SlotProtocol::awaited_message() const {
+    const Whereabouts where = whereabouts(segment_.header(), group_.member()[rank]);
+    return where.inside && where.operation->peer && where.operation->group == group_.number ? to_string(*where.operation, group_.number) : "";
+}
+
 void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence) {
     before_waiting();
     const Failure f = group_.failure();
@@ -311,7 +317,9 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
             report.states = states();
         }
         // Ranks in the same operation throw the same text.
-        const std::string text = report.headline + (sequence == int64_t(f.sequence) ? "" : here) + list_states(report.states);
+        const std::string message = awaited_message();
+        const std::string text = (message.empty() ? "" : "rank " + std::to_string(rank) + " was in " + message + ", when " + who + " timed out: ") + report.headline +
+                                 (sequence == int64_t(f.sequence) || !message.empty() ? "" : here) + list_states(report.states);
         throw TimedOut(text, timeout, report.missing, report.states, operation, sequence, report.stacks);
     }
     throw_mismatch();

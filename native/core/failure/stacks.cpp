@@ -44,13 +44,6 @@ bool notify(const RankRecord& r) {
     return seen;
 }
 
-bool is_stopped(int pid) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
-    const size_t state = text.rfind(')');  // the command name before it may contain anything
-    return state != std::string::npos && state + 2 < text.size() && (text[state + 2] == 'T' || text[state + 2] == 't');
-}
-
 void answer(Segment& segment, RankRecord& r) {
     for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
         const std::string text = tail(program_stacks());
@@ -61,6 +54,13 @@ void answer(Segment& segment, RankRecord& r) {
 }
 
 }  // namespace
+
+bool is_stopped(int pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const size_t state = text.rfind(')');  // the command name before it may contain anything
+    return state != std::string::npos && state + 2 < text.size() && (text[state + 2] == 'T' || text[state + 2] == 't');
+}
 
 int open_doorbell(Segment& segment, int rank) {
     int ends[2];

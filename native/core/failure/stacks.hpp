@@ -25,4 +25,7 @@ void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int door
 // why a rank did not answer; nothing for a rank that has ended or has no doorbell.
 RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks);
 
+// Whether this process, of the same PID namespace, is stopped by a signal or a debugger.
+bool is_stopped(int pid);
+
 }  // namespace rankwise

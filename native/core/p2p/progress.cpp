@@ -138,7 +138,7 @@ template <class Done> void Messages::wait_until(std::optional<double> given, Don
             // With a timeout shorter than the group's, the program means to come back later, so no stacks are requested.
             const RankTexts stacks = timeout < protocol_.timeout ? RankTexts() : protocol_.request_stacks(missing);
             const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") + " not complete within " + seconds(timeout);
-            throw TimedOut(headline + list_states(where), timeout, missing, where,
+            throw TimedOut(headline + protocol_.deadlock(timeout) + list_states(where), timeout, missing, where,
                            request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
         }
         timer.publish();

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "failure/errors.hpp"
 
@@ -58,6 +59,7 @@ bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o
     o.failed = what & kFailed;
     o.background = what & kBackground;
     o.part = what & kPart;
+    o.on_stream = what & kOnStream;
     return true;
 }
 
@@ -135,7 +137,9 @@ Whereabouts whereabouts(const SegmentHeader& header, int rank) {
     const Operation* one = current ? current : last;
     if (!one) return {};
     const int64_t now = ns_since_epoch(header, ticks(), ns_per_tick(header));
-    return {*one, current != nullptr, std::max<int64_t>(0, now - (current ? one->begin : *one->end))};
+    Whereabouts where{*one, current != nullptr, std::max<int64_t>(0, now - (current ? one->begin : *one->end)), {}};
+    std::copy_if(all.begin(), all.end(), std::back_inserter(where.others), [&](const Operation& o) { return !o.end && !o.part && &o != current; });
+    return where;
 }
 
 std::string to_string(const Operation& o, uint32_t group) {

@@ -28,6 +28,7 @@ inline constexpr uint64_t kTimedFrom = 4096;
 inline constexpr uint64_t kFailed = 1 << 24;
 inline constexpr uint64_t kBackground = 1 << 25;  // the program does not wait for the operation yet
 inline constexpr uint64_t kPart = 1 << 26;        // a part of an operation that has its own entry
+inline constexpr uint64_t kOnStream = 1 << 27;    // a collective that a stream's thread waits in; the program may be elsewhere
 
 struct alignas(64) TraceEntry {
     std::atomic<uint64_t> stamp;         // number of the operation + 1; 0 if unused, or kBeingWritten
@@ -127,6 +128,7 @@ struct Operation {
     bool failed;                       // it ended in an error
     bool background;                   // a message that this rank does not wait for
     bool part;                         // a part of another operation, whose own entry says what the program called
+    bool on_stream;                    // a stream's thread waits in it; the program may be elsewhere
 };
 
 // What a rank is doing: `operation` is its current one, or, if `inside` is false, its last one. It is a part of another
@@ -135,6 +137,7 @@ struct Whereabouts {
     std::optional<Operation> operation;  // absent before the first
     bool inside = false;
     int64_t since = 0;                   // ns since the operation began, or, if `inside` is false, ended
+    std::vector<Operation> others;       // that are in progress besides, such as messages in the background; no parts
     // Whether the rank has joined and begun an operation of the program.
     bool begun() const { return operation && operation->kind != Op::Join; }
 };

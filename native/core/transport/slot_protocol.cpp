@@ -70,6 +70,7 @@ class SlotProtocol::WaitTimer {
 public:
     explicit WaitTimer(SlotProtocol& s) : s_(s), since_(ticks()) {
         if (!s.traced_) s.trace();
+        if (is_engine_thread && s.entry_) s.entry_->set(kOnStream);
     }
     ~WaitTimer() { publish(); }
     void publish() {

@@ -199,6 +199,9 @@ public:
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
     RankTexts states() const;  // what each rank is doing
     std::string of_group() const;  // " of group 'world.tp'", or "" for the group of all ranks
+    // Continues a report's headline by who waits for whom (failure/deadlock.hpp). Returns "" if no deadlock can be seen, or
+    // if this rank waits only `limit` seconds, less than its timeout.
+    std::string deadlock(double limit) const;
     bool ended(int peer) const { return segment_.ended(group_.member()[peer], group_.peers[peer].process); }
     std::string how_it_ended(int peer) const { return segment_.how_it_ended(group_.member()[peer], group_.peers[peer].process); }
     RankTexts request_stacks(const std::vector<int>& peers) const;  // of these peers' programs (failure/stacks.hpp)
@@ -228,6 +231,7 @@ private:
     void publish_call_site();
     void await_call_sites() const;
     std::string call_site_of(int peer) const;
+    std::string awaited_message() const;
     [[noreturn]] void throw_mismatch();
     void publish_description(const Description& description);
     void trace();

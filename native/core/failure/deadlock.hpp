@@ -1,0 +1,20 @@
+// Ranks that wait for each other in a cycle, so that none of them can go on.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace rankwise {
+
+// What a rank waits for.
+struct Awaited {
+    int peer;            // the rank without which it cannot go on
+    std::string in;      // its operation: "recv, tag 0", "barrier #1"
+    bool receives;       // that operation is a receive
+};
+
+// Continues a sentence by who waits for whom in the cycle to which `from` leads: "; a deadlock: rank 0 waits for rank 1
+// (recv, tag 0), and rank 1 waits for rank 0 (barrier #1)". Returns "" if there is none. waits: by rank.
+std::string describe_deadlock(const std::vector<std::optional<Awaited>>& waits, int from);
+
+}  // namespace rankwise

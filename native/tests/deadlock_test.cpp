@@ -1,0 +1,125 @@
+// Tests that a timeout is called a deadlock if and only if the ranks can be seen to wait for each other.
+#include "failure/deadlock.hpp"
+
+#include <string>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+constexpr double kTimeout = 0.6;
+constexpr uint64_t kLong = 1 << 22;  // elements of a message that no ring holds
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void texts() {
+    const auto receive = [](int from) { return Awaited{from, "recv, tag 0", true}; };
+    CHECK_EQ(describe_deadlock({receive(1), std::nullopt}, 0), "");
+    CHECK_EQ(describe_deadlock({std::nullopt, receive(0)}, 0), "");
+    CHECK_EQ(describe_deadlock({receive(1), receive(0)}, 1),
+             "; a deadlock: rank 0 waits for rank 1 (recv, tag 0), and rank 1 waits for rank 0 (recv, tag 0); one of them must send first");
+    // A rank that waits for a cycle says what the ranks of the cycle say.
+    CHECK_EQ(describe_deadlock({receive(2), Awaited{2, "barrier #1", false}, receive(1)}, 0),
+             "; a deadlock: rank 1 waits for rank 2 (barrier #1), and rank 2 waits for rank 1 (recv, tag 0)");
+    std::vector<std::optional<Awaited>> ring;
+    for (int p = 0; p < 20; ++p) ring.push_back(receive((p + 1) % 20));
+    CHECK(has(describe_deadlock(ring, 5), "rank 7 waits for rank 8 (recv, tag 0), and so on, up to rank 19, which waits for rank 0;"), describe_deadlock(ring, 5));
+}
+
+template <class Call> std::string error_of(Call&& call) {
+    try {
+        call();
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+// Runs both ranks' calls at the same time until rank 0's times out, and returns what each rank's error says.
+template <class Zero, class One> std::vector<std::string> both(Zero&& zero, One&& one) {
+    std::vector<std::string> said(2);
+    ranks::run(2, [&](Comm& c) {
+        c.barrier();
+        if (c.rank() == 0) c.set_timeout(kTimeout);
+        said[size_t(c.rank())] = error_of([&] { c.rank() == 0 ? zero(c) : one(c); });
+        if (c.rank() == 0) c.abort("has said what it waited for");  // rank 1 need not wait any longer
+    });
+    return said;
+}
+
+void receive(Comm& c) {
+    double x = 0;
+    c.recv_now(&x, 1, DType::F64, 1 - c.rank(), 3);
+}
+
+void send_much(Comm& c) {
+    std::vector<double> x(kLong);
+    c.send_now(x.data(), kLong, DType::F64, 1 - c.rank(), 3);
+}
+
+void wait_after_other_messages(Comm& c) {
+    double x = 0, y = 0;
+    const auto early = c.recv(&x, 1, DType::F64, 1 - c.rank(), 8);
+    c.recv_now(&y, 1, DType::F64, 1 - c.rank(), 3);
+}
+
+void barrier(Comm& c) { c.barrier(); }
+
+void outside(Comm&) { std::this_thread::sleep_for(std::chrono::duration<double>(2 * kTimeout)); }
+
+void barrier_on_the_stream(Comm& c) {
+    const auto task = c.start([&c] { c.barrier(); });
+    outside(c);
+}
+
+void send_in_the_background(Comm& c) {  // as a message that takes longer than the timeout
+    Tracer tracer(*c.segment(), c.rank());
+    TraceEntry* const sent = tracer.begin(make_call(Op::Send, DType::F64, {}, 1 - c.rank()).what | kBackground, 0, 3, 0, 8, ticks());
+    CHECK(!error_of([&] { receive(c); }).empty());
+    tracer.end(sent, ticks(), 0);
+}
+
+void deadlocks() {
+    const std::string receives = "a deadlock: rank 0 waits for rank 1 (recv, tag 3), and rank 1 waits for rank 0 (recv, tag 3); one of them must send first\n";
+    CHECK(has(both(receive, receive)[0], "was not complete within 0.6 s; " + receives));
+    CHECK(has(both(wait_after_other_messages, wait_after_other_messages)[0], receives));
+
+    auto said = both(receive, barrier);
+    CHECK(has(said[0], "rank 0's recv from rank 1 (1 x float64 with tag 3) was not complete within 0.6 s; a deadlock: "
+                       "rank 0 waits for rank 1 (recv, tag 3), and rank 1 waits for rank 0 (barrier #2)\n"), said[0]);
+    CHECK(has(said[0], "\n  rank 1: in barrier #2 for "), said[0]);
+
+    said = both(barrier, receive);
+    const std::string late = "rank 1 did not reach barrier #2 within the timeout of 0.6 s; a deadlock: "
+                             "rank 0 waits for rank 1 (barrier #2), and rank 1 waits for rank 0 (recv, tag 3)\n";
+    CHECK(said[0].find(late) == 0, said[0]);
+    CHECK(said[1].find("rank 1 was in recv from rank 0, tag 3, when rank 0 timed out: " + late) == 0, said[1]);
+
+    CHECK(has(both(barrier, send_much)[0], "a deadlock: rank 0 waits for rank 1 (barrier #2), and rank 1 waits for rank 0 (send, tag 3)\n"));
+}
+
+void no_deadlocks() {
+    const auto none = [](const std::vector<std::string>& said) {
+        CHECK(has(said[0], "\n  rank 1: "), said[0]);
+        CHECK(!has(said[0], "deadlock"), said[0]);
+    };
+    none(both(receive, outside));
+    none(both(receive, barrier_on_the_stream));
+    none(both(receive, send_in_the_background));
+    none(both([](Comm& c) {  // the program means to come back
+        double x = 0;
+        c.set_timeout(60);
+        c.recv(&x, 1, DType::F64, 1, 3)->wait(kTimeout);
+    }, receive));
+}
+
+}  // namespace
+
+int main() {
+    texts();
+    deadlocks();
+    no_deadlocks();
+    return check::result();
+}
