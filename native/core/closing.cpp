@@ -9,43 +9,38 @@ namespace rankwise {
 namespace {
 
 constexpr double kUserCodeTimeout = 0.2;      // seconds that close waits for a function of the program that runs on the stream
-constexpr std::chrono::seconds kToNotice{5};  // for a call to notice that the group has failed
+constexpr std::chrono::seconds kToNotice{5};  // for a call to notice that the group has failed, or is closed
 
-}  // namespace
-
-// Whether a call is running: not only that a thread is between lock() and unlock().
-bool Comm::call_is_running() const { return nested_.load() || (busy_.load() && lock_owner_.load() == std::thread::id()); }
-
-// Waits until `running` is false. If that takes until `until`, fails the group, and so ends the call, and sets `trouble`.
-// Returns false if a call is running even then.
-template <class Running> bool Comm::end_calls(Clock::time_point until, std::string& trouble, const Running& running) {
-    for (; running(); usleep(500)) {
-        const auto now = Clock::now();
-        if (!group_.failed() && now > until) {
-            trouble = "an operation was still in progress and was abandoned";
-            fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "closed the group while one of its own calls was in progress");
-        }
-        if (group_.failed() && !call_is_running()) break;  // what is left on the stream will not run
-        if (now > until + kToNotice) return false;
-    }
+template <class Condition> bool wait_while(Clock::time_point until, const Condition& condition) {
+    for (; condition(); usleep(500))
+        if (Clock::now() > until) return false;
     return true;
 }
+
+}  // namespace
 
 std::optional<std::string> Comm::close(double timeout) noexcept {
     if (closing_.exchange(true)) return std::nullopt;
     if (forks_ != forks_so_far()) {
-        closed_ = true;
+        memory_->turn_away();
         return std::nullopt;
     }
+    const GroupMemory::Lease lease(*memory_);  // so that what follows may use the memory too
     std::string trouble;
     try {
-        // Operations in progress, also those of other threads, may finish within the timeout; then the group is failed.
+        // Operations in progress, also those of other threads, may finish within the timeout; then the group is failed. If
+        // a signal handler closes it in the middle of a call of its own thread, that call cannot finish.
         const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(timeout, 1e9)));
-        const auto in_progress = [&] { return call_is_running() || !stream_.idle_but_for_caller(); };
-        const bool pending = in_progress();
-        end_calls(until, trouble, in_progress);
-        closed_ = true;
-        const bool ended = end_calls(until, trouble, [&] { return call_is_running(); });  // a call that began just before that
+        const bool interrupts = memory_->in_own_call();
+        const auto in_progress = [&] { return memory_->in_call_of_others() || !stream_.idle_but_for_caller(); };
+        const bool pending = interrupts || in_progress();
+        const auto may_finish = [&] { return in_progress() && (!group_.failed() || memory_->in_call_of_others()); };  // what is left on the stream of a failed group will not run
+        if ((interrupts || !wait_while(until, may_finish)) && !group_.failed()) {
+            trouble = "an operation was still in progress and was abandoned";
+            fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "closed the group while one of its own calls was in progress");
+        }
+        memory_->turn_away();
+        const bool ended = wait_while(Clock::now() + kToNotice, [&] { return memory_->in_call_of_others(); }) && !interrupts;
         if (pending && trouble.empty() && group_.failed()) trouble = "an operation was still in progress when the group failed";
         try {
             if (!pending && ended) protocol_.compare_last();
@@ -55,13 +50,9 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         if (!stream_.close(kUserCodeTimeout)) trouble = "a function of the program on the communicator's stream did not return and was abandoned";
         if (group_.failed()) messages_->close(0);
         else if (std::string left = messages_->close(timeout); !left.empty()) trouble = left;
-        PeerSlot& peer_slot = group_.peers[rank()];
-        peer_slot.left.store(1);
+        group_.peers[rank()].left.store(1);
         wake_all(group_);
-        if (!ended) return "a call of another thread did not end and was abandoned, with the group's memory";
-        for (int r = 0; r < world_size(); ++r)  // a dead rank cannot detach itself; it is not the last, because this one is still attached
-            if (r != rank() && protocol_.ended(r)) group_.detach(r);
-        if (group_.detach(rank())) release_group_segment(*segment_, group_offset_);
+        if (!wait_while(Clock::now() + kToNotice, [&] { return memory_->used_by_others(); })) trouble = "a call of another thread did not end; the group's memory is freed when it does";
         buffers_->leave();
     } catch (const std::exception& e) {
         trouble = e.what();

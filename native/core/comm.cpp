@@ -24,66 +24,52 @@ ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
 
 }  // namespace
 
-// Begins and ends a collective call, and serialises it with the calls of this rank's other threads.
+// Begins and ends a collective call.
 class Comm::CallGuard {
 public:
     CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0)
-        : comm_(comm), description_(std::exchange(next_description, nullptr)), keeps_lock_(!comm.lock_calls()) {
-        try {
-            if (keeps_lock_) comm.enter_locked();
-            comm.protocol_.begin(call, bytes, description_);
-        } catch (...) {
-            leave();
-            throw;
-        }
+        : comm_(comm), description_(std::exchange(next_description, nullptr)), serial_(comm) {
+        comm.protocol_.begin(call, bytes, description_);
     }
-    ~CallGuard() {
-        comm_.protocol_.end();
-        leave();
-    }
-    // Comm::lock(), with no other thread's call in between: the lock outlasts this call.
-    void keep_lock() {
-        comm_.nested_ = true;  // first, because from then on the lock alone does not say that a call is running
-        if (!keeps_lock_) comm_.lock_owner_ = std::this_thread::get_id();
-        keeps_lock_ = true;
-        ++comm_.lock_depth_;
-    }
+    ~CallGuard() { comm_.protocol_.end(); }
+    void keep_lock() { serial_.keep_lock(); }
 
 private:
-    void leave() {
-        if (keeps_lock_) comm_.nested_ = false;
-        else comm_.unlock_calls();
-    }
     Comm& comm_;
     const Description* const description_;
-    bool keeps_lock_;
+    SerialCall serial_;
 };
 
-// Locks the communicator after all queued operations have run. Returns false if this thread has locked it already.
-bool Comm::lock_calls() {
+void Comm::SerialCall::keep_lock() {
+    if (!keeps_lock_) comm_.lock_owner_ = std::this_thread::get_id();
+    keeps_lock_ = true;
+    ++comm_.lock_depth_;
+}
+
+// Begins a call after all queued operations have run. Returns false if this thread has the lock already and keeps it.
+bool Comm::begin_call() {
     check_open();
+    const auto begin_locked = [&] {
+        if (memory_->in_own_call()) throw Error("a signal handler cannot call an operation of a group in the middle of another one");
+        if (!memory_->begin_locked()) throw_closed();
+        return false;
+    };
     if (!stream_.idle()) {
-        if (owns_lock()) return false;
+        if (owns_lock()) return begin_locked();
         before_waiting();
         stream_.sync(timeout());
     }
-    uint32_t free = 0;
-    if (!busy_.compare_exchange_strong(free, 1)) {
-        if (owns_lock()) return false;
-        before_waiting();
-        wait_for_calls();
-    }
-    if (closed_.load()) {  // meanwhile; else `close` sees that busy_ is set, and waits
-        unlock_calls();
-        check_open();
-    }
+    if (memory_->try_begin()) return true;
+    if (owns_lock()) return begin_locked();
+    before_waiting();
+    wait_for_calls();
     return true;
 }
 
 void Comm::wait_for_calls() {
     const auto since = Clock::now();
-    while (busy_.exchange(2) != 0) {
-        futex_sleep(busy_, 2, kLongestSleep);
+    while (!memory_->try_begin()) {
+        memory_->sleep_until_unlocked(kLongestSleep);
         check_open();
         if (interrupted()) throw Interrupted();
         if (Clock::now() - since > std::chrono::duration<double>(timeout()))
@@ -92,30 +78,17 @@ void Comm::wait_for_calls() {
     }
 }
 
-void Comm::unlock_calls() {
-    if (busy_.exchange(0, std::memory_order_release) == 2) futex_wake_all(busy_);
-}
-
-// A call begins between lock() and unlock().
-void Comm::enter_locked() {
-    nested_ = true;
-    check_open();
-}
-
 bool Comm::owns_lock() const { return lock_owner_.load() == std::this_thread::get_id(); }
 
 void Comm::lock() {
-    if (!owns_lock()) {
-        lock_calls();
-        lock_owner_ = std::this_thread::get_id();
-    }
-    ++lock_depth_;
+    if (owns_lock()) ++lock_depth_;
+    else SerialCall(*this).keep_lock();
 }
 
 void Comm::unlock() {
     if (--lock_depth_ > 0) return;
     lock_owner_ = std::thread::id();
-    unlock_calls();
+    memory_->unlock();
 }
 
 std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings, uint32_t restart) {
@@ -237,14 +210,17 @@ void Comm::agree_on_conditions() {
 }
 
 Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings)
-    : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()), group_(*segment_->at<GroupSegment>(group)), group_offset_(group), settings_(settings),
-      protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())), settings.part), messages_(Messages::make(segment_, group_, protocol_)), excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
+    : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()), memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()), settings_(settings),
+      protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())), settings.part), messages_(Messages::make(segment_, memory_, protocol_)), excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
     set_timeout(timeout);
     group_.peers[rank].pid = QualifiedPid::own();
     buffers_->join();
 }
 
-Comm::~Comm() { close(0); }
+Comm::~Comm() {
+    close(0);
+    while (memory_->used_by_others() && forks_ == forks_so_far()) usleep(500);
+}
 
 void Comm::set_timeout(double seconds) {
     if (!(seconds > 0)) throw BadArgument("timeout: " + std::to_string(seconds) + " given, expected seconds above 0");
@@ -252,9 +228,16 @@ void Comm::set_timeout(double seconds) {
 }
 
 void Comm::check_open() const {
-    if (closed_.load(std::memory_order_relaxed)) throw Closed("this communicator is closed");
+    if (memory_->closed()) throw_closed();
     if (forks_ != forks_so_far())  // a child shares the segment with its parent, and peers would take it for the parent
         throw Closed("this communicator belongs to the parent of this forked process; a forked child is not a rank");
+}
+
+void Comm::throw_closed() { throw Closed("this communicator is closed"); }
+
+Comm::OpenLease::OpenLease(const Comm& comm) : lease(*comm.memory_) {
+    comm.check_open();
+    if (!lease) throw_closed();
 }
 
 void Comm::check_root(int root, const char* argument) const {
@@ -494,7 +477,7 @@ void Comm::sync() {
 }
 
 uint64_t Comm::make_part(const std::vector<int>& ranks) {
-    check_open();
+    const OpenLease lease(*this);
     std::vector<Member> members;
     for (int r : ranks) {
         check_root(r, "ranks");
@@ -504,7 +487,7 @@ uint64_t Comm::make_part(const std::vector<int>& ranks) {
 }
 
 std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
-    check_open();
+    const OpenLease lease(*this);
     GroupSegment& group = *segment_->at<GroupSegment>(part);
     const int32_t* members = segment_->contains(&group, sizeof(GroupSegment)) ? group.member() : nullptr;
     const int n = members ? group.nranks : 0;
@@ -559,8 +542,8 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
 }
 
 void Comm::abort(const std::string& why) {
-    if (closed_) return;
-    fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why);
+    const GroupMemory::Lease lease(*memory_);
+    if (lease) fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why);
 }
 
 }  // namespace rankwise

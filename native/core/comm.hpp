@@ -9,6 +9,7 @@
 
 #include "collectives/collectives.hpp"
 #include "failure/agreement.hpp"
+#include "memory/group_memory.hpp"
 #include "memory/registered.hpp"
 #include "p2p/messages.hpp"
 #include "stream/stream.hpp"
@@ -27,6 +28,7 @@ public:
     // the survivors, which call restore.
     static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings = {}, uint32_t restart = 0);
     Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings);
+    // Closes, and waits until no other thread uses this any more.
     ~Comm();
 
     int rank() const { return protocol_.rank; }
@@ -123,25 +125,45 @@ public:
     void name_group(const std::string& name) { segment_->name_group(group_.number, name); }
     // The process is about to end: peers that lose it may wait for its exit status.
     void announce_end() { segment_->record(group_.member()[rank()]).ending = group_.peers[rank()].process + 1; }
-    // Idempotent, never throws. Returns a text if something went wrong.
+    // Idempotent, never throws. Returns a text if something went wrong. A call of another thread that does not end in time
+    // keeps the group's memory until it ends, and so does a call of this thread, whose signal handler may call this.
     std::optional<std::string> close(double timeout) noexcept;
 
 private:
+    // A call: it uses the group's memory, and no call of another thread of this rank runs meanwhile.
+    class SerialCall {
+    public:
+        explicit SerialCall(Comm& comm) : comm_(comm), keeps_lock_(!comm.begin_call()), use_(GroupMemory::Use::call(*comm.memory_)) {}
+        ~SerialCall() {
+            if (keeps_lock_) comm_.memory_->end_call();
+            else comm_.memory_->end_call_and_unlock();
+        }
+        SerialCall(const SerialCall&) = delete;
+        // Comm::lock(), with no other thread's call in between: the lock outlasts this call.
+        void keep_lock();
+
+    private:
+        Comm& comm_;
+        bool keeps_lock_;
+        const GroupMemory::Use use_;
+    };
     class CallGuard;
     friend class CallGuard;
-    bool lock_calls();
+    bool begin_call();
     void wait_for_calls();
-    void unlock_calls();
-    void enter_locked();
     bool owns_lock() const;
-    bool call_is_running() const;
-    template <class Running> bool end_calls(Clock::time_point until, std::string& trouble, const Running& running);
+    // What is no call, but uses the group's memory.
+    struct OpenLease {
+        explicit OpenLease(const Comm& comm);
+        const GroupMemory::Lease lease;
+    };
+    [[noreturn]] static void throw_closed();
     void await_joined();
     void agree_on_conditions();
     Outcome decide(Op op, int64_t flags, std::string& trouble, const RankSet& exclude);
     void exclude_all_but(const RankSet& present, const RankSet& left_out);
     static void prepare_replacement(Segment& segment, int rank, uint32_t process);
-    static std::shared_ptr<Comm> meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process, double timeout, const Settings& settings);
+    static std::shared_ptr<Comm> meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process, double timeout, const Settings& settings, const GroupMemory* memory = nullptr);
     void wait_for_mark(const std::shared_ptr<Task>& mark);
     void complete(const std::shared_ptr<Request>& request);
     void check_open() const;
@@ -150,18 +172,15 @@ private:
 
     const std::shared_ptr<BufferCache> buffers_;
     std::shared_ptr<Segment> segment_;
+    const std::shared_ptr<GroupMemory> memory_;
     GroupSegment& group_;
-    const uint64_t group_offset_;
     const Settings settings_;
     SlotProtocol protocol_;
     std::shared_ptr<Messages> messages_;
     Stream stream_;
-    std::atomic<uint32_t> busy_{0};     // futex: 0 free, 1 locked, 2 locked and other threads wait
     std::atomic<std::thread::id> lock_owner_{};  // the thread between lock and unlock
     int lock_depth_ = 0;                // how deep that is nested
-    std::atomic<bool> nested_{false};   // a call is running between lock and unlock
     std::atomic<bool> closing_{false};  // close has begun; operations in progress may still finish
-    std::atomic<bool> closed_{false};
     std::vector<std::atomic<bool>> excluded_;  // the ranks without which the others went on; this rank may be one of them
     const unsigned forks_;              // forks_so_far() when this was created
 };

@@ -11,14 +11,6 @@ namespace rankwise {
 
 namespace {
 
-// Between calls of this rank's other threads.
-struct Locked {
-    Comm& comm;
-    explicit Locked(Comm& comm) : comm(comm) { comm.lock(); }
-    ~Locked() { comm.unlock(); }
-    Locked(const Locked&) = delete;
-};
-
 // The flags with which a rank takes part in a shrink that excludes these ranks: a hash of them, and its complement. The
 // AND of all ranks' flags is such a pair only if all ranks pass the same hash.
 int64_t flags_of(const RankSet& excluded, int n) {
@@ -35,7 +27,8 @@ public:
     std::string trouble;  // why this rank could not create the group
 
 protected:
-    CreatingAgreement(Segment& segment, Agreements& shared, int rank, int n, uint32_t process, Op op) : Agreement(shared, rank, n, process, op), segment_(segment) {}
+    CreatingAgreement(Segment& segment, Agreements& shared, int rank, int n, uint32_t process, Op op, const GroupMemory* memory)
+        : Agreement(shared, rank, n, process, op, memory), segment_(segment) {}
     ~CreatingAgreement() = default;
     void create(Outcome& proposal, const std::vector<Member>& members) {
         try {
@@ -55,9 +48,9 @@ protected:
 class GroupAgreement : public CreatingAgreement {
 public:
     // excluded: the ranks that are left out, whether or not they come.
-    GroupAgreement(Segment& segment, GroupSegment& group, int rank, const RankSet& excluded, Op op)
-        : CreatingAgreement(segment, *reinterpret_cast<Agreements*>(group.base() + group.agreements), rank, group.nranks, group.peers[rank].process, op),
-          group_(group), excluded_(excluded) {
+    GroupAgreement(Segment& segment, const GroupMemory& memory, int rank, const RankSet& excluded, Op op)
+        : CreatingAgreement(segment, *reinterpret_cast<Agreements*>(memory.group().base() + memory.group().agreements), rank, memory.group().nranks, memory.group().peers[rank].process, op, &memory),
+          group_(memory.group()), excluded_(excluded) {
         group_.sleepers.fetch_add(1);  // so that a rank that dies while it leaves the group is noticed
     }
     ~GroupAgreement() { group_.sleepers.fetch_sub(1); }
@@ -89,8 +82,8 @@ private:
 // The agreement by which all ranks of the job meet in a new group: the survivors, and a replacement of each lost rank.
 class JobAgreement : public CreatingAgreement {
 public:
-    JobAgreement(Segment& segment, int rank, uint32_t process)
-        : CreatingAgreement(segment, *segment.at<Agreements>(segment.header().restores), rank, segment.world_size(), process, Op::Restore) {}
+    JobAgreement(Segment& segment, int rank, uint32_t process, const GroupMemory* memory)
+        : CreatingAgreement(segment, *segment.at<Agreements>(segment.header().restores), rank, segment.world_size(), process, Op::Restore, memory) {}
 
 private:
     int64_t process_of(int r) const override { return segment_.present_process(r); }
@@ -152,7 +145,7 @@ void free_lost_buffers(Segment& segment) {
 }  // namespace
 
 std::map<int, std::string> Comm::failed() const {
-    check_open();
+    const OpenLease lease(*this);
     std::map<int, std::string> found;
     for (int r = 0; r < world_size(); ++r) {
         if (r == rank()) continue;
@@ -178,7 +171,7 @@ Outcome Comm::decide(Op op, int64_t flags, std::string& trouble, const RankSet& 
         RankSet excluded = exclude;
         for (int r = 0; r < world_size(); ++r)
             if (excluded_[size_t(r)]) excluded.add(r);
-        GroupAgreement agreement(*segment_, group_, rank(), excluded, op);
+        GroupAgreement agreement(*segment_, *memory_, rank(), excluded, op);
         const Outcome outcome = agreement.decide(flags, timeout());
         trouble = agreement.trouble;
         if (!outcome.present.contains(rank())) {
@@ -205,7 +198,7 @@ void Comm::exclude_all_but(const RankSet& present, const RankSet& left_out) {
 }
 
 int64_t Comm::agree(int64_t flags) {
-    const Locked lock(*this);
+    const SerialCall call(*this);
     std::string trouble;
     return decide(Op::Agree, flags, trouble, {}).flags;
 }
@@ -217,9 +210,10 @@ std::shared_ptr<Comm> Comm::shrink(const std::vector<int>& exclude) {
         if (r == rank()) throw BadArgument("exclude: rank " + std::to_string(r) + " given, which is this rank; expected others");
         excluded.add(r);
     }
+    const OpenLease lease(*this);
     // What is still pending after a second waits for a rank that is left out.
     if (!exclude.empty() && !stream_.drain(1)) fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "went on without " + list_ranks(exclude));
-    const Locked lock(*this);
+    const SerialCall call(*this);
     std::string trouble;
     const Outcome outcome = decide(Op::Shrink, flags_of(excluded, world_size()), trouble, excluded);
     if (outcome.status == Outcome::Status::Unequal)
@@ -238,20 +232,20 @@ std::vector<int> Comm::numbers_in(const Comm& former) const {
 }
 
 std::shared_ptr<Comm> Comm::restore() {
-    const Locked lock(*this);
+    const SerialCall call(*this);
     if (!segment_->header().restarts_expected.load())
         throw Unsupported("restore", settings_.backend, "the launcher does not start lost ranks again; start the program by `rankwise run --restarts N`, or go on without the lost ranks by shrink");
     const int32_t me = group_.member()[rank()];
     const TracedCall traced(*segment_, me, Op::Restore, group_.number, settings_.part);
-    return meet(buffers_, me, group_.peers[rank()].process, timeout(), settings_);
+    return meet(buffers_, me, group_.peers[rank()].process, timeout(), settings_, memory_.get());
 }
 
-std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process, double timeout, const Settings& settings) {
+std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process, double timeout, const Settings& settings, const GroupMemory* memory) {
     const std::shared_ptr<Segment> segment = buffers->segment().shared_from_this();
     const auto since = Clock::now();
     for (;;) {
         const std::chrono::duration<double> spent = Clock::now() - since;
-        JobAgreement agreement(*segment, rank, process);
+        JobAgreement agreement(*segment, rank, process, memory);
         const Outcome outcome = agreement.decide(-1, timeout - spent.count());
         if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Restore, agreement.trouble);
         const bool present = outcome.present.contains(rank);

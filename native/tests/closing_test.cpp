@@ -1,6 +1,7 @@
 // Tests that a group can be closed at any moment: nobody uses its memory afterwards, and nobody waits for ever.
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -118,22 +119,139 @@ void destroyed_while_a_thread_waits() {
     whole->close(1);
 }
 
-// A signal handler may close the group while its thread waits for a message.
+// A signal handler may close the group in the middle of an operation of its own thread, which then ends, and only then is
+// the memory freed.
 void closed_by_a_signal_handler() {
     const auto segment = Segment::create(1);
     const auto whole = Comm::join(segment, 0, 60, false, {});
     static Comm* part_to_close;
+    static std::optional<Unused> memory;
     const auto part = whole->split(0, 0);
     part_to_close = part.get();
     int64_t x = 0;
     const auto request = part->recv(&x, 1, DType::I64, 0, 0);
     const auto before = std::exchange(interrupt_check, [] {
         part_to_close->close(1);
+        memory.emplace(*part_to_close->segment(), group_segment_bytes(1));
         return false;
     });
     CHECK_EQ(ranks::thrown([&] { request->wait(30); }), "Closed");
     interrupt_check = before;
+    memory.reset();
     whole->close(1);
+}
+
+// The same in a collective: the close does not wait for its own thread, and the collective fails.
+void closed_by_a_signal_handler_in_a_collective() {
+    static thread_local Comm* part_to_close = nullptr;
+    const auto before = std::exchange(interrupt_check, [] {
+        if (Comm* const part = std::exchange(part_to_close, nullptr)) {
+            const auto since = Clock::now();
+            CHECK(part->close(30));
+            CHECK(Clock::now() - since < std::chrono::seconds(3));
+        }
+        return false;
+    });
+    const auto segment = ranks::run(2, [](Comm& c) {
+        const size_t blocks = c.segment()->heap().allocated_blocks();
+        c.barrier();
+        const auto part = c.split(0, c.rank());
+        if (c.rank() == 0) {
+            part_to_close = part.get();
+            CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "PeerLost");
+        }
+        c.barrier();
+        part->close(30);
+        c.barrier();
+        CHECK_EQ(c.segment()->heap().allocated_blocks(), blocks);
+        c.barrier();
+    });
+    interrupt_check = before;
+}
+
+// An agreement of another thread, whose partner does not come, ends when the group is closed, and uses its memory no more.
+void agreements_race_with_close() {
+    for (const bool shrinks : {false, true}) {
+        ranks::run(2, [&](Comm& c) {
+            const auto part = c.split(0, c.rank());
+            std::string how;
+            std::thread other;
+            if (c.rank() == 0) {
+                other = std::thread([&] {
+                    how = ranks::thrown([&] {
+                        if (shrinks) part->shrink();
+                        else part->agree(1);
+                    });
+                });
+                std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                CHECK(part->close(0.2));
+            }
+            c.barrier();
+            part->close(1);
+            c.barrier();
+            if (c.rank() == 0) {
+                const Unused memory(*c.segment(), group_segment_bytes(2));
+                other.join();
+                CHECK_EQ(how, "Closed");
+            }
+            c.barrier();
+        });
+    }
+}
+
+// Several threads fail the group at the moment at which it is closed.
+void aborts_race_with_close() {
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    for (int round = 0; round < (ranks::shortened() ? 100 : 500); ++round) {
+        const auto part = whole->split(0, 0);
+        std::atomic<int> ready{0};
+        std::vector<std::thread> others;
+        for (int t = 0; t < 3; ++t)
+            others.emplace_back([&] {
+                ++ready;
+                while (ready < 4) std::this_thread::yield();
+                part->abort("because of the test");
+            });
+        while (ready < 3) std::this_thread::yield();
+        ++ready;
+        part->close(60);
+        const Unused memory(*segment, group_segment_bytes(1));
+        for (auto& t : others) t.join();
+    }
+    whole->close(1);
+}
+
+// A receive of a large message puts an address into the group's memory, and takes it back when it is abandoned.
+void large_receives_race_with_close() {
+    ranks::run(2, [](Comm& c) {
+        std::mt19937 random(1);
+        std::vector<int64_t> in(1 << 17);
+        for (int round = 0; round < (ranks::shortened() ? 30 : 200); ++round) {
+            const auto part = c.split(0, c.rank());
+            std::atomic<bool> begun{false};
+            std::string how;
+            std::thread other;
+            if (c.rank() == 0) {
+                other = std::thread([&] {
+                    how = ranks::thrown([&] {
+                        for (;; begun = true) part->recv(in.data(), in.size(), DType::I64, 1, 0)->abandon();
+                    });
+                });
+                while (!begun) std::this_thread::yield();
+            }
+            c.barrier();
+            if (c.rank() == 0) std::this_thread::sleep_for(microseconds(random() % 50));
+            part->close(60);
+            c.barrier();
+            if (c.rank() == 0) {
+                const Unused memory(*c.segment(), group_segment_bytes(2));
+                other.join();
+                CHECK_EQ(how, "Closed");
+            }
+            c.barrier();
+        }
+    });
 }
 
 }  // namespace
@@ -143,5 +261,9 @@ int main() {
     locked_while_closed();
     destroyed_while_a_thread_waits();
     closed_by_a_signal_handler();
+    closed_by_a_signal_handler_in_a_collective();
+    agreements_race_with_close();
+    aborts_race_with_close();
+    large_receives_race_with_close();
     return check::result();
 }

@@ -77,6 +77,7 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
         }
         futex_sleep(notifications(), seen, sleep_limit(left));
         if (interrupted()) throw Interrupted();
+        if (memory_ && memory_->closed()) throw Closed("this communicator was closed during " + std::string(name(op_)));
     }
     mine.taken.store(number);
     const uint64_t decided = decision.load();

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <vector>
 
-#include "memory/group_segment.hpp"
+#include "memory/group_memory.hpp"
 
 namespace rankwise {
 
@@ -80,10 +80,11 @@ constexpr size_t agreements_bytes(size_t ranks) { return sizeof(Agreements) + ra
 // and how they wait.
 class Agreement {
 public:
-    Agreement(Agreements& shared, int rank, int n, uint32_t process, Op op) : rank_(rank), n_(n), process_(process), op_(op), shared_(shared) {}
+    // memory: of the communicator that takes part, or null; the rank stops waiting when it is closed.
+    Agreement(Agreements& shared, int rank, int n, uint32_t process, Op op, const GroupMemory* memory) : rank_(rank), n_(n), process_(process), op_(op), shared_(shared), memory_(memory) {}
     // Takes part in the next agreement, and returns its outcome; at the latest `timeout` seconds after this rank has
     // arrived, the others decide without the ranks that are missing. If they have decided without this rank, it is not in
-    // `present`. Throws Interrupted; then the rank may take part again.
+    // `present`. Throws Interrupted; then the rank may take part again. Throws Closed.
     Outcome decide(int64_t flags, double timeout);
 
 protected:
@@ -113,6 +114,7 @@ private:
     };
     Arrivals arrivals(uint32_t number) const;
     Agreements& shared_;
+    const GroupMemory* const memory_;
 };
 
 }  // namespace rankwise

@@ -12,17 +12,17 @@ std::string message_text(uint64_t count, DType dtype, int tag) {
     return std::to_string(count) + " x " + name(dtype) + " with tag " + std::to_string(tag);
 }
 
-Messages::Messages(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps)
-    : segment_(std::move(segment)), group_(group), protocol_(steps), tracer_(*segment_, group.member()[steps.rank], steps.part()), rank_(steps.rank), n_(steps.n),
+Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps)
+    : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()), protocol_(steps), tracer_(*segment_, group_.member()[steps.rank], steps.part()), rank_(steps.rank), n_(steps.n),
       policy_(steps.policy()), sends_(n_), arrived_(n_), incoming_(n_), posted_(n_) {}
 
 Messages::~Messages() {
     if (!closing_) close(0);  // after the first close the group's memory may belong to others
 }
 
-std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps) {
+std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps) {
     // A forked child does not delete it: its thread does not exist there, and may have held the mutex.
-    return {new Messages(std::move(segment), group, steps), [](Messages* messages) {
+    return {new Messages(std::move(segment), std::move(memory), steps), [](Messages* messages) {
                 if (!messages->forked()) delete messages;
             }};
 }

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "memory/group_memory.hpp"
 #include "p2p/channel.hpp"
 #include "stream/stream.hpp"
 #include "sync/forks.hpp"
@@ -78,7 +79,7 @@ private:
 
 class Messages : public std::enable_shared_from_this<Messages> {
 public:
-    static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps);
+    static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps);
     ~Messages();
     void set_counted(bool now) { tracer_.set_counted(now); }
 
@@ -119,7 +120,7 @@ private:
 
     Channel* channel(int from, int to, bool make);
     [[noreturn]] void overwritten(const char* what, int from, int to);
-    Messages(std::shared_ptr<Segment> segment, GroupSegment& group, SlotProtocol& steps);
+    Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps);
     bool forked() const { return forks_ != forks_so_far(); }
     // Without the ring (rendezvous.cpp).
     void post_receive(const std::shared_ptr<Request>& receive);
@@ -152,7 +153,6 @@ private:
     bool pending() const;
     std::unique_lock<std::mutex> lock_requests();
     void notify(int whom);
-    class Inside;
     void check_open(const char* operation);  // with mutex_ locked
     template <class Done> void wait_until(std::optional<double> timeout, Done&& done, Request* request);
     void check_peers(const Request* request);
@@ -160,6 +160,7 @@ private:
     void run();
 
     std::shared_ptr<Segment> segment_;
+    const std::shared_ptr<GroupMemory> memory_;
     GroupSegment& group_;
     SlotProtocol& protocol_;
     Tracer tracer_;
@@ -175,9 +176,7 @@ private:
     uint64_t arrivals_ = 0;
     ReachableRanges reachable_;                                   // guarded by mutex_
     std::condition_variable work_;
-    bool closing_ = false;                                        // then nothing touches the group's memory, except from inside
-    int inside_ = 0;                                              // threads that wait for a request
-    std::condition_variable left_;                                // one of them has left
+    bool closing_ = false;                                        // then only who holds a lease touches the group's memory
     std::thread thread_;
 };
 

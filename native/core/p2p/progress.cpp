@@ -35,37 +35,9 @@ void Messages::check_peers(const Request* request) {
     for (auto& r : all) gone(*r);
 }
 
-// A thread that waits here may use the group's memory, and what belongs to its communicator: `close` waits for it.
-class Messages::Inside {
-public:
-    explicit Inside(Messages& m) : messages_(m), outer_(here) {
-        const auto lock = m.lock_requests();
-        if (m.closing_) throw Closed(kClosedTooEarly);
-        ++m.inside_;
-        here = this;
-    }
-    ~Inside() {
-        std::lock_guard lock(messages_.mutex_);
-        here = outer_;
-        --messages_.inside_;
-        messages_.left_.notify_all();
-    }
-    // How many waits of this thread are inside: a signal handler that runs in one of them may close the group.
-    static int of_this_thread(const Messages& m) {
-        int count = 0;
-        for (const Inside* each = here; each; each = each->outer_) count += &each->messages_ == &m;
-        return count;
-    }
-
-private:
-    static thread_local const Inside* here;
-    Messages& messages_;
-    const Inside* const outer_;
-};
-thread_local const Messages::Inside* Messages::Inside::here = nullptr;
-
 template <class Done> void Messages::wait_until(std::optional<double> given, Done&& done, Request* request) {
-    const Inside inside(*this);
+    const GroupMemory::Lease lease(*memory_);
+    if (!lease) throw Closed(kClosedTooEarly);
     const double timeout = given.value_or(protocol_.timeout);
     auto try_once = [&] {
         const auto lock = lock_requests();
@@ -162,6 +134,8 @@ void Messages::ensure_thread() {
 }
 
 void Messages::run() {
+    const GroupMemory::Lease lease(*memory_);
+    if (!lease) return;
     PeerSlot& peer_slot = group_.peers[rank_];
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -215,8 +189,6 @@ std::string Messages::close(double timeout) {
     peer_slot.message_notifications.fetch_add(1);
     futex_wake_all(peer_slot.message_notifications);
     if (thread_.joinable()) thread_.join();
-    std::unique_lock lock(mutex_);
-    left_.wait(lock, [&] { return inside_ == Inside::of_this_thread(*this); });
     return trouble;
 }
 

@@ -1,0 +1,56 @@
+#include "memory/group_memory.hpp"
+
+namespace rankwise {
+
+bool GroupMemory::try_begin(uint32_t now) {
+    while (!(now & (kLocked | kClosed)))
+        if (uses_.compare_exchange_weak(now, now | kLocked | kCall)) return true;
+    return false;
+}
+
+bool GroupMemory::begin_locked() {
+    for (uint32_t now = uses_.load(); !(now & kClosed);)
+        if (uses_.compare_exchange_weak(now, now | kCall)) return true;
+    return false;
+}
+
+bool GroupMemory::take_lease() {
+    const bool inside = own_uses();
+    for (uint32_t now = uses_.load(); inside || !(now & kClosed);)
+        if (uses_.compare_exchange_weak(now, now + kLease)) return true;
+    return false;
+}
+
+void GroupMemory::sleep_until_unlocked(std::chrono::nanoseconds limit) {
+    for (uint32_t now = uses_.load(); now & kLocked;)
+        if (uses_.compare_exchange_weak(now, now | kAwaited)) return void(futex_sleep(uses_, now | kAwaited, limit));
+}
+
+void GroupMemory::turn_away() {
+    uses_.fetch_or(kClosed);
+    futex_wake_all(uses_);  // who waits for the lock
+}
+
+void GroupMemory::ended(uint32_t bits, uint32_t before) {
+    if (bits & before & kLocked && before & kAwaited) {
+        uses_.fetch_and(~kAwaited);
+        futex_wake_all(uses_);
+    }
+    if (before & kClosed && bits & kUses && (before & kUses) == (bits & kUses)) release();
+}
+
+void GroupMemory::release() {
+    GroupSegment& group = this->group();
+    for (int r = 0; r < group.nranks; ++r)  // a dead rank cannot detach itself; it is not the last, because this one is still attached
+        if (r != rank_ && segment_->ended(group.member()[r], group.peers[r].process)) group.detach(r);
+    if (group.detach(rank_)) release_group_segment(*segment_, offset_);
+}
+
+uint32_t GroupMemory::own_uses() const {
+    uint32_t all = 0;
+    for (const Use* use = Use::innermost; use; use = use->outer_)
+        if (&use->memory_ == this) all += use->kind_;
+    return all;
+}
+
+}  // namespace rankwise
