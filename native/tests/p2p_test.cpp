@@ -1,14 +1,8 @@
 // Tests send and recv: order, tags, messages to oneself, large messages both ways, receives posted early and late.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstddef>
-
 #include "ranks.hpp"
+#include "refuse_memory.hpp"
 
 using namespace rankwise;
 
@@ -200,19 +194,6 @@ void from_any_rank(Comm& c) {
         received[r->source()] = true;
     }
     CHECK(!c.probe(kAny, kAny));
-}
-
-// From now on this thread gets no memory for the segment.
-void refuse_memory() {
-    sock_filter program[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSPC),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const sock_fprog filter{std::size(program), program};
-    CHECK_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-    CHECK_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
 }
 
 // A message for which there is no memory is refused, and nothing is left of it: not even its address.

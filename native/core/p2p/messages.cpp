@@ -105,11 +105,11 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
     try {
         if (waits && sends_[to].size() == 1) poll_for_receive(to, *r);
         push(to, waits || may_copy_at_once(*r));
-    } catch (...) {  // no memory for the channel
+        if (!r->complete_ && !waits) ensure_thread();
+    } catch (...) {  // no memory for the channel, or no thread
         cancel(r);
         throw;
     }
-    if (!r->complete_ && !waits) ensure_thread();
     return r;
 }
 
@@ -118,19 +118,19 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
     trace(*r, waits);
-    if (auto m = first_arrived(from, tag); !m) {
-        receives_.push_back(r);
-        try {
+    try {
+        if (auto m = first_arrived(from, tag); !m) {
+            receives_.push_back(r);
             pull_from(from);
             post_receive(r);
-        } catch (...) {  // no memory for the channel, or for another message
-            cancel(r);
-            throw;
+        } else if (fits(*r, m->from, m->header)) {
+            receive_arrived(r, m);
         }
-    } else if (fits(*r, m->from, m->header)) {
-        receive_arrived(r, m);
+        if (!r->complete_ && !waits) ensure_thread();
+    } catch (...) {  // no memory for the channel, or for another message, or no thread
+        cancel(r);
+        throw;
     }
-    if (!r->complete_ && !waits) ensure_thread();
     return r;
 }
 
@@ -142,8 +142,13 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found,
     if (!m || m->header.count != found.count || DType(m->header.dtype) != found.dtype) return nullptr;
     trace(*r, false);
     r->matched_ = true;
-    receive_arrived(r, m);
-    if (!r->complete_) ensure_thread();
+    try {
+        receive_arrived(r, m);
+        if (!r->complete_) ensure_thread();
+    } catch (...) {
+        cancel(r);
+        throw;
+    }
     return r;
 }
 

@@ -1,0 +1,84 @@
+// Tests messages of a rank that gets no private memory, or no thread.
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+#include "ranks.hpp"
+#include "refuse_memory.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+std::atomic<bool> refused_to_engine{false};
+
+}  // namespace
+
+void* operator new(size_t bytes) {
+    if (is_engine_thread && refused_to_engine) throw std::bad_alloc();
+    if (void* const memory = std::malloc(bytes ? bytes : 1)) return memory;
+    throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
+// A message that the progress thread must keep for a later receive: it allocates nothing any more, not even for the error.
+void no_memory_for_what_arrives() {
+    ranks::run(2, [](Comm& c) {
+        int64_t x = 0;
+        std::vector<uint8_t> large(8 << 20);
+        if (c.rank() == 1) {
+            const auto never = c.recv(&x, 1, DType::I64, 0, 1);
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the thread has started, and sleeps
+            refused_to_engine = true;
+            while (refused_to_engine) std::this_thread::yield();
+            CHECK_EQ(ranks::thrown([&] { never->wait(30); }), "PeerLost");
+        } else {
+            while (!refused_to_engine) std::this_thread::yield();
+            try {
+                c.send_now(large.data(), large.size(), DType::U8, 1, 2);
+                CHECK(false, "the message was sent");
+            } catch (const PeerLost& e) {
+                CHECK(e.rank == 1 && e.how.find("had no memory") != std::string::npos, e.what());
+            }
+            refused_to_engine = false;
+        }
+    });
+}
+
+// A receive that is refused because no thread can be started is not left behind.
+void no_thread() {
+    ranks::run(2, [](Comm& c) {
+        int64_t refused = 0, x = 0;
+        const int64_t sent = 42;
+        if (c.rank() == 1) {
+            std::thread([&] {
+                refuse_threads();
+                bool threw = false;
+                try {
+                    c.recv(&refused, 1, DType::I64, 0, 0);
+                } catch (const std::exception&) {
+                    threw = true;
+                }
+                CHECK(threw);
+            }).join();
+            c.barrier();
+            c.recv_now(&x, 1, DType::I64, 0, 0);
+            CHECK(x == 42 && refused == 0, x << " and " << refused);
+        } else {
+            c.barrier();
+            c.send_now(&sent, 1, DType::I64, 1, 0);
+        }
+        c.barrier();
+    });
+}
+
+}  // namespace
+
+int main() {
+    no_thread();
+    no_memory_for_what_arrives();
+    return check::result();
+}

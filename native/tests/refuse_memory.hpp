@@ -1,0 +1,32 @@
+// For tests of what happens without memory.
+#pragma once
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <initializer_list>
+#include <vector>
+
+#include "check.hpp"
+
+// From now on these system calls fail with `error` in this thread.
+inline void refuse_calls(std::initializer_list<int> calls, int error) {
+    std::vector<sock_filter> program{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+    for (int call : calls) {
+        program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, uint32_t(call), 0, 1));
+        program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | uint32_t(error)));
+    }
+    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+    const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
+    CHECK_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    CHECK_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+// From now on this thread gets no memory for the segment.
+inline void refuse_memory() { refuse_calls({SYS_fallocate}, ENOSPC); }
+
+// From now on this thread can start no other.
+inline void refuse_threads() { refuse_calls({SYS_clone, SYS_clone3}, EAGAIN); }
