@@ -122,7 +122,7 @@ Failure GroupSegment::failure() const {
     return {Cause(v & 15), rank, v >> 24, v & 16 ? peers[rank].why : ""};
 }
 
-void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, const std::string& how) {
+void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, std::string_view how) {
     PeerSlot& peer_slot = group.peers[rank];
     const bool explained = !how.empty();
     if (explained) {

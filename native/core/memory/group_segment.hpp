@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/types.hpp"
@@ -160,8 +161,8 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
 // Frees a group segment, with the channels and reports of its ranks.
 void release_group_segment(Segment& segment, uint64_t offset);
 
-// Mark the group failed, unless it already is, and wake all its ranks.
-void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, const std::string& how);
+// Mark the group failed, unless it already is, and wake all its ranks. Allocates nothing.
+void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, std::string_view how);
 // This process of `world_rank` has ended: fail the group unless that rank has left it. Returns the rank's number in the
 // group, or -1 if the process is not in it.
 int group_lost_process(GroupSegment& group, int world_rank, uint32_t process);
