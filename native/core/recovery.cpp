@@ -120,7 +120,8 @@ void free_lost_buffers(Segment& segment) {
             if (ended(r)) continue;
             in_use = in_use || group.peers[r].writing.load();
             for (int to = 0; to < group.nranks; ++to)
-                if (const uint64_t channel = ended(to) ? group.channel(r, to).load() : 0) in_use = in_use || segment.at<Channel>(channel)->rendezvous.writing.load();
+                if (const uint64_t channel = ended(to) ? group.channel(r, to).load() : 0)
+                    in_use = in_use || !segment.heap().room(channel, BlockKind::Channel) || segment.at<Channel>(channel)->rendezvous.writing.load();
         }
     });
     if (!in_use) segment.heap().free_lost_buffers();

@@ -90,6 +90,22 @@ void a_visited_block_is_not_freed() {
     heap.release(unpublished);
 }
 
+// What a stray write has put in place of an offset, and over the words of the heap.
+void what_was_overwritten_is_no_block() {
+    SmallHeap small;
+    const Heap& heap = small.heap;
+    const uint64_t block = heap.allocate(2 * kUnit, BlockKind::Text), next = heap.allocate(1, BlockKind::Buffer);
+    CHECK_EQ(heap.room(block, BlockKind::Text), 2 * kUnit);
+    CHECK_EQ(heap.room(block, BlockKind::Channel), 0u);
+    for (uint64_t offset : {uint64_t(0), uint64_t(7), block + 8, block + kUnit, next + kUnit, uint64_t(1) << 50, UINT64_MAX})
+        CHECK_EQ(heap.room(offset, BlockKind::Text), 0u);
+    for (uint32_t number : {0u, 1u << 31}) {
+        std::memcpy(small.base + small.header.table, &number, sizeof number);  // how many units the first block has
+        CHECK(heap.allocated_blocks() > 0);
+        CHECK_EQ(heap.room(block, BlockKind::Text), kUnit);
+    }
+}
+
 // Allocates and frees until `done`: what others allocate meanwhile is another block's, and what is visited is not freed.
 void allocate_and_free(const Segment& segment, unsigned seed, const std::function<bool()>& done, bool visits = false) {
     std::mt19937 random(seed);
@@ -179,6 +195,7 @@ int main() {
     blocks_take_the_first_room();
     a_heap_has_an_end();
     a_visited_block_is_not_freed();
+    what_was_overwritten_is_no_block();
     threads_share_it(first);
     return check::result();
 }

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <optional>
@@ -47,7 +48,7 @@ bool notify(const RankRecord& r) {
 void answer(Segment& segment, RankRecord& r) {
     for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
         const std::string text = tail(program_stacks());
-        if (!r.stacks.load()) r.stacks.store(segment.heap().allocate(kText, BlockKind::Text));
+        if (segment.heap().room(r.stacks.load(), BlockKind::Text) < kText) r.stacks.store(segment.heap().allocate(kText, BlockKind::Text));
         std::memcpy(segment.at<char>(r.stacks.load()), text.c_str(), text.size() + 1);
         r.stacks_answered.store(request);
     }
@@ -118,9 +119,9 @@ RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks) {
         const auto answered = [&, request = request] { return int32_t(r.stacks_answered.load() - request) >= 0; };
         while (!answered() && lives() && !is_stopped(pid) && Clock::now() < until) usleep(500);
         if (answered()) {
-            const char* text = segment.at<char>(r.stacks.load());
-            const size_t length = strnlen(text, kText);
-            if (length > 0) answers.emplace_back(rank, std::string(text, length));  // empty while the interpreter shuts down
+            const uint64_t stacks = r.stacks.load();
+            const size_t length = strnlen(segment.at<char>(stacks), std::min(kText, segment.heap().room(stacks, BlockKind::Text)));
+            if (length > 0) answers.emplace_back(rank, std::string(segment.at<char>(stacks), length));  // empty while the interpreter shuts down
         } else if (is_stopped(pid)) {
             answers.emplace_back(rank, "its process is stopped; kill -CONT " + std::to_string(pid) + " resumes it");
         } else if (lives()) {

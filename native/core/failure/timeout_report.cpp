@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace rankwise {
 
@@ -26,24 +27,28 @@ private:
     std::string bytes_;
 };
 
+// Reads what a Writer has written; behind the end, and behind what a stray write has overwritten, zeros and empty texts.
 class Reader {
 public:
-    explicit Reader(const uint8_t* at) : at_(at) {}
+    Reader(const uint8_t* at, size_t bytes) : at_(at), left_(bytes) {}
     uint64_t number() {
-        uint64_t value;
-        std::memcpy(&value, at_, sizeof value);
-        at_ += sizeof value;
+        uint64_t value = 0;
+        if (const uint8_t* const bytes = next(sizeof value)) std::memcpy(&value, bytes, sizeof value);
         return value;
     }
     std::string text() {
         const uint64_t size = number();
-        std::string value(reinterpret_cast<const char*>(at_), size);
-        at_ += size;
+        const uint8_t* const bytes = next(size);
+        return bytes ? std::string(reinterpret_cast<const char*>(bytes), size) : "";
+    }
+    std::vector<int> ranks() {
+        std::vector<int> value;
+        for (uint64_t count = number(); count > 0 && left_; --count) value.push_back(int(number()));
         return value;
     }
     RankTexts rank_texts() {
         RankTexts value;
-        for (uint64_t left = number(); left > 0; --left) {
+        for (uint64_t count = number(); count > 0 && left_; --count) {
             const int rank = int(number());
             value.emplace_back(rank, text());
         }
@@ -51,7 +56,14 @@ public:
     }
 
 private:
+    const uint8_t* next(uint64_t bytes) {
+        if (bytes > left_) left_ = 0;
+        if (!left_) return nullptr;
+        left_ -= bytes;
+        return std::exchange(at_, at_ + bytes);
+    }
     const uint8_t* at_;
+    uint64_t left_;
 };
 
 // Ranks whose states differ only in the time: "in all_reduce #12 for 2.9 s", split before and after the 2.9.
@@ -88,10 +100,10 @@ uint64_t write_report(Segment& segment, const TimeoutReport& report) {
 }
 
 TimeoutReport read_report(const Segment& segment, uint64_t offset) {
-    Reader reader(segment.at(offset));
+    Reader reader(segment.at(offset), segment.heap().room(offset, BlockKind::Text));
     TimeoutReport report;
     report.headline = reader.text();
-    for (uint64_t left = reader.number(); left > 0; --left) report.missing.push_back(int(reader.number()));
+    report.missing = reader.ranks();
     report.states = reader.rank_texts();
     report.stacks = reader.rank_texts();
     return report;

@@ -107,12 +107,14 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
 
 void release_group_segment(Segment& segment, uint64_t offset) {
     GroupSegment& group = *segment.at<GroupSegment>(offset);
-    for (int r = 0; r < group.nranks; ++r)
-        if (const uint64_t report = group.peers[r].report.load()) segment.heap().release(report);
+    const Heap& heap = segment.heap();
+    const auto release = [&](uint64_t block, BlockKind kind) {
+        if (heap.room(block, kind)) heap.release(block);  // else there is none, or a stray write has overwritten its offset
+    };
+    for (int r = 0; r < group.nranks; ++r) release(group.peers[r].report.load(), BlockKind::Text);
     for (int from = 0; from < group.nranks; ++from)
-        for (int to = 0; to < group.nranks; ++to)
-            if (const uint64_t channel = group.channel(from, to).load()) segment.heap().release(channel);
-    segment.heap().release(offset);
+        for (int to = 0; to < group.nranks; ++to) release(group.channel(from, to).load(), BlockKind::Channel);
+    heap.release(offset);
 }
 
 // The failure record's bits, from the lowest: 4 cause, 1 explained, 19 rank, 40 sequence.

@@ -80,13 +80,19 @@ bool Heap::abandoned(uint32_t index, Word word) const {
 template <class Look> void Heap::walk(const Look& look) const {
     for (uint32_t index = 0; index < header_.used.load();) {
         Word word = unit(index).word.load();
-        const uint32_t units = word.kind == BlockKind::Continued ? 1 : word.number;
+        const uint32_t units = units_of(index, word);
         if (word.kind == BlockKind::Retired) free_if_unvisited(index);
         else if (abandoned(index, word) && reserve_again(index, word, units)) free_reserved(index, units);
         word = unit(index).word.load();
         if (!look(index, word)) return;
-        index += word.kind == BlockKind::Free || word.kind == BlockKind::Continued ? 1 : word.number;
+        index += units_of(index, word);
     }
+}
+
+// How many units there are to the next word. A word that a stray write has overwritten counts as one.
+uint32_t Heap::units_of(uint32_t index, Word word) const {
+    const bool single = word.kind == BlockKind::Free || word.kind == BlockKind::Continued || !word.number || word.number > header_.units - index;
+    return single ? 1 : word.number;
 }
 
 // The index of the first of so many free units in a row. Throws OutOfMemory if there is no such row.
@@ -154,6 +160,13 @@ uint64_t Heap::allocate(size_t bytes, BlockKind kind) const {
 void Heap::release(uint64_t offset) const {
     const uint32_t index = index_of(offset);
     retire(index, unit(index).word.load());
+}
+
+size_t Heap::room(uint64_t offset, BlockKind kind) const {
+    if (offset < header_.first || (offset - header_.first) % kUnit || (offset - header_.first) / kUnit >= header_.used.load()) return 0;
+    const uint32_t index = index_of(offset);
+    const Word word = unit(index).word.load();
+    return word.kind == kind ? units_of(index, word) * kUnit : 0;
 }
 
 void Heap::retire(uint32_t index, Word word) const {

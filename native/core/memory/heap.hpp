@@ -47,6 +47,9 @@ public:
     uint64_t reserve(size_t bytes) const;
     void publish(uint64_t offset, BlockKind kind) const;
     void release(uint64_t offset) const;
+    // The bytes of the published block of this kind that begins here, or 0 if there is none: what a stray write has put in
+    // place of an offset must not be used as one.
+    size_t room(uint64_t offset, BlockKind kind) const;
     // Calls `visit` for each published block of this kind; the block is not freed during the call.
     void visit(BlockKind kind, const std::function<void(uint64_t offset)>& visit) const;
     // Frees the buffers of processes that have ended. The caller makes sure that nobody still writes there.
@@ -78,6 +81,7 @@ private:
     void retire(uint32_t index, Word word) const;
     void free_if_unvisited(uint32_t index) const;
     void free_reserved(uint32_t index, uint32_t units) const;
+    uint32_t units_of(uint32_t index, Word word) const;
     bool commit(uint64_t begin, uint64_t end) const;
 
     int fd_;

@@ -75,6 +75,10 @@ void SlotProtocol::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64
         check();
     };
     check_copied(true);
+    if (in_segment && !segment_.contains(in_segment, bytes)) {
+        fail_group(group_, Cause::PeerLost, rank, calls_, "found that the address of an array of rank " + std::to_string(peer) + " had been overwritten in shared memory, perhaps by an array access outside its bounds");
+        check_copied(true);
+    }
     for (size_t done = 0; done < bytes; done += kChunk) {
         const size_t length = std::min(kChunk, bytes - done);
         if (in_segment) copy((writes ? in_segment : here) + done, (writes ? here : in_segment) + done, length);
