@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "ranks.hpp"
+#include "refuse_memory.hpp"
 
 using namespace rankwise;
 using ranks::thrown;
@@ -88,6 +89,21 @@ void a_visited_block_is_not_freed() {
     CHECK_EQ(heap.allocate(100, BlockKind::Buffer), block);
     CHECK_EQ(small.base[block], 0);
     heap.release(unpublished);
+}
+
+// If the system neither takes the pages of a freed block back nor gives memory to zero them all, nobody gets the block.
+void what_cannot_be_zeroed_is_not_free() {
+    SmallHeap small;
+    const Heap& heap = small.heap;
+    const uint64_t block = heap.allocate(kUnit, BlockKind::Buffer);
+    std::memset(small.base + block, 7, kUnit);
+    std::thread([&] {
+        refuse_memory();
+        heap.release(block);
+    }).join();
+    CHECK_EQ(heap.room(block, BlockKind::Buffer), 0u);
+    const uint64_t other = heap.allocate(kUnit, BlockKind::Buffer);
+    CHECK(all_are(small.base + other, kUnit, 0), "new memory is not zeroed");
 }
 
 // What a stray write has put in place of an offset, and over the words of the heap.
@@ -195,6 +211,7 @@ int main() {
     blocks_take_the_first_room();
     a_heap_has_an_end();
     a_visited_block_is_not_freed();
+    what_cannot_be_zeroed_is_not_free();
     what_was_overwritten_is_no_block();
     threads_share_it(first);
     return check::result();

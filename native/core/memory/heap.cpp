@@ -189,19 +189,24 @@ bool Heap::reserve_again(uint32_t index, Word word, uint32_t units) const {
     return unit(index).word.compare_exchange_strong(word, {units, owner_, BlockKind::Reserved});
 }
 
+// Gives the pages back to the system; when they are used again, they are zeroed. If the system keeps them, they are zeroed
+// here, which requires that all have memory. Returns whether they are clean.
+bool Heap::clear(uint64_t begin, size_t bytes) const {
+    while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(bytes)) != 0) {
+        if (errno == EINTR) continue;
+        if (!commit(begin, begin + bytes)) return false;
+        std::memset(base_ + begin, 0, bytes);
+        break;
+    }
+    return true;
+}
+
 // Frees units that this process has reserved. If it dies before the first store to the first word, another process frees
 // them together; if it dies later, each one alone.
 void Heap::free_reserved(uint32_t index, uint32_t units) const {
     for (uint32_t i = 1; i < units; ++i) unit(index + i).word.store({i, owner_, BlockKind::Continued});
     unit(index).word.store({1, owner_, BlockKind::Reserved});
-    // Gives the pages back to the system; when they are used again, they are zeroed. If the system keeps them, they are
-    // zeroed here.
-    const size_t bytes = units * kUnit;
-    while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset_of(index)), off_t(bytes)) != 0) {
-        if (errno == EINTR) continue;
-        if (commit(offset_of(index), offset_of(index) + bytes)) std::memset(base_ + offset_of(index), 0, bytes);
-        break;
-    }
+    if (!clear(offset_of(index), units * kUnit)) return;  // they stay reserved until this process has ended
     for (uint32_t i = 0; i < units; ++i) unit(index + i).word.store({});
 }
 

@@ -82,6 +82,7 @@ private:
     void free_if_unvisited(uint32_t index) const;
     void free_reserved(uint32_t index, uint32_t units) const;
     uint32_t units_of(uint32_t index, Word word) const;
+    bool clear(uint64_t begin, size_t bytes) const;
     bool commit(uint64_t begin, uint64_t end) const;
 
     int fd_;
