@@ -137,7 +137,8 @@ bool Messages::copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, u
     const uint64_t piece = tuning::rendezvous_piece(bytes), pieces = (bytes + piece - 1) / piece;
     if (there == kUnreachable) return false;
     uint64_t mine = 0;
-    while (m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() && m.begun.fetch_add(1) < pieces) {
+    // `mine` ends it even if a stray write has overwritten the count.
+    while (mine < pieces && m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() && m.begun.fetch_add(1) < pieces) {
         // From both ends, so that a core that copies the message again finds the same pieces in its cache.
         const uint64_t at = (sends ? mine : pieces - 1 - mine) * piece;
         ++mine;
