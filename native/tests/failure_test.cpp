@@ -108,6 +108,43 @@ void one_rank_aborts(Comm& c) {
     else CHECK_EQ(thrown([&] { g->barrier(); }), "PeerLost");
 }
 
+// The owner of an array leaves a failed operation when no peer writes there any more, or, if one is stopped in the middle of
+// that, at the timeout, with an error that says so.
+void a_writer_is_stopped() {
+    for (const bool goes_on : {true, false}) {
+        std::atomic<bool> raised{false};
+        ranks::run(2, [&](Comm& c) {
+            const auto part = c.split(0, c.rank());
+            GroupSegment* group = nullptr;
+            c.segment()->heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
+                if (offset != c.segment()->header().world_group.load()) group = c.segment()->at<GroupSegment>(offset);
+            });
+            if (c.rank() == 1) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                group->peers[1].writing = 1;  // as a rank that was stopped leaves it
+                part->abort("aborted");
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                CHECK(!raised);
+                while (!goes_on && !raised) std::this_thread::yield();
+                group->peers[1].writing = 0;
+            } else {
+                std::vector<double> x(1 << 18);
+                const auto since = Clock::now();
+                try {
+                    part->all_reduce(x.data(), x.size(), DType::F64, ReduceOp::SUM);
+                    CHECK(false, "nothing was thrown");
+                } catch (const PeerLost& e) {
+                    const bool says = std::string(e.what()).find("\nrank 1 may have been stopped in the middle of writing") != std::string::npos;
+                    CHECK_EQ(says, !goes_on);
+                    CHECK(goes_on || Clock::now() - since > std::chrono::seconds(1));
+                }
+                raised = true;
+            }
+            c.barrier();
+        }, goes_on ? 60 : 1);
+    }
+}
+
 void bad_arguments_do_not_fail_the_group(Comm& c) {
     float x = 1;
     if (c.rank() == 0) {
@@ -200,6 +237,7 @@ int main() {
             close_waits_for_started_operations(c);
             bad_arguments_do_not_fail_the_group(c);
         });
+    a_writer_is_stopped();
     a_new_group_with_a_dead_rank();
     a_death_noticed_by_a_dead_rank();
     CHECK_EQ(thrown([] { Segment::create(0); }), "BadArgument");

@@ -41,31 +41,35 @@ void offsets_of_a_closed_group() {
 }
 
 // The address of a registered buffer that a rank exposes to its peers.
-void address_of_a_buffer() {
-    ranks::run(2, [](Comm& c) {
+void address_of_a_buffer(bool reduces) {
+    Settings settings;
+    settings.forced = tuning::parse_forced({{"all_gather", "single_copy"}, {"all_reduce", "registered"}}, settings.backend);
+    ranks::run(2, [&](Comm& c) {
+        static std::atomic<uint64_t> address;  // of rank 0's
         const auto in = c.allocate(2 << 20), out = c.allocate(4 << 20);
+        if (c.rank() == 0) address = c.segment()->offset_of(in->data());
         c.barrier();
         if (c.rank() == 1) {
-            const uint64_t before = group_of_all(c).peers[0].calls.load();
-            while (group_of_all(c).peers[0].calls.load() == before) std::this_thread::yield();
+            while (group_of_all(c).peers[0].calls.load() < 2) std::this_thread::yield();
             std::this_thread::sleep_for(std::chrono::milliseconds(100));  // rank 0 has exposed its buffers, and waits
             int changed = 0;
             for (SlotHeader& header : group_of_all(c).peers[0].headers) {
                 uint64_t both[2];
                 std::memcpy(both, header.payload, sizeof both);
                 for (uint64_t& each : both)
-                    if (each & SlotProtocol::kInSegment) each = SlotProtocol::kInSegment | uint64_t(1) << 46, ++changed;
+                    if ((each & ~SlotProtocol::kInSegment) == address) each += uint64_t(1) << 46, ++changed;
                 std::memcpy(header.payload, both, sizeof both);
             }
             CHECK(changed > 0);
         }
         try {
-            c.all_gather(in->data(), out->data(), 1 << 18, DType::I64);
+            if (reduces) c.all_reduce(in->data(), 1 << 18, DType::I64, ReduceOp::SUM);
+            else c.all_gather(in->data(), out->data(), 1 << 18, DType::I64);
             CHECK(false, "rank " << c.rank() << " threw nothing");
         } catch (const PeerLost& e) {
             CHECK(e.rank == 1 && e.how.find("had been overwritten") != std::string::npos, e.what());
         }
-    });
+    }, 60, settings);
 }
 
 void report_of_a_timeout() {
@@ -91,7 +95,7 @@ void report_of_a_timeout() {
 
 int main() {
     offsets_of_a_closed_group();
-    address_of_a_buffer();
+    for (const bool reduces : {false, true}) address_of_a_buffer(reduces);
     report_of_a_timeout();
     return check::result();
 }

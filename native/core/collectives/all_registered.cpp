@@ -19,8 +19,11 @@ AllRegistered::AllRegistered(SlotProtocol& s, const void* memory, size_t bytes) 
     if (mine == kNotRegistered) return;
     s.await_all(step_);
     agreed_ = true;
-    for (int p = 0; p < s.n; ++p)
-        if (p != s.rank && offset_of(p) == kNotRegistered) agreed_ = false;
+    for (int p = 0; p < s.n; ++p) {
+        const uint64_t offset = p == s.rank ? kNotNeeded : offset_of(p);
+        if (offset == kNotRegistered) agreed_ = false;
+        else if (offset != kNotNeeded && !s.segment().contains(s.segment().at(offset), bytes)) s.address_overwritten(p);
+    }
 }
 
 namespace collectives {

@@ -32,11 +32,11 @@ private:
 // until no peer writes into this rank's memory any more.
 class PeerWrites {
 public:
-    explicit PeerWrites(SlotProtocol& s) : s_(s) { s.set_writing(true); }
-    ~PeerWrites() {
-        s_.set_writing(false);
-        if (!finished_) s_.await_no_writers();
+    explicit PeerWrites(SlotProtocol& s) : s_(s) {
+        s.set_exposed(true);
+        s.set_writing(true);
     }
+    ~PeerWrites() { s_.await_no_writers(); }
     PeerWrites(const PeerWrites&) = delete;
     // Throws if the group has failed, because then no more may be written.
     void check() { s_.check(); }
@@ -44,12 +44,11 @@ public:
     void finish_all() {
         s_.set_writing(false);
         s_.await_all(s_.post());
-        finished_ = true;
+        s_.set_exposed(false);
     }
 
 private:
     SlotProtocol& s_;
-    bool finished_ = false;
 };
 
 namespace collectives {

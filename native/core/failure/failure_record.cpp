@@ -235,7 +235,7 @@ std::map<uint64_t, Call> SlotProtocol::recent_calls(int peer) const {
     return calls;
 }
 
-void SlotProtocol::throw_mismatch() {
+void SlotProtocol::throw_mismatch(const std::string& danger) {
     mismatch_thrown_ = true;
     constexpr uint64_t kShown = 3;  // calls of a rank
     publish_call_site();
@@ -274,7 +274,7 @@ void SlotProtocol::throw_mismatch() {
         if (!differs.empty()) different.push_back(p);
         text += "\n  rank " + std::to_string(p) + ": " + call + (differs.empty() ? "" : "   <-- other " + differs);
     }
-    throw Mismatch(text, texts, sites, different, int64_t(f.sequence));
+    throw Mismatch(text + danger, texts, sites, different, int64_t(f.sequence));
 }
 
 // The message that this rank waits for: "recv from rank 1, tag 0", or "".
@@ -286,6 +286,8 @@ std::string SlotProtocol::awaited_message() const {
 void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence) {
     before_waiting();
     const Failure f = group_.failure();
+    // Only a collective, which has a sequence number, exposes memory.
+    const std::string danger = sequence < 0 ? "" : await_no_writers(f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedWriter) : std::chrono::duration<double>(timeout), true);
     const std::string who = "rank " + std::to_string(f.rank);
     const std::string here = operation == name(Op::None) ? "" : ", while rank " + std::to_string(rank) + " was in " + operation +
                              (sequence < 0 ? "" : " #" + std::to_string(sequence)) + of_group();
@@ -300,10 +302,10 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
         }
         const QualifiedPid joined = group_.peers[f.rank].pid.load();
         const QualifiedPid lost = joined.number ? joined : segment_.record(world_rank).pid.load();  // number 0: unknown, because it never joined
-        if (lost.number && !lost.in_own_namespace()) throw PeerLost(who + " (in another container) " + how + where + here, f.rank, how, operation, sequence);
+        if (lost.number && !lost.in_own_namespace()) throw PeerLost(who + " (in another container) " + how + where + here + danger, f.rank, how, operation, sequence);
         const std::string host = host_name();  // all ranks of a segment are on the same host
         const std::string process = lost.number ? " (pid " + std::to_string(lost.number) + " on " + host + ") " : " ";
-        throw PeerLost(who + process + how + where + here, f.rank, how, operation, sequence, host, lost.number);
+        throw PeerLost(who + process + how + where + here + danger, f.rank, how, operation, sequence, host, lost.number);
     }
     if (f.cause == Cause::TimedOut) {
         TimeoutReport report;
@@ -319,10 +321,10 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
         // Ranks in the same operation throw the same text.
         const std::string message = awaited_message();
         const std::string text = (message.empty() ? "" : "rank " + std::to_string(rank) + " was in " + message + ", when " + who + " timed out: ") + report.headline +
-                                 (sequence == int64_t(f.sequence) || !message.empty() ? "" : here) + list_states(report.states);
+                                 (sequence == int64_t(f.sequence) || !message.empty() ? "" : here) + list_states(report.states) + danger;
         throw TimedOut(text, timeout, report.missing, report.states, operation, sequence, report.stacks);
     }
-    throw_mismatch();
+    throw_mismatch(danger);
 }
 
 }  // namespace rankwise

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "failure/timeout_report.hpp"
+
 namespace rankwise {
 
 namespace {
@@ -76,8 +78,8 @@ void SlotProtocol::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64
     };
     check_copied(true);
     if (in_segment && !segment_.contains(in_segment, bytes)) {
-        fail_group(group_, Cause::PeerLost, rank, calls_, "found that the address of an array of rank " + std::to_string(peer) + " had been overwritten in shared memory, perhaps by an array access outside its bounds");
-        check_copied(true);
+        set_writing(false);
+        address_overwritten(peer);
     }
     for (size_t done = 0; done < bytes; done += kChunk) {
         const size_t length = std::min(kChunk, bytes - done);
@@ -98,14 +100,30 @@ void SlotProtocol::put(int peer, const void* src, uint64_t address, size_t bytes
     copy_peer_memory(peer, true, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes);
 }
 
-void SlotProtocol::await_no_writers() {
+// Returns "", or a text about the ranks that are still writing, which only a rank that is stopped can do for so long.
+std::string SlotProtocol::await_no_writers(std::chrono::duration<double> limit, bool interruptible) {
+    if (!exposed_) return "";
+    set_writing(false);  // else two ranks would wait for each other
     // Fail the group unless it has failed already, because the owner of the memory is leaving the operation.
     fail_group(group_, Cause::PeerLost, rank, calls_, std::string("left ") + name(call_.op()));
-    const auto until = Clock::now() + std::chrono::seconds(5);  // a peer that is stopped meanwhile cannot block us for ever
+    const auto since = Clock::now();
+    std::vector<int> writers;
     for (int p = 0; p < n; ++p) {
-        if (p == rank) continue;
-        while (group_.peers[p].writing.load() && !ended(p) && Clock::now() < until) usleep(100);
+        const auto writes = [&] { return p != rank && group_.peers[p].writing.load() && !ended(p); };
+        for (; writes() && Clock::now() - since < limit; usleep(100))
+            if (interruptible && interrupted()) throw Interrupted();
+        if (writes()) writers.push_back(p);
     }
+    exposed_ = false;
+    if (writers.empty()) return "";
+    std::string text = "\n";
+    text += list_ranks(writers) + " may have been stopped in the middle of writing into this rank's array; do not use the array before ";
+    return text += writers.size() == 1 ? "that rank has raised an error or ended" : "these ranks have raised errors or ended";
+}
+
+void SlotProtocol::address_overwritten(int peer) {
+    fail_group(group_, Cause::PeerLost, rank, calls_, "found that the address of an array of rank " + std::to_string(peer) + " had been overwritten in shared memory, perhaps by an array access outside its bounds");
+    throw_failure();
 }
 
 bool SlotProtocol::can_access(int peer, uint64_t address, uint64_t expected) const {

@@ -7,7 +7,8 @@
 //
 // A rank that exposes memory stays in the operation until every peer has finished with it. So only in a failing
 // operation can a peer read memory that its owner has reused, and then the result is discarded. A rank that exposes
-// memory for writing does not leave a failing operation until no peer writes there any more.
+// memory for writing does not leave a failing operation until no peer writes there any more, or, at the timeout, with an
+// error that names the peer that may still write.
 #pragma once
 #include "transport/slot_protocol.hpp"
 
@@ -20,13 +21,11 @@ public:
     // Exposes `readable` to get, and `writable` to put; null exposes nothing.
     ExposedBuffers(SlotProtocol& s, const void* readable, void* writable = nullptr) : s_(s) {
         const uint64_t both[2] = {s.describe_buffer(readable), s.describe_buffer(writable)};
-        writable_ = writable != nullptr;
+        s.set_exposed(writable != nullptr);
         step_ = s.post(both, sizeof both);
     }
     // An operation that ends in an exception must not return while a peer still writes here.
-    ~ExposedBuffers() {
-        if (writable_ && !finished_) s_.await_no_writers();
-    }
+    ~ExposedBuffers() { s_.await_no_writers(); }
     ExposedBuffers(const ExposedBuffers&) = delete;
 
     // Wait until `peer` has entered the operation, which the calls below require.
@@ -50,11 +49,11 @@ public:
     // Announce that this rank has finished, and wait until all ranks, or one peer, have finished too.
     void finish_all() {
         s_.await_all(s_.post());
-        finished_ = true;
+        s_.set_exposed(false);
     }
     void finish_with(int peer) {
         s_.await(peer, s_.post());
-        finished_ = true;
+        s_.set_exposed(false);
     }
 
 private:
@@ -65,7 +64,6 @@ private:
     }
     SlotProtocol& s_;
     uint64_t step_;
-    bool writable_ = false, finished_ = false;
 };
 
 }  // namespace rankwise

@@ -179,8 +179,10 @@ public:
     void check() {
         if (group_.failed()) throw_failure();
     }
-    // Wait until no peer writes into this rank's memory any more.
-    void await_no_writers();
+    // Whether peers may write into this rank's memory, in the current operation.
+    void set_exposed(bool now) { exposed_ = now; }
+    // If so, fail the group, and wait until no peer writes there any more.
+    void await_no_writers() { await_no_writers(kStoppedWriter, false); }
     // Whether this rank can read and write a peer's memory. It reads a word that should have the expected value, and writes
     // nothing, only to see whether it may.
     bool can_access(int peer, uint64_t address, uint64_t expected) const;
@@ -195,6 +197,8 @@ public:
     // Throws the error that says why the group failed. `operation` is the caller's operation, and `sequence` its
     // number, or -1.
     [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1);
+    // Fail the group because a rank's address has been overwritten in the segment, and throw.
+    [[noreturn]] void address_overwritten(int peer);
     // Fail the group because `peer` ended or left, and throw.
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
     RankTexts states() const;  // what each rank is doing
@@ -232,7 +236,9 @@ private:
     void await_call_sites() const;
     std::string call_site_of(int peer) const;
     std::string awaited_message() const;
-    [[noreturn]] void throw_mismatch();
+    [[noreturn]] void throw_mismatch(const std::string& danger = "");
+    static constexpr std::chrono::seconds kStoppedWriter{5};  // that a rank waits for a writer after the timeout
+    std::string await_no_writers(std::chrono::duration<double> limit, bool interruptible);
     void publish_description(const Description& description);
     void trace();
     void publish_bytes();
@@ -257,6 +263,7 @@ private:
     uint64_t bytes_ = 0;              // of the current operation
     uint64_t unpublished_bytes_ = 0;  // not yet added to the rank's record
     WaitPolicy policy_;
+    bool exposed_ = false;            // peers may write into this rank's memory
     uint32_t waits_ = 0;              // that did not end within the first polls
     Call call_{};
     uint64_t history_ = 0;            // digest of all calls so far
