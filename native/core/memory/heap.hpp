@@ -50,7 +50,8 @@ public:
     // The bytes of the published block of this kind that begins here, or 0 if there is none: what a stray write has put in
     // place of an offset must not be used as one.
     size_t room(uint64_t offset, BlockKind kind) const;
-    // Calls `visit` for each published block of this kind; the block is not freed during the call.
+    // Calls `visit` for each published block of this kind; the block is not freed during the call. Who visits is only
+    // counted, so a block that a process visited when it was killed stays allocated until the job ends.
     void visit(BlockKind kind, const std::function<void(uint64_t offset)>& visit) const;
     // Frees the buffers of processes that have ended. The caller makes sure that nobody still writes there.
     void free_lost_buffers() const;
