@@ -50,17 +50,19 @@ void address_of_a_buffer(bool reduces) {
         if (c.rank() == 0) address = c.segment()->offset_of(in->data());
         c.barrier();
         if (c.rank() == 1) {
-            while (group_of_all(c).peers[0].calls.load() < 2) std::this_thread::yield();
-            std::this_thread::sleep_for(std::chrono::milliseconds(100));  // rank 0 has exposed its buffers, and waits
-            int changed = 0;
-            for (SlotHeader& header : group_of_all(c).peers[0].headers) {
-                uint64_t both[2];
-                std::memcpy(both, header.payload, sizeof both);
-                for (uint64_t& each : both)
-                    if ((each & ~SlotProtocol::kInSegment) == address) each += uint64_t(1) << 46, ++changed;
-                std::memcpy(header.payload, both, sizeof both);
+            bool changed = false;
+            while (!changed) {  // until rank 0 has exposed its buffers; then it waits
+                for (SlotHeader& header : group_of_all(c).peers[0].headers) {
+                    uint64_t both[2] = {};
+                    if (header.seq.load()) std::memcpy(both, header.payload, sizeof both);
+                    for (uint64_t& each : both) {
+                        if ((each & ~SlotProtocol::kInSegment) != address) continue;
+                        each += uint64_t(1) << 46;
+                        std::memcpy(header.payload, both, sizeof both);
+                        changed = true;
+                    }
+                }
             }
-            CHECK(changed > 0);
         }
         try {
             if (reduces) c.all_reduce(in->data(), 1 << 18, DType::I64, ReduceOp::SUM);
