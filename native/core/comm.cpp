@@ -210,7 +210,7 @@ void Comm::agree_on_conditions() {
 }
 
 Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings)
-    : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()), memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()), settings_(settings),
+    : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()), memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()), members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process), settings_(settings),
       protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())), settings.part), messages_(Messages::make(segment_, memory_, protocol_)), excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
     set_timeout(timeout);
     group_.peers[rank].pid = QualifiedPid::own();

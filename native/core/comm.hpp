@@ -124,7 +124,7 @@ public:
     // Show the group by this name in messages and traces.
     void name_group(const std::string& name) { segment_->name_group(group_.number, name); }
     // The process is about to end: peers that lose it may wait for its exit status.
-    void announce_end() { segment_->record(group_.member()[rank()]).ending = group_.peers[rank()].process + 1; }
+    void announce_end() { segment_->record(members_[size_t(rank())]).ending = process_ + 1; }
     // Idempotent, never throws. Returns a text if something went wrong. A call of another thread that does not end in time
     // keeps the group's memory until it ends, and so does a call of this thread, whose signal handler may call this.
     std::optional<std::string> close(double timeout) noexcept;
@@ -174,6 +174,8 @@ private:
     std::shared_ptr<Segment> segment_;
     const std::shared_ptr<GroupMemory> memory_;
     GroupSegment& group_;
+    const std::vector<int> members_;  // the world rank of each rank, like process_ also known when the group's memory is gone
+    const uint32_t process_;          // number of this rank's process
     const Settings settings_;
     SlotProtocol protocol_;
     std::shared_ptr<Messages> messages_;

@@ -227,8 +227,8 @@ std::shared_ptr<Comm> Comm::shrink(const std::vector<int>& exclude) {
 
 std::vector<int> Comm::numbers_in(const Comm& former) const {
     std::vector<int> numbers;
-    const int32_t* all = former.group_.member();
-    for (int r = 0; r < world_size(); ++r) numbers.push_back(int(std::find(all, all + former.world_size(), group_.member()[r]) - all));
+    const auto& all = former.members_;
+    for (int member : members_) numbers.push_back(int(std::find(all.begin(), all.end(), member) - all.begin()));
     return numbers;
 }
 

@@ -1,6 +1,7 @@
 // Tests that a group can be closed at any moment: nobody uses its memory afterwards, and nobody waits for ever.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <optional>
 #include <random>
 #include <thread>
@@ -116,6 +117,21 @@ void destroyed_while_a_thread_waits() {
         part.reset();
         waiter.join();
     }
+    whole->close(1);
+}
+
+// What is asked of a group that is closed, and whose memory others have overwritten.
+void known_of_a_closed_group() {
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    const auto part = whole->split(0, 0);
+    part->close(1);
+    const uint64_t offset = segment->heap().allocate(group_segment_bytes(1), BlockKind::Buffer);
+    std::memset(segment->at(offset), 3, group_segment_bytes(1));
+    CHECK(whole->numbers_in(*part) == std::vector<int>{0});
+    part->announce_end();
+    CHECK_EQ(segment->record(0).ending.load(), 1u);
+    segment->heap().release(offset);
     whole->close(1);
 }
 
@@ -260,6 +276,7 @@ int main() {
     calls_race_with_close();
     locked_while_closed();
     destroyed_while_a_thread_waits();
+    known_of_a_closed_group();
     closed_by_a_signal_handler();
     closed_by_a_signal_handler_in_a_collective();
     agreements_race_with_close();
