@@ -145,6 +145,7 @@ def _receive_from_a_stopped_rank(group: Group) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_stopped_before_its_message_came_is_in_no_deadlock() -> None:
     text = run_ranks(2, _receive_from_a_stopped_rank, backend="shm", timeout=20)[0]
     assert "rank 1: in recv from rank 0" in text

@@ -154,7 +154,7 @@ def test_ranks_that_force_different_algorithms_do_not_begin(backend: str) -> Non
 
     hosts = PLACEMENTS["one has one"]
     plain = "all_reduce(count=3, dtype=float32, op=sum)"
-    forced = "all_reduce(count=3, dtype=float32, op=sum, algorithm=inline)"
+    forced = "all_reduce(count=3, dtype=float32, op=sum, algorithm=inline)   <-- other algorithm"
     for text in run_ranks(3, body, backend=backend if backend == "gloo" else opener(hosts)):
         assert text.splitlines()[1:] == [f"  rank 0: {plain}", f"  rank 1: {forced}", f"  rank 2: {plain}"]
 

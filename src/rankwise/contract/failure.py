@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -72,11 +71,15 @@ class Failure:
 
     def to_json(self) -> str:
         """The fields that are known."""
+        import json  # only a rank that fails needs it
+
         known = {name: value for name, value in asdict(self).items() if value != getattr(_UNKNOWN, name)}
         return json.dumps(known, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, data: str | bytes) -> Failure:
+        import json
+
         known = json.loads(data)
         ranks = {int(rank): AtRank(**at) for rank, at in known.pop("ranks", {}).items()}
         return cls(**known | {"ranks": ranks, "to_blame": tuple(known.pop("to_blame", ()))})

@@ -7,7 +7,6 @@ interpreter exits; a process that ends by os._exit or by a signal reports nothin
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import traceback
@@ -37,7 +36,11 @@ class Report(NamedTuple):
 def read(fd: int, rank: int) -> Report:
     """What a rank has reported. fd: the memory."""
     line = os.pread(fd, ROOM, rank * ROOM).partition(b"\0")[0]  # memory that nobody has written to holds zeros
-    return Report(*(data and Failure.from_json(data) for data in json.loads(line or b"[]")))
+    if not line:
+        return Report()
+    import json  # which only failures need
+
+    return Report(*(data and Failure.from_json(data) for data in json.loads(line)))
 
 
 def forget(fd: int, rank: int) -> None:
@@ -79,6 +82,8 @@ class Reporter:
 
 
 def _line(failures: Iterable[Failure | None]) -> bytes:
+    import json
+
     return json.dumps([one and one.to_json() for one in failures]).encode() + b"\0"
 
 
