@@ -38,12 +38,12 @@ MAY_IMPORT = {
 JOINS = {"initialize.py"}
 TOP = {"__init__.py", "initialize.py", "module_functions.py", "trace.py"}
 JOINS_MAY_IMPORT = {"backends", "wrappers", "_native"}
-# These rooms may use the native functions that move no bytes between ranks: reading an array's address
-# and dtype, copying within a rank, the program's own streams, creating and reading a job's segment, measuring, ending
-# with the launcher.
+# These rooms may use the native functions that move no bytes between ranks: reading an array's address and dtype,
+# copying within a rank, checking pickles, the program's own streams, creating and reading a job's segment, measuring,
+# ending with the launcher.
 NATIVE_HELPERS = {
     "arrays": {"copy_blocks", "describe"},
-    "group": {"HostEvents", "HostStream"},
+    "group": {"HostEvents", "HostStream", "check_plain", "is_basic"},
     "launch": {"Operation", "Segment", "SegmentView", "adopt_orphans", "end_with", "usable_cores"},
     "observe": {
         "Operation",

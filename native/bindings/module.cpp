@@ -11,6 +11,7 @@ NB_MODULE(_native, m) {
     bind_comm(m);
     bind_arrays(m);
     bind_call_lock(m);
+    bind_plain_pickle(m);
     bind_trace(m);
     bind_totals(m);
     bind_registered(m);

@@ -45,10 +45,7 @@ class HostStream:
         """Idempotent; never raises. Whether all work ran within `timeout` seconds, and whether the thread has ended."""
 
 class HostEvents:
-    """Events of this process and its streams, by number; stream 0 is the calling thread itself.
-
-    ValueError for a number that is not an event or a stream.
-    """
+    """Events of this process and its streams, by number; stream 0 is the calling thread. ValueError for others."""
 
     @staticmethod
     def create() -> int: ...
@@ -533,6 +530,10 @@ def convert_local(dst: int, src: int, count: int, dtype: int, widen: bool) -> No
 
 def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
+
+def is_basic(object: object, /) -> bool: ...
+def check_plain(stream: bytes, buffers: int, constructor: tuple[str, str]) -> bool:
+    """Whether plain data calls the constructor, (module, name). TypeError if it is not plain, ValueError if invalid."""
 
 class CallLock:
     """Serialises the calls of a communicator in Python. `with` locks it for several calls, or for other work.

@@ -27,7 +27,11 @@ _lock = threading.Lock()
 
 
 def init(
-    backend: str | None = None, *, timeout: float | None = None, tuning: str | os.PathLike[str] | None = None
+    backend: str | None = None,
+    *,
+    timeout: float | None = None,
+    tuning: str | os.PathLike[str] | None = None,
+    allow_pickle: bool | None = None,
 ) -> Group:
     """Meet the other ranks of this job and return the group of all ranks, which becomes the default group.
 
@@ -40,7 +44,10 @@ def init(
     this and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT, else 300. tuning: the
     file in which `rankwise tune` wrote which algorithm suits which size, the same on all ranks of a host, or "none" for
     the default thresholds; by default RANKWISE_TUNING, else this user's file for this CPU, if there is one. It changes
-    how ranks of one host exchange data; the other backends ignore it.
+    how ranks of one host exchange data; the other backends ignore it. allow_pickle: whether operations on objects
+    allow pickles unless their argument says otherwise, in this group and those made of it; the same on all ranks; by
+    default RANKWISE_ALLOW_PICKLE, else no. Unpickling runs code that the sender chose, so the ranks must trust each
+    other.
 
     Raises ValueError for an unknown backend, for one that differs from the default group's, and for a tuning file that
     cannot be used, even one found by default, so that it is never ignored silently; CollectiveTimeout or PeerLostError
@@ -63,6 +70,8 @@ def init(
                 raise ValueError(f"tuning={named!r}: the default group is already open; pass tuning to the first init")
             if timeout is not None:
                 group.timeout = timeout
+            if allow_pickle is not None:
+                group.allow_pickle = allow_pickle
             return group
         if threading.get_ident() in _of_threads:
             raise ClosedError("init: this thread is a rank of run_ranks, whose group is closed; it cannot get another")
@@ -83,7 +92,8 @@ def init(
             from rankwise.wrappers.checked import CheckedCommunicator
 
             comm = CheckedCommunicator(comm)
-        _default = Group(_traced(comm, job), backend=name, membership=Membership.of(settings))
+        trusted = settings.allow_pickle if allow_pickle is None else allow_pickle
+        _default = Group(_traced(comm, job), backend=name, membership=Membership.of(settings), allow_pickle=trusted)
         return _default
 
 

@@ -9,6 +9,7 @@ import pytest
 from rankwise.contract.settings import Settings
 
 SWITCHES = {
+    "RANKWISE_ALLOW_PICKLE": "allow_pickle",
     "RANKWISE_CHECK": "check",
     "RANKWISE_DIRECT": "direct",
     "RANKWISE_OVERSUBSCRIBED": "oversubscribed",
@@ -28,6 +29,7 @@ def test_a_switch_is_1_or_0(name: str, attribute: str) -> None:
 
 def test_switches_that_are_not_set() -> None:
     settings = Settings({})
+    assert settings.allow_pickle is False
     assert settings.check is None
     assert settings.direct is True
     assert settings.oversubscribed is None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import decimal
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import rankwise as rw
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
@@ -87,8 +89,8 @@ def test_received_arrays_own_their_memory() -> None:
 
 def test_values_that_are_not_plain_data_are_refused_before_anything_is_sent() -> None:
     def ranks(group: Group) -> None:
-        thing = decimal.Decimal(1)
-        text = r"^obj: decimal.Decimal is not plain data; pass allow_pickle=True if every rank"
+        thing = SimpleNamespace(a=1)
+        text = r"^obj: types.SimpleNamespace is not plain data; pass allow_pickle=True if every rank"
         if group.rank == 1:
             for call in (
                 lambda: group.broadcast_object(thing, 1),
@@ -112,22 +114,53 @@ def test_values_that_are_not_plain_data_are_refused_before_anything_is_sent() ->
 
 def test_a_pickle_is_not_loaded_unless_allowed() -> None:
     def ranks(group: Group) -> None:
-        thing = decimal.Decimal(1)
+        thing = SimpleNamespace(a=1)
         if group.rank == 0:
             group.broadcast_object(thing, allow_pickle=True)
         else:
-            with pytest.raises(TypeError, match=r"^rank 0 sent a pickle; pass allow_pickle=True here too if that rank"):
+            with pytest.raises(
+                TypeError,
+                match=r"^rank 0 sent a pickle of types.SimpleNamespace; pass allow_pickle=True here too if that rank",
+            ):
                 group.broadcast_object()
         assert group.all_reduce(1) == 2
 
     run_ranks(2, ranks)
 
 
-def test_plain_data_is_never_pickled() -> None:
+def test_plain_data_is_received_without_leave() -> None:
     def ranks(group: Group) -> None:
         if group.rank == 0:
-            group.broadcast_object([1, "a"], allow_pickle=True)
+            group.broadcast_object([1, "a", decimal.Decimal(1)], allow_pickle=True)
         else:
-            assert group.broadcast_object() == [1, "a"]
+            assert group.broadcast_object() == [1, "a", 1]
 
     run_ranks(2, ranks)
+
+
+def test_a_job_that_trusts_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranks(group: Group) -> None:
+        assert rw.init(allow_pickle=group.rank == 0) is group
+        with group.split(0) as part, group.dup() as other:
+            other.allow_pickle = True
+            assert (group.allow_pickle, part.allow_pickle) == (group.rank == 0,) * 2
+            got = other.all_gather_object(SimpleNamespace(rank=group.rank))
+            assert [each.rank for each in got] == [0, 1]
+            other.send_object(SimpleNamespace(a=1), group.rank)
+            assert other.recv_object(group.rank).a == 1
+            if group.rank == 0:
+                part.broadcast_object(SimpleNamespace(b=1))
+                with pytest.raises(TypeError, match=r"^obj: types.SimpleNamespace is not plain data"):
+                    part.broadcast_object(SimpleNamespace(b=1), allow_pickle=False)
+            else:
+                with pytest.raises(TypeError, match=r"^rank 0 sent a pickle of types.SimpleNamespace"):
+                    part.broadcast_object()
+
+    run_ranks(2, ranks)
+
+    def trusting(group: Group) -> None:
+        assert group.allow_pickle
+        assert group.broadcast_object(SimpleNamespace(b=1)).b == 1
+
+    monkeypatch.setenv("RANKWISE_ALLOW_PICKLE", "1")
+    run_ranks(2, trusting)

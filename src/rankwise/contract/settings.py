@@ -60,6 +60,9 @@ class Settings:
                             for containers in different network namespaces (docs/how-to/containers.md)
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
+    RANKWISE_ALLOW_PICKLE   1 or 0: whether operations on objects allow pickles unless their argument says otherwise
+                            (default 0), as rw.init(allow_pickle=True); the same on all ranks, which must trust each
+                            other
     RANKWISE_TRACE          the file to which `rankwise run` writes the last operations of each rank, as its `--trace`
     RANKWISE_TRACE_FD       descriptor of the memory for a rank's spans (rankwise.trace), set by the launcher
     RANKWISE_STATE_FD       descriptor of the memory in which a rank's rankwise.elastic.State outlives the rank, set by
@@ -104,6 +107,7 @@ class Settings:
         self.socket_dir = environ.get("RANKWISE_SOCKET_DIR") or None
         self.backend = environ.get("RANKWISE_BACKEND") or None
         self.timeout = _seconds(environ, "RANKWISE_TIMEOUT", 300.0)
+        self.allow_pickle = _switch(environ, "RANKWISE_ALLOW_PICKLE") is True
         self.trace = environ.get("RANKWISE_TRACE") or None
         self.trace_fd = integer(environ, "RANKWISE_TRACE_FD")
         self.state_fd = integer(environ, "RANKWISE_STATE_FD")

@@ -34,8 +34,10 @@ class GroupBase:
     that makes several.
     """
 
-    def __init__(self, comm: Communicator, name: str) -> None:
+    def __init__(self, comm: Communicator, name: str, allow_pickle: bool = False) -> None:
         self.name = name
+        self.allow_pickle = allow_pickle
+        """Whether object operations allow pickles unless their argument says otherwise; the same on all ranks."""
         self.comm = comm
         self.rank = comm.rank
         self.world_size = comm.world_size
@@ -175,6 +177,10 @@ class GroupBase:
         if refused is not None:
             raise refused
         return buffer.finish()
+
+    def _trusted(self, allow_pickle: bool | None) -> bool:
+        """Whether the other ranks may be trusted to unpickle what they send; None: as the job says."""
+        return self.allow_pickle if allow_pickle is None else allow_pickle
 
     def _destination(self, dst: int | None) -> int | None:
         """Check a message's destination; None is the null rank."""

@@ -86,8 +86,9 @@ class Group(
         parent: Group | None = None,
         ranks: Any = None,
         membership: Membership | None = None,
+        allow_pickle: bool = False,
     ) -> None:
-        super().__init__(comm, name)
+        super().__init__(comm, name, allow_pickle if parent is None else parent.allow_pickle)
         comm.name_group(str(name))
         self.backend = backend
         self.ranks: tuple[int, ...] = tuple(range(comm.world_size)) if ranks is None else tuple(ranks)

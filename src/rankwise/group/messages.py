@@ -15,9 +15,8 @@ from rankwise.contract.errors import MismatchError
 from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
-from rankwise.group.codec import Bytes
+from rankwise.group.encoding import Bytes, Encoded, decode, encode
 from rankwise.group.p2p import ReceiveWork
-from rankwise.group.packing import Packed, pack, unpack
 from rankwise.group.work import ArrayWork, wait_or_withdraw
 
 
@@ -86,7 +85,7 @@ class Messages(GroupBase):
 
         return wait_or_withdraw(ArrayWork(receive, finish, self._pending, self), timeout)
 
-    def send_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool = False) -> None:
+    def send_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> None:
         """Send a Python object to rank `dst`, which receives it with `recv_object`.
 
         Plain data and allow_pickle are as in the object collectives: see `broadcast_object`. After an error the object
@@ -99,7 +98,7 @@ class Messages(GroupBase):
         """
         wait_or_withdraw(self.isend_object(obj, dst, tag, allow_pickle=allow_pickle))
 
-    def isend_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool = False) -> Work[None]:
+    def isend_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> Work[None]:
         """Start to send an object, with its present content; it may be changed after the call returns.
 
         >>> sending = group.isend_object(("rank", group.rank), dst=1 - group.rank)
@@ -108,7 +107,7 @@ class Messages(GroupBase):
         >>> sending.wait()
         """
         to, number = self._destination(dst), check_tag(tag)
-        message = to_message(pack(obj, allow_pickle))
+        message = to_message(encode(obj, self._trusted(allow_pickle)))
         if to is None:
             return Completed()
         inner = self.comm.send(message.ctypes.data, message.size, DType.U8, to, number, message)
@@ -119,7 +118,7 @@ class Messages(GroupBase):
         src: int | None = ANY,
         tag: int = 0,
         *,
-        allow_pickle: bool = False,
+        allow_pickle: bool | None = None,
         timeout: float | None = None,
     ) -> Any:
         """Receive the next object that `src` sent with `tag`, either of which may be rw.ANY.
@@ -134,7 +133,9 @@ class Messages(GroupBase):
         """
         return wait_or_withdraw(self.irecv_object(src, tag, allow_pickle=allow_pickle), timeout)
 
-    def irecv_object(self, src: int | None = ANY, tag: int = 0, *, allow_pickle: bool = False) -> ReceiveWork[Any]:
+    def irecv_object(
+        self, src: int | None = ANY, tag: int = 0, *, allow_pickle: bool | None = None
+    ) -> ReceiveWork[Any]:
         """Start to receive an object. The Work's result is the object; its `source` and `tag` are the message's.
 
         Receives of objects match in the order in which they were started. Until this one is done, do not receive an
@@ -148,11 +149,13 @@ class Messages(GroupBase):
         source, number = self._source(src), label(tag)
         if source is None:
             return ReceiveWork(Completed(), nothing, self._pending, self, None, None)
+        trusted = self._trusted(allow_pickle)
         receive = self._receives.post("recv_object", source, number, _memory_for_object, _check_object)
 
         def finish() -> Any:
             assert receive.buffer is not None
-            return unpack(from_message(receive.buffer.array), allow_pickle, receive.source)
+            stream, *buffers = from_message(receive.buffer.array)
+            return decode(stream.tobytes(), buffers, trusted, receive.source)
 
         return ReceiveWork(receive, finish, self._pending, self, source, number).started()
 
@@ -160,13 +163,14 @@ class Messages(GroupBase):
 # ---- an object as one message ----
 
 MAGIC = np.frombuffer(b"\x93rankwise object", np.uint8)
-ALIGNMENT = 16  # bytes; enough for any element
+ALIGNMENT = 64  # bytes; a cache line, and enough for any element
 
 
-def to_message(packed: Packed) -> Bytes:
-    """MAGIC, then a header of int64 (the kind, the number of parts, their sizes), then the parts; each is aligned."""
-    head = np.array([packed.kind, len(packed.parts), *packed.sizes], np.int64).view(np.uint8)
-    blocks = [MAGIC, head, *packed.parts]
+def to_message(encoded: Encoded) -> Bytes:
+    """MAGIC, then a header of int64 (the number of parts, their sizes), then the parts; each is aligned."""
+    parts = encoded.parts
+    head = np.array([len(parts), *(part.size for part in parts)], np.int64).view(np.uint8)
+    blocks = [MAGIC, head, *parts]
     message = np.zeros(sum(_aligned(block.size) for block in blocks), np.uint8)
     at = 0
     for block in blocks:
@@ -175,20 +179,20 @@ def to_message(packed: Packed) -> Bytes:
     return message
 
 
-def from_message(message: Bytes) -> Packed:
+def from_message(message: Bytes) -> list[Bytes]:
     """The parts, which share the message's memory. Raises ValueError if it is invalid."""
-    head = message[MAGIC.size :]
-    kind, count = head[:16].view(np.int64).tolist() if head.size >= 16 else (0, -1)
-    if not 0 < count <= (head.size - 16) // 8:
+    head = message[_aligned(MAGIC.size) :]
+    count = int(head[:8].view(np.int64)[0]) if head.size >= 8 else 0
+    if not 0 < count <= (head.size - 8) // 8:
         raise ValueError("encoded object: its header is invalid")
     parts: list[Bytes] = []
-    at = MAGIC.size + _aligned(16 + 8 * count)
-    for size in head[16 : 16 + 8 * count].view(np.int64).tolist():
+    at = _aligned(MAGIC.size) + _aligned(8 + 8 * count)
+    for size in head[8 : 8 + 8 * count].view(np.int64).tolist():
         if not 0 <= size <= message.size - at:
             raise ValueError(f"encoded object: a part of {size} bytes at {at} of {message.size}")
         parts.append(message[at : at + size])
         at += _aligned(size)
-    return Packed(kind, parts)
+    return parts
 
 
 def _aligned(size: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
+from rankwise.contract.settings import Settings
 from rankwise.group.group import Group
 from rankwise.initialize import rank_of_this_thread
 
@@ -44,7 +45,8 @@ class RanksFailed(Exception):
 def attempt(connect: Callable[[], Communicator], fn: Callable[[Group], T], backend: str = "") -> Outcome[T]:
     """Connect, run `fn` on the group, which is this thread's default group meanwhile, and close it."""
     try:
-        with Group(connect(), backend=backend) as group, rank_of_this_thread(group):
+        trusted = Settings.read().allow_pickle
+        with Group(connect(), backend=backend, allow_pickle=trusted) as group, rank_of_this_thread(group):
             return run_on(group, fn)
     except Exception as error:  # noqa: BLE001 - connecting is part of the attempt
         return failed(error)

@@ -1,0 +1,290 @@
+// The pickles of plain data: which streams Python's Unpickler may be given without trust in their sender.
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string_view>
+
+#include "bindings.hpp"
+
+namespace {
+
+constexpr int kMaxDepth = 100;      // deeper tuples could overflow the C stack when they are hashed
+constexpr int kMaxBasic = 1 << 16;  // values; a list that contains another twice at each level has no end of them
+
+// ---- the opcodes of plain data ----
+
+enum class Does : uint8_t {
+    kRefuse, kProtocol, kFrame, kStop, kMark, kPop, kPopMark, kPush, kTuple, kAdd, kMemoize, kGet, kGlobal, kReduce, kNextBuffer,
+    kReadOnly,
+};
+enum class Kind : uint8_t { kOther, kText, kList, kDict, kSet, kConstructor, kBuffer };
+constexpr int kToMark = -1;
+
+// What follows an opcode: the bytes of a number; if `sized`, it is the length of the data after it.
+struct Opcode {
+    Does does = Does::kRefuse;
+    int number = 0;
+    bool sized = false;
+    Kind kind = Kind::kOther;  // of the value that is pushed, or to which items are added
+    int items = 0;             // how many values go into a tuple, or are added
+};
+
+constexpr std::array<Opcode, 256> opcodes() {
+    std::array<Opcode, 256> all{};
+    all[0x80] = {Does::kProtocol, 1};
+    all[0x95] = {Does::kFrame, 8};
+    all['.'] = {Does::kStop};
+    all['('] = {Does::kMark};
+    all['0'] = {Does::kPop};
+    all['1'] = {Does::kPopMark};
+    all['N'] = all[0x88] = all[0x89] = {Does::kPush};                        // None, True, False
+    all['K'] = {Does::kPush, 1};                                             // BININT1
+    all['M'] = {Does::kPush, 2};                                             // BININT2
+    all['J'] = {Does::kPush, 4};                                             // BININT
+    all['G'] = {Does::kPush, 8};                                             // BINFLOAT
+    all[0x8a] = {Does::kPush, 1, true};                                      // LONG1
+    all[0x8b] = {Does::kPush, 4, true};                                      // LONG4
+    all['C'] = {Does::kPush, 1, true};                                       // SHORT_BINBYTES
+    all['B'] = {Does::kPush, 4, true};                                       // BINBYTES
+    all[0x8e] = {Does::kPush, 8, true};                                      // BINBYTES8
+    all[0x96] = {Does::kPush, 8, true};                                      // BYTEARRAY8
+    all[0x8c] = {Does::kPush, 1, true, Kind::kText};                         // SHORT_BINUNICODE
+    all['X'] = {Does::kPush, 4, true, Kind::kText};                          // BINUNICODE
+    all[0x8d] = {Does::kPush, 8, true, Kind::kText};                         // BINUNICODE8
+    all[']'] = {Does::kPush, 0, false, Kind::kList};                         // EMPTY_LIST
+    all['}'] = {Does::kPush, 0, false, Kind::kDict};                         // EMPTY_DICT
+    all[0x8f] = {Does::kPush, 0, false, Kind::kSet};                         // EMPTY_SET
+    all[')'] = {Does::kTuple, 0, false, Kind::kOther, 0};                    // EMPTY_TUPLE
+    for (int n : {1, 2, 3}) all[size_t(0x84 + n)] = {Does::kTuple, 0, false, Kind::kOther, n};  // TUPLE1, TUPLE2, TUPLE3
+    all['t'] = all[0x91] = {Does::kTuple, 0, false, Kind::kOther, kToMark};  // TUPLE, FROZENSET
+    all['a'] = {Does::kAdd, 0, false, Kind::kList, 1};                       // APPEND
+    all['e'] = {Does::kAdd, 0, false, Kind::kList, kToMark};                 // APPENDS
+    all['s'] = {Does::kAdd, 0, false, Kind::kDict, 2};                       // SETITEM
+    all['u'] = {Does::kAdd, 0, false, Kind::kDict, kToMark};                 // SETITEMS
+    all[0x90] = {Does::kAdd, 0, false, Kind::kSet, kToMark};                 // ADDITEMS
+    all[0x94] = {Does::kMemoize};
+    all['h'] = {Does::kGet, 1};                                              // BINGET
+    all['j'] = {Does::kGet, 4};                                              // LONG_BINGET
+    all[0x93] = {Does::kGlobal};                                             // STACK_GLOBAL
+    all['R'] = {Does::kReduce};
+    all[0x97] = {Does::kNextBuffer};
+    all[0x98] = {Does::kReadOnly};                                           // READONLY_BUFFER
+    return all;
+}
+constexpr auto kOpcodes = opcodes();
+
+// ---- the Unpickler's stack, with what matters of each value ----
+
+[[noreturn, gnu::noinline]] void invalid(const char* why) { throw rankwise::BadArgument(why); }
+[[noreturn, gnu::noinline]] void too_deep() { throw rankwise::BadArgument("nested deeper than " + std::to_string(kMaxDepth) + " levels"); }
+[[noreturn, gnu::noinline]] void not_plain(const char* what, const std::string& which) { throw nb::type_error((what + which).c_str()); }
+
+uint64_t little_endian(std::string_view bytes) {
+    uint64_t number = 0;
+    for (size_t i = bytes.size(); i--;) number = number << 8 | uint8_t(bytes[i]);
+    return number;
+}
+
+struct Value {
+    Kind kind = Kind::kOther;
+    int depth = 0;  // exact for what cannot be changed; a list may get more items after it was put into another
+    std::string_view text{};
+};
+
+// A name for a message: its beginning, in ASCII.
+std::string shown(const Value& name) {
+    std::string all(name.text.substr(0, 100));
+    std::replace_if(all.begin(), all.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    return all;
+}
+
+class Checker {
+public:
+    Checker(std::string_view stream, size_t buffers, const nb::tuple& constructor)
+        : rest_(stream), buffers_(buffers), constructor_(constructor) {
+        stack_.reserve(32);
+        memo_.reserve(32);
+    }
+
+    // Whether the stream calls the constructor.
+    bool run() {
+        while (step()) {}
+        if (stack_.size() != 1 || !marks_.empty()) invalid("it is not one value");
+        depth_of(1);
+        if (!rest_.empty()) invalid("there are more bytes");
+        if (buffers_) invalid("there are more buffers");
+        return calls_;
+    }
+
+private:
+    // Whether another opcode follows.
+    bool step() {
+        const auto code = uint8_t(take(1)[0]);
+        const Opcode& opcode = kOpcodes[code];
+        const uint64_t number = opcode.number ? little_endian(take(size_t(opcode.number))) : 0;
+        const std::string_view data = opcode.sized ? take(number) : std::string_view();
+        switch (opcode.does) {
+        case Does::kRefuse: not_plain("with opcode ", std::to_string(code));
+        case Does::kProtocol:
+            if (number != 5) not_plain("of protocol ", std::to_string(number));
+            break;
+        case Does::kFrame:
+            if (number > rest_.size()) invalid("a frame is longer than the data");
+            break;
+        case Does::kStop: return false;
+        case Does::kMark: marks_.push_back(stack_.size()); break;
+        case Does::kPop:
+            if (!marks_.empty() && marks_.back() == stack_.size()) marks_.pop_back();
+            else drop(1);
+            break;
+        case Does::kPopMark: drop(to_mark()); break;
+        case Does::kPush: push({opcode.kind, opcode.kind >= Kind::kList, data}); break;
+        case Does::kTuple: tuple(count(opcode)); break;
+        case Does::kAdd: add(count(opcode), opcode.kind); break;
+        case Does::kMemoize: memo_.push_back(top()); break;
+        case Does::kGet:
+            if (number >= memo_.size()) invalid("a reference to a value that does not exist");
+            push(memo_[number]);
+            break;
+        case Does::kGlobal: global(); break;
+        case Does::kReduce: reduce(); break;
+        case Does::kNextBuffer:
+            if (!buffers_) invalid("a buffer is missing");
+            --buffers_;
+            push({Kind::kBuffer});
+            break;
+        case Does::kReadOnly:
+            if (top().kind != Kind::kBuffer) invalid("no buffer to make read-only");
+            break;
+        }
+        return true;
+    }
+
+    void tuple(size_t items) {
+        const int depth = 1 + depth_of(items);
+        drop(items);
+        push({Kind::kOther, depth});
+    }
+
+    void add(size_t items, Kind to) {
+        const int depth = 1 + depth_of(items);
+        drop(items);
+        if (top().kind != to) invalid("items of something else than a list, dict or set");
+        top().depth = limited(std::max(top().depth, depth));
+    }
+
+    void global() {
+        const Value name = text(), module = text();
+        if (module.text != nb::cast<const char*>(constructor_[0]) || name.text != nb::cast<const char*>(constructor_[1]))
+            not_plain("of ", shown(module) + "." + shown(name));
+        push({Kind::kConstructor});
+    }
+
+    void reduce() {
+        const int depth = depth_of(1);
+        drop(1);
+        if (top().kind != Kind::kConstructor) invalid("a call of something else than a constructor");
+        drop(1);
+        push({Kind::kOther, depth});
+        calls_ = true;
+    }
+
+    std::string_view take(size_t bytes) {
+        if (bytes > rest_.size()) invalid("it ends early");
+        const std::string_view taken(rest_.data(), bytes);
+        rest_.remove_prefix(bytes);
+        return taken;
+    }
+
+    // How many values there are above the last mark, which is removed.
+    size_t to_mark() {
+        if (marks_.empty()) invalid("a mark is missing");
+        const size_t items = stack_.size() - marks_.back();
+        marks_.pop_back();
+        return items;
+    }
+    size_t count(const Opcode& opcode) { return opcode.items == kToMark ? to_mark() : size_t(opcode.items); }
+
+    // The last values; those below a mark are out of reach.
+    std::span<Value> last(size_t items) {
+        if (items > stack_.size() - (marks_.empty() ? 0 : marks_.back())) invalid("a value is missing");
+        return std::span(stack_).last(items);
+    }
+    Value& top() { return last(1)[0]; }
+    Value text() {
+        const Value value = top();
+        if (value.kind != Kind::kText) invalid("a name that is no text");
+        drop(1);
+        return value;
+    }
+    void drop(size_t items) { stack_.resize(stack_.size() - last(items).size()); }
+
+    // The depth of the deepest of the last values, which must be data.
+    int depth_of(size_t items) {
+        int deepest = 0;
+        for (const Value& value : last(items)) {
+            if (value.kind == Kind::kConstructor) invalid("a constructor that is not called");
+            deepest = std::max(deepest, value.depth);
+        }
+        return deepest;
+    }
+
+    static int limited(int depth) {
+        if (depth > kMaxDepth) too_deep();
+        return depth;
+    }
+
+    void push(const Value& value) {
+        limited(value.depth);
+        stack_.push_back(value);
+    }
+
+    std::string_view rest_;
+    size_t buffers_;
+    const nb::tuple& constructor_;
+    bool calls_ = false;
+    std::vector<Value> stack_, memo_;
+    std::vector<size_t> marks_;
+};
+
+bool check_plain(const nb::bytes& stream, size_t buffers, const nb::tuple& constructor) {
+    return Checker({stream.c_str(), stream.size()}, buffers, constructor).run();
+}
+
+// ---- objects for which pickle needs no constructor ----
+
+// left: how many more values may be looked at.
+bool basic(PyObject* object, int depth, int& left) {
+    const PyTypeObject* type = Py_TYPE(object);
+    if (--left < 0) return false;
+    if (object == Py_None || type == &PyUnicode_Type || type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type ||
+        type == &PyBytes_Type)
+        return true;
+    if (depth == kMaxDepth) return false;
+    if (type == &PyDict_Type) {
+        PyObject *key, *value;
+        for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &value);)
+            if (!basic(key, depth + 1, left) || !basic(value, depth + 1, left)) return false;
+        return true;
+    }
+    if (type != &PyList_Type && type != &PyTuple_Type) return false;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i)
+        if (!basic(PySequence_Fast_GET_ITEM(object, i), depth + 1, left)) return false;
+    return true;
+}
+
+bool is_basic(nb::handle object) {
+    int left = kMaxBasic;
+    return basic(object.ptr(), 0, left);
+}
+
+}  // namespace
+
+void bind_plain_pickle(nb::module_& m) {
+    m.def("check_plain", &check_plain, nb::arg("stream"), nb::arg("buffers"), nb::arg("constructor"),
+          "Check that a pickle with so many buffers is plain data: that it can only make Python's basic types, and call one "
+          "constructor, given as (module, name). Nothing is loaded. Returns whether it calls that. TypeError: what the pickle "
+          "has that is not plain. ValueError: it is invalid.");
+    m.def("is_basic", &is_basic, nb::arg("object").none(),
+          "Whether an object consists of at most 65,536 None, bool, int, float, str and bytes, in lists, tuples and dicts.");
+}

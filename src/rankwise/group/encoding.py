@@ -1,0 +1,120 @@
+"""Encodes Python objects: plain data so that any sender is safe, and other objects by pickle if that is allowed.
+
+Encoded, an object is a stream, which is a pickle of protocol 5, and the memory of its large arrays. Pickle has opcodes
+for the basic types; every other plain type (plain_types.py) becomes a call of `make`. Without leave, a stream is loaded
+only after check_plain has walked its opcodes and found nothing but those of the basic types and calls of `make`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankwise._native import check_plain, is_basic
+from rankwise.group.plain_types import make, take_apart
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+IN_STREAM = 4096  # bytes; smaller arrays are copied into the stream
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An encoded object. The buffers may share memory with its arrays."""
+
+    stream: bytes
+    buffers: list[Bytes]
+
+    @property
+    def parts(self) -> list[Bytes]:
+        """The stream, then the buffers."""
+        return [np.frombuffer(self.stream, np.uint8), *self.buffers]
+
+
+def encode(obj: Any, allow_pickle: bool) -> Encoded:
+    """Encode an object.
+
+    Unless it may be pickled, raises TypeError, which names the first value that is not plain data, and ValueError if it
+    is nested too deep.
+    """
+    if is_basic(obj):
+        return Encoded(pickle.dumps(obj, 5), [])
+    try:
+        return _encode_plain(obj)
+    except (TypeError, ValueError):
+        if not allow_pickle:
+            raise
+    return _dumped(pickle.Pickler, obj)
+
+
+def decode(stream: bytes, buffers: Sequence[Bytes], allow_pickle: bool, rank: int) -> Any:
+    """Decode an object that `rank` encoded. Its arrays use the memory of the buffers, so that must be writable.
+
+    Unless pickles are allowed, raises TypeError for an object that is not plain data, and ValueError for invalid data.
+    """
+    if allow_pickle:
+        return pickle.loads(stream, buffers=buffers)
+    try:
+        calls = check_plain(stream, len(buffers), _MAKE)
+    except TypeError as error:
+        raise TypeError(
+            f"rank {rank} sent a pickle {error}; pass allow_pickle=True here too if that rank may be trusted"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"rank {rank} sent an invalid object: {error}") from None
+    try:
+        return _PlainUnpickler(io.BytesIO(stream), buffers=buffers).load() if calls else pickle.loads(stream)
+    except Exception as error:
+        raise ValueError(f"rank {rank} sent an invalid object: {error}") from error
+
+
+_MAKE = (make.__module__, make.__qualname__)
+
+
+class _PlainPickler(pickle.Pickler):
+    """Writes plain data. reducer_override is called only for values that have no opcodes of their own."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if value is make:
+            return NotImplemented  # as a global
+        name, parts = take_apart(value)
+        return make, (name, *parts)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) != _MAKE:
+            raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
+        return make
+
+
+def _encode_plain(obj: Any) -> Encoded:
+    try:
+        encoded = _dumped(_PlainPickler, obj)
+    except RecursionError:
+        raise ValueError("obj: nested too deep, or it contains itself") from None
+    try:
+        check_plain(encoded.stream, len(encoded.buffers), _MAKE)
+    except ValueError as error:
+        raise ValueError(f"obj: {error}") from None
+    return encoded
+
+
+def _dumped(pickler: type[pickle.Pickler], obj: Any) -> Encoded:
+    stream = io.BytesIO()
+    buffers: list[Bytes] = []
+
+    def in_stream(buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if memory.nbytes < IN_STREAM:
+            return True
+        buffers.append(np.frombuffer(memory, np.uint8))
+        return False
+
+    pickler(stream, 5, buffer_callback=in_stream).dump(obj)
+    return Encoded(stream.getvalue(), buffers)

@@ -1,0 +1,262 @@
+"""The plain types for which pickle has no opcodes: the parts that a value is taken apart into, and made of again.
+
+The parts are plain data too. They come from another rank, so `make` checks their types, and whatever their values are,
+it runs no foreign code and needs no more memory than was received.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from math import prod
+from pathlib import PurePosixPath, PureWindowsPath
+from pickle import PickleBuffer
+from types import NoneType
+from typing import Any, NamedTuple, NoReturn
+from uuid import UUID
+
+import numpy as np
+
+from rankwise.contract.types import DType
+
+Parts = tuple[Any, ...]
+
+
+def take_apart(value: Any) -> tuple[str, Parts]:
+    """The name under which `make` knows the value's type, and the value's parts. TypeError if it is not plain data."""
+    kind = type(value)
+    name = _EXACTLY.get(kind)
+    if name is None:
+        if isinstance(value, np.dtype):
+            name = _kind_of_dtype(value)
+        elif isinstance(value, np.generic) and kind.__module__.partition(".")[0] in ("numpy", "ml_dtypes"):
+            name = "scalar"
+        elif (torch := sys.modules.get("torch")) is not None and kind is torch.Tensor:
+            name = "tensor"
+        else:
+            refuse(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
+    return name, _TYPES[name].parts(value)
+
+
+def make(name: str, *parts: Any) -> Any:
+    """Make the value that was taken apart into these parts."""
+    plain = _TYPES[name]
+    if len(parts) != len(plain.types) or not all(map(isinstance, parts, plain.types)):
+        raise ValueError(f"{name} of {', '.join(type(part).__name__ for part in parts)}")
+    return plain.make(*parts)
+
+
+def refuse(what: str) -> NoReturn:
+    raise TypeError(f"obj: {what} is not plain data; pass allow_pickle=True if every rank of the group may be trusted")
+
+
+class PlainType(NamedTuple):
+    make: Callable[..., Any]
+    types: tuple[type | tuple[type, ...], ...]
+    """The types of the parts."""
+    parts: Callable[[Any], Parts]
+
+
+# ---- NumPy and torch ----
+
+_NAMED_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SUV]\d{1,9}|[mM]8(\[\w{1,20}\])?)", re.ASCII)
+_ML_DTYPE = re.compile(r"(b?float|int|uint)\w+", re.ASCII)
+
+
+def _kind_of_dtype(dtype: np.dtype[Any]) -> str:
+    if dtype.subdtype is not None:
+        return "subarray dtype"
+    return "dtype" if dtype.names is None else "structured dtype"
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
+        return str(dtype.name)
+    if _NAMED_DTYPE.fullmatch(dtype.str) is None or dtype.type is np.record:
+        refuse(f"dtype {dtype}")
+    return str(dtype.str)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if _NAMED_DTYPE.fullmatch(name):
+        return np.dtype(name)
+    if _ML_DTYPE.fullmatch(name):
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
+    raise ValueError(f"dtype {name}")
+
+
+def _fields(dtype: np.dtype[Any]) -> Parts:
+    if dtype.type is not np.void:  # np.record
+        refuse(f"dtype {dtype}")
+    names = list(dtype.names or ())
+    fields = [(*dtype.fields[name], None)[:3] for name in names] if dtype.fields else []
+    formats, offsets, titles = ([field[i] for field in fields] for i in range(3))
+    return names, formats, offsets, titles, dtype.itemsize, dtype.isalignedstruct
+
+
+def _structured(
+    names: list[str], formats: list[np.dtype[Any]], offsets: list[int], titles: list[Any], itemsize: int, aligned: bool
+) -> np.dtype[Any]:
+    if not all(isinstance(each, np.dtype) for each in formats):
+        raise ValueError("a structured dtype of something else than dtypes")
+    fields = {"names": names, "formats": formats, "offsets": offsets, "titles": titles, "itemsize": itemsize}
+    dtype: np.dtype[Any] = np.dtype(fields, align=aligned)  # type: ignore[call-overload]
+    return dtype
+
+
+_MEMORY = (bytes, bytearray, memoryview, np.ndarray)
+
+
+def _memory(array: np.ndarray[Any, Any]) -> PickleBuffer:
+    """The elements in C order, without a copy if they have it already."""
+    if array.dtype.hasobject:
+        refuse(f"dtype {array.dtype}")
+    if not array.nbytes:
+        return PickleBuffer(b"")
+    return PickleBuffer(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _array(dtype: np.dtype[Any], shape: tuple[int, ...], memory: Any) -> np.ndarray[Any, Any]:
+    """An array over this memory, or over a copy of what cannot be written."""
+    if isinstance(memory, bytes):
+        memory = bytearray(memory)
+    elif isinstance(memory, memoryview):  # the sender's array was read-only; what was received is not
+        memory = memory.obj
+    size, received = _elements(shape) * dtype.itemsize, memoryview(memory).nbytes
+    if size != received:
+        raise ValueError(f"an array of {size} bytes in memory of {received}")
+    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, memory)
+    return array
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    if not all(type(length) is int for length in shape):
+        raise ValueError(f"the shape {shape}")
+    return prod(shape)
+
+
+def _parts_of_masked(array: Any) -> Parts:
+    fill_value, usual = (np.asarray(v, array.dtype) for v in (array.fill_value, np.ma.default_fill_value(array.dtype)))
+    return (
+        array.data,
+        None if array.mask is np.ma.nomask else array.mask,
+        None if fill_value.tobytes() == usual.tobytes() else fill_value,
+        array.hardmask,
+    )
+
+
+def _masked(data: Any, mask: Any, fill_value: Any, hard: bool) -> Any:
+    if mask is None:
+        mask = np.ma.nomask
+    elif (mask.shape, mask.dtype) != (data.shape, np.ma.make_mask_descr(data.dtype)):
+        raise ValueError("the mask of another array")
+    if fill_value is not None and (fill_value.shape, fill_value.dtype) != ((), data.dtype):
+        raise ValueError("the fill value of another array")
+    return np.ma.MaskedArray(data, mask, fill_value=fill_value, hard_mask=hard)
+
+
+def _parts_of_tensor(tensor: Any) -> Parts:
+    from rankwise.arrays import torch as tensors
+
+    dtype, memory = tensors.content(tensor, "obj")
+    return int(dtype), tuple(tensor.shape), _memory(memory)
+
+
+def _tensor(number: int, shape: tuple[int, ...], memory: Any) -> Any:
+    try:
+        from rankwise.arrays import torch as tensors
+
+        dtype = DType(number)
+        tensors.to_torch(dtype)
+    except KeyError:
+        raise ValueError(f"this torch has no dtype {dtype.name}") from None
+    except ModuleNotFoundError:
+        raise ValueError("a torch tensor, but this rank has no torch: pip install torch") from None
+    return tensors.TORCH.over(_array(np.dtype(np.uint8), (_elements(shape) * dtype.itemsize,), memory), shape, dtype)
+
+
+# ---- the standard library ----
+
+
+def _timezone(offset: timedelta, name: str | None) -> timezone:
+    return timezone(offset) if name is None else timezone(offset, name)
+
+
+def _factory_name(factory: Any) -> str | None:
+    if factory is None:
+        return None
+    name = getattr(factory, "__name__", "")
+    if _FACTORIES.get(name) is not factory:
+        refuse(f"a defaultdict with the factory {name or factory}")
+    return str(name)
+
+
+def _defaultdict(factory: str | None, items: dict[Any, Any]) -> Any:
+    return defaultdict(None if factory is None else _FACTORIES[factory], items)
+
+
+# ---- the table ----
+
+_TZ, _ARRAY = (NoneType, timezone), (NoneType, np.ndarray)
+_TYPES: dict[str, PlainType] = {
+    "complex": PlainType(complex, (float, float), lambda z: (z.real, z.imag)),
+    "range": PlainType(range, (int, int, int), lambda r: (r.start, r.stop, r.step)),
+    "slice": PlainType(slice, (object, object, object), lambda s: (s.start, s.stop, s.step)),
+    "Decimal": PlainType(Decimal, (str,), lambda d: (str(d),)),
+    "Fraction": PlainType(Fraction, (int, int), lambda f: (f.numerator, f.denominator)),
+    "UUID": PlainType(lambda number: UUID(int=number), (int,), lambda u: (u.int,)),
+    "PurePosixPath": PlainType(PurePosixPath, (str,), lambda p: (str(p),)),
+    "PureWindowsPath": PlainType(PureWindowsPath, (str,), lambda p: (str(p),)),
+    "date": PlainType(date, (int, int, int), lambda d: (d.year, d.month, d.day)),
+    "time": PlainType(
+        lambda *parts: time(*parts[:-1], fold=parts[-1]),
+        (int, int, int, int, _TZ, int),
+        lambda t: (t.hour, t.minute, t.second, t.microsecond, t.tzinfo, t.fold),
+    ),
+    "datetime": PlainType(
+        lambda *parts: datetime(*parts[:-1], fold=parts[-1]),
+        (int, int, int, int, int, int, int, _TZ, int),
+        lambda d: (d.year, d.month, d.day, d.hour, d.minute, d.second, d.microsecond, d.tzinfo, d.fold),
+    ),
+    "timedelta": PlainType(timedelta, (int, int, int), lambda d: (d.days, d.seconds, d.microseconds)),
+    "timezone": PlainType(_timezone, (timedelta, (str, NoneType)), lambda tz: (*tz.__getinitargs__(), None)[:2]),
+    "Counter": PlainType(Counter, (dict,), lambda c: (dict(c),)),
+    "OrderedDict": PlainType(OrderedDict, (dict,), lambda d: (dict(d),)),
+    "deque": PlainType(deque, (list, (int, NoneType)), lambda d: (list(d), d.maxlen)),
+    "defaultdict": PlainType(
+        _defaultdict, ((str, NoneType), dict), lambda d: (_factory_name(d.default_factory), dict(d))
+    ),
+    "ndarray": PlainType(_array, (np.dtype, tuple, _MEMORY), lambda a: (a.dtype, a.shape, _memory(a))),
+    "scalar": PlainType(
+        lambda dtype, memory: _array(dtype, (), memory)[()],
+        (np.dtype, _MEMORY),
+        lambda n: (n.dtype, _memory(np.asarray(n))),
+    ),
+    # Not as arrays, which would drop the NULs at the end.
+    "bytes_": PlainType(np.bytes_, (bytes,), lambda b: (bytes(b),)),
+    "str_": PlainType(np.str_, (str,), lambda s: (str.__str__(s),)),
+    "MaskedArray": PlainType(_masked, (np.ndarray, _ARRAY, _ARRAY, bool), _parts_of_masked),
+    "dtype": PlainType(_dtype, (str,), lambda dtype: (_dtype_name(dtype),)),
+    "subarray dtype": PlainType(lambda base, shape: np.dtype((base, shape)), (np.dtype, tuple), lambda d: d.subdtype),
+    "structured dtype": PlainType(_structured, (list, list, list, list, int, bool), _fields),
+    "tensor": PlainType(_tensor, (int, tuple, _MEMORY), _parts_of_tensor),
+}
+_EXACTLY: dict[type, str] = {
+    kind: kind.__name__
+    for kind in (
+        complex, range, slice, Decimal, Fraction, UUID, PurePosixPath, PureWindowsPath, date, time, datetime, timedelta,
+        timezone, Counter, OrderedDict, deque, defaultdict, np.ndarray, np.bytes_, np.str_, np.ma.MaskedArray,
+    )
+}  # fmt: skip
+_FACTORIES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, *_EXACTLY)
+}
