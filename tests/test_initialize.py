@@ -62,6 +62,19 @@ print(rw.all_reduce(2))
     )
 
 
+def test_a_job_that_allows_pickles() -> None:
+    code = """
+import rankwise as rw
+group = rw.init(ARGUMENT)
+with group.dup() as part:
+    print(group.allow_pickle, part.allow_pickle, rw.init() is group, rw.init(allow_pickle=False).allow_pickle)
+"""
+    assert run(code.replace("ARGUMENT", "")) == "False False True False"
+    assert run(code.replace("ARGUMENT", "allow_pickle=True")) == "True True True False"
+    assert run(code.replace("ARGUMENT", ""), RANKWISE_ALLOW_PICKLE="1") == "True True True False"
+    assert run(code.replace("ARGUMENT", "allow_pickle=False"), RANKWISE_ALLOW_PICKLE="1") == "False False True False"
+
+
 def test_bad_arguments() -> None:
     for call, text in (
         ("init('nope')", "ValueError: backend='nope': expected one of "),

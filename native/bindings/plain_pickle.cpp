@@ -14,8 +14,8 @@ constexpr int kMaxBasic = 1 << 16;  // values; a list that contains another twic
 // ---- the opcodes of plain data ----
 
 enum class Does : uint8_t {
-    kRefuse, kProtocol, kFrame, kStop, kMark, kPop, kPopMark, kPush, kTuple, kAdd, kMemoize, kGet, kGlobal, kReduce, kNextBuffer,
-    kReadOnly,
+    kRefuse, kProtocol, kFrame, kStop, kMark, kPop, kPopMark, kPush, kTuple, kAdd, kMemoize, kGet, kGlobal, kReduce,
+    kNextBuffer, kReadOnly,
 };
 enum class Kind : uint8_t { kOther, kText, kList, kDict, kSet, kConstructor, kBuffer };
 constexpr int kToMark = -1;
@@ -55,7 +55,9 @@ constexpr std::array<Opcode, 256> opcodes() {
     all['}'] = {Does::kPush, 0, false, Kind::kDict};                         // EMPTY_DICT
     all[0x8f] = {Does::kPush, 0, false, Kind::kSet};                         // EMPTY_SET
     all[')'] = {Does::kTuple, 0, false, Kind::kOther, 0};                    // EMPTY_TUPLE
-    for (int n : {1, 2, 3}) all[size_t(0x84 + n)] = {Does::kTuple, 0, false, Kind::kOther, n};  // TUPLE1, TUPLE2, TUPLE3
+    all[0x85] = {Does::kTuple, 0, false, Kind::kOther, 1};                   // TUPLE1
+    all[0x86] = {Does::kTuple, 0, false, Kind::kOther, 2};                   // TUPLE2
+    all[0x87] = {Does::kTuple, 0, false, Kind::kOther, 3};                   // TUPLE3
     all['t'] = all[0x91] = {Does::kTuple, 0, false, Kind::kOther, kToMark};  // TUPLE, FROZENSET
     all['a'] = {Does::kAdd, 0, false, Kind::kList, 1};                       // APPEND
     all['e'] = {Does::kAdd, 0, false, Kind::kList, kToMark};                 // APPENDS
@@ -75,9 +77,11 @@ constexpr auto kOpcodes = opcodes();
 
 // ---- the Unpickler's stack, with what matters of each value ----
 
-[[noreturn, gnu::noinline]] void invalid(const char* why) { throw rankwise::BadArgument(why); }
-[[noreturn, gnu::noinline]] void too_deep() { throw rankwise::BadArgument("nested deeper than " + std::to_string(kMaxDepth) + " levels"); }
-[[noreturn, gnu::noinline]] void not_plain(const char* what, const std::string& which) { throw nb::type_error((what + which).c_str()); }
+[[noreturn]] void not_plain(const char* what, const std::string& which) { throw nb::type_error((what + which).c_str()); }
+[[noreturn]] void invalid(const char* why) { throw rankwise::BadArgument(why); }
+[[noreturn]] void too_deep() {
+    throw rankwise::BadArgument("nested deeper than " + std::to_string(kMaxDepth) + " levels");
+}
 
 uint64_t little_endian(std::string_view bytes) {
     uint64_t number = 0;
@@ -101,7 +105,7 @@ std::string shown(const Value& name) {
 class Checker {
 public:
     Checker(std::string_view stream, size_t buffers, const nb::tuple& constructor)
-        : rest_(stream), buffers_(buffers), constructor_(constructor) {
+        : rest_(stream), after_frame_(stream.size()), buffers_(buffers), constructor_(constructor) {
         stack_.reserve(32);
         memo_.reserve(32);
     }
@@ -119,17 +123,22 @@ public:
 private:
     // Whether another opcode follows.
     bool step() {
+        const bool in_frame = rest_.size() > after_frame_;
         const auto code = uint8_t(take(1)[0]);
         const Opcode& opcode = kOpcodes[code];
         const uint64_t number = opcode.number ? little_endian(take(size_t(opcode.number))) : 0;
         const std::string_view data = opcode.sized ? take(number) : std::string_view();
+        // The Unpickler would skip what is left of the frame.
+        if (in_frame && rest_.size() < after_frame_) invalid("an opcode crosses the end of a frame");
         switch (opcode.does) {
         case Does::kRefuse: not_plain("with opcode ", std::to_string(code));
         case Does::kProtocol:
             if (number != 5) not_plain("of protocol ", std::to_string(number));
             break;
         case Does::kFrame:
-            if (number > rest_.size()) invalid("a frame is longer than the data");
+            if (rest_.size() > after_frame_) invalid("a frame in a frame");
+            if (number > rest_.size()) invalid("it ends early");
+            after_frame_ = rest_.size() - number;
             break;
         case Does::kStop: return false;
         case Does::kMark: marks_.push_back(stack_.size()); break;
@@ -240,6 +249,7 @@ private:
     }
 
     std::string_view rest_;
+    size_t after_frame_;  // how many bytes follow the present frame
     size_t buffers_;
     const nb::tuple& constructor_;
     bool calls_ = false;
@@ -257,8 +267,8 @@ bool check_plain(const nb::bytes& stream, size_t buffers, const nb::tuple& const
 bool basic(PyObject* object, int depth, int& left) {
     const PyTypeObject* type = Py_TYPE(object);
     if (--left < 0) return false;
-    if (object == Py_None || type == &PyUnicode_Type || type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type ||
-        type == &PyBytes_Type)
+    if (object == Py_None || type == &PyUnicode_Type || type == &PyLong_Type || type == &PyFloat_Type ||
+        type == &PyBool_Type || type == &PyBytes_Type)
         return true;
     if (depth == kMaxDepth) return false;
     if (type == &PyDict_Type) {
@@ -282,9 +292,10 @@ bool is_basic(nb::handle object) {
 
 void bind_plain_pickle(nb::module_& m) {
     m.def("check_plain", &check_plain, nb::arg("stream"), nb::arg("buffers"), nb::arg("constructor"),
-          "Check that a pickle with so many buffers is plain data: that it can only make Python's basic types, and call one "
-          "constructor, given as (module, name). Nothing is loaded. Returns whether it calls that. TypeError: what the pickle "
-          "has that is not plain. ValueError: it is invalid.");
+          "Check that a pickle with so many buffers is plain data: that it can only make Python's basic types, and call "
+          "one constructor, given as (module, name). Nothing is loaded. Returns whether it calls that. TypeError: what "
+          "the pickle has that is not plain. ValueError: it is invalid.");
     m.def("is_basic", &is_basic, nb::arg("object").none(),
-          "Whether an object consists of at most 65,536 None, bool, int, float, str and bytes, in lists, tuples and dicts.");
+          "Whether an object consists of at most 65,536 None, bool, int, float, str and bytes, in lists, tuples and "
+          "dicts.");
 }

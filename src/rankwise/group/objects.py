@@ -36,6 +36,10 @@ class ObjectCollectives(GroupBase):
     ) -> Any:
         """Send rank `src`'s `obj` to every rank. Returns it; src returns obj itself.
 
+        obj: plain data, such as numbers, text, times, arrays, tensors, and lists, dicts and sets of them; all types are
+        listed in docs/how-to/objects.md. allow_pickle: whether it may be any object that can be pickled, which needs
+        True on every rank, and ranks that trust each other; by default as `rw.init` says.
+
         >>> settings = group.broadcast_object({"layers": [3, 4], "rate": 0.1} if group.rank == 0 else None)
         >>> settings["layers"]
         [3, 4]

@@ -11,14 +11,12 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from fractions import Fraction
+from importlib import import_module
 from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
 from pickle import PickleBuffer
 from types import NoneType
 from typing import Any, NamedTuple, NoReturn
-from uuid import UUID
 
 import numpy as np
 
@@ -30,14 +28,12 @@ Parts = tuple[Any, ...]
 def take_apart(value: Any) -> tuple[str, Parts]:
     """The name under which `make` knows the value's type, and the value's parts. TypeError if it is not plain data."""
     kind = type(value)
-    name = _EXACTLY.get(kind)
+    name = _name(kind)
     if name is None:
         if isinstance(value, np.dtype):
             name = _kind_of_dtype(value)
         elif isinstance(value, np.generic) and kind.__module__.partition(".")[0] in ("numpy", "ml_dtypes"):
             name = "scalar"
-        elif (torch := sys.modules.get("torch")) is not None and kind is torch.Tensor:
-            name = "tensor"
         else:
             refuse(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
     return name, _TYPES[name].parts(value)
@@ -62,10 +58,44 @@ class PlainType(NamedTuple):
     parts: Callable[[Any], Parts]
 
 
+# ---- types by name ----
+
+_LOADED = {
+    kind.__name__: kind
+    for kind in (
+        bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice,
+        PurePosixPath, PureWindowsPath, date, time, datetime, timedelta, timezone, Counter, OrderedDict, deque,
+        defaultdict, np.ndarray, np.bytes_, np.str_,
+    )
+}  # fmt: skip
+_LOADED_IF_USED = {
+    "Decimal": "decimal",
+    "Fraction": "fractions",
+    "UUID": "uuid",
+    "MaskedArray": "numpy.ma",
+    "Tensor": "torch",
+}
+
+
+def _name(kind: Any) -> str | None:
+    """The name of a plain type; None for any other object."""
+    if not isinstance(kind, type):
+        return None
+    name = kind.__name__
+    known = _LOADED.get(name) or getattr(sys.modules.get(_LOADED_IF_USED.get(name, "")), name, None)
+    return name if known is kind else None
+
+
+def _type(name: str) -> Any:
+    """The plain type of this name."""
+    return _LOADED[name] if name in _LOADED else getattr(import_module(_LOADED_IF_USED[name]), name)
+
+
 # ---- NumPy and torch ----
 
-_NAMED_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SUV]\d{1,9}|[mM]8(\[\w{1,20}\])?)", re.ASCII)
-_ML_DTYPE = re.compile(r"(b?float|int|uint)\w+", re.ASCII)
+# Compiled when the first array is sent, not when rankwise is imported.
+_NAMED_DTYPE = r"(?a)[<>|](b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SUV]\d{1,9}|[mM]8(\[\w{1,20}\])?)"
+_ML_DTYPE = r"(?a)(b?float|int|uint)\w+"
 
 
 def _kind_of_dtype(dtype: np.dtype[Any]) -> str:
@@ -77,15 +107,15 @@ def _kind_of_dtype(dtype: np.dtype[Any]) -> str:
 def _dtype_name(dtype: np.dtype[Any]) -> str:
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
         return str(dtype.name)
-    if _NAMED_DTYPE.fullmatch(dtype.str) is None or dtype.type is np.record:
+    if re.fullmatch(_NAMED_DTYPE, dtype.str) is None or dtype.type is np.record:
         refuse(f"dtype {dtype}")
     return str(dtype.str)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    if _NAMED_DTYPE.fullmatch(name):
+    if re.fullmatch(_NAMED_DTYPE, name):
         return np.dtype(name)
-    if _ML_DTYPE.fullmatch(name):
+    if re.fullmatch(_ML_DTYPE, name):
         import ml_dtypes
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
@@ -193,14 +223,12 @@ def _timezone(offset: timedelta, name: str | None) -> timezone:
 def _factory_name(factory: Any) -> str | None:
     if factory is None:
         return None
-    name = getattr(factory, "__name__", "")
-    if _FACTORIES.get(name) is not factory:
-        refuse(f"a defaultdict with the factory {name or factory}")
-    return str(name)
+    name = _name(factory)
+    return name or refuse(f"a defaultdict with the factory {getattr(factory, '__name__', factory)}")
 
 
 def _defaultdict(factory: str | None, items: dict[Any, Any]) -> Any:
-    return defaultdict(None if factory is None else _FACTORIES[factory], items)
+    return defaultdict(None if factory is None else _type(factory), items)
 
 
 # ---- the table ----
@@ -210,9 +238,9 @@ _TYPES: dict[str, PlainType] = {
     "complex": PlainType(complex, (float, float), lambda z: (z.real, z.imag)),
     "range": PlainType(range, (int, int, int), lambda r: (r.start, r.stop, r.step)),
     "slice": PlainType(slice, (object, object, object), lambda s: (s.start, s.stop, s.step)),
-    "Decimal": PlainType(Decimal, (str,), lambda d: (str(d),)),
-    "Fraction": PlainType(Fraction, (int, int), lambda f: (f.numerator, f.denominator)),
-    "UUID": PlainType(lambda number: UUID(int=number), (int,), lambda u: (u.int,)),
+    "Decimal": PlainType(lambda text: _type("Decimal")(text), (str,), lambda d: (str(d),)),
+    "Fraction": PlainType(lambda n, d: _type("Fraction")(n, d), (int, int), lambda f: (f.numerator, f.denominator)),
+    "UUID": PlainType(lambda number: _type("UUID")(int=number), (int,), lambda u: (u.int,)),
     "PurePosixPath": PlainType(PurePosixPath, (str,), lambda p: (str(p),)),
     "PureWindowsPath": PlainType(PureWindowsPath, (str,), lambda p: (str(p),)),
     "date": PlainType(date, (int, int, int), lambda d: (d.year, d.month, d.day)),
@@ -247,16 +275,5 @@ _TYPES: dict[str, PlainType] = {
     "dtype": PlainType(_dtype, (str,), lambda dtype: (_dtype_name(dtype),)),
     "subarray dtype": PlainType(lambda base, shape: np.dtype((base, shape)), (np.dtype, tuple), lambda d: d.subdtype),
     "structured dtype": PlainType(_structured, (list, list, list, list, int, bool), _fields),
-    "tensor": PlainType(_tensor, (int, tuple, _MEMORY), _parts_of_tensor),
-}
-_EXACTLY: dict[type, str] = {
-    kind: kind.__name__
-    for kind in (
-        complex, range, slice, Decimal, Fraction, UUID, PurePosixPath, PureWindowsPath, date, time, datetime, timedelta,
-        timezone, Counter, OrderedDict, deque, defaultdict, np.ndarray, np.bytes_, np.str_, np.ma.MaskedArray,
-    )
-}  # fmt: skip
-_FACTORIES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, *_EXACTLY)
+    "Tensor": PlainType(_tensor, (int, tuple, _MEMORY), _parts_of_tensor),
 }
