@@ -15,9 +15,9 @@ constexpr int kMaxBasic = 1 << 16;  // values; a list that contains another twic
 
 enum class Does : uint8_t {
     kRefuse, kProtocol, kFrame, kStop, kMark, kPop, kPopMark, kPush, kTuple, kAdd, kMemoize, kGet, kGlobal, kReduce,
-    kNextBuffer, kReadOnly,
+    kNextBuffer,
 };
-enum class Kind : uint8_t { kOther, kText, kList, kDict, kSet, kConstructor, kBuffer };
+enum class Kind : uint8_t { kOther, kText, kList, kDict, kSet, kConstructor };
 constexpr int kToMark = -1;
 
 // What follows an opcode: the bytes of a number; if `sized`, it is the length of the data after it.
@@ -70,7 +70,6 @@ constexpr std::array<Opcode, 256> opcodes() {
     all[0x93] = {Does::kGlobal};                                             // STACK_GLOBAL
     all['R'] = {Does::kReduce};
     all[0x97] = {Does::kNextBuffer};
-    all[0x98] = {Does::kReadOnly};                                           // READONLY_BUFFER
     return all;
 }
 constexpr auto kOpcodes = opcodes();
@@ -160,10 +159,7 @@ private:
         case Does::kNextBuffer:
             if (!buffers_) invalid("a buffer is missing");
             --buffers_;
-            push({Kind::kBuffer});
-            break;
-        case Does::kReadOnly:
-            if (top().kind != Kind::kBuffer) invalid("no buffer to make read-only");
+            push({});
             break;
         }
         return true;

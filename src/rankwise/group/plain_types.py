@@ -15,7 +15,7 @@ from importlib import import_module
 from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
 from pickle import PickleBuffer
-from types import NoneType
+from types import NoneType, SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -142,7 +142,7 @@ def _structured(
     return dtype
 
 
-_MEMORY = (bytes, bytearray, memoryview, np.ndarray)
+_MEMORY = (bytes, bytearray, np.ndarray)
 
 
 def _memory(array: np.ndarray[Any, Any]) -> PickleBuffer:
@@ -151,15 +151,16 @@ def _memory(array: np.ndarray[Any, Any]) -> PickleBuffer:
         refuse(f"dtype {array.dtype}")
     if not array.nbytes:
         return PickleBuffer(b"")
-    return PickleBuffer(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if not memory.flags.writeable:  # nobody writes to it here, but what is received is to be writable
+        interface = {**memory.__array_interface__, "data": (memory.ctypes.data, False)}
+        memory = np.asarray(SimpleNamespace(__array_interface__=interface, owner=memory))
+    return PickleBuffer(memory.data)
 
 
 def _array(dtype: np.dtype[Any], shape: tuple[int, ...], memory: Any) -> np.ndarray[Any, Any]:
-    """An array over this memory, or over a copy of what cannot be written."""
     if isinstance(memory, bytes):
-        memory = bytearray(memory)
-    elif isinstance(memory, memoryview):  # the sender's array was read-only; what was received is not
-        memory = memory.obj
+        memory = bytearray(memory)  # which can be written
     size, received = _elements(shape) * dtype.itemsize, memoryview(memory).nbytes
     if size != received:
         raise ValueError(f"an array of {size} bytes in memory of {received}")
