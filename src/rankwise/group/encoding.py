@@ -87,6 +87,8 @@ class _PlainPickler(pickle.Pickler):
 
 
 class _PlainUnpickler(pickle.Unpickler):
+    """Knows `make` alone. check_plain has refused everything else; this is a second wall."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) != _MAKE:
             raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
