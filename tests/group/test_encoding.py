@@ -79,7 +79,10 @@ def same(got: Any, want: Any) -> None:
         assert got.hardmask == want.hardmask
     elif isinstance(want, np.ndarray | np.generic):
         assert (got.dtype, got.shape) == (want.dtype, want.shape)
-        assert got.tobytes() == want.tobytes()
+        if want.dtype == np.longdouble:  # whose unused bytes are random
+            assert (got == want).all()
+        else:
+            assert got.tobytes() == want.tobytes()
     elif isinstance(want, list | tuple | deque):
         assert len(got) == len(want)
         for one, other in zip(got, want, strict=True):
@@ -222,7 +225,7 @@ class Metres(np.ndarray):
         (Text("a"), ".*test_encoding.Text"),
         (len, "builtin_function_or_method"),
         (plain_types.take_apart, "function"),
-        (Path("."), "pathlib.PosixPath"),
+        (Path("."), r"pathlib\.(_local\.)?PosixPath"),
         (defaultdict(lambda: 1), "a defaultdict with the factory <lambda>"),
         (defaultdict(Own), "a defaultdict with the factory Own"),
         (np.array([None]), "dtype object"),
