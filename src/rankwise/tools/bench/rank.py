@@ -79,28 +79,26 @@ class Library(ABC):
             return lambda: None
         steps = [self.send(x, partner), self.recv(out, partner)]
         first, second = steps if self.rank < partner else steps[::-1]
-
-        def call() -> None:
-            first()
-            second()
-
-        return call
+        return lambda: (first(), second())
 
     def seconds(self, point: Point, iterations: int, batches: int, before: Call | None = None) -> list[float]:
-        """The seconds of each of `batches` batches of `iterations` calls on this rank. before: called before each."""
-        call, barrier = self.call(point), self.barrier
-        times = []
-        gc.disable()
-        for _ in range(batches):
-            if before is not None:
-                before()
-            barrier()
-            start = perf_counter()
-            for _ in repeat(None, iterations):
-                call()
-            times.append(perf_counter() - start)
-        gc.enable()
-        return times
+        return time_batches(self.call(point), self.barrier, iterations, batches, before)
+
+
+def time_batches(call: Call, barrier: Call, iterations: int, batches: int, before: Call | None = None) -> list[float]:
+    """The seconds of each of `batches` batches of `iterations` calls on this rank. before: called before each."""
+    times = []
+    gc.disable()
+    for _ in range(batches):
+        if before is not None:
+            before()
+        barrier()
+        start = perf_counter()
+        for _ in repeat(None, iterations):
+            call()
+        times.append(perf_counter() - start)
+    gc.enable()
+    return times
 
 
 class Arrays(Library):
