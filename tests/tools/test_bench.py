@@ -99,6 +99,13 @@ def test_each_algorithm_is_measured_and_the_chosen_one_marked(tmp_path: Path) ->
         ("all_reduce", 40 << 10): {**everywhere, "flat": False, "staged": True},
         ("scatter", 64): {**everywhere, "inline": True},
         ("scatter", 40 << 10): {**everywhere, "staged": True},
+def test_the_ranks_may_be_threads() -> None:
+    done = bench("barrier", "all_gather", "--sizes", "8,40K", "--backend", "threads", "--check", *QUICK)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "backend threads" in done.stdout
+    assert "rankwise: no wrong byte at 3 points" in done.stdout
+
+
     }
     assert done.stdout.count("*") >= 4
     assert (tmp_path / "r.png").stat().st_size > 0
@@ -300,6 +307,7 @@ def test_a_signal_ends_it_and_all_ranks(signum: int) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        (["idle", "--backend", "threads"], "--backend"),
         (["fly"], "'fly'"),
         (["all_reduce", "startup"], "startup"),
         (["-n", "0"], "'0'"),

@@ -183,6 +183,8 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
     except ValueError as error:
         parser.error(f"argument --sizes: {error}")
     if "float" in options.dtype and options.op.startswith("b"):
+    if options.backend == "threads" and probes_only:
+        parser.error("argument --backend: the probes measure processes, not threads")
         parser.error(f"argument --op: {options.op} is for integers, not for {options.dtype}")
     if options.plot is not None and probes_only:
         parser.error("argument --plot: it is for operations")

@@ -34,6 +34,8 @@ def ours(backend: str | None, vs: Sequence[str], folder: Path) -> Launch:
     """How to start rankwise. The backend mpi takes the mpiexec of the first MPI in `vs`, else any that is found."""
     if backend == "mpi":
         return _ours_under_mpi([name for name in vs if name in MPIS] or list(MPIS), folder)
+    if backend == "threads":
+        return Launch("rankwise", (sys.executable, "-m", "rankwise.tools.bench.threads", "{n}"))
     choice = () if backend is None else ("--backend", backend)
     environment = {"GLOO_SOCKET_IFNAME": "lo"} if backend == "gloo" else {}
     return Launch("rankwise", (sys.executable, "-m", "rankwise", "run", "-n", "{n}", *choice), environment=environment)
