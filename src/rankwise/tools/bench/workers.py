@@ -60,7 +60,7 @@ class Launch:
     """How to start a library's ranks.
 
     name: the LIBRARY of rank.py. launcher: the command before the program, in which `{n}` stands for the
-    number of ranks. python: what runs rank.py; empty if the launcher knows. environment: added to the
+    number of ranks. python: what runs the ranks' program; empty if the launcher knows. environment: added to the
     environment of this process.
     """
 
@@ -84,10 +84,11 @@ class Launch:
 class Workers:
     """n rank processes of one library. A context manager: none of them runs after its end.
 
-    folder: receives the socket; private to this user. Raises WorkersError if the ranks do not start.
+    folder: receives the socket; private to this user. program: what each rank runs. Raises WorkersError if the ranks
+    do not start.
     """
 
-    def __init__(self, launch: Launch, n: int, folder: Path) -> None:
+    def __init__(self, launch: Launch, n: int, folder: Path, program: Path = RANK_FILE) -> None:
         self.launch, self.n = launch, n
         self.about = ""
         self.memory_before: list[dict[str, int]] = []
@@ -102,7 +103,7 @@ class Workers:
         self._listener = self._resources.enter_context(socket.socket(socket.AF_UNIX))
         self._listener.bind(str(path))
         self._listener.listen(n)
-        command = launch.command(n, [str(RANK_FILE), launch.name, str(path)])
+        command = launch.command(n, [str(program), launch.name, str(path)])
         self._launcher = Path(command[0]).name
         self._process = subprocess.Popen(
             command,
