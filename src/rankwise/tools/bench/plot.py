@@ -162,6 +162,7 @@ def _dots(axes: Any, results: list[dict[str, Any]]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(min(times) / 1.5, max(times) * 20)
     axes.xaxis.set_major_formatter(lambda value, _: _duration(value))
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.grid(True, axis="x", which="major", alpha=0.25, linewidth=0.6)
     axes.yaxis.set_visible(False)
     axes.spines["left"].set_visible(False)
