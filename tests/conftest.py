@@ -52,7 +52,8 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Setting
 
 
 def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
-    item.stash[_timer].cancel()
+    if _timer in item.stash:  # not in that of a file that cannot be imported
+        item.stash[_timer].cancel()
     faulthandler.cancel_dump_traceback_later()
     return True
 
