@@ -43,7 +43,7 @@ JOINS_MAY_IMPORT = {"backends", "wrappers", "_native"}
 # ending with the launcher.
 NATIVE_HELPERS = {
     "arrays": {"copy_blocks", "describe"},
-    "group": {"HostEvents", "HostStream", "check_plain", "is_basic"},
+    "group": {"HostEvents", "HostStream", "check_plain", "is_basic", "load_basic"},
     "launch": {"Operation", "Segment", "SegmentView", "adopt_orphans", "end_with", "usable_cores"},
     "observe": {
         "Operation",

@@ -1,5 +1,6 @@
-#include "shortcuts.hpp"
 #include "call_sites.hpp"
+#include "messages.hpp"
+#include "shortcuts.hpp"
 #include "streams.hpp"
 
 using namespace rankwise;
@@ -117,41 +118,6 @@ TaskHandle start_call(Comm& c, nb::callable function) {
     return {std::move(task), nullptr};
 }
 
-RequestHandle start_send(Comm& c, Address ptr, int64_t count, int dtype, int dest, int tag, nb::object keep) {
-    const DType type = checked_dtype(dtype);
-    const uint64_t elements = checked_count(count);
-    auto owner = kept(std::move(keep));
-    ReleaseGil released;
-    return {c.send(pointer(ptr), elements, type, dest, tag, owner), owner};
-}
-
-RequestHandle start_recv(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag, nb::object keep) {
-    const DType type = checked_dtype(dtype);
-    const uint64_t elements = checked_count(count);
-    auto owner = kept(std::move(keep));
-    ReleaseGil released;
-    return {c.recv(pointer(ptr), elements, type, src, tag, owner), owner};
-}
-
-std::optional<std::tuple<int, int, uint64_t, int>> probe(Comm& c, int src, int tag) {
-    std::optional<Arrival> arrival;
-    {
-        ReleaseGil released;
-        arrival = c.probe(src, tag);
-    }
-    if (!arrival) return std::nullopt;
-    return std::make_tuple(arrival->source, arrival->tag, arrival->count, int(arrival->dtype));
-}
-
-std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag, nb::object keep) {
-    const Arrival found{src, tag, checked_count(count), checked_dtype(dtype)};
-    auto owner = kept(std::move(keep));
-    ReleaseGil released;
-    auto request = c.recv_probed(pointer(ptr), found, owner);
-    if (!request) return std::nullopt;
-    return RequestHandle(std::move(request), std::move(owner));
-}
-
 std::vector<std::string> names_of(const std::vector<rankwise::Algorithm>& algorithms) {
     std::vector<std::string> names;
     for (rankwise::Algorithm a : algorithms) names.emplace_back(rankwise::tuning::name(a));
@@ -211,35 +177,9 @@ std::optional<std::string> close_comm(Comm& c, double timeout) {
     return c.close(timeout);
 }
 
-void wait_request(RequestHandle& r, std::optional<double> timeout) {
-    check_timeout(timeout);
-    {
-        ReleaseGil released;
-        r->wait(timeout);
-    }
-    r.release();
-}
-
-bool request_done(RequestHandle& r) {
-    bool done;
-    {
-        ReleaseGil released;
-        done = r->done();
-    }
-    if (r->complete()) r.release();
-    return done;
-}
-
 }  // namespace
 
 void bind_comm(nb::module_& m) {
-    nb::class_<RequestHandle>(m, "Request", "A send or receive in progress.")
-        .def("wait", &wait_request, nb::arg("timeout").none() = nb::none())
-        .def("done", &request_done)
-        .def("abandon", [](RequestHandle& r) { r->abandon(); }, Release())
-        .def_prop_ro("source", [](const RequestHandle& r) { return r->source(); })
-        .def_prop_ro("tag", [](const RequestHandle& r) { return r->tag(); });
-
     m.def("algorithms", &all_algorithms, "The algorithms of each operation that has several, by name.");
     m.def("thresholds", &default_thresholds, "The default thresholds, by how ranks share cores and by name.");
     // What owns the memory of an operation: it stays alive until the engine no longer uses that memory.
@@ -252,10 +192,6 @@ void bind_comm(nb::module_& m) {
         .def_prop_ro("world_size", &Comm::world_size)
         .def("set_counted", &Comm::set_counted, nb::arg("now"))
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)
-        .def("send", &start_send, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"), keep)
-        .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), keep)
-        .def("probe", &probe, nb::arg("src"), nb::arg("tag"))
-        .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), keep)
         .def("start_call", &start_call, nb::arg("function"))
         .def("describe", &describe, nb::arg("shape"), nb::arg("operation"))
         .def("lock", &Comm::lock, Release())
@@ -280,6 +216,8 @@ void bind_comm(nb::module_& m) {
         .def("announce_end", &Comm::announce_end)
         .def("close", &close_comm, nb::arg("timeout"));
 
+    bind_messages(m, comm);
+    bind_objects(m, comm);
     bind_shortcuts(m, comm);
 
     // Every collective as a blocking call, and as start_<name>, which returns a Task.
@@ -288,7 +226,8 @@ void bind_comm(nb::module_& m) {
         comm.def(name, blocking(operation), args..., Release());
         comm.def(("start_" + std::string(name)).c_str(), started(operation), args..., keep);
     };
-    comm.def("barrier", blocking(&Comm::barrier), nb::call_guard<ReleaseGilToWait>()).def("start_barrier", started(&Comm::barrier), keep);
+    for (const auto& [name, operation] : {std::pair("barrier", &Comm::barrier), std::pair("barrier_without_sync", &Comm::barrier_without_sync)})
+        comm.def(name, blocking(operation), nb::call_guard<ReleaseGilToWait>()).def(("start_" + std::string(name)).c_str(), started(operation), keep);
     both("all_reduce", &Comm::all_reduce, ptr, count, dtype, op);
     both("broadcast", &Comm::broadcast, ptr, count, dtype, root);
     both("reduce", &Comm::reduce, ptr, count, dtype, op, root);

@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include "bindings.hpp"
+#include "plain_pickle.hpp"
 
 namespace {
 
@@ -257,6 +257,50 @@ bool check_plain(const nb::bytes& stream, size_t buffers, const nb::tuple& const
     return Checker({stream.c_str(), stream.size()}, buffers, constructor).run();
 }
 
+// Whether the stream is one value of basic types, with so few containers that they cannot be nested too deep. It is false of
+// some others too: of those, a Checker decides.
+bool obviously_basic(std::string_view rest) {
+    std::array<int, kMaxDepth> marks;
+    int marked = 0, values = 0;  // on the Unpickler's stack
+    for (int containers = 0; !rest.empty();) {
+        const Opcode& opcode = kOpcodes[uint8_t(rest[0])];
+        rest.remove_prefix(1);
+        if (rest.size() < size_t(opcode.number)) return false;
+        const uint64_t number = opcode.number ? little_endian(rest.substr(0, size_t(opcode.number))) : 0;
+        rest.remove_prefix(size_t(opcode.number));
+        if (opcode.sized) {
+            if (number > rest.size()) return false;
+            rest.remove_prefix(number);
+        }
+        containers += opcode.does == Does::kTuple || opcode.kind >= Kind::kList;
+        if (containers > kMaxDepth) return false;
+        int items = opcode.items;
+        if (items == kToMark) {
+            if (!marked) return false;
+            items = values - marks[size_t(--marked)];
+        }
+        switch (opcode.does) {
+        case Does::kProtocol:
+            if (number != 5) return false;
+            break;
+        case Does::kFrame:
+        case Does::kMemoize: break;
+        case Does::kMark:
+            if (marked == kMaxDepth) return false;
+            marks[size_t(marked++)] = values;
+            break;
+        case Does::kPush:
+        case Does::kGet: ++values; break;
+        case Does::kTuple: values += 1 - items; break;
+        case Does::kAdd: values -= items; break;
+        case Does::kStop: return rest.empty() && values == 1 && !marked;
+        default: return false;
+        }
+        if (values < (marked ? marks[size_t(marked - 1)] : 0)) return false;
+    }
+    return false;
+}
+
 // ---- objects for which pickle needs no constructor ----
 
 // left: how many more values may be looked at.
@@ -279,12 +323,21 @@ bool basic(PyObject* object, int depth, int& left) {
     return true;
 }
 
+}  // namespace
+
 bool is_basic(nb::handle object) {
     int left = kMaxBasic;
     return basic(object.ptr(), 0, left);
 }
 
-}  // namespace
+bool makes_basic(const nb::bytes& stream, const nb::tuple& constructor) noexcept {
+    if (obviously_basic({stream.c_str(), stream.size()})) return true;
+    try {
+        return !check_plain(stream, 0, constructor);
+    } catch (const std::exception&) {
+        return false;
+    }
+}
 
 void bind_plain_pickle(nb::module_& m) {
     m.def("check_plain", &check_plain, nb::arg("stream"), nb::arg("buffers"), nb::arg("constructor"),

@@ -400,8 +400,13 @@ void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
     nb::class_<PythonCommunicator> in_python(m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
     in_python.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("rank"), nb::arg("world_size"),
                 nb::arg("methods"), nb::arg("dtypes"), nb::arg("ops"))
-        .def_prop_ro("barrier", [](const PythonCommunicator&) { return nb::none(); })
-        .def_prop_ro("announce_array", [](const PythonCommunicator&) { return nb::none(); });
+        .def_prop_ro("barrier_without_sync", [](const PythonCommunicator&) { return nb::none(); })
+        .def_prop_ro("announce_array", [](const PythonCommunicator&) { return nb::none(); })
+        .def_prop_ro("broadcast_block", [](const PythonCommunicator&) { return nb::none(); })
+        .def_prop_ro("all_gather_blocks", [](const PythonCommunicator&) { return nb::none(); })
+        .def("send_object_plain", [](const PythonCommunicator&, const nb::args&) { return false; })
+        .def("recv_object_plain", [](const PythonCommunicator&, const nb::args&) { return nb::borrow(Py_NotImplemented); })
+        .def("recv_any_plain", [](const PythonCommunicator&, const nb::args&) { return nb::borrow(Py_NotImplemented); });
     define(in_python);
     define_scatter(in_python, &scatter_in_calls);
 }

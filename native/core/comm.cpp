@@ -211,7 +211,7 @@ void Comm::agree_on_conditions() {
 
 Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings)
     : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()), memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()), members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process), settings_(settings),
-      protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())), settings.part), messages_(Messages::make(segment_, memory_, protocol_)), excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
+      protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())), settings.part), messages_(Messages::make(segment_, memory_, protocol_, settings.unexpected_bytes)), excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
     set_timeout(timeout);
     group_.peers[rank].pid = QualifiedPid::own();
     buffers_->join();
@@ -265,11 +265,13 @@ void copy(void* to, const void* from, size_t n) {
 }  // namespace
 
 void Comm::barrier() {
-    {
-        CallGuard call(*this, make_call(Op::Barrier));
-        collectives::barrier(protocol_);
-    }
+    barrier_without_sync();
     messages_->sync(timeout());
+}
+
+void Comm::barrier_without_sync() {
+    CallGuard call(*this, make_call(Op::Barrier));
+    collectives::barrier(protocol_);
 }
 
 void Comm::broadcast(void* data, uint64_t count, DType dtype, int root) {
@@ -386,51 +388,6 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
     const Blocks blocks_out(out.data(), n, item), blocks_in(in.data(), n, item);
     if (n == 1) copy(recv, send, blocks_out.size(0));
     else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
-}
-
-std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag, std::shared_ptr<void> keep) {
-    check_root(to, "dest");
-    check_open();
-    return messages_->send(data, count, dtype, to, tag, false, std::move(keep));
-}
-
-std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag, std::shared_ptr<void> keep) {
-    if (from != kAny) check_root(from, "src");
-    check_open();
-    return messages_->recv(data, count, dtype, from, tag, false, std::move(keep));
-}
-
-void Comm::complete(const std::shared_ptr<Request>& request) {
-    try {
-        request->wait(std::nullopt);
-    } catch (...) {
-        messages_->abandon(request);
-        throw;
-    }
-}
-
-void Comm::send_now(const void* data, uint64_t count, DType dtype, int to, int tag) {
-    check_root(to, "dest");
-    check_open();
-    if (!messages_->send_short(data, count, dtype, to, tag)) complete(messages_->send(data, count, dtype, to, tag, true));
-}
-
-void Comm::recv_now(void* data, uint64_t count, DType dtype, int from, int tag) {
-    check_root(from, "src");
-    check_open();
-    if (!messages_->recv_short(data, count, dtype, from, tag)) complete(messages_->recv(data, count, dtype, from, tag, true));
-}
-
-std::optional<Arrival> Comm::probe(int from, int tag) {
-    if (from != kAny) check_root(from, "src");
-    check_open();
-    return messages_->probe(from, tag);
-}
-
-std::shared_ptr<Request> Comm::recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep) {
-    check_root(found.source, "src");
-    check_open();
-    return messages_->recv_probed(data, found, std::move(keep));
 }
 
 std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool user_code, std::shared_ptr<void> keep) {

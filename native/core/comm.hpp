@@ -49,7 +49,8 @@ public:
     const std::shared_ptr<Segment>& segment() const { return segment_; }
 
     // The operations of the contract. They throw BadArgument before anything is sent, else what SlotProtocol throws.
-    void barrier();
+    void barrier();  // completes this rank's messages too
+    void barrier_without_sync();
     void broadcast(void* data, uint64_t count, DType dtype, int root);
     void all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op);
     void reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root);
@@ -72,8 +73,13 @@ public:
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, std::shared_ptr<void> keep = {});
     // A message that has arrived and not been received; `from` and `tag` may be kAny, here and in recv.
     std::optional<Arrival> probe(int from, int tag);
+    // The same, waiting at most `timeout` seconds for it.
+    std::optional<Arrival> await_arrival(int from, int tag, double timeout);
     // Receives the message that `probe` found; null if another receive has matched it meanwhile.
     std::shared_ptr<Request> recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep = {});
+    // Objects, and messages whose length the receiver does not know; see Messages.
+    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag);
     // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
     // order started, before any later blocking call. The Task's wait rethrows what it throws.
     // user_code: it is the program's own code, which may never return.
@@ -92,6 +98,9 @@ public:
     // Blocking send and recv.
     void send_now(const void* data, uint64_t count, DType dtype, int to, int tag);
     void recv_now(void* data, uint64_t count, DType dtype, int from, int tag);
+    void send_object_now(std::vector<Part> parts, int to, int tag);
+    // Returns the completed receive, or null if a short message was stored where `accept` said; `arrival` describes it.
+    std::shared_ptr<Request> recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept, Arrival& arrival, std::optional<double> timeout);
     void sync();
     // A new group of these ranks of this group, in their order. One of the ranks creates it with make_part and sends the
     // result to the others; each rank joins it with take_part. They throw BadArgument, OutOfMemory.
@@ -165,7 +174,7 @@ private:
     static void prepare_replacement(Segment& segment, int rank, uint32_t process);
     static std::shared_ptr<Comm> meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process, double timeout, const Settings& settings, const GroupMemory* memory = nullptr);
     void wait_for_mark(const std::shared_ptr<Task>& mark);
-    void complete(const std::shared_ptr<Request>& request);
+    void complete(const std::shared_ptr<Request>& request, std::optional<double> timeout = {});
     void check_open() const;
     void check_root(int root, const char* argument = "root") const;
     void check_counts(const Counts& counts, const char* argument) const;

@@ -271,6 +271,7 @@ std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, in
 void Comm::prepare_replacement(Segment& segment, int rank, uint32_t process) {
     if (!segment.ended(rank, process - 1)) segment.mark_exited(rank, kStatusUnknown, process - 1);
     end_operations(segment.header(), rank);
+    segment.record(rank).pending_messages = 0;
     Agreements& agreements = *segment.at<Agreements>(segment.header().restores);
     agreements.slots[rank].taken.store(agreements.latest());
 }

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from rankwise import autograd, elastic, overlap, testing, trace
     from rankwise.arrays.ops import premul_sum
-    from rankwise.contract.communicator import ANY, Message
     from rankwise.contract.errors import (
         BackendUnavailable,
         ClosedError,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         RankwiseError,
         UnsupportedError,
     )
+    from rankwise.contract.message import ANY, Message
     from rankwise.contract.types import DType, ReduceOp
     from rankwise.contract.work import Work
     from rankwise.group.group import Group
@@ -171,7 +171,7 @@ _MODULES = {
     "rankwise.initialize": ("init", "registered"),
     "rankwise.arrays.ops": ("premul_sum",),
     "rankwise.group.work": ("wait_all", "wait_any"),
-    "rankwise.contract.communicator": ("ANY", "Message"),
+    "rankwise.contract.message": ("ANY", "Message"),
     "rankwise.launch.spawn": ("spawn",),
     "rankwise.contract.types": ("DType", "ReduceOp"),
     "rankwise.contract.work": ("Work",),

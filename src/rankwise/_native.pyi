@@ -16,10 +16,23 @@ class Request:
     def tag(self) -> int:
         """For a complete receive: the message's tag."""
 
+    @property
+    def dtype(self) -> int:
+        """For a complete receive: the message's dtype."""
+
+    def memory(self) -> ReceivedBytes:
+        """For a complete receive of any length: the message. Called once."""
+
     def wait(self, timeout: float | None = None) -> None: ...
     def done(self) -> bool: ...
     def abandon(self) -> None:
         """Give it up, unless it is complete: the memory is no longer used, and a receive's message stays for others."""
+
+class ReceivedBytes:
+    """A received message: writable bytes, by the buffer protocol."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __len__(self) -> int: ...
 
 class Task:
     """A task of a stream."""
@@ -77,6 +90,7 @@ class Comm:
         """Whether these bytes are in the segment."""
 
     def barrier(self) -> None: ...
+    def barrier_without_sync(self) -> None: ...
     def all_reduce(self, ptr: int, count: int, dtype: int, op: int) -> None: ...
     def broadcast(self, ptr: int, count: int, dtype: int, root: int) -> None: ...
     def reduce(self, ptr: int, count: int, dtype: int, op: int, root: int) -> None: ...
@@ -92,43 +106,8 @@ class Comm:
     def all_to_all_v(
         self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: int
     ) -> None: ...
-    # The same on the communicator's stream: in the order started, before any later blocking call.
-    def start_barrier(self, keep: object = None) -> Task: ...
-    def start_all_reduce(self, ptr: int, count: int, dtype: int, op: int, keep: object = None) -> Task: ...
-    def start_broadcast(self, ptr: int, count: int, dtype: int, root: int, keep: object = None) -> Task: ...
-    def start_reduce(self, ptr: int, count: int, dtype: int, op: int, root: int, keep: object = None) -> Task: ...
-    def start_all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: int, keep: object = None) -> Task: ...
-    def start_gather(
-        self, send_ptr: int, recv_ptr: int, count: int, dtype: int, root: int, keep: object = None
-    ) -> Task: ...
-    def start_scatter(
-        self, send_ptr: int, recv_ptr: int, count: int, dtype: int, root: int, keep: object = None
-    ) -> Task: ...
-    def start_reduce_scatter(
-        self, send_ptr: int, recv_ptr: int, count: int, dtype: int, op: int, keep: object = None
-    ) -> Task: ...
-    def start_all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: int, keep: object = None) -> Task: ...
-    def start_all_gather_v(
-        self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: int, keep: object = None
-    ) -> Task: ...
-    def start_gather_v(
-        self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: int, root: int, keep: object = None
-    ) -> Task: ...
-    def start_scatter_v(
-        self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: int, root: int, keep: object = None
-    ) -> Task: ...
-    def start_reduce_scatter_v(
-        self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: int, op: int, keep: object = None
-    ) -> Task: ...
-    def start_all_to_all_v(
-        self,
-        send_ptr: int,
-        recv_ptr: int,
-        send_counts: Sequence[int],
-        recv_counts: Sequence[int],
-        dtype: int,
-        keep: object = None,
-    ) -> Task: ...
+    # For each of these, start_<name> takes the same arguments and `keep`, and returns a Task of the communicator's
+    # stream: operations run there in the order started, before any later blocking call.
     def start_call(self, function: Callable[[], None]) -> Task:
         """Run a Python function on the stream. It must not raise. Its own calls of this communicator run at once."""
 
@@ -160,12 +139,25 @@ class Comm:
     def recv(self, ptr: int, count: int, dtype: int, src: int, tag: int, keep: object = None) -> Request:
         """src and tag may be -1: the first message that arrives."""
 
-    def probe(self, src: int, tag: int) -> tuple[int, int, int, int] | None:
-        """(source, tag, elements, dtype) of the message that such a receive would match now; None if there is none."""
+    def probe(self, src: int, tag: int, timeout: float = 0.0) -> tuple[int, int, int, int] | None:
+        """(source, tag, elements, dtype) of the message that such a receive would match; None if none comes in time."""
 
     def recv_probed(self, ptr: int, count: int, dtype: int, src: int, tag: int, keep: object = None) -> Request | None:
         """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
 
+    def send_object(self, parts: list[Any], dest: int, tag: int) -> Request:
+        """Send the bytes of the parts, which have the buffer protocol, as one message."""
+
+    def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None: ...
+    def recv_any(self, object: bool, dtype: int, src: int, tag: int) -> Request:
+        """Receive an object, or an array of any length, of this dtype, or of any if it is -1."""
+
+    # See rankwise.contract.shortcuts.
+    def broadcast_block(self, object: bytes | None, src: int) -> bytes | int: ...
+    def all_gather_blocks(self, object: bytes) -> list[bytes | int]: ...
+    def send_object_plain(self, object: object, dst: object, tag: object) -> bool: ...
+    recv_object_plain: Callable[..., Any]
+    def recv_any_plain(self, src: object, tag: object, timeout: float | None) -> Any: ...
     def sync(self) -> None: ...
     # Events on the stream: see rankwise.contract.stream_sync.
     def record_event(self, event: int) -> None: ...
@@ -241,6 +233,7 @@ class Segment:
         tuning: Sequence[tuple[str, str, int]] = (),
         numa_node: int = 0,
         numa_nodes: Sequence[int] = (),
+        unexpected_bytes: int = 64 << 20,
     ) -> Comm:
         """Join as rank `rank`; returns the world's communicator once all ranks have joined.
 
@@ -252,8 +245,9 @@ class Segment:
         of another communicator's operations, which that one writes into the trace. tuning: thresholds that replace the
         defaults: (cores, threshold, bytes), with the names of `thresholds()`. numa_node: the NUMA node of
         this rank, or -1 if it is not known. numa_nodes: that of every rank of the segment, which overrides numa_node.
-        ValueError for names that do not exist, and, on every rank, if the ranks' algorithms, thresholds or numa_nodes
-        differ, or numa_nodes has not one number for each rank.
+        unexpected_bytes: of messages without a receive that this rank keeps; the data of further ones stays with their
+        senders. ValueError for names that do not exist, and, on every rank, if the ranks' algorithms, thresholds or
+        numa_nodes differ, or numa_nodes has not one number for each rank.
         """
 
     def announce_statuses(self) -> None:
@@ -532,6 +526,9 @@ def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bo
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
 
 def is_basic(object: object, /) -> bool: ...
+def load_basic(stream: bytes, constructor: tuple[str, str]) -> Any:
+    """The object of a pickle that makes only basic types, else NotImplemented; see check_plain."""
+
 def check_plain(stream: bytes, buffers: int, constructor: tuple[str, str]) -> bool:
     """Whether plain data calls the constructor, (module, name). TypeError if it is not plain, ValueError if invalid."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rankwise import BackendUnavailable, CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError
-from rankwise.contract.communicator import ANY
+from rankwise.contract.message import ANY
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.scenarios import SCENARIOS

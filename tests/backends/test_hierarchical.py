@@ -18,8 +18,9 @@ import pytest
 
 from rankwise.backends.hierarchical.communicator import HierarchicalCommunicator
 from rankwise.backends.native.communicator import EngineCommunicator
-from rankwise.contract.communicator import ANY, Communicator
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
+from rankwise.contract.message import ANY
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks

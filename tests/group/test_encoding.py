@@ -99,16 +99,16 @@ def same(got: Any, want: Any) -> None:
 
 def sent(value: Any, allow_pickle: bool = False) -> Any:
     """The value as another rank receives it, in memory of its own."""
-    encoded = encode(value, allow_pickle)
-    return decode(encoded.stream, [buffer.copy() for buffer in encoded.buffers], allow_pickle, 3)
+    stream, buffers = encode(value, allow_pickle)
+    return decode(stream, [buffer.copy() for buffer in buffers], allow_pickle, 3)
 
 
 @settings(deadline=None, max_examples=300)
 @given(values)
 def test_values_survive_a_round_trip(value: Any) -> None:
     same(sent(value), value)
-    encoded = encode(value, True)
-    same(decode(encoded.stream, [buffer.copy() for buffer in encoded.buffers], False, 3), value)  # loads without leave
+    stream, buffers = encode(value, True)
+    same(decode(stream, [buffer.copy() for buffer in buffers], False, 3), value)  # loads without leave
 
 
 POINT = np.dtype([("at", ">f8", (2, 3)), ("name", "U3"), ("more", [("a", "i1"), ("b", "M8[us]")])], align=True)
@@ -152,12 +152,12 @@ def test_numpy_text_keeps_its_trailing_nuls(data: bytes) -> None:
 
 def test_large_arrays_are_buffers_and_small_ones_in_the_stream() -> None:
     large, small = np.arange(1200.0), np.arange(10)
-    encoded = encode({"a": large, "b": [small, large[::2]]}, False)
-    assert [buffer.size for buffer in encoded.buffers] == [9600, 4800]
-    assert np.shares_memory(encoded.buffers[0], large), "no copy of what is contiguous"
-    assert len(encoded.stream) < 400
-    memory = [buffer.copy() for buffer in encoded.buffers]
-    got = decode(encoded.stream, memory, False, 0)
+    stream, buffers = encode({"a": large, "b": [small, large[::2]]}, False)
+    assert [buffer.size for buffer in buffers] == [9600, 4800]
+    assert np.shares_memory(buffers[0], large), "no copy of what is contiguous"
+    assert len(stream) < 400
+    memory = [buffer.copy() for buffer in buffers]
+    got = decode(stream, memory, False, 0)
     assert np.shares_memory(got["a"], memory[0]), "no copy of what was received"
     same(got, {"a": large, "b": [small, large[::2]]})
     for array in (got["a"], *got["b"]):
@@ -260,8 +260,8 @@ def test_depth() -> None:
                 break
             value = wrap(value)
             same(sent(value), value)
-        got = encode(wrap(value), True)
-        same(decode(got.stream, [], True, 0), wrap(value))
+        stream, _ = encode(wrap(value), True)
+        same(decode(stream, [], True, 0), wrap(value))
     with pytest.raises(ValueError, match=r"^rank 2 sent an invalid object: nested deeper than 100 levels$"):
         decode(pickle.dumps([[]] * 3 + [deep_list(100)], 5), [], False, 2)
     endless: Any = deque()
@@ -280,8 +280,8 @@ def test_a_wide_object_that_contains_its_parts_many_times_is_encoded_once() -> N
 
 def test_allowed_pickles() -> None:
     for value in (Own(), Pair(1, [2]), Colour.RED, {"a": Own(), "x": np.arange(2000.0)}):
-        encoded = encode(value, True)
-        got = decode(encoded.stream, [buffer.copy() for buffer in encoded.buffers], True, 0)
+        stream, buffers = encode(value, True)
+        got = decode(stream, [buffer.copy() for buffer in buffers], True, 0)
         assert type(got) is type(value)
         if isinstance(value, dict):
             assert got["a"] == value["a"]
@@ -292,7 +292,7 @@ def test_allowed_pickles() -> None:
             TypeError,
             match=r"^rank 1 sent a pickle of [\w.]*test_encoding\.\w+; pass allow_pickle=True here too if that rank",
         ):
-            decode(encoded.stream, encoded.buffers, False, 1)
+            decode(stream, buffers, False, 1)
 
 
 def test_an_object_that_cannot_be_pickled() -> None:

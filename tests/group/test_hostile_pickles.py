@@ -34,7 +34,7 @@ MAKE = b"\x8c\x1crankwise.group.plain_types\x8c\x04make\x93".replace(
 
 def calling(*args: Any) -> bytes:
     """A stream that calls the constructor with any plain arguments."""
-    body = encode(args, False).stream
+    body = encode(args, False)[0]
     start = 11 if body[2:3] == b"\x95" else 2  # PROTO, FRAME
     return PROTO + MAKE + body[start:-1] + b"R."
 
@@ -63,7 +63,7 @@ PLAIN_OPCODES = {
     "SETITEMS": b"}(NNu.", "EMPTY_SET": b"\x8f.", "ADDITEMS": b"\x8f(NN\x90.", "FROZENSET": b"(NN\x91.",
     "MEMOIZE": b"]\x94.", "BINGET": b"]\x94h\0\x86.", "LONG_BINGET": b"]\x94j\0\0\0\0\x86.",
     "STACK_GLOBAL": calling("range", 1, 2, 3), "REDUCE": calling("complex", 1.0, 2.0),
-    "NEXT_BUFFER": encode(np.zeros(1000), False).stream,
+    "NEXT_BUFFER": encode(np.zeros(1000), False)[0],
 }  # fmt: skip
 
 
@@ -285,11 +285,11 @@ def test_lists_that_contain_each_other_deeper_than_the_check_can_see() -> None:
 
 
 def test_buffers_that_do_not_match() -> None:
-    encoded = encode([np.arange(1000), np.arange(1000.0)], False)
-    own = [buffer.copy() for buffer in encoded.buffers]
+    stream, buffers_ = encode([np.arange(1000), np.arange(1000.0)], False)
+    own = [buffer.copy() for buffer in buffers_]
     for buffers in ([], own[:1], [*own, own[0]], [own[0], own[1][:-1]], [own[0], np.zeros(9, np.uint8)]):
         with pytest.raises(ValueError, match=r"^rank 0 sent an invalid object: "):
-            decode(encoded.stream, buffers, False, 0)
+            decode(stream, buffers, False, 0)
     with pytest.raises(ValueError, match=r"there are more buffers$"):
         decode(b"N.", own, False, 0)
     with pytest.raises(ValueError, match=r"^rank 0 sent an invalid object: "):
@@ -302,7 +302,7 @@ SAMPLE = [
     datetime(2024, 1, 1, tzinfo=timezone.utc), Decimal("1.5"), Fraction(1, 3), deque([1], 3), Counter("aab"),
     defaultdict(list, {1: [2]}), np.float32(1), PurePosixPath("a"), UUID(int=1), slice(1, 2), range(3), 1j,
 ]  # fmt: skip
-ENCODED = encode(SAMPLE, False)
+STREAM, BUFFERS = encode(SAMPLE, False)
 
 
 def only_plain(value: Any, seen: set[int]) -> None:
@@ -322,23 +322,23 @@ def only_plain(value: Any, seen: set[int]) -> None:
 
 def damaged(stream: bytes) -> None:
     with suppress(ValueError, TypeError):
-        only_plain(decode(stream, [buffer.copy() for buffer in ENCODED.buffers], False, 0), set())
+        only_plain(decode(stream, [buffer.copy() for buffer in BUFFERS], False, 0), set())
 
 
 def test_streams_cut_anywhere(untouched: list[Any]) -> None:
-    for end in range(len(ENCODED.stream)):
+    for end in range(len(STREAM)):
         with pytest.raises(ValueError, match=r"^rank 0 sent an invalid object: "):
-            decode(ENCODED.stream[:end], ENCODED.buffers, False, 0)
+            decode(STREAM[:end], BUFFERS, False, 0)
 
 
 def test_frames_that_end_anywhere() -> None:
     """Python's Unpickler skips what is left of a frame if an opcode needs more: it would see other opcodes."""
     start = 11  # of the first opcode after PROTO and FRAME
     seen = 0
-    for length in range(len(ENCODED.stream) - start + 1):
-        stream = ENCODED.stream[:3] + struct.pack("<Q", length) + ENCODED.stream[start:]
+    for length in range(len(STREAM) - start + 1):
+        stream = STREAM[:3] + struct.pack("<Q", length) + STREAM[start:]
         try:
-            got = decode(stream, [buffer.copy() for buffer in ENCODED.buffers], False, 0)
+            got = decode(stream, [buffer.copy() for buffer in BUFFERS], False, 0)
         except ValueError:
             continue
         assert repr(got) == repr(SAMPLE)
@@ -351,9 +351,9 @@ def test_frames_that_end_anywhere() -> None:
 
 
 @settings(deadline=None, max_examples=500)
-@given(st.lists(st.tuples(st.integers(0, len(ENCODED.stream) - 1), st.integers(0, 255)), min_size=1, max_size=4))
+@given(st.lists(st.tuples(st.integers(0, len(STREAM) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_damaged_streams(changes: list[tuple[int, int]]) -> None:
-    stream = bytearray(ENCODED.stream)
+    stream = bytearray(STREAM)
     for at, byte in changes:
         stream[at] = byte
     damaged(bytes(stream))

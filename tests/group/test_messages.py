@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.group.encoding import encode
 from rankwise.group.group import Group
-from rankwise.group.messages import from_message, to_message
 from rankwise.testing import run_ranks
 
 THING = {"text": "x", "large": np.arange(2000.0), "odd": np.arange(4097, dtype=np.uint8), ("t", 1): {1.5, None}}
@@ -28,7 +26,7 @@ def check(got: Any) -> None:
     assert got["t", 1] == {1.5, None}
 
 
-@pytest.mark.parametrize("backend", ["threads", "shm"])
+@pytest.mark.parametrize("backend", ["threads", "shm", "gloo"])
 def test_objects_between_all_ranks(backend: str) -> None:
     def ranks(group: Group) -> None:
         n, me = group.world_size, group.rank
@@ -157,9 +155,8 @@ def test_recv_any() -> None:
         nothing = group.recv_any(None)
         assert (nothing.data.size, nothing.source, nothing.tag) == (0, None, None)
         begin = time.monotonic()
-        with pytest.raises(
-            rw.CollectiveTimeout, match=r"^recv_any: no message from any rank with tag 7 arrived within 0.05 s$"
-        ):
+        late = r"^rank 0's recv from any rank \(an array of any length with tag 7\) was not complete within 0.05 s"
+        with pytest.raises(rw.CollectiveTimeout, match=late):
             group.recv_any(tag=7, timeout=0.05)
         assert time.monotonic() - begin >= 0.05
         group.send(3, 0, 7)
@@ -182,7 +179,7 @@ def test_the_wrong_kind_of_message_is_not_lost() -> None:
             group.recv_any()
         check(group.recv_object(0))
         group.send_object(THING, 0)
-        with pytest.raises(rw.MismatchError, match=r"the message is \d+ x uint8 with tag 0, the receive expects"):
+        with pytest.raises(rw.MismatchError, match=r"the message is an object with tag 0, the receive expects"):
             group.recv((3,), 0)
         check(group.recv_object(0))
 
@@ -201,7 +198,7 @@ RECEIVES: dict[str, Callable[[Group, np.ndarray[Any, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("backend", ["threads", "shm"])
+@pytest.mark.parametrize("backend", ["threads", "shm", "gloo"])
 def test_messages_that_were_refused_come_first_in_every_receive(backend: str) -> None:
     def ranks(group: Group) -> None:
         x = np.zeros(16, np.uint8)
@@ -244,7 +241,7 @@ def test_a_refused_message_stays_for_the_receive_that_fits() -> None:
             group.isend(np.full(16, i, np.uint8), 0)
         with pytest.raises(rw.MismatchError):
             group.recv_object(0)
-        wrong = r"^recv from rank 0: the message is 16 x uint8 with tag 0, the receive expects 8 x float64$"
+        wrong = r"^recv from rank 0: the message is 16 x uint8 with tag 0, the receive expects 8 x float64 with tag 0$"
         with pytest.raises(rw.MismatchError, match=wrong):
             group.recv((8,), 0)
         work = group.irecv((16,), rw.ANY, rw.ANY, dtype=np.uint8)
@@ -286,7 +283,8 @@ def test_a_message_whose_receive_ends_while_it_arrives_is_not_lost() -> None:
                 group.send_object(thing, 1, tag=1)
         else:
             slow = SlowlyArriving(group.comm)
-            group._receives.comm = slow
+            assert group._queue is not None
+            group._queue.comm = slow
             while group.probe(0, 1) is None:
                 time.sleep(0.001)
             for receive in (group.recv_object, group.recv_any):
@@ -302,7 +300,7 @@ def test_a_message_whose_receive_ends_while_it_arrives_is_not_lost() -> None:
             assert group.probe(0, rw.ANY) is None
         group.barrier()
 
-    run_ranks(2, ranks, backend="threads")
+    run_ranks(2, ranks, backend="gloo")
 
 
 def test_the_null_rank() -> None:
@@ -392,13 +390,4 @@ def test_a_backend_without_any_source_raises() -> None:
             with pytest.raises(rw.UnsupportedError, match=rf"^{receive.__name__} is not supported by the"):
                 receive(0)
 
-    run_ranks(1, ranks)
-
-
-def test_encoded_objects_that_are_invalid() -> None:
-    encoded = encode([1, np.arange(1000)], False)
-    message = to_message(encoded)
-    assert [part.size for part in from_message(message)] == [part.size for part in encoded.parts]
-    for length in (16, 64, 72, 80, 128, message.size - 4096):
-        with pytest.raises(ValueError, match=r"^encoded object: "):
-            from_message(message[:length])
+    run_ranks(1, ranks, backend="gloo")

@@ -17,6 +17,7 @@ from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 N = 100_000  # elements that do not fit into the ring of bytes between two ranks
+THIRD = 12_000  # elements of which the ring holds two arrays and a part of a third
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -263,17 +264,18 @@ def test_a_blocking_send_that_fails_before_it_has_begun_is_never_delivered(backe
     def ranks(group: Group) -> None:
         for send in SENDS.values():
             if group.rank == 0:
-                first = group.isend(np.full(N, 7.0), 1)
+                first = [group.isend(np.full(THIRD, 7.0), 1) for _ in range(3)]
                 with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
                     send(group)
             group.barrier()
             if group.rank == 0:
                 second = group.isend(np.full(N, 8.0), 1)
             else:
-                assert (group.recv((N,), 0) == 7).all()
+                for _ in range(3):
+                    assert (group.recv((THIRD,), 0) == 7).all()
                 assert (group.recv((N,), 0) == 8).all()
             if group.rank == 0:
-                rw.wait_all([first, second])
+                rw.wait_all([*first, second])
             group.barrier()  # rank 1, which takes what arrives while it receives, has ended its receive
 
     run_ranks(2, ranks, backend=backend)
@@ -282,14 +284,35 @@ def test_a_blocking_send_that_fails_before_it_has_begun_is_never_delivered(backe
 @pytest.mark.parametrize("backend", ["threads", "shm"])
 def test_a_blocking_send_that_fails_after_it_has_begun_sends_what_the_array_held(backend: str) -> None:
     def ranks(group: Group) -> None:
-        x = np.full(N, 7.0)
+        x = np.full(THIRD, 7.0)
         if group.rank == 0:
+            first = [group.isend(x.copy(), 1) for _ in range(2)]
             with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
                 group.send(x, 1)
             x[:] = 9
         group.barrier()
         if group.rank == 1:
-            assert (group.recv((N,), 0) == 7).all()
+            for _ in range(3):
+                assert (group.recv((THIRD,), 0) == 7).all()
+        else:
+            rw.wait_all(first)
+        group.barrier()
+
+    run_ranks(2, ranks, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_a_blocking_send_whose_data_is_still_with_the_sender_is_cancelled_when_it_fails(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        if group.rank == 0:
+            for thing in (np.zeros(N), {"x": np.zeros(N)}):
+                with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
+                    group.send(thing, 1) if isinstance(thing, np.ndarray) else group.send_object(thing, 1)
+        group.barrier()
+        if group.rank == 0:
+            group.send(np.ones(N), 1)
+        else:
+            assert (group.recv((N,), 0) == 1).all()
 
     run_ranks(2, ranks, backend=backend)
 

@@ -16,8 +16,9 @@ import pytest
 from rankwise import DType, Group, MismatchError, PeerLostError, ReduceOp, _native
 from rankwise.backends.native import threads
 from rankwise.backends.registry import Opener
-from rankwise.contract.communicator import ANY, Communicator
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
+from rankwise.contract.message import ANY
 from rankwise.observe.trace_file import Trace
 from rankwise.testing import check_backend, run_ranks
 from rankwise.wrappers.traced import TracedCommunicator

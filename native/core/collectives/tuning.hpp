@@ -146,6 +146,8 @@ inline size_t gathered_by_root(const Conditions& c, size_t block, bool non_tempo
 inline constexpr uint64_t ring_bytes(int ranks) { return ranks <= 8 ? 256 * KiB : 64 * KiB; }
 // Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us (f48a851).
 inline constexpr uint64_t kShortMessage = 1 * KiB;
+// The same for an object, whose encoding has no other form than one piece of memory. At most a piece of the ring.
+inline constexpr uint64_t kShortObject = 16 * KiB;
 // The sender announces pieces of this size, so that from two pieces on both ranks copy at once (3b3350c).
 inline constexpr uint64_t kRingPiece = 32 * KiB;
 // From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us (f48a851).
@@ -157,6 +159,8 @@ inline constexpr int kYieldsForReceive = 4;
 // Up to this size a send that no thread waits for copies into a posted receive itself; above, the progress thread copies
 // (f48a851).
 inline constexpr uint64_t kUnwaitedCopy = 256 * KiB;
+// Between two pieces of this size, the receiver of an offered message checks for a failure of the group.
+inline constexpr uint64_t kOfferPiece = 512 * KiB;
 // Both ranks copy pieces of this size, whole pages (f48a851).
 inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
     constexpr uint64_t page = 4 * KiB;

@@ -96,6 +96,10 @@ struct alignas(kCacheLine) PeerSlot {
     std::atomic<int32_t> core;                       // the core + 1 on which the rank last had to wait
     alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel made progress
     std::atomic<uint32_t> message_sleepers;
+    alignas(kCacheLine) std::atomic<uint64_t> not_unexpected_room;  // the complement of unexpected_room(), so that 0 is no limit
+    // The bytes of messages without a receive that this rank would still keep. It has no limit before it has joined.
+    uint64_t unexpected_room() const { return ~not_unexpected_room.load(std::memory_order_relaxed); }
+    void set_unexpected_room(uint64_t bytes) { not_unexpected_room.store(~bytes, std::memory_order_relaxed); }
     alignas(kCacheLine) std::atomic<uint32_t> left;  // the rank has closed its end of the group
     std::atomic<uint32_t> writing;                   // the rank may be writing into a peer's memory
     std::atomic<uint32_t> detached;                  // its process no longer uses this memory

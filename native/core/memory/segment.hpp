@@ -44,6 +44,7 @@ struct alignas(kCacheLine) RankRecord {
     alignas(kCacheLine) std::atomic<uint64_t> operations;  // begun so far: the number of the next one in the trace
     std::atomic<uint64_t> bytes;          // moved by these; small operations are added a few KiB at a time
     std::atomic<uint64_t> waited;         // ticks that it waited for other ranks, without the shortest waits
+    std::atomic<uint32_t> pending_messages;  // that have an entry in the trace although nobody waits for them
 };
 
 // The name of a group that is not the group of all ranks. Of two groups whose numbers differ by kNamedGroups, the later one

@@ -27,23 +27,54 @@ struct Rendezvous {
     std::atomic<uint32_t> writing;      // the sender is copying a piece, or about to
 };
 
+// What follows a header in the ring.
+enum class Form : uint8_t {
+    Message,    // the message's data
+    Offered,    // where the sender keeps the data (OfferBody): the receiver copies it, or requests it
+    Requested,  // the data of an offered message; tag is the offer's number, here and below
+    Request,    // nothing: the receiver requests the data
+    Copied,     // nothing: the receiver has copied it, or has found that it was cancelled
+};
+
 // Precedes each message in the ring.
 struct Header {
     uint64_t bytes, count;
     int32_t tag;
-    uint32_t dtype;
-    uint64_t stamp;  // Channel::stamp once the header, and all of a short message, have arrived
+    uint8_t dtype;
+    bool object;    // the bytes are an encoded object, whose dtype is U8
+    Form form;
+    uint8_t parts;  // of an offered message: how many follow
+    uint64_t stamp; // Channel::stamp once the header, and all of a short message, have arrived
 
+    static Header of(uint64_t count, DType dtype, int32_t tag, bool object = false) {
+        return {count * itemsize(dtype), count, tag, uint8_t(dtype), object, Form::Message, 0, 0};
+    }
+    static Header about_offer(Form form, int number, uint64_t bytes = 0) { return {bytes, bytes, number, uint8_t(DType::U8), false, form, 0, 0}; }
     // Whether a rank can have written it.
-    bool valid() const { return dtype < uint32_t(kDTypes) && count <= UINT64_MAX / 16 && bytes == count * itemsize(DType(dtype)); }
-    static Header of(uint64_t count, DType dtype, int32_t tag) { return {count * itemsize(dtype), count, tag, uint32_t(dtype), 0}; }
+    bool valid() const {
+        return dtype < kDTypes && form <= Form::Copied && count <= UINT64_MAX / 16 && bytes == count * itemsize(DType(dtype)) && (form < Form::Request || !bytes);
+    }
 };
+
+// Follows the header of an offered message, and is followed by its parts.
+struct OfferBody {
+    int32_t number;
+    int32_t slot;  // in Channel::offers; -1 if the receiver cannot copy the data
+    struct Part {
+        uint64_t address, bytes;
+    };
+};
+
+// Who uses the memory of an offered message.
+enum class OfferStage : uint32_t { Free, Offered, Copying, Copied, Cancelled };
 
 // `written` and `read` count bytes; their difference is in the ring.
 struct Channel {
     uint64_t capacity;
     uint64_t first_stamp;  // random
     Rendezvous rendezvous;
+    static constexpr int kOffers = 256;
+    alignas(kCacheLine) std::atomic<OfferStage> offers[kOffers];
     alignas(kCacheLine) std::atomic<uint64_t> written;  // changed by the sender
     alignas(kCacheLine) std::atomic<uint64_t> read;     // changed by the receiver
     alignas(kCacheLine) uint8_t ring[];

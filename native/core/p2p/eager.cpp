@@ -5,16 +5,16 @@
 
 namespace rankwise {
 
-bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag) {
+bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag, bool object) {
     const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
-    if (bytes > tuning::kShortMessage || to == rank_) return false;
+    if (bytes > (object ? tuning::kShortObject : tuning::kShortMessage) || to == rank_) return false;
     const auto lock = lock_requests();
-    if (closing_ || !sends_[to].empty() || group_.failed()) return false;
+    if (closing_ || !outgoing_[to].idle() || group_.failed()) return false;
     Channel& c = *channel(rank_, to, true);
     uint64_t at = c.written.load(std::memory_order_relaxed);
     const uint64_t whole = Channel::whole_of(at, bytes);
-    if (c.room() < whole) return false;
-    c.put_header(at, Header::of(count, dtype, tag));
+    if (c.room() < whole || bytes > group_.peers[to].unexpected_room()) return false;
+    c.put_header(at, Header::of(count, dtype, tag, object));
     if (bytes) c.put(at + sizeof(Header), data, bytes);
     c.stamp_at(at).store(c.stamp(at), std::memory_order_release);
     c.written.exchange(at + whole);
@@ -24,25 +24,41 @@ bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to,
 }
 
 bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int tag) {
-    const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
-    if (bytes > tuning::kShortMessage || from == rank_ || tag == kAny) return false;
+    if (count * itemsize(dtype) > tuning::kShortMessage) return false;
+    const auto accept = [&](const Header& h) {
+        return !h.object && h.count == count && h.dtype == uint16_t(dtype) ? static_cast<uint8_t*>(data) : nullptr;
+    };
+    return bool(take_short(from, tag, accept));
+}
+
+std::optional<Arrival> Messages::recv_short(int from, int tag, const Accept& accept) { return take_short(from, tag, accept); }
+
+template <class Take> std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accept) {
+    const uint64_t began = tracer_.measured() ? ticks() : 0;
+    if (from == rank_) return std::nullopt;
     const auto lock = lock_requests();
-    if (closing_ || group_.failed()) return false;
-    Channel* c = channel(from, rank_, false);
-    Incoming& in = incoming_[from];
-    if (!c || in.message || in.pad || !arrived_[from].empty() || !receives_.empty()) return false;
-    const uint64_t at = c->read.load(std::memory_order_relaxed);
-    for (int i = policy_.first_polls; c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at); --i) {
-        if (i <= 0) return false;
+    if (closing_ || group_.failed() || arrived_.first_for(from, tag)) return std::nullopt;
+    const int first = from == kAny ? 0 : from, last = from == kAny ? n_ - 1 : from;
+    for (int i = policy_.first_polls; i >= 0; --i) {
+        for (int p = first; p <= last; ++p) {
+            Channel* const c = p == rank_ ? nullptr : channel(p, rank_, false);
+            const Incoming& in = incoming_[p];
+            if (!c || in.message || in.pad || posted_[p]) continue;
+            const uint64_t at = c->read.load(std::memory_order_relaxed);
+            if (c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at)) continue;
+            const Header h = c->header(at);
+            if (!h.valid() || h.form != Form::Message || h.bytes > tuning::kShortObject || (tag != kAny && h.tag != tag) || receives_.first_for(p, h.tag)) return std::nullopt;
+            uint8_t* const data = accept(h);
+            if (!data) return std::nullopt;
+            if (h.bytes) c->get(at + sizeof h, data, h.bytes);
+            c->read.exchange(at + Channel::whole_of(at, h.bytes));
+            notify(p);
+            trace_short(Op::Recv, DType(h.dtype), p, h.tag, h.bytes, began);
+            return arrival_of(p, h);
+        }
         cpu_relax();
     }
-    const Header h = c->header(at);
-    if (h.tag != tag || h.count != count || h.dtype != uint32_t(dtype)) return false;
-    if (bytes) c->get(at + sizeof h, data, bytes);
-    c->read.exchange(at + Channel::whole_of(at, bytes));
-    notify(from);
-    trace_short(Op::Recv, dtype, from, tag, bytes, began);
-    return true;
+    return std::nullopt;
 }
 
 void Messages::trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes, uint64_t began) {

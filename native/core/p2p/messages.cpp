@@ -8,21 +8,32 @@
 
 namespace rankwise {
 
-std::string message_text(uint64_t count, DType dtype, int tag) {
-    return std::to_string(count) + " x " + name(dtype) + " with tag " + std::to_string(tag);
+namespace {
+
+std::string array_text(uint64_t count, DType dtype) { return std::to_string(count) + " x " + name(dtype); }
+std::string text_of(const Header& h) {
+    return h.object ? "an object with tag " + std::to_string(h.tag) : message_text(h.count, DType(h.dtype), h.tag);
 }
 
-Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps)
+}  // namespace
+
+std::string message_text(uint64_t count, DType dtype, int tag) { return array_text(count, dtype) + " with tag " + std::to_string(tag); }
+
+Arrival arrival_of(int from, const Header& h) { return {from, h.tag, h.count, DType(h.dtype), bool(h.object)}; }
+
+Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit)
     : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()), protocol_(steps), tracer_(*segment_, group_.member()[steps.rank], steps.part()), rank_(steps.rank), n_(steps.n),
-      policy_(steps.policy()), sends_(n_), arrived_(n_), incoming_(n_), posted_(n_) {}
+      policy_(steps.policy()), outgoing_(n_), arrived_(n_), receives_(n_), incoming_(n_), posted_(n_), unexpected_limit_(unexpected_limit) {
+    publish_room();
+}
 
 Messages::~Messages() {
     if (!closing_) close(0);  // after the first close the group's memory may belong to others
 }
 
-std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps) {
+std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit) {
     // A forked child does not delete it: its thread does not exist there, and may have held the mutex.
-    return {new Messages(std::move(segment), std::move(memory), steps), [](Messages* messages) {
+    return {new Messages(std::move(segment), std::move(memory), steps, unexpected_limit), [](Messages* messages) {
                 if (!messages->forked()) delete messages;
             }};
 }
@@ -89,21 +100,38 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
 }
 
 std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits, std::shared_ptr<void> keep) {
-    const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag, std::move(keep));
+    return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag, std::move(keep)), waits);
+}
+
+std::shared_ptr<Request> Messages::send_object(std::vector<Part> parts, int to, int tag, bool waits, std::shared_ptr<void> keep) {
+    uint64_t bytes = 0;
+    for (const Part& part : parts) bytes += part.bytes;
+    const auto r = request(Op::Send, nullptr, bytes, DType::U8, to, tag, std::move(keep));
+    r->object_ = true;
+    r->parts_ = std::move(parts);
+    return start_send(r, waits);
+}
+
+std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, bool waits) {
+    const int to = r->peer_;
     const auto lock = lock_requests();
     check_open(name(Op::Send));
     trace(*r, waits);
     if (to == rank_) {  // arrives at once
-        auto message = arrive(rank_, Header::of(count, dtype, tag));
-        if (message->left) std::memcpy(message->at, data, message->left);
+        auto message = arrive(rank_, header_of(*r));
+        r->for_stretches(0, message->left, [&](const uint8_t* data, uint64_t bytes) {
+            std::memcpy(message->at, data, bytes);
+            message->at += bytes;
+        });
         message->left = 0;
         finish(*message);
         complete(*r);
         return r;
     }
-    sends_[to].push_back(r);
+    auto& sends = outgoing_[to].sends;
+    sends.push_back(r);
     try {
-        if (waits && sends_[to].size() == 1) poll_for_receive(to, *r);
+        if (waits && sends.size() == 1) poll_for_receive(to, *r);
         push(to, waits || may_copy_at_once(*r));
         if (!r->complete_ && !waits) ensure_thread();
     } catch (...) {  // no memory for the channel, or no thread
@@ -114,17 +142,26 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
 }
 
 std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits, std::shared_ptr<void> keep) {
-    const auto r = request(Op::Recv, data, count, dtype, from, tag, std::move(keep));
+    return start_recv(request(Op::Recv, data, count, dtype, from, tag, std::move(keep)), waits);
+}
+
+std::shared_ptr<Request> Messages::recv_any(const Wanted& wanted, int from, int tag, bool waits) {
+    const auto r = request(Op::Recv, nullptr, 0, wanted.dtype.value_or(DType::U8), from, tag, {});
+    r->wanted_ = wanted;
+    return start_recv(r, waits);
+}
+
+std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, bool waits) {
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
     trace(*r, waits);
     try {
-        if (auto m = first_arrived(from, tag); !m) {
-            receives_.push_back(r);
-            pull_from(from);
+        if (Message* const m = first_arrived(r->peer_, r->tag_, r.get()); !m) {
+            receives_.add(r, true);
+            pull_from(r->peer_);
             post_receive(r);
         } else if (fits(*r, m->from, m->header)) {
-            receive_arrived(r, m);
+            receive_arrived(r, *m);
         }
         if (!r->complete_ && !waits) ensure_thread();
     } catch (...) {  // no memory for the channel, or for another message, or no thread
@@ -138,12 +175,12 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found,
     const auto r = request(Op::Recv, data, found.count, found.dtype, found.source, found.tag, std::move(keep));
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
-    const auto m = first_arrived(found.source, found.tag);
+    Message* const m = first_arrived(found.source, found.tag, r.get());
     if (!m || m->header.count != found.count || DType(m->header.dtype) != found.dtype) return nullptr;
     trace(*r, false);
     r->matched_ = true;
     try {
-        receive_arrived(r, m);
+        receive_arrived(r, *m);
         if (!r->complete_) ensure_thread();
     } catch (...) {
         cancel(r);
@@ -152,26 +189,51 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found,
     return r;
 }
 
-// `r` receives a message that has begun to arrive and fits.
-void Messages::receive_arrived(const std::shared_ptr<Request>& r, const std::shared_ptr<Message>& m) {
+// `r` receives a message that has arrived, or begun to, and fits.
+void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arrived) {
+    const std::shared_ptr<Message> m = arrived_.remove(arrived);  // incoming_ or requested_ holds it too while bytes are still to come
+    publish_room();
+    receives_.add(r, false);
     const uint64_t here = m->header.bytes - m->left;
-    if (here) std::memcpy(r->data_, m->kept.data(), here);
+    if (r->unsized()) {
+        if (!m->kept) m->kept = Memory(m->header.bytes);
+        give_memory(*r, *m);
+    } else {
+        if (here) std::memcpy(r->data_, m->kept.data(), here);
+        m->kept = {};
+    }
     m->at = r->data_ + here;
-    m->kept = {};
-    m->receive = r;
-    receives_.push_back(r);
-    arrived_[m->from].remove(m);  // incoming_ holds it too while bytes are still to come
+    attach(r, m);
+    if (m->offered()) {
+        fetch(*m);
+        send_answers(m->from);
+    }
     if (!m->left) finish(*m);
     else pull(m->from);
 }
 
+void Messages::attach(const std::shared_ptr<Request>& r, const std::shared_ptr<Message>& m) {
+    m->receive = r;
+    r->message_ = m;
+}
+
+// The message is received in the memory in which it is kept.
+void Messages::give_memory(Request& r, Message& m) {
+    r.count_ = m.header.count;
+    r.dtype_ = DType(m.header.dtype);
+    r.memory_ = std::move(m.kept);
+    r.data_ = r.memory_.data();
+}
+
 void Messages::trace(Request& r, bool waits) {
+    if (!waits && !(r.reserved_ = tracer_.reserve())) return;  // the other entries are for what the program waits for
     const uint64_t what = make_call(r.sends_ ? Op::Send : Op::Recv, r.dtype_, {}, r.peer_).what, now = ticks();
     r.entry_ = tracer_.begin(what | (waits ? 0 : kBackground), group_.number, r.tag_, 0, r.bytes(), now);
     r.began_ = waits ? now : 0;
 }
 
 void Messages::end_trace(Request& r, bool failed) {
+    if (std::exchange(r.reserved_, false)) tracer_.unreserve();
     if (!r.entry_) return;
     const uint64_t now = ticks();
     if (r.matched_ && !r.sends_) r.entry_->set_peer(r.peer_, r.tag_);  // the receive may have been from any rank
@@ -203,182 +265,128 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
     if (r->complete_ || closing_ || std::exchange(r->abandoned_, true)) return;
     end_trace(*r, true);
     if (r->sends_) {
-        auto& queue = sends_[r->peer_];
+        auto& queue = outgoing_[r->peer_].sends;
         if (!r->matched_) {
             queue.erase(std::find(queue.begin(), queue.end(), r));
             return;
         }
         if (r->rendezvous_)  // the receiver may be reading a piece of this memory
             return fail_group(group_, Cause::PeerLost, rank_, 0, "gave up a send while rank " + std::to_string(r->peer_) + " was receiving it");
-        r->copy_.assign(r->data_, r->data_ + r->bytes());
-        r->data_ = r->copy_.data();
+        if (r->offer_ >= 0 && !cancel_offer(*r)) return;
+        copy_data(*r);
         return ensure_thread();
     }
     if (r->peer_ != kAny && r->peer_ != rank_ && posted_[r->peer_] == r) withdraw_receive(r->peer_);
-    receives_.remove(r);
-    for (Incoming& in : incoming_) {
-        if (!in.message || in.message->receive != r) continue;
-        Message& m = *in.message;
-        m.kept.resize(m.header.bytes);
-        const uint64_t here = m.header.bytes - m.left;
-        if (here) std::memcpy(m.kept.data(), r->data_, here);
-        m.at = m.kept.data() + here;
-        m.receive = nullptr;
-        arrived_[m.from].push_back(in.message);
-    }
+    if (r->complete_ || !r->held_) return;
+    receives_.remove(*r);
+    if (const auto message = std::move(r->message_)) put_back(message);
 }
 
-std::shared_ptr<Messages::Message> Messages::first_arrived(int from, int tag) {
-    std::shared_ptr<Message> first;
-    for (int p = 0; p < n_; ++p) {
-        if (from != kAny && p != from) continue;
-        auto& kept = arrived_[p];
-        auto found = std::find_if(kept.begin(), kept.end(), [&](auto& m) { return tag == kAny || m->header.tag == tag; });
-        if (found != kept.end() && (!first || (*found)->number < first->number)) first = *found;
+// The send goes on from a copy of its data.
+void Messages::copy_data(Request& r) {
+    Memory copy(r.bytes());
+    uint8_t* to = copy.data();
+    r.for_stretches(0, r.bytes(), [&](const uint8_t* data, uint64_t bytes) {
+        std::memcpy(to, data, bytes);
+        to += bytes;
+    });
+    r.memory_ = std::move(copy);
+    r.data_ = r.memory_.data();
+    r.parts_.clear();
+}
+
+// A message whose receive is given up is kept for another one.
+void Messages::put_back(const std::shared_ptr<Message>& m) {
+    Request& r = *m->receive;
+    const uint64_t here = m->header.bytes - m->left;
+    if (r.unsized()) {
+        m->kept = std::move(r.memory_);
+    } else {
+        m->kept = Memory(m->header.bytes);
+        if (here) std::memcpy(m->kept.data(), r.data_, here);
     }
-    return first;
+    m->at = m->kept.data() + here;
+    m->receive = nullptr;
+    arrived_.put_back(m);
+    publish_room();
+}
+
+std::optional<Arrival> Messages::arrival(int from, int tag) {
+    pull_from(from);
+    const Message* const m = first_arrived(from, tag, nullptr);
+    if (!m) return std::nullopt;
+    return arrival_of(m->from, m->header);
 }
 
 std::optional<Arrival> Messages::probe(int from, int tag) {
-    std::lock_guard lock(mutex_);
+    const auto lock = lock_requests();
     check_open("probe");
-    pull_from(from);
-    auto m = first_arrived(from, tag);
-    if (!m) return std::nullopt;
-    return Arrival{m->from, m->header.tag, m->header.count, DType(m->header.dtype)};
+    return arrival(from, tag);
 }
 
-// Whether the message has the count and dtype that the receive expects. If not, the receive fails, and the message is
-// kept for another receive.
+bool Messages::accepts(const Request& r, const Header& h) {
+    switch (r.wanted_.kind) {
+    case Wanted::Exactly: return !h.object && r.count_ == h.count && r.dtype_ == DType(h.dtype);
+    case Wanted::Array: return !h.object && r.wanted_.dtype.value_or(DType(h.dtype)) == DType(h.dtype);
+    case Wanted::Object: return h.object;
+    }
+    return false;
+}
+
+// Whether the receive accepts the message. If not, the receive fails, and the message is kept for another one.
 bool Messages::fits(Request& r, int from, const Header& h) {
     r.peer_ = from;
     r.tag_ = h.tag;
     r.matched_ = true;
-    if (r.count_ == h.count && r.dtype_ == DType(h.dtype)) return true;
-    r.failure_ = "recv from rank " + std::to_string(from) + ": the message is " + message_text(h.count, DType(h.dtype), h.tag) +
-                 ", the receive expects " + message_text(r.count_, r.dtype_, r.tag_);
+    if (accepts(r, h)) return true;
+    const std::string message = "the message from rank " + std::to_string(from) + " with tag " + std::to_string(h.tag) + " is ", array = array_text(h.count, DType(h.dtype));
+    switch (r.wanted_.kind) {
+    case Wanted::Exactly:
+        r.failure_ = "recv from rank " + std::to_string(from) + ": the message is " + text_of(h) + ", the receive expects " + message_text(r.count_, r.dtype_, r.tag_);
+        break;
+    case Wanted::Array:
+        r.failure_ = "recv_any: " + message + (h.object ? "an object; receive it with recv_object" : "an array of " + array + ", expected dtype " + name(*r.wanted_.dtype));
+        break;
+    case Wanted::Object: r.failure_ = "recv_object: " + message + "an array of " + array + ", not an object; receive it with recv or recv_any"; break;
+    }
     complete(r, true);
     return false;
 }
 
-// A header has been read: match the message to a posted receive, or keep it.
-std::shared_ptr<Messages::Message> Messages::arrive(int from, const Header& h) {
-    auto m = std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_++, {}, nullptr});
-    auto posted = std::find_if(receives_.begin(), receives_.end(), [&](auto& r) {
-        return !r->matched_ && (r->peer_ == from || r->peer_ == kAny) && (r->tag_ == h.tag || r->tag_ == kAny);
-    });
-    if (posted != receives_.end()) {
-        if (fits(**posted, from, h)) {
-            m->receive = *posted;
-            m->at = m->receive->data_;
+// A header has been read: match the message to a posted receive, or keep it. offer: its data is still with its sender.
+// Returns null if that has cancelled it.
+std::shared_ptr<Message> Messages::arrive(int from, const Header& h, std::optional<Offer> offer) {
+    Request* const posted = receives_.first_for(from, h.tag);
+    const bool fetched = posted || h.bytes <= room();
+    Memory memory;  // before anything changes, since there may be none
+    if (posted && accepts(*posted, h) ? posted->unsized() : !offer || fetched) memory = Memory(h.bytes);
+    auto m = std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_, std::move(offer), std::move(memory)});
+    if (m->offer && fetched && !claim(*m)) return nullptr;
+    ++arrivals_;
+    if (posted) {
+        const std::shared_ptr<Request> r = posted->held_;
+        receives_.matched(*r);
+        if (fits(*r, from, h)) {
+            if (r->unsized()) give_memory(*r, *m);
+            m->at = r->data_;
+            attach(r, m);
             return m;
         }
-        receives_.erase(posted);
+        receives_.remove(*r);
     }
-    m->kept.resize(h.bytes);
     m->at = m->kept.data();
-    arrived_[from].push_back(m);
+    arrived_.add(m);
+    publish_room();
     return m;
 }
 
 // The last byte has arrived.
 void Messages::finish(Message& m) {
     if (!m.receive) return;
-    receives_.remove(m.receive);
-    complete(*m.receive);
-}
-
-bool Messages::push(int to, bool at_once) {
-    auto& queue = sends_[to];
-    if (queue.empty()) return false;
-    Channel& c = *channel(rank_, to, true);
-    bool moved = false;
-    while (!queue.empty()) {
-        Request& r = *queue.front();
-        if (const uint64_t state = r.matched_ ? 0 : receive_posted_for(c, r)) {
-            if (!at_once) break;  // the progress thread does it
-            moved |= match(c, r, to, state);
-        }
-        if (r.rendezvous_) {
-            if (!copied(c.rendezvous, r.bytes())) break;
-            complete(r);
-            queue.pop_front();
-            moved = true;
-            continue;
-        }
-        const uint64_t total = r.bytes();
-        const uint64_t before = c.written.load(std::memory_order_relaxed);
-        uint64_t at = before, room = c.room();
-        if (!r.matched_ && room >= sizeof(Header)) {
-            c.put_header(at, Header::of(r.count_, r.dtype_, r.tag_));
-            at += sizeof(Header);
-            room -= sizeof(Header);
-            r.matched_ = true;
-        }
-        if (r.matched_) {
-            const uint64_t bytes = std::min({total - r.sent_, room, tuning::kRingPiece});
-            c.put(at, r.data_ + r.sent_, bytes);
-            at += bytes;
-            room -= bytes;
-            r.sent_ += bytes;
-        }
-        if (r.sent_ == total && at - before == sizeof(Header) + total) c.stamp_at(before).store(c.stamp(before), std::memory_order_release);
-        const bool finished = r.matched_ && r.sent_ == total && room >= Channel::pad_of(at);
-        if (finished) at += Channel::pad_of(at);
-        if (at != before) {
-            c.written.exchange(at);
-            notify(to);
-            moved = true;
-        }
-        if (finished) {
-            complete(r);
-            queue.pop_front();
-        } else if (at == before) {
-            break;
-        }
-    }
-    return moved;
-}
-
-bool Messages::pull(int from) {
-    Channel* c = channel(from, rank_, false);
-    if (!c) return false;
-    Incoming& in = incoming_[from];
-    bool moved = false;
-    if (!progress_rendezvous(from, moved)) return moved;
-    for (;;) {
-        const uint64_t before = c->read.load(std::memory_order_relaxed);
-        uint64_t at = before, waiting = c->waiting();
-        if (!in.message && !in.pad && waiting >= sizeof(Header)) {
-            const Header h = c->header(at);
-            if (!h.valid() || at % kCacheLine) overwritten("a header", from, rank_);
-            at += sizeof h;
-            waiting -= sizeof h;
-            in.message = arrive(from, h);
-            in.pad = Channel::pad_of(at + h.bytes);
-        }
-        if (in.message) {
-            Message& m = *in.message;
-            const uint64_t bytes = std::min({m.left, waiting, tuning::kRingPiece});
-            c->get(at, m.at, bytes);
-            at += bytes;
-            waiting -= bytes;
-            m.at += bytes;
-            m.left -= bytes;
-            if (!m.left) {
-                finish(m);
-                in.message.reset();
-            }
-        }
-        if (!in.message && waiting >= in.pad) {
-            at += in.pad;
-            in.pad = 0;
-        }
-        if (at == before) return moved;
-        c->read.exchange(at);
-        notify(from);
-        moved = true;
-    }
+    const std::shared_ptr<Request> r = std::move(m.receive);
+    r->message_ = nullptr;
+    receives_.remove(*r);
+    complete(*r);
 }
 
 bool Messages::progress() {
@@ -400,7 +408,7 @@ bool Messages::has_left(int from) const {
 
 bool Messages::pending() const {
     if (!receives_.empty()) return true;
-    return std::any_of(sends_.begin(), sends_.end(), [](auto& q) { return !q.empty(); });
+    return std::any_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return !out.idle(); });
 }
 
 }  // namespace rankwise

@@ -8,93 +8,59 @@
 // receive is kept in this rank's private memory, so it never blocks the next one, and two ranks that send large messages
 // to each other both make progress.
 #pragma once
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <list>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "memory/group_memory.hpp"
-#include "p2p/channel.hpp"
+#include "p2p/matching.hpp"
 #include "stream/stream.hpp"
 #include "sync/forks.hpp"
 #include "transport/slot_protocol.hpp"
 
 namespace rankwise {
 
-class Messages;
-
-inline constexpr int kAny = -1;  // any source or any tag
-
-std::string message_text(uint64_t count, DType dtype, int tag);  // a message: "3 x float32 with tag 0"
-
-// A message that has arrived and not been received.
-struct Arrival {
-    int source, tag;
-    uint64_t count;
-    DType dtype;
-};
-
-// One send or receive.
-class Request : public std::enable_shared_from_this<Request> {
-public:
-    // Waits until it is complete, at most `timeout` seconds, by default the communicator's. After TimedOut the request is
-    // still in progress.
-    void wait(std::optional<double> timeout);
-    bool done();
-    bool complete() const { return complete_; }
-    // Gives it up, so that the caller may free its memory; see Messages::abandon. Does nothing to a complete one.
-    void abandon();
-    // Of a complete receive: the message's source and tag.
-    int source() const { return peer_; }
-    int tag() const { return tag_; }
-
-private:
-    friend class Messages;
-    uint64_t bytes() const { return count_ * itemsize(dtype_); }
-
-    std::weak_ptr<Messages> messages_;
-    std::shared_ptr<void> keep_;  // what owns the memory
-    bool sends_ = false;
-    int peer_ = 0;
-    int tag_ = 0;
-    DType dtype_ = DType::U8;
-    uint64_t count_ = 0;
-    uint8_t* data_ = nullptr;
-    std::vector<uint8_t> copy_;   // send: the data, after the caller has abandoned the request
-    uint64_t sent_ = 0;           // send: bytes written to the ring
-    bool matched_ = false;        // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
-    bool rendezvous_ = false;     // send: it bypasses the ring
-    bool abandoned_ = false;
-    std::atomic<bool> complete_{false};
-    std::string failure_;         // receive: how the message differs from what the receive expects
-    TraceEntry* entry_ = nullptr;
-    uint64_t began_ = 0;          // ticks; 0 if it was started without waiting for it
-    uint64_t waits_since_ = 0;    // ticks; 0 until a thread waits for longer than the first polls
-};
+Arrival arrival_of(int from, const Header& header);
 
 class Messages : public std::enable_shared_from_this<Messages> {
 public:
-    static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps);
+    // unexpected_limit: the bytes of messages that no receive has matched which this rank keeps; the data of further ones
+    // stays with their senders.
+    static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit);
     ~Messages();
     void set_counted(bool now) { tracer_.set_counted(now); }
 
     // waits: the caller will wait at once, so the progress thread need not be woken.
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false, std::shared_ptr<void> keep = {});
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false, std::shared_ptr<void> keep = {});
+    // An object: the parts, one behind the other.
+    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, bool waits = false, std::shared_ptr<void> keep = {});
+    // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where recv's
+    // is not of the count and dtype expected, fails the receive and stays for another one.
+    std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag, bool waits = false);
     // Sends or receives a short message at once. Returns false, with nothing done, if the message is long or must wait for
     // others.
-    bool send_short(const void* data, uint64_t count, DType dtype, int to, int tag);
+    bool send_short(const void* data, uint64_t count, DType dtype, int to, int tag, bool object = false);
     bool recv_short(void* data, uint64_t count, DType dtype, int from, int tag);
+    // accept: returns the memory for a message, or null if this receive does not take it.
+    using Accept = std::function<uint8_t*(const Header&)>;
+    std::optional<Arrival> recv_short(int from, int tag, const Accept& accept);
     // The caller stops waiting and may free its memory. A receive is withdrawn, and what has arrived of its message is kept
     // for another receive. A send that has begun continues from a copy of the data; another is cancelled.
     void abandon(const std::shared_ptr<Request>& request);
     // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
+    // Waits at most `timeout` seconds for such a message.
+    std::optional<Arrival> await_arrival(int from, int tag, double timeout);
     // Receives the message that `probe` found. Returns null, with nothing done, if another receive has matched it meanwhile.
     std::shared_ptr<Request> recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep = {});
     // Waits until every request of this rank is complete.
@@ -104,23 +70,38 @@ public:
 
 private:
     friend class Request;
-    struct Message {  // one that has begun to arrive
-        Header header;
-        int from;
-        uint64_t left;                     // bytes still to come
-        uint8_t* at;                       // where the next one goes
-        uint64_t number;                   // in the order of arrival at this rank
-        std::vector<uint8_t> kept;         // the bytes, until a receive matches
-        std::shared_ptr<Request> receive;  // the matching receive
-    };
     struct Incoming {  // what is being read from one source
         std::shared_ptr<Message> message;
         uint64_t pad = 0;                  // bytes to skip behind it
+        std::unordered_map<int, std::shared_ptr<Message>> requested{};  // by the number of the offer
+    };
+    using Sends = std::deque<std::shared_ptr<Request>>;
+    struct Outgoing {  // what goes to one destination
+        Sends sends;                       // in the order started, until each is in the ring or offered
+        Sends requested;                   // offered ones whose data the receiver has requested
+        std::unordered_map<int, std::shared_ptr<Request>> offered{};  // by number, with those in `requested`
+        std::deque<Header> answers;        // to offers of that rank
+        Sends* writing = nullptr;          // the queue whose first message is being written
+        int next_offer = 0;
+        std::vector<int> free_slots = all_slots();
+        static std::vector<int> all_slots() {
+            std::vector<int> slots(Channel::kOffers);
+            std::iota(slots.begin(), slots.end(), 0);
+            return slots;
+        }
+        void end_offer(const Request& r) {
+            offered.erase(r.offer_);
+            if (r.slot_ >= 0) free_slots.push_back(r.slot_);
+        }
+        bool idle() const { return sends.empty() && offered.empty() && answers.empty(); }
+        size_t incomplete() const {
+            return sends.size() + size_t(std::count_if(offered.begin(), offered.end(), [](auto& each) { return !each.second->abandoned(); }));
+        }
     };
 
     Channel* channel(int from, int to, bool make);
     [[noreturn]] void overwritten(const char* what, int from, int to);
-    Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps);
+    Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit);
     bool forked() const { return forks_ != forks_so_far(); }
     // Without the ring (rendezvous.cpp).
     void post_receive(const std::shared_ptr<Request>& receive);
@@ -134,28 +115,58 @@ private:
     bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
 
     std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag, std::shared_ptr<void> keep);
+    std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, bool waits);
+    std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, bool waits);
     bool progress();  // with mutex_ locked; true if a byte moved
+    // Through the ring (ring.cpp).
     bool push(int to, bool at_once = true);
+    bool begin_next(Channel& c, int to, bool at_once, bool& moved);
+    bool write_piece(Channel& c, Request& send, int to, const Header& header);
+    bool write_header(Channel& c, int to, const Header& header, const void* body = nullptr, uint64_t bytes = 0);
     bool pull(int from);
+    bool read(int from);
+    bool read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting);
+    // Data that stays with its sender (offers.cpp).
+    bool must_offer(const Request& send, int to) const;
+    bool write_offer(Channel& c, const std::shared_ptr<Request>& send, int to);
+    bool claim(Message& message);
+    bool cancelled(Message& message);
+    Message* first_arrived(int from, int tag, const Request* wanted);
+    void fetch(Message& message);
+    void answer(int from, const Header& header);
+    void send_answers(int to);
+    bool cancel_offer(Request& send);
+    void cancel_offers(int to);
+    uint64_t room() const { return unexpected_limit_ - std::min(unexpected_limit_, arrived_.bytes()); }
+    void publish_room() { group_.peers[rank_].set_unexpected_room(room()); }
+    static void attach(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
     void pull_from(int from);  // which may be kAny
     void cancel(const std::shared_ptr<Request>& request);  // abandon, with mutex_ locked
     bool has_left(int from) const;
-    std::shared_ptr<Message> arrive(int from, const Header& header);
-    std::shared_ptr<Message> first_arrived(int from, int tag);
-    void receive_arrived(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
+    static Header header_of(const Request& send) { return Header::of(send.count_, send.dtype_, send.tag_, send.object_); }
+    static void copy_data(Request& send);
+    void put_back(const std::shared_ptr<Message>& message);
+    std::shared_ptr<Message> arrive(int from, const Header& header, std::optional<Offer> offer = {});
+    std::optional<Arrival> arrival(int from, int tag);  // probe, with mutex_ locked
+    void receive_arrived(const std::shared_ptr<Request>& receive, Message& message);
+    static void give_memory(Request& receive, Message& message);
+    template <class Take> std::optional<Arrival> take_short(int from, int tag, const Take& accept);
     void finish(Message& message);
     void trace(Request& request, bool waits);
     // began: in ticks, or 0 if nobody measures.
     void trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes, uint64_t began);
     void complete(Request& request, bool failed = false);
     void end_trace(Request& request, bool failed);
+    static bool accepts(const Request& receive, const Header& header);
     bool fits(Request& receive, int from, const Header& header);
     bool pending() const;
     std::unique_lock<std::mutex> lock_requests();
     void notify(int whom);
     void check_open(const char* operation);  // with mutex_ locked
-    template <class Done> void wait_until(std::optional<double> timeout, Done&& done, Request* request);
-    void check_peers(const Request* request);
+    template <class Done> bool wait_until(double timeout, Done&& done, Request* request, bool probes = false);
+    template <class Done> void check_peers(const Request* request, Done&& done);
+    [[noreturn]] void timed_out(double timeout, const Request* request);
+    static std::string awaited_text(const Request& request);
     void ensure_thread();
     void run();
 
@@ -168,11 +179,12 @@ private:
     const unsigned forks_ = forks_so_far();
     const WaitPolicy& policy_;
     std::mutex mutex_;
-    std::vector<std::deque<std::shared_ptr<Request>>> sends_;     // by destination
-    std::vector<std::list<std::shared_ptr<Message>>> arrived_;    // by source: not matched yet
-    std::list<std::shared_ptr<Request>> receives_;                // posted, in order
+    std::vector<Outgoing> outgoing_;                              // by destination
+    ArrivedMessages arrived_;
+    PostedReceives receives_;
     std::vector<Incoming> incoming_;                              // by source
     std::vector<std::shared_ptr<Request>> posted_;                // by source: the receive in its Rendezvous
+    const uint64_t unexpected_limit_;
     uint64_t arrivals_ = 0;
     ReachableRanges reachable_;                                   // guarded by mutex_
     std::condition_variable work_;

@@ -10,35 +10,40 @@ namespace {
 
 constexpr const char* kClosedTooEarly = "the communicator was closed before this request was complete";
 
+std::string tag_text(int tag) { return tag == kAny ? "any tag" : "tag " + std::to_string(tag); }
+
 }  // namespace
 
-// Throws if an awaited peer has left the group, or the group has failed.
-void Messages::check_peers(const Request* request) {
+// Throws if the group has failed, or a peer has left it without which `done` can no longer be true. request: as in wait_until.
+template <class Done> void Messages::check_peers(const Request* request, Done&& done) {
     const char* operation = name(!request ? Op::Sync : request->sends_ ? Op::Send : Op::Recv);
     if (group_.failed()) protocol_.throw_failure(operation);
-    auto gone = [&](const Request& r) {
-        std::unique_lock lock(mutex_);
-        if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return;
+    auto peer_that_left = [&](const Request& r) -> std::optional<int> {
+        const auto lock = lock_requests();
+        if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return std::nullopt;
         while (progress()) {}  // messages that it left in the ring are still received
-        if (r.complete_) return;
-        const int peer = r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
-        lock.unlock();
-        protocol_.lost(peer, operation);
+        if (r.complete_ || done()) return std::nullopt;
+        return r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
     };
-    if (request) return gone(*request);
-    std::vector<std::shared_ptr<Request>> all;
-    {
-        std::lock_guard lock(mutex_);
-        all.assign(receives_.begin(), receives_.end());
-        for (auto& q : sends_) all.insert(all.end(), q.begin(), q.end());
+    std::vector<std::shared_ptr<const Request>> all;
+    if (!request) {
+        const auto lock = lock_requests();
+        receives_.for_each([&](const Request& r) { all.push_back(r.shared_from_this()); });
+        for (const Outgoing& out : outgoing_) {
+            all.insert(all.end(), out.sends.begin(), out.sends.end());
+            for (auto& [number, r] : out.offered) all.push_back(r);
+        }
     }
-    for (auto& r : all) gone(*r);
+    if (const auto peer = request ? peer_that_left(*request) : std::nullopt) protocol_.lost(*peer, operation);
+    for (auto& r : all)
+        if (const auto peer = peer_that_left(*r)) protocol_.lost(*peer, operation);
 }
 
-template <class Done> void Messages::wait_until(std::optional<double> given, Done&& done, Request* request) {
+// Returns true as soon as done() is. After `timeout` seconds it throws TimedOut, or, with `probes`, returns false.
+// request: the one that the program waits for, or null.
+template <class Done> bool Messages::wait_until(double timeout, Done&& done, Request* request, bool probes) {
     const GroupMemory::Lease lease(*memory_);
     if (!lease) throw Closed(kClosedTooEarly);
-    const double timeout = given.value_or(protocol_.timeout);
     auto try_once = [&] {
         const auto lock = lock_requests();
         if (closing_) throw Closed(kClosedTooEarly);
@@ -46,7 +51,7 @@ template <class Done> void Messages::wait_until(std::optional<double> given, Don
         return done();
     };
     for (int i = policy_.first_polls; i >= 0; --i) {
-        if (try_once()) return;
+        if (try_once()) return true;
         cpu_relax();
     }
     before_waiting();
@@ -68,9 +73,10 @@ template <class Done> void Messages::wait_until(std::optional<double> given, Don
         Request* const request;
         InForeground(Messages& m, Request* r, uint64_t since) : messages(m), request(r) {
             std::lock_guard lock(messages.mutex_);
-            if (!request || !request->entry_) return;
+            if (!request || request->complete_) return;
             request->waits_since_ = since;
-            request->entry_->clear(kBackground);
+            if (request->entry_) request->entry_->clear(kBackground);
+            else messages.trace(*request, true);
         }
         ~InForeground() {
             std::lock_guard lock(messages.mutex_);
@@ -81,11 +87,11 @@ template <class Done> void Messages::wait_until(std::optional<double> given, Don
     } foreground(*this, request, timer.since);
     while (Clock::now() - since < policy_.spinning) {
         cpu_relax();
-        if (try_once()) return;
+        if (try_once()) return true;
     }
     for (int i = 0; i < policy_.may_yield() && Clock::now() - since < policy_.yielding; ++i) {
         sched_yield();
-        if (try_once()) return;
+        if (try_once()) return true;
     }
     PeerSlot& peer_slot = group_.peers[rank_];
     struct SleeperRegistration {
@@ -95,28 +101,40 @@ template <class Done> void Messages::wait_until(std::optional<double> given, Don
     } registration(peer_slot.message_sleepers);
     for (;;) {
         const uint32_t seen = peer_slot.message_notifications.load();
-        if (try_once()) return;
-        check_peers(request);
+        if (try_once()) return true;
+        check_peers(request, done);
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
         if (left.count() <= 0) {
-            std::string what = "pending messages";
-            std::vector<int> missing;
-            if (std::lock_guard lock(mutex_); request) {
-                what = std::string(request->sends_ ? "send to" : "recv from") + (request->peer_ == kAny ? " any rank" : " rank " + std::to_string(request->peer_)) + " (" +
-                       message_text(request->count_, request->dtype_, request->tag_) + ")";
-                if (request->peer_ != kAny) missing.push_back(request->peer_);
-            }
-            const RankTexts where = protocol_.states();
-            // With a timeout shorter than the group's, the program means to come back later, so no stacks are requested.
-            const RankTexts stacks = timeout < protocol_.timeout ? RankTexts() : protocol_.request_stacks(missing);
-            const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") + " not complete within " + seconds(timeout);
-            throw TimedOut(headline + protocol_.deadlock(timeout) + list_states(where), timeout, missing, where,
-                           request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
+            if (probes) return false;
+            timed_out(timeout, request);
         }
         timer.publish();
         futex_sleep(peer_slot.message_notifications, seen, sleep_limit(left));
         if (interrupted()) throw Interrupted();
     }
+}
+
+// The message that a request sends or waits for.
+std::string Messages::awaited_text(const Request& r) {
+    if (r.object_ || r.wanted_.kind == Wanted::Object) return "an object with " + tag_text(r.tag_);
+    if (r.unsized()) return "an array of any length" + (r.wanted_.dtype ? std::string(" of ") + name(*r.wanted_.dtype) : "") + " with " + tag_text(r.tag_);
+    return message_text(r.count_, r.dtype_, r.tag_);
+}
+
+void Messages::timed_out(double timeout, const Request* request) {
+    std::string what = "pending messages";
+    std::vector<int> missing;
+    if (std::lock_guard lock(mutex_); request) {
+        what = std::string(request->sends_ ? "send to" : "recv from") + (request->peer_ == kAny ? " any rank" : " rank " + std::to_string(request->peer_)) + " (" +
+               awaited_text(*request) + ")";
+        if (request->peer_ != kAny) missing.push_back(request->peer_);
+    }
+    const RankTexts where = protocol_.states();
+    // With a timeout shorter than the group's, the program means to come back later, so no stacks are requested.
+    const RankTexts stacks = timeout < protocol_.timeout ? RankTexts() : protocol_.request_stacks(missing);
+    const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") + " not complete within " + seconds(timeout);
+    throw TimedOut(headline + protocol_.deadlock(timeout) + list_states(where), timeout, missing, where,
+                   request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
 }
 
 void Messages::sync(double timeout) {
@@ -125,6 +143,22 @@ void Messages::sync(double timeout) {
         if (!pending()) return;
     }
     wait_until(timeout, [&] { return !pending(); }, nullptr);
+}
+
+std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout) {
+    const auto receive = request(Op::Recv, nullptr, 0, DType::U8, from, tag, {});  // for the reports; it receives nothing
+    receive->wanted_.kind = Wanted::Array;
+    std::optional<Arrival> found;
+    struct EndTrace {
+        Messages& messages;
+        Request& receive;
+        ~EndTrace() {
+            std::lock_guard lock(messages.mutex_);
+            messages.end_trace(receive, false);
+        }
+    } end{*this, *receive};
+    wait_until(timeout, [&] { return bool(found = arrival(from, tag)); }, receive.get(), true);
+    return found;
 }
 
 void Messages::ensure_thread() {
@@ -166,7 +200,7 @@ std::string Messages::close(double timeout) {
     std::string trouble;
     auto sends_left = [&] {
         size_t left = 0;
-        for (auto& q : sends_) left += q.size();
+        for (const Outgoing& out : outgoing_) left += out.incomplete();
         return left;
     };
     try {
@@ -179,10 +213,15 @@ std::string Messages::close(double timeout) {
         if (size_t left = sends_left(); left && trouble.empty()) trouble = std::to_string(left) + " sends not delivered";
         if (!receives_.empty() && trouble.empty()) trouble = std::to_string(receives_.size()) + " receives without a message";
         closing_ = true;
-        for (int p = 0; p < n_; ++p) withdraw_receive(p);
-        for (auto& r : receives_) end_trace(*r, true);
-        for (auto& q : sends_)
-            for (auto& r : q) end_trace(*r, true);
+        for (int p = 0; p < n_; ++p) {
+            withdraw_receive(p);
+            cancel_offers(p);
+        }
+        receives_.for_each([&](Request& r) { end_trace(r, true); });
+        for (const Outgoing& out : outgoing_) {
+            for (auto& r : out.sends) end_trace(*r, true);
+            for (auto& [number, r] : out.offered) end_trace(*r, true);
+        }
         work_.notify_all();
     }
     PeerSlot& peer_slot = group_.peers[rank_];
@@ -197,7 +236,7 @@ void Request::wait(std::optional<double> timeout) {
         auto messages = messages_.lock();
         if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
         if (!messages) throw Closed(kClosedTooEarly);
-        messages->wait_until(timeout, [&] { return complete_.load(); }, this);
+        messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_.load(); }, this);
     }
     if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
 }

@@ -1,4 +1,6 @@
 // Large messages are copied directly from the sender's memory into the receiver's: see Rendezvous (channel.hpp).
+#include <cstring>
+
 #include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
@@ -13,10 +15,8 @@ constexpr uint64_t kUnreachable = 0;  // instead of the message's address: the s
 // Posts a receive only if no earlier receive could match its message, and no earlier message is being read.
 void Messages::post_receive(const std::shared_ptr<Request>& r) {
     const int from = r->peer_;
-    if (r->complete_ || r->matched_ || from == kAny || from == rank_ || posted_[from] || incoming_[from].message) return;
-    if (!protocol_.conditions().single_copy || r->bytes() < tuning::kRendezvous) return;
-    for (auto& other : receives_)
-        if (other != r && !other->matched_ && (other->peer_ == from || other->peer_ == kAny)) return;
+    if (r->complete_ || r->matched_ || r->unsized() || from == kAny || from == rank_ || posted_[from] || incoming_[from].message) return;
+    if (!protocol_.conditions().single_copy || r->bytes() < tuning::kRendezvous || receives_.unmatched_for(from) > 1) return;
     if (!protocol_.reachable(r->data_, r->bytes(), reachable_)) return;
     Rendezvous& m = channel(from, rank_, true)->rendezvous;
     m.to.store(reinterpret_cast<uint64_t>(r->data_), std::memory_order_relaxed);
@@ -45,12 +45,12 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
     const uint64_t bytes = r->bytes();
     moved |= copy_pieces(m, from, false, r->data_, m.from.load(std::memory_order_relaxed), bytes);
     if (!copied(m, bytes)) return false;
-    r->matched_ = true;
-    r->tag_ = m.sent_tag.load(std::memory_order_relaxed);
-    m.state.store((state & ~uint64_t(3)) | Rendezvous::Nothing);
     const std::shared_ptr<Request> received = std::move(r);
     r.reset();
-    receives_.remove(received);
+    receives_.matched(*received);
+    received->tag_ = m.sent_tag.load(std::memory_order_relaxed);
+    m.state.store((state & ~uint64_t(3)) | Rendezvous::Nothing);
+    receives_.remove(*received);
     complete(*received);
     notify(from);
     return moved = true;
@@ -80,9 +80,10 @@ void Messages::withdraw_receive(int from) {
     posted_[from].reset();
     if (!r->complete_) return;
     const uint64_t bytes = r->bytes();
-    auto kept = std::make_shared<Message>(Message{Header::of(r->count_, r->dtype_, r->tag_), from, 0, nullptr, arrivals_++, {}, nullptr});
-    kept->kept.assign(r->data_, r->data_ + bytes);
-    arrived_[from].push_back(kept);
+    auto kept = std::make_shared<Message>(Message{Header::of(r->count_, r->dtype_, r->tag_), from, 0, nullptr, arrivals_++});
+    kept->kept = Memory(bytes);
+    std::memcpy(kept->kept.data(), r->data_, bytes);
+    arrived_.add(kept);
 }
 
 // The state of the Rendezvous if the receive posted there matches this message and the ring is empty, else 0.
@@ -91,7 +92,7 @@ uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
     const uint64_t state = m.state.load();
     if (Rendezvous::stage(state) != Rendezvous::Posted || c.room() != c.capacity) return 0;
     const int tag = m.tag.load(std::memory_order_relaxed);
-    const bool fits = (tag == kAny || tag == r.tag_) && m.count.load(std::memory_order_relaxed) == r.count_ && m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
+    const bool fits = !r.object_ && (tag == kAny || tag == r.tag_) && m.count.load(std::memory_order_relaxed) == r.count_ && m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
     return fits ? state : 0;
 }
 

@@ -62,6 +62,14 @@ public:
     Tracer(Segment& segment, int rank, bool part = false)
         : record_(segment.record(rank)), ring_(trace_of(segment.header(), rank)), part_(part) {}
 
+    // A message that nobody waits for may have an entry only if this returns true; then call unreserve when it has ended.
+    // At most half of the entries are for such messages, however many are pending, so that the next free one is soon found.
+    bool reserve() {
+        if (record_.pending_messages.fetch_add(1, std::memory_order_relaxed) < kTraced / 2) return true;
+        unreserve();
+        return false;
+    }
+    void unreserve() { record_.pending_messages.fetch_sub(1, std::memory_order_relaxed); }
     // Returns nullptr if the operations of all entries are in progress.
     TraceEntry* begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at);
     // entry may be nullptr.

@@ -5,54 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from enum import IntEnum
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.message import Message, Receives
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Completed, Work
 
 T = TypeVar("T")
-
-
-class Wildcard(IntEnum):
-    """`rw.ANY`: as src of a receive it means any rank, as tag any tag.
-
-    >>> sending = group.isend(1.5, dst=group.rank, tag=8)
-    >>> group.recv((), src=rw.ANY, tag=rw.ANY).item()
-    1.5
-    """
-
-    ANY = -1
-
-    def __repr__(self) -> str:
-        return "rw.ANY"
-
-
-ANY = Wildcard.ANY
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message that can be received: its source, tag, number of elements and dtype.
-
-    >>> sending = group.isend(np.zeros(4, np.float32), dst=group.rank)
-    >>> group.probe(timeout=10) == rw.Message(group.rank, 0, 4, rw.DType.F32)
-    True
-    >>> group.recv((4,), group.rank, dtype="float32").tolist()
-    [0.0, 0.0, 0.0, 0.0]
-    """
-
-    source: int
-    tag: int
-    count: int
-    dtype: DType
 
 
 class Communicator(ABC):
@@ -104,6 +69,9 @@ class Communicator(ABC):
     stream_sync: StreamSyncOps | None = None
     """Events for overlap, or None if the backend has no streams."""
 
+    receives: Receives | None = None
+    """Receives of messages of any length. None: the array level makes them of `probe` and `recv_probed`."""
+
     @property
     def shortcuts(self) -> Shortcuts:
         """Operations on whole arrays in one call, for the common case."""
@@ -131,6 +99,10 @@ class Communicator(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Return when every rank has called it. Implies `sync`."""
+
+    def barrier_without_sync(self) -> None:
+        """Return when every rank has called it, whatever messages are pending. This default is `barrier`."""
+        self.barrier()
 
     @abstractmethod
     def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:

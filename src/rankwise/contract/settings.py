@@ -82,6 +82,9 @@ class Settings:
     RANKWISE_DIRECT         1 or 0: whether ranks of one host may read and write each other's private memory (default
                             1). If it is 0 on any of them, no single-copy algorithm is chosen, and messages are
                             copied through the ring buffer in shared memory
+    RANKWISE_UNEXPECTED_BYTES  how many bytes of messages without a receive a rank keeps in each group on shm and
+                            threads (default 64 MiB); the data of further ones stays with their senders until a receive
+                            matches, and a blocking send waits for that
     RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
                             kernel says: `0,0,1,1`; the same on all ranks. For tests, and where the kernel is wrong.
                             With several hosts, every host must have as many ranks as the list has numbers
@@ -116,6 +119,7 @@ class Settings:
         self.algorithms = _algorithms(environ)
         self.tuning = environ.get("RANKWISE_TUNING") or None
         self.direct = _switch(environ, "RANKWISE_DIRECT") is not False
+        self.unexpected_bytes = _bytes(environ, "RANKWISE_UNEXPECTED_BYTES", 64 << 20)
         self.numa_nodes = _numbers(environ, "RANKWISE_NUMA_NODES")
         self.oversubscribed = _switch(environ, "RANKWISE_OVERSUBSCRIBED")
         self.tcl_simulate = _switch(environ, "RANKWISE_TCL_SIMULATE") is True
@@ -161,6 +165,15 @@ def integer(environ: Mapping[str, str], name: str) -> int | None:
         return int(text)
     except ValueError:
         raise ValueError(f"environment variable {name}={text!r}: expected an integer") from None
+
+
+def _bytes(environ: Mapping[str, str], name: str, default: int) -> int:
+    value = integer(environ, name)
+    if value is None:
+        return default
+    if not 0 <= value < 1 << 63:
+        raise ValueError(f"environment variable {name}={value}: expected a number of bytes of at least 0")
+    return value
 
 
 def _switch(environ: Mapping[str, str], name: str) -> bool | None:

@@ -14,8 +14,8 @@ class Shortcuts:
     class always return False; a backend may override them.
     """
 
-    barrier: Callable[[], None] | None = None
-    """A faster barrier of the communicator, if there is one."""
+    barrier_without_sync: Callable[[], None] | None = None
+    """The communicator's method of this name, in fewer steps, if there is one."""
 
     announce_array: Callable[[Any, int, int, int], bytes | None] | None = None
     """scatter's first step, if there is a shorter way than a broadcast: announce_array(header, send, recv, src).
@@ -23,6 +23,15 @@ class Shortcuts:
     header: int64, src's description of its array, which the other ranks receive. Returns None where the parts follow in
     a call of their own. Otherwise they came with the header: src's own is in recv, and another rank's is returned.
     """
+
+    broadcast_block: Callable[[bytes | None, int], bytes | int] | None = None
+    """The first step of broadcast_object(object, src), in fewer steps: the object, or its length if it is long.
+
+    object: src's, encoded.
+    """
+
+    all_gather_blocks: Callable[[bytes], list[bytes | int]] | None = None
+    """Likewise of all_gather_object and gather_object, for each rank's object."""
 
     def all_reduce_array(self, x: object, op: object) -> bool:
         return False
@@ -60,3 +69,25 @@ class Shortcuts:
 
     def all_to_all_array(self, x: object, out: object) -> bool:
         return False
+
+    def send_object_plain(self, obj: object, dst: object, tag: object) -> bool:
+        """Send an object of basic types; blocks, like recv_object_plain."""
+        return False
+
+    def recv_object_plain(
+        self,
+        src: object,
+        tag: object,
+        timeout: float | None,
+        read: Callable[[Any, int], Any],
+        constructor: tuple[str, str],
+    ) -> Any:
+        """Receive an object; NotImplemented, with nothing done, if src or tag is not an int in range, or ANY.
+
+        read: read(block, source) decodes the message if it is more than basic types; constructor: as in check_plain.
+        """
+        return NotImplemented
+
+    def recv_any_plain(self, src: object, tag: object, timeout: float | None) -> Any:
+        """Receive an array of any length: (its bytes, writable, its source, tag and dtype); NotImplemented likewise."""
+        return NotImplemented

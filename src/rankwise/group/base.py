@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer, Shape
-from rankwise.contract.communicator import ANY, Communicator
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import UnsupportedError, shown
+from rankwise.contract.message import ANY, Receives
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group.receives import ReceiveQueue
@@ -42,11 +43,12 @@ class GroupBase:
         self.rank = comm.rank
         self.world_size = comm.world_size
         self._pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
-        self._receives = ReceiveQueue(comm, self._pending)
-        self._kept = self._receives.kept
+        self._queue = ReceiveQueue(comm, self._pending) if comm.receives is None else None
+        self._receives: Receives = self._queue or comm.receives  # type: ignore[assignment]  # one of them exists
+        self._kept = [] if self._queue is None else self._queue.kept
         self._syncs = not comm.blocking
         shortcuts = comm.shortcuts
-        self._barrier = shortcuts.barrier or comm.barrier
+        self._barrier = shortcuts.barrier_without_sync or comm.barrier_without_sync
         self._all_reduce_array = shortcuts.all_reduce_array
         self._reduce_array = shortcuts.reduce_array
         self._broadcast_array = shortcuts.broadcast_array
@@ -58,6 +60,11 @@ class GroupBase:
         self._send_array = shortcuts.send_array
         self._recv_array = shortcuts.recv_array
         self._all_to_all_array = shortcuts.all_to_all_array
+        self._broadcast_block_now = shortcuts.broadcast_block
+        self._all_gather_blocks_now = shortcuts.all_gather_blocks
+        self._send_object_plain = shortcuts.send_object_plain
+        self._recv_object_plain = shortcuts.recv_object_plain
+        self._recv_any_plain = shortcuts.recv_any_plain
 
     def _describe(self, shape: Shape) -> None:
         """Let the ranks compare the shape in the communicator's next call, unless the count already implies it."""
@@ -143,6 +150,12 @@ class GroupBase:
                 "it works on host memory",
                 "copy the array to the host first, or open the group with backend='nccl'",
             )
+
+    def _receive(self, buffer: Buffer, src: int, tag: int) -> Work[None]:
+        """Start to receive a message of the buffer's length and dtype."""
+        if self._queue is not None:
+            return self._queue.recv(buffer, src, tag)
+        return self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, src, tag, buffer)
 
     def _order(self, buffer: Buffer | None) -> None:
         """Make the communicator's stream wait for the program's work on the array's stream, if it is on a device."""

@@ -33,10 +33,13 @@ class Collectives(GroupBase):
     def barrier(self, *, async_op: bool = False) -> Work[None] | None:
         """Return when every rank has called it.
 
+        It waits for no message: a rank may have sends and receives in progress. (The communicator's barrier completes
+        them.)
+
         >>> group.barrier()
         """
         if async_op:
-            work: Work[None] = self._call("barrier", (), None, None, async_op)
+            work: Work[None] = self._call("barrier_without_sync", (), None, None, async_op)
             return work
         self._barrier()
         if self._pending.works:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rankwise._native import check_plain, is_basic
+from rankwise._native import check_plain, is_basic, load_basic
 from rankwise.group.plain_types import make, take_apart
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -23,27 +22,14 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 IN_STREAM = 4096  # bytes; smaller arrays are copied into the stream
 
 
-@dataclass(slots=True)
-class Encoded:
-    """An encoded object. The buffers may share memory with its arrays."""
-
-    stream: bytes
-    buffers: list[Bytes]
-
-    @property
-    def parts(self) -> list[Bytes]:
-        """The stream, then the buffers."""
-        return [np.frombuffer(self.stream, np.uint8), *self.buffers]
-
-
-def encode(obj: Any, allow_pickle: bool) -> Encoded:
-    """Encode an object.
+def encode(obj: Any, allow_pickle: bool) -> tuple[bytes, list[Bytes]]:
+    """Encode an object: its stream and its buffers, which may share memory with its arrays.
 
     Unless it may be pickled, raises TypeError, which names the first value that is not plain data, and ValueError if it
     is nested too deep.
     """
     if is_basic(obj):
-        return Encoded(pickle.dumps(obj, 5), [])
+        return pickle.dumps(obj, 5), []
     try:
         return _encode_plain(obj)
     except (TypeError, ValueError):
@@ -59,8 +45,10 @@ def decode(stream: bytes, buffers: Sequence[Bytes], allow_pickle: bool, rank: in
     """
     if allow_pickle:
         return pickle.loads(stream, buffers=buffers)
+    if not buffers and (found := load_basic(stream, CONSTRUCTOR)) is not NotImplemented:
+        return found
     try:
-        calls = check_plain(stream, len(buffers), _MAKE)
+        calls = check_plain(stream, len(buffers), CONSTRUCTOR)
     except TypeError as error:
         raise TypeError(
             f"rank {rank} sent a pickle {error}; pass allow_pickle=True here too if that rank may be trusted"
@@ -73,7 +61,8 @@ def decode(stream: bytes, buffers: Sequence[Bytes], allow_pickle: bool, rank: in
         raise ValueError(f"rank {rank} sent an invalid object: {error}") from error
 
 
-_MAKE = (make.__module__, make.__qualname__)
+CONSTRUCTOR = (make.__module__, make.__qualname__)
+"""The one global that a stream of plain data may name."""
 
 
 class _PlainPickler(pickle.Pickler):
@@ -90,24 +79,24 @@ class _PlainUnpickler(pickle.Unpickler):
     """Knows `make` alone. check_plain has refused everything else; this is a second wall."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) != _MAKE:
+        if (module, name) != CONSTRUCTOR:
             raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
         return make
 
 
-def _encode_plain(obj: Any) -> Encoded:
+def _encode_plain(obj: Any) -> tuple[bytes, list[Bytes]]:
     try:
-        encoded = _dumped(_PlainPickler, obj)
+        stream, buffers = _dumped(_PlainPickler, obj)
     except RecursionError:
         raise ValueError("obj: nested too deep, or it contains itself") from None
     try:
-        check_plain(encoded.stream, len(encoded.buffers), _MAKE)
+        check_plain(stream, len(buffers), CONSTRUCTOR)
     except ValueError as error:
         raise ValueError(f"obj: {error}") from None
-    return encoded
+    return stream, buffers
 
 
-def _dumped(pickler: type[pickle.Pickler], obj: Any) -> Encoded:
+def _dumped(pickler: type[pickle.Pickler], obj: Any) -> tuple[bytes, list[Bytes]]:
     stream = io.BytesIO()
     buffers: list[Bytes] = []
 
@@ -119,4 +108,4 @@ def _dumped(pickler: type[pickle.Pickler], obj: Any) -> Encoded:
         return False
 
     pickler(stream, 5, buffer_callback=in_stream).dump(obj)
-    return Encoded(stream.getvalue(), buffers)
+    return stream.getvalue(), buffers

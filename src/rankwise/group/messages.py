@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankwise.arrays import buffers, dtypes
-from rankwise.arrays.base import Buffer
 from rankwise.arrays.numpy import NUMPY
-from rankwise.contract.communicator import ANY, Message
-from rankwise.contract.errors import MismatchError
+from rankwise.contract.message import ANY
+from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
-from rankwise.group.encoding import Bytes, Encoded, decode, encode
+from rankwise.group.encoding import CONSTRUCTOR
+from rankwise.group.object_block import block_of, parts_of, read
 from rankwise.group.p2p import ReceiveWork
 from rankwise.group.work import ArrayWork, wait_or_withdraw
 
 
-@dataclass(frozen=True, eq=False)
-class Received:
+class Received(NamedTuple):
     """What `recv_any` received: the data, a one-dimensional array, and the message's source and tag.
 
     From the null rank, source and tag are None, and the data is empty.
@@ -41,8 +40,8 @@ class Messages(GroupBase):
     """Messages whose receiver does not know their size or content in advance.
 
     An object is sent as one message, in the encoding of the object collectives, and matched like any other message.
-    Large arrays in it are copied once, into the message; `send` and `recv_any` transfer an array without that copy.
-    These receives make progress only while a thread waits for one of them or asks whether it is done.
+    The arrays in a received object use the memory in which the message arrived. On gloo, MPI and hierarchical, these
+    receives make progress only while a thread waits for one of them or asks whether it is done.
     """
 
     def recv_any(
@@ -62,26 +61,23 @@ class Messages(GroupBase):
         ...     assert all(each.data.size == each.source + 1 for each in received)
         >>> sending.wait()
         """
+        if timeout is not None:
+            timeout = check_wait(timeout)
+        if dtype is None:
+            found = self._recv_any_plain(src, tag, timeout)
+            if found is not NotImplemented:
+                block, sender, label_, code = found
+                return Received(_array_over(block, dtypes.to_numpy(dtypes.DTYPES[code])), sender, label_)
         wanted, kind = (None, NUMPY) if dtype is None else buffers.dtype_argument(dtype)
         source, number = self._source(src), label(tag)
         if source is None:
             return Received(kind.empty((0,), DType.F64 if wanted is None else wanted).finish(), None, None)
-
-        def accept(message: Message) -> Buffer:
-            if wanted is not None and message.dtype is not wanted:
-                raise MismatchError(f"recv_any: {_described(message)}, expected dtype {dtypes.name(wanted)}")
-            return kind.empty((message.count,), message.dtype)
-
-        def check(message: Message, buffer: Buffer) -> None:
-            if _is_object(message, buffer):
-                sender = f"the message from rank {message.source} with tag {message.tag}"
-                raise MismatchError(f"recv_any: {sender} is an object; receive it with recv_object")
-
-        receive = self._receives.post("recv_any", source, number, accept, check)
+        receive = self._receives.recv_any(wanted, source, number)
 
         def finish() -> Received:
-            assert receive.buffer is not None
-            return Received(receive.buffer.finish(), receive.source, receive.tag)
+            memory = np.frombuffer(receive.memory(), np.uint8)
+            shape = (memory.size // receive.dtype.itemsize,)
+            return Received(kind.over(memory, shape, receive.dtype), receive.source, receive.tag)
 
         return wait_or_withdraw(ArrayWork(receive, finish, self._pending, self), timeout)
 
@@ -96,7 +92,12 @@ class Messages(GroupBase):
         ... else:
         ...     assert group.recv_object(src=0)["rows"] == [1, 2]
         """
-        wait_or_withdraw(self.isend_object(obj, dst, tag, allow_pickle=allow_pickle))
+        if self._send_object_plain(obj, dst, tag):
+            return
+        to, number = self._destination(dst), check_tag(tag)
+        parts = parts_of(obj, self._trusted(allow_pickle))
+        if to is not None:
+            self._receives.send_object_now(parts, to, number)
 
     def isend_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> Work[None]:
         """Start to send an object, with its present content; it may be changed after the call returns.
@@ -107,11 +108,10 @@ class Messages(GroupBase):
         >>> sending.wait()
         """
         to, number = self._destination(dst), check_tag(tag)
-        message = to_message(encode(obj, self._trusted(allow_pickle)))
+        block = block_of(obj, self._trusted(allow_pickle))  # a copy, since the object may change
         if to is None:
             return Completed()
-        inner = self.comm.send(message.ctypes.data, message.size, DType.U8, to, number, message)
-        return ArrayWork(inner, nothing, self._pending, (self, message)).started()
+        return ArrayWork(self._receives.send_object([block], to, number), nothing, self._pending, self).started()
 
     def recv_object(
         self,
@@ -131,7 +131,13 @@ class Messages(GroupBase):
         >>> group.recv_object(group.rank)
         {'loss': 0.5}
         """
-        return wait_or_withdraw(self.irecv_object(src, tag, allow_pickle=allow_pickle), timeout)
+        if timeout is not None:
+            timeout = check_wait(timeout)
+        reads = _read_trusted if self._trusted(allow_pickle) else _read_plain
+        found = self._recv_object_plain(src, tag, timeout, reads, CONSTRUCTOR)
+        if found is NotImplemented:
+            return wait_or_withdraw(self._irecv_object(src, tag, reads), timeout)
+        return found
 
     def irecv_object(
         self, src: int | None = ANY, tag: int = 0, *, allow_pickle: bool | None = None
@@ -146,76 +152,29 @@ class Messages(GroupBase):
         >>> work.wait(), work.source == group.rank, work.tag
         ('to myself', True, 6)
         """
+        return self._irecv_object(src, tag, _read_trusted if self._trusted(allow_pickle) else _read_plain).started()
+
+    def _irecv_object(self, src: int | None, tag: int, reads: Callable[[Any, int], Any]) -> ReceiveWork[Any]:
         source, number = self._source(src), label(tag)
         if source is None:
             return ReceiveWork(Completed(), nothing, self._pending, self, None, None)
-        trusted = self._trusted(allow_pickle)
-        receive = self._receives.post("recv_object", source, number, _memory_for_object, _check_object)
+        receive = self._receives.recv_object(source, number)
 
         def finish() -> Any:
-            assert receive.buffer is not None
-            stream, *buffers = from_message(receive.buffer.array)
-            return decode(stream.tobytes(), buffers, trusted, receive.source)
+            return reads(receive.memory(), receive.source)
 
-        return ReceiveWork(receive, finish, self._pending, self, source, number).started()
+        return ReceiveWork(receive, finish, self._pending, self, source, number)
 
 
-# ---- an object as one message ----
-
-MAGIC = np.frombuffer(b"\x93rankwise object", np.uint8)
-ALIGNMENT = 64  # bytes; a cache line, and enough for any element
-
-
-def to_message(encoded: Encoded) -> Bytes:
-    """MAGIC, then a header of int64 (the number of parts, their sizes), then the parts; each is aligned."""
-    parts = encoded.parts
-    head = np.array([len(parts), *(part.size for part in parts)], np.int64).view(np.uint8)
-    blocks = [MAGIC, head, *parts]
-    message = np.zeros(sum(_aligned(block.size) for block in blocks), np.uint8)
-    at = 0
-    for block in blocks:
-        message[at : at + block.size] = block
-        at += _aligned(block.size)
-    return message
+def _array_over(block: Any, dtype: Any) -> Any:
+    """A one-dimensional array over the bytes of a block."""
+    return np.frombuffer(block, dtype) if len(block) else np.empty(0, dtype)
 
 
-def from_message(message: Bytes) -> list[Bytes]:
-    """The parts, which share the message's memory. Raises ValueError if it is invalid."""
-    head = message[_aligned(MAGIC.size) :]
-    count = int(head[:8].view(np.int64)[0]) if head.size >= 8 else 0
-    if not 0 < count <= (head.size - 8) // 8:
-        raise ValueError("encoded object: its header is invalid")
-    parts: list[Bytes] = []
-    at = _aligned(MAGIC.size) + _aligned(8 + 8 * count)
-    for size in head[8 : 8 + 8 * count].view(np.int64).tolist():
-        if not 0 <= size <= message.size - at:
-            raise ValueError(f"encoded object: a part of {size} bytes at {at} of {message.size}")
-        parts.append(message[at : at + size])
-        at += _aligned(size)
-    return parts
+def _read_plain(block: Any, rank: int) -> Any:
+    """The object in a block that `rank` sent."""
+    return read(block, False, rank)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _is_object(message: Message, buffer: Buffer) -> bool:
-    if message.dtype is not DType.U8 or message.count < MAGIC.size:
-        return False
-    return np.asarray(buffer.array)[: MAGIC.size].tobytes() == MAGIC.tobytes()
-
-
-def _memory_for_object(message: Message) -> Buffer:
-    if message.dtype is not DType.U8 or message.count < MAGIC.size:
-        raise MismatchError(f"recv_object: {_described(message)}, not an object; receive it with recv or recv_any")
-    return NUMPY.empty((message.count,), DType.U8)
-
-
-def _check_object(message: Message, buffer: Buffer) -> None:
-    if not _is_object(message, buffer):
-        raise MismatchError(f"recv_object: {_described(message)}, not an object; receive it with recv_any")
-
-
-def _described(message: Message) -> str:
-    what = f"an array of {message.count} x {dtypes.name(message.dtype)}"
-    return f"the message from rank {message.source} with tag {message.tag} is {what}"
+def _read_trusted(block: Any, rank: int) -> Any:
+    return read(block, True, rank)

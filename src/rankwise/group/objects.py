@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
-from rankwise.group.encoding import Bytes, decode, encode
+from rankwise.group.encoding import Bytes
+from rankwise.group.object_block import aligned, block_of, read
 
 
 class ObjectCollectives(GroupBase):
@@ -47,22 +49,17 @@ class ObjectCollectives(GroupBase):
         src, trusted = self._rank(src, "src"), self._trusted(allow_pickle)
 
         def body() -> Any:
-            if src == self.rank:
-                stream, *buffers = encode(obj, trusted).parts
-                sizes = np.array([buffer.size for buffer in buffers], np.int64)
-                start = np.concatenate([sizes.view(np.uint8), stream])
-                self._broadcast_ints(np.array([len(buffers), start.size], np.int64), src)
-                for part in (start, *buffers):
-                    self._broadcast_bytes(part, src)
-                return obj
-            count, length = self._broadcast_ints(np.empty(2, np.int64), src).tolist()
-            start = self._broadcast_bytes(np.empty(length, np.uint8), src)
-            sizes = start[: 8 * count].view(np.int64)
-            buffers = [self._broadcast_bytes(np.empty(size, np.uint8), src) for size in sizes]
-            return decode(start[8 * count :].tobytes(), buffers, trusted, src)
+            mine = block_of(obj, trusted) if src == self.rank else None
+            found: Any = self._broadcast_block(mine, src)
+            if isinstance(found, int):  # its length
+                memory = np.empty(found, np.uint8) if mine is None else np.frombuffer(mine, np.uint8)
+                self.comm.broadcast(memory.ctypes.data, memory.size, DType.U8, src)
+                self._sync()
+                found = memory
+            return obj if mine is not None else read(found, trusted, src)
 
         if async_op and src == self.rank:
-            encode(obj, trusted)
+            block_of(obj, trusted)
         return self._run(body, None, async_op)
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
@@ -75,22 +72,11 @@ class ObjectCollectives(GroupBase):
         dst, trusted = self._rank(dst, "dst"), self._trusted(allow_pickle)
 
         def body() -> Any:
-            mine = encode(obj, trusted).parts
-            sizes = self._exchange_sizes(mine)
-            parts: list[list[Bytes]] = [[] for _ in sizes]
-            for number in range(max(map(len, sizes))):
-                counts = [each[number] if number < len(each) else 0 for each in sizes]
-                part = mine[number] if counts[self.rank] else _NOTHING
-                memory = np.empty(sum(counts) if dst == self.rank else 0, np.uint8)
-                ptr = memory.ctypes.data if dst == self.rank else 0
-                self.comm.gather_v(part.ctypes.data, ptr, counts, DType.U8, dst)
-                self._sync()
-                if dst == self.rank:
-                    _share_out(memory, counts, sizes, number, parts)
-            return _decode_all(parts, trusted) if dst == self.rank else None
+            found = self._gather_blocks(block_of(obj, trusted), dst)
+            return None if found is None else [read(block, trusted, rank) for rank, block in enumerate(found)]
 
         if async_op:
-            encode(obj, trusted)
+            block_of(obj, trusted)
         return self._run(body, None, async_op)
 
     def all_gather_object(self, obj: Any, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
@@ -102,20 +88,12 @@ class ObjectCollectives(GroupBase):
         trusted = self._trusted(allow_pickle)
 
         def body() -> list[Any]:
-            mine = encode(obj, trusted).parts
-            sizes = self._exchange_sizes(mine)
-            parts: list[list[Bytes]] = [[] for _ in sizes]
-            for number in range(max(map(len, sizes))):
-                counts = [each[number] if number < len(each) else 0 for each in sizes]
-                part = mine[number] if counts[self.rank] else _NOTHING
-                memory = np.empty(sum(counts), np.uint8)
-                self.comm.all_gather_v(part.ctypes.data, memory.ctypes.data, counts, DType.U8)
-                self._sync()
-                _share_out(memory, counts, sizes, number, parts)
-            return _decode_all(parts, trusted)
+            found = self._gather_blocks(block_of(obj, trusted), None)
+            assert found is not None  # every rank receives them
+            return [read(block, trusted, rank) for rank, block in enumerate(found)]
 
         if async_op:
-            encode(obj, trusted)
+            block_of(obj, trusted)
         return self._run(body, None, async_op)
 
     def scatter_object(
@@ -140,64 +118,91 @@ class ObjectCollectives(GroupBase):
             given = list(objs)
 
         def body() -> Any:
-            encoded = [encode(obj, trusted).parts for obj in given]
-            table = np.zeros(self.world_size, np.int64)
-            if encoded:
-                table[...] = [len(each) for each in encoded]
-            self._broadcast_ints(table, src)
-            flat = np.zeros(table.sum(), np.int64)
-            if encoded:
-                flat[...] = [part.size for each in encoded for part in each]
-            self._broadcast_ints(flat, src)
-            sizes = [part.tolist() for part in np.split(flat, np.cumsum(table)[:-1])]
-            parts: list[Bytes] = []
-            for number in range(max(map(len, sizes))):
-                counts = [each[number] if number < len(each) else 0 for each in sizes]
-                blocks = [each[number] for each in encoded if number < len(each)]
-                memory = np.concatenate(blocks) if blocks else _NOTHING
-                part = np.empty(counts[self.rank], np.uint8)
-                self.comm.scatter_v(memory.ctypes.data, part.ctypes.data, counts, DType.U8, src)
-                self._sync()
-                if number < len(sizes[self.rank]):
-                    parts.append(part)
-            return decode(parts[0].tobytes(), parts[1:], trusted, src)
+            blocks = [block_of(obj, trusted) for obj in given]
+            longest = max(map(len, blocks), default=0)
+            rows = np.zeros((len(blocks), BLOCK), np.uint8)
+            for row, block in zip(rows, blocks, strict=True):
+                _fill(row, block, longest)
+            row = np.empty(BLOCK, np.uint8)
+            self.comm.scatter(rows.ctypes.data, row.ctypes.data, BLOCK, DType.U8, src)
+            self._sync()
+            length, longest = row[:_HEAD].view(np.uint64).tolist()
+            if longest <= BLOCK - _HEAD:
+                return read(row[_HEAD : _HEAD + length].tobytes(), trusted, src)
+            sizes = self._broadcast_ints(
+                np.array([len(block) for block in blocks] or [0] * self.world_size), src
+            ).tolist()
+            counts = [aligned(size) for size in sizes]
+            all_blocks = np.frombuffer(b"".join(block.ljust(aligned(len(block))) for block in blocks), np.uint8)
+            memory = np.empty(counts[self.rank], np.uint8)
+            self.comm.scatter_v(all_blocks.ctypes.data, memory.ctypes.data, counts, DType.U8, src)
+            self._sync()
+            return read(memory[: sizes[self.rank]], trusted, src)
 
         if async_op:
             for obj in given:
-                encode(obj, trusted)
+                block_of(obj, trusted)
         return self._run(body, None, async_op)
 
-    def _broadcast_bytes(self, part: Bytes, src: int) -> Bytes:
-        """Broadcast bytes in place; src's part may be read-only."""
-        self.comm.broadcast(part.ctypes.data, part.size, DType.U8, src)
+    def _broadcast_block(self, mine: bytes | None, src: int) -> bytes | int:
+        """src's block if it is short, else its length."""
+        if self._broadcast_block_now is not None:
+            return self._broadcast_block_now(mine, src)
+        row = np.empty(BLOCK, np.uint8)
+        if mine is not None:
+            _fill(row, mine)
+        self.comm.broadcast(row.ctypes.data, BLOCK, DType.U8, src)
         self._sync()
-        return part
+        return _content(row)
 
-    def _exchange_sizes(self, parts: list[Bytes]) -> list[list[int]]:
-        """The sizes of every rank's parts."""
-        counts = self._all_gather_ints(np.array([len(parts)], np.int64))[:, 0]
-        mine = np.array([part.size for part in parts], np.int64)
-        flat = np.empty(counts.sum(), np.int64)
-        self.comm.all_gather_v(mine.ctypes.data, flat.ctypes.data, counts.tolist(), DType.I64)
+    def _all_gather_blocks(self, mine: bytes) -> list[bytes | int]:
+        """Every rank's block if it is short, else its length."""
+        if self._all_gather_blocks_now is not None:
+            return self._all_gather_blocks_now(mine)
+        row, rows = np.empty(BLOCK, np.uint8), np.empty((self.world_size, BLOCK), np.uint8)
+        _fill(row, mine)
+        self.comm.all_gather(row.ctypes.data, rows.ctypes.data, BLOCK, DType.U8)
         self._sync()
-        return [part.tolist() for part in np.split(flat, np.cumsum(counts)[:-1])]
+        return [_content(each) for each in rows]
+
+    def _gather_blocks(self, mine: bytes, dst: int | None) -> list[Any] | None:
+        """Every rank's block, on rank `dst`, or, if that is None, on every rank; None elsewhere."""
+        found: list[Any] = self._all_gather_blocks(mine)
+        here = dst is None or dst == self.rank
+        sizes = [block if isinstance(block, int) else 0 for block in found]
+        if any(sizes):
+            counts = [aligned(size) for size in sizes]
+            block = np.zeros(counts[self.rank], np.uint8)
+            if block.size:
+                block[: len(mine)] = np.frombuffer(mine, np.uint8)
+            memory = np.empty(sum(counts) if here else 0, np.uint8)
+            if dst is None:
+                self.comm.all_gather_v(block.ctypes.data, memory.ctypes.data, counts, DType.U8)
+            else:
+                self.comm.gather_v(block.ctypes.data, memory.ctypes.data if here else 0, counts, DType.U8, dst)
+            self._sync()
+            if here:
+                ends = np.cumsum(counts).tolist()
+                for rank, size in enumerate(sizes):
+                    if size:
+                        start = ends[rank] - counts[rank]
+                        found[rank] = memory[start : start + size]
+        return found if here else None
 
 
-_NOTHING: Bytes = np.empty(0, np.uint8)
+BLOCK = 256
+"""Bytes of the block that every rank exchanges first: the length of its object as uint64, and the object if it fits. In
+scatter_object the length of the longest object follows its own."""
+
+_HEAD = 16
 
 
-def _share_out(memory: Bytes, counts: list[int], sizes: list[list[int]], number: int, parts: list[list[Bytes]]) -> None:
-    """Append each rank's piece of `memory` to its parts, if it has a part with this number."""
-    end = 0
-    for rank, count in enumerate(counts):
-        start, end = end, end + count
-        if number < len(sizes[rank]):
-            piece = memory[start:end]
-            parts[rank].append(piece if piece.ctypes.data % _ALIGNMENT == 0 else piece.copy())
+def _fill(row: Bytes, block: bytes, longest: int | None = None) -> None:
+    head = struct.pack("<Q", len(block)) if longest is None else struct.pack("<QQ", len(block), longest)
+    content = head + block if len(head) + len(block) <= BLOCK else head
+    row[: len(content)] = np.frombuffer(content, np.uint8)
 
 
-_ALIGNMENT = 16  # bytes; enough for any element
-
-
-def _decode_all(parts: list[list[Bytes]], trusted: bool) -> list[Any]:
-    return [decode(each[0].tobytes(), each[1:], trusted, rank) for rank, each in enumerate(parts)]
+def _content(row: Bytes) -> bytes | int:
+    length = int(row[:8].view(np.uint64)[0])
+    return row[8 : 8 + length].tobytes() if length <= BLOCK - 8 else length

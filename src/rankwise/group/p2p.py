@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
@@ -13,8 +12,8 @@ import numpy as np
 from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source, target
-from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.message import ANY, Message
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
@@ -68,8 +67,8 @@ class PointToPoint(GroupBase):
     def send(self, x: Any, dst: int | None, tag: int = 0) -> None:
         """Send `x` to rank `dst`; x may be changed after the call returns. A rank may send to itself.
 
-        After an error, such as CollectiveTimeout, x may be changed as well. The message is cancelled if it still waited
-        behind earlier ones; if any of it had been sent, the rest follows, and the receiver gets the whole message.
+        After an error, such as CollectiveTimeout, x may be changed as well. The message is cancelled, unless a part of
+        it has been sent: then the rest follows, and the receiver gets the whole message.
 
         >>> if group.rank == 0:
         ...     group.send(np.arange(3), dst=1)
@@ -129,8 +128,8 @@ class PointToPoint(GroupBase):
     def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> ReceiveWork[Any]:
         """Start to receive, as `recv` does. The Work's result is the array; its `source` and `tag` are the message's.
 
-        x holds the message once the Work is done. If the Work was dropped, x holds the message after the
-        next blocking `barrier` or after `close`, provided that the message had arrived.
+        x holds the message once the Work is done. If the Work was dropped, x holds the message after `close`, provided
+        that it had arrived.
 
         >>> sending = group.isend(np.full(2, 7.0), dst=group.rank, tag=3)
         >>> work = group.irecv((2,), src=rw.ANY, tag=rw.ANY)
@@ -144,7 +143,7 @@ class PointToPoint(GroupBase):
         if wanted is None:
             return ReceiveWork(Completed(), partial(_unreceived, buffer, x), self._pending, self, None, None)
         self._order(buffer)
-        inner = self._receives.recv(buffer, wanted, number)
+        inner = self._receive(buffer, wanted, number)
         return ReceiveWork(inner, buffer.finish, self._pending, self, wanted, number)
 
     def sendrecv(
@@ -192,8 +191,7 @@ class PointToPoint(GroupBase):
         wanted, number = self._source(src), label(tag)
         if wanted is None:
             return None
-        end = time.monotonic() + (self.comm.timeout if timeout is None else check_wait(timeout))
-        return self._receives.poll(lambda: self._receives.probe(wanted, number), wanted, number, end)
+        return self._receives.probe(wanted, number, self.comm.timeout if timeout is None else check_wait(timeout))
 
     def batch(
         self, sends: Sequence[Sequence[Any]] = (), recvs: Sequence[Sequence[Any]] = (), *, async_op: bool = False
@@ -241,7 +239,7 @@ class PointToPoint(GroupBase):
         for into, _, src, tag in incoming:
             if src is not None:
                 self._order(into)
-                works.append(self._receives.recv(into, src, tag))
+                works.append(self._receive(into, src, tag))
         works += [self.comm.send(b.ptr, b.count, b.dtype, to, tag, b) for b, to, tag in outgoing if to is not None]
 
         def finish() -> Any:

@@ -11,8 +11,8 @@ from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source, target
 from rankwise.arrays.numpy import NUMPY, hold
 from rankwise.arrays.ops import Op
-from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.message import ANY
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.work import ArrayWork, wait_or_withdraw
@@ -114,7 +114,7 @@ class PersistentOperations(GroupBase):
         if sends:
             begin = partial(self.comm.send, buffer.ptr, buffer.count, buffer.dtype, peer, tag, buffer)
         else:
-            begin = partial(self._receives.recv, buffer, peer, tag)
+            begin = partial(self._receive, buffer, peer, tag)
         finish = nothing if sends else partial(_finish, buffer)
         now = self._send_array if sends else self._recv_array
         check = buffer.kind.place_check(buffer) or nothing

@@ -1,4 +1,4 @@
-"""Receives that probe before they take a message, because its size is unknown or an earlier receive took it in vain."""
+"""Receives of any length, and objects, on backends that can only probe for a message and then receive it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from rankwise.arrays import dtypes
 from rankwise.arrays.base import Buffer
-from rankwise.contract.communicator import ANY, Communicator, Message
+from rankwise.arrays.numpy import NUMPY
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
+from rankwise.contract.message import ANY, Arrival, Message, Receives
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group.work import ArrayWork, Pending, wait_or_withdraw
@@ -34,8 +38,8 @@ class Taken:
     """It keeps the buffer alive until the message is complete."""
 
 
-class ReceiveQueue:
-    """The receives of one group that wait for a message of unknown size, in the order in which they were posted.
+class ReceiveQueue(Receives):
+    """The receives of one group that wait for a message of any length, in the order in which they were posted.
 
     They make progress while a thread waits for one of them or asks whether it is done. A message that turns out to be
     of the wrong kind, or whose receive was cancelled after it had taken the message, is kept: the next receive that
@@ -61,7 +65,31 @@ class ReceiveQueue:
                     return receive
         return self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, src, tag, buffer)
 
-    def post(
+    def recv_any(self, dtype: DType | None, src: int, tag: int) -> QueuedReceive:
+        def accept(message: Message) -> Buffer:
+            if dtype is not None and message.dtype is not dtype:
+                raise MismatchError(f"recv_any: {_described(message)}, expected dtype {dtypes.name(dtype)}")
+            return NUMPY.empty((message.count,), message.dtype)
+
+        def check(message: Message, buffer: Buffer) -> None:
+            if _is_object(message, buffer):
+                sender = f"the message from rank {message.source} with tag {message.tag}"
+                raise MismatchError(f"recv_any: {sender} is an object; receive it with recv_object")
+
+        return self._post("recv_any", src, tag, accept, check)
+
+    def recv_object(self, src: int, tag: int) -> QueuedReceive:
+        return self._post("recv_object", src, tag, _memory_for_object, _check_object)
+
+    def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
+        message = np.frombuffer(b"".join([MAGIC, *parts]), np.uint8)
+        return self.comm.send(message.ctypes.data, message.size, DType.U8, dest, tag, message)
+
+    def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
+        work = self.send_object(parts, dest, tag)
+        wait_or_withdraw(ArrayWork(work, lambda: None, self._pending, self))
+
+    def _post(
         self,
         operation: str,
         src: int,
@@ -81,8 +109,10 @@ class ReceiveQueue:
             self._waiting.append(receive)
         return receive
 
-    def probe(self, src: int, tag: int) -> Message | None:
-        """The message that a receive would get now."""
+    def probe(self, src: int, tag: int, timeout: float) -> Message | None:
+        return self.poll(lambda: self._find(src, tag), src, tag, time.monotonic() + timeout)
+
+    def _find(self, src: int, tag: int) -> Message | None:
         if self.kept:
             with self._lock:
                 taken = self._first_kept(src, tag)
@@ -97,7 +127,7 @@ class ReceiveQueue:
         """
         pause = PAUSE
         while not (found := look()) and (left := end - time.monotonic()) > 0:
-            if pause == LONGEST_PAUSE and self._is_out_of_reach(src) and self.probe(src, tag) is None:
+            if pause == LONGEST_PAUSE and self._is_out_of_reach(src) and self._find(src, tag) is None:
                 # The communicator's own receive raises the error and informs the other ranks. It can match no message.
                 wait_or_withdraw(self.comm.recv(0, 0, DType.U8, src, tag), left)
             time.sleep(pause)
@@ -153,12 +183,15 @@ class ReceiveQueue:
         return next((taken for taken in self.kept if _matches(taken.message, src, tag)), None)
 
 
-class QueuedReceive(Work[None]):
+class QueuedReceive(Arrival):
     """A receive of a ReceiveQueue.
 
     source, tag: as requested, perhaps ANY, until it has taken a message; then the message's. taken, buffer: that
     message, and this receive's memory for it; None until then.
     """
+
+    source: int = ANY
+    tag: int = ANY
 
     def __init__(
         self,
@@ -177,6 +210,16 @@ class QueuedReceive(Work[None]):
         self._queue, self._operation = queue, operation
         self._ending = threading.Lock()  # several threads may wait; one of them completes the receive or fails it
         self._complete = False
+
+    @property
+    def dtype(self) -> DType:
+        assert self.buffer is not None
+        return self.buffer.dtype
+
+    def memory(self) -> Any:
+        assert self.buffer is not None
+        memory = self.buffer.array.reshape(-1).view(np.uint8)
+        return memory[len(MAGIC) :] if self._operation == "recv_object" else memory
 
     def done(self) -> bool:
         self._progress()
@@ -271,3 +314,31 @@ def _shown(src: int) -> str:
 
 def _label(tag: int) -> str:
     return "any tag" if tag == ANY else f"tag {tag}"
+
+
+# ---- objects ----
+
+MAGIC = b"\x93rankwise object".ljust(64)
+"""Precedes an object in its message, which is an array of bytes. Its length keeps the object aligned."""
+
+
+def _is_object(message: Message, buffer: Buffer) -> bool:
+    if message.dtype is not DType.U8 or message.count < len(MAGIC):
+        return False
+    return bool(np.asarray(buffer.array)[: len(MAGIC)].tobytes() == MAGIC)
+
+
+def _memory_for_object(message: Message) -> Buffer:
+    if message.dtype is not DType.U8 or message.count < len(MAGIC):
+        raise MismatchError(f"recv_object: {_described(message)}, not an object; receive it with recv or recv_any")
+    return NUMPY.empty((message.count,), DType.U8)
+
+
+def _check_object(message: Message, buffer: Buffer) -> None:
+    if not _is_object(message, buffer):
+        raise MismatchError(f"recv_object: {_described(message)}, not an object; receive it with recv_any")
+
+
+def _described(message: Message) -> str:
+    what = f"an array of {message.count} x {dtypes.name(message.dtype)}"
+    return f"the message from rank {message.source} with tag {message.tag} is {what}"

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.contract.communicator import Communicator, Message
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
+from rankwise.contract.message import Message
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from rankwise._native import TraceWriter, WrittenOperation, uncounted
 from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.contract.closing import CLOSE_TIMEOUT
-from rankwise.contract.communicator import ANY, Communicator, Message
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.message import ANY, Message
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
@@ -90,6 +91,9 @@ class TracedCommunicator(Communicator):
     def barrier(self) -> None:
         self._collective("barrier")
         self._end_launched()
+
+    def barrier_without_sync(self) -> None:
+        self._collective("barrier_without_sync")
 
     def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         self._collective("all_reduce", ptr, count, dtype, op)
@@ -269,8 +273,8 @@ class TracedCommunicator(Communicator):
                     else:
                         root = later
                 break
-        number = next(self._numbers)
-        return self._writer.begin(operation, self._group, number, nbytes, dtype, op, root, background=background)
+        number, name = next(self._numbers), operation.removesuffix("_without_sync")
+        return self._writer.begin(name, self._group, number, nbytes, dtype, op, root, background=background)
 
     def _elements(self, operation: str, args: tuple[Any, ...], dtype: int) -> int:
         """The elements of this rank's argument. dtype: its place in args, right behind the count or counts."""

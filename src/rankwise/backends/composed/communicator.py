@@ -130,6 +130,9 @@ class ComposedCommunicator(OpenCommunicator):
 
     def barrier(self) -> None:
         self.sync()
+        self.barrier_without_sync()
+
+    def barrier_without_sync(self) -> None:
         self._run(("barrier",), 0, self._barrier)
 
     def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 
 from rankwise.backends.composed.calls import DTYPE_NAMES
-from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import MismatchError
+from rankwise.contract.message import ANY
 from rankwise.contract.types import DType
 
 

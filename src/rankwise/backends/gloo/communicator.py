@@ -41,9 +41,9 @@ from rankwise.backends.gloo.roster import Gather, Roster
 from rankwise.backends.gloo.standing import StandingExchange
 from rankwise.backends.gloo.store_gather import gather
 from rankwise.backends.gloo.transport import Transport
-from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
+from rankwise.contract.message import ANY, Message
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work

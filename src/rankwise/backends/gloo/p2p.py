@@ -24,8 +24,8 @@ from rankwise.backends import tuning
 from rankwise.backends.composed.calls import ITEMSIZE
 from rankwise.backends.composed.matching import Matching, mismatch
 from rankwise.backends.gloo.transport import Transport
-from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
+from rankwise.contract.message import ANY, Message
 from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 

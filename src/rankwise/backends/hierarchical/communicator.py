@@ -46,10 +46,11 @@ from rankwise.backends.hierarchical.neighbours import locality_mark, log_neighbo
 from rankwise.backends.hierarchical.p2p import Channel
 from rankwise.backends.native import locality, shm
 from rankwise.backends.native.communicator import EngineCommunicator, join
-from rankwise.contract.communicator import ANY, Communicator, Message
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.failure import ERROR, LOST, Failure
 from rankwise.contract.job import Job
+from rankwise.contract.message import ANY, Message
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
@@ -566,8 +567,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         flat, local = self._flat.split(color, key), self._local.split(color, key)
         assert flat is not None
         assert local is not None
-        hosts = [self._layout.host[rank] for rank in members]
-        return assemble(flat, local, Layout.of(hosts))
+        return assemble(flat, local, Layout.of([self._layout.host[rank] for rank in members]))
 
     def _no_part(self) -> None:
         self._flat.split(-1)

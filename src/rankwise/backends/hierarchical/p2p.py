@@ -16,8 +16,9 @@ from weakref import ref
 from rankwise.backends.composed.matching import matches
 from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.hierarchical.hosts import Layout
-from rankwise.contract.communicator import ANY, Communicator, Message
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
+from rankwise.contract.message import ANY, Message
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 

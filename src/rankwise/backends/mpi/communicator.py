@@ -30,9 +30,10 @@ from rankwise.backends.mpi.peers import MpiPeers
 from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
 from rankwise.backends.mpi.watchdog import WATCHDOG
-from rankwise.contract.communicator import ANY, Communicator, Message
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
+from rankwise.contract.message import ANY, Message
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work

@@ -11,8 +11,8 @@ from typing import Any
 from rankwise.backends.composed.calls import DTYPE_NAMES
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import Transport
-from rankwise.contract.communicator import ANY, Message
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
+from rankwise.contract.message import ANY, Message
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise._native import CallLock
 from rankwise.backends.composed.calls import ITEMSIZE
-from rankwise.contract.communicator import ANY, Message
+from rankwise.contract.message import ANY, Message
 from rankwise.contract.types import DType
 
 if TYPE_CHECKING:

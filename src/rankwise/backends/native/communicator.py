@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
+from rankwise.backends.native.receives import EngineReceives
+from rankwise.backends.native.works import EngineCall, EngineMessageWork, EngineWork
 from rankwise.contract import topology, tuning_file
 from rankwise.contract.closing import CLOSE_TIMEOUT
-from rankwise.contract.communicator import Message
+from rankwise.contract.message import Message
 from rankwise.contract.settings import Settings
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
@@ -20,71 +22,6 @@ from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
-
-
-class EngineWork(Work[None]):
-    """A pending operation of the engine."""
-
-    __slots__ = ("_task",)
-
-    def __init__(self, task: _native.Request | _native.Task) -> None:
-        self._task = task
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._task.wait(timeout)
-
-    def done(self) -> bool:
-        return self._task.done()
-
-
-class EngineMessageWork(EngineWork):
-    """A send or receive. Once a receive is complete, source and tag are the message's."""
-
-    __slots__ = ()
-
-    _task: _native.Request
-
-    def withdraw(self) -> bool:
-        self._task.abandon()
-        return True
-
-    @property
-    def source(self) -> int:
-        return self._task.source
-
-    @property
-    def tag(self) -> int:
-        return self._task.tag
-
-
-class EngineCall(EngineWork):
-    """A Python function that runs on the communicator's stream; `wait` raises what it raised."""
-
-    __slots__ = ("_error", "_function", "_over")
-
-    def __init__(self, comm: _native.Comm, function: Callable[[], None]) -> None:
-        self._function: Callable[[], None] | None = function
-        self._error: BaseException | None = None
-        self._over = False
-        super().__init__(comm.start_call(self._run))
-
-    def _run(self) -> None:
-        function, self._function = self._function, None  # and release what it references
-        assert function is not None  # it runs once
-        try:
-            function()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
-            self._error = error
-        self._over = True  # set before the function is released, which may close the group
-
-    def done(self) -> bool:
-        return self._over or super().done()
-
-    def wait(self, timeout: float | None = None) -> None:
-        if not self._over:
-            super().wait(timeout)
-        if self._error is not None:
-            raise self._error
 
 
 class EngineStreamSync(StreamSyncOps):
@@ -128,6 +65,7 @@ class EngineCommunicator(OpenCommunicator):
         self._pid = os.getpid()
         self._counted = True
         self.stream_sync = EngineStreamSync(comm)
+        self.receives = self._receives = EngineReceives(comm)
         super().__init__(comm.rank, comm.world_size)
 
     @property
@@ -153,6 +91,9 @@ class EngineCommunicator(OpenCommunicator):
 
     def barrier(self) -> None:
         self._comm.barrier()
+
+    def barrier_without_sync(self) -> None:
+        self._comm.barrier_without_sync()
 
     def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         self._comm.all_reduce(ptr, count, dtype, op)
@@ -224,8 +165,7 @@ class EngineCommunicator(OpenCommunicator):
         return EngineMessageWork(self._comm.recv(ptr, count, dtype, src, tag, keep))
 
     def probe(self, src: int, tag: int) -> Message | None:
-        found = self._comm.probe(src, tag)
-        return None if found is None else Message(*found[:3], DType(found[3]))
+        return self._receives.probe(src, tag, 0.0)
 
     def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         request = self._comm.recv_probed(ptr, message.count, message.dtype, message.source, message.tag, keep)
@@ -333,6 +273,7 @@ def join(
         thresholds,
         numa_node=topology.own_node() if segment.world_size > 1 else 0,
         numa_nodes=settings.numa_nodes if segment.world_size > 1 else (),
+        unexpected_bytes=settings.unexpected_bytes,
     )
     return EngineCommunicator(comm, backend)
 

@@ -31,7 +31,7 @@ from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
-from rankwise.contract.communicator import Communicator, Message, run_keeping
+from rankwise.contract.communicator import Communicator, run_keeping
 from rankwise.contract.errors import (
     BackendUnavailable,
     CollectiveTimeout,
@@ -40,6 +40,7 @@ from rankwise.contract.errors import (
     UnsupportedError,
 )
 from rankwise.contract.job import Job
+from rankwise.contract.message import Message
 from rankwise.contract.settings import Settings
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
@@ -268,8 +269,8 @@ class NcclCommunicator(ComposedCommunicator):
 
     # ---- moves ----
 
-    def barrier(self) -> None:
-        super().barrier()
+    def barrier_without_sync(self) -> None:
+        super().barrier_without_sync()
         self._cuda.sync_comm_stream()
 
     def _barrier(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import Work
 
-from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.message import ANY
 from rankwise.frontends.torch.core import Core, in_a_thread
 from rankwise.frontends.torch.reductions import moved
 from rankwise.frontends.torch.tensors import source, target

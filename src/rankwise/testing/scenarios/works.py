@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays.ops import premul_sum
-from rankwise.contract.communicator import ANY
 from rankwise.contract.errors import MismatchError, UnsupportedError
+from rankwise.contract.message import ANY
 from rankwise.contract.work import Work
 from rankwise.group.group import Group
 from rankwise.group.mesh import Mesh

@@ -1,0 +1,9 @@
+#pragma once
+#include "kept.hpp"
+
+// The methods of Comm for messages between two ranks, and the class of their Requests.
+void bind_messages(nb::module_& m, nb::class_<rankwise::Comm>& comm);
+// The methods for Python objects.
+void bind_objects(nb::module_& m, nb::class_<rankwise::Comm>& comm);
+// The message of a complete receive of any length, which is taken from it.
+nb::object received_bytes(rankwise::Request& request);

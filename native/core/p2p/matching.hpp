@@ -1,0 +1,156 @@
+// Matching: which posted receive an arriving message goes to, and which arrived message a new receive takes. Both take
+// constant time, however many receives and messages there are. A receive from any rank with a certain tag takes one
+// look-up for each rank.
+#pragma once
+#include <vector>
+
+#include "p2p/channel.hpp"
+#include "p2p/request.hpp"
+
+namespace rankwise {
+
+// A message whose data its sender keeps until the receiver fetches it (offers.cpp).
+struct Offer {
+    int number;               // by which both ranks identify it
+    int slot;                 // where the receiver marks that it copies the data
+    std::vector<Part> parts;  // in the sender's memory; empty if the receiver cannot copy them
+    bool fetched = false;     // the receiver has copied the data, or requested it
+};
+
+// A message that has arrived, or begun to.
+struct Message {
+    Header header;
+    int from;
+    uint64_t left;                       // bytes still to come
+    uint8_t* at;                         // where the next one goes
+    uint64_t number_;                    // in the order of arrival at this rank
+    std::optional<Offer> offer{};
+    Memory kept{};                       // the bytes, until a receive matches
+    std::shared_ptr<Request> receive{};  // the matching receive
+    Links<Message> in_queue{}, of_source{}, in_all{};  // until a receive matches
+    std::shared_ptr<Message> held{};     // itself, while it is in these lists
+    bool offered() const { return offer && !offer->fetched; }  // its data is still with its sender
+};
+
+inline uint64_t matching_key(int peer, int tag) { return uint64_t(uint32_t(peer)) << 32 | uint32_t(tag); }
+
+// The receives that are not complete, and among them those that have not matched a message.
+class PostedReceives {
+public:
+    explicit PostedReceives(int ranks) : unmatched_from_(size_t(ranks)) {}
+    ~PostedReceives() {
+        while (Request* r = all_.first()) remove(*r);
+    }
+    bool empty() const { return all_.empty(); }
+    size_t size() const { return size_; }
+    // posted: it has not matched a message yet.
+    void add(const std::shared_ptr<Request>& r, bool posted) {
+        r->held_ = r;
+        all_.append(*r);
+        ++size_;
+        if (!posted) return;
+        r->number_ = next_++;
+        queues_.at(matching_key(r->peer_, r->tag_)).append(*r);
+        ++unmatched(*r);
+        ++kinds_[kind(r->peer_, r->tag_)];
+    }
+    // It has matched a message, whose source and tag it does not have yet.
+    void matched(Request& r) {
+        leave_queue(r);
+        r.matched_ = true;
+    }
+    // It is complete or given up.
+    void remove(Request& r) {
+        if (!r.matched_) leave_queue(r);
+        all_.remove(r);
+        --size_;
+        const auto last = std::move(r.held_);  // may be the last reference
+    }
+    // The first receive posted of those that match this message.
+    Request* first_for(int from, int tag) const {
+        Request* first = nullptr;
+        for (int any_source : {0, 1})
+            for (int any_tag : {0, 1}) {
+                const int peer = any_source ? kAny : from, label = any_tag ? kAny : tag;
+                Request* const r = kinds_[kind(peer, label)] ? queues_.first(matching_key(peer, label)) : nullptr;
+                if (r && (!first || r->number_ < first->number_)) first = r;
+            }
+        return first;
+    }
+    // How many receives could match a message from this source.
+    size_t unmatched_for(int from) const { return unmatched_from_[size_t(from)] + from_any_; }
+    template <class F> void for_each(F&& f) const {
+        for (Request* r = all_.first(); r; r = all_.after(*r)) f(*r);
+    }
+
+private:
+    void leave_queue(Request& r) {
+        queues_.remove(matching_key(r.peer_, r.tag_), r);
+        --unmatched(r);
+        --kinds_[kind(r.peer_, r.tag_)];
+    }
+    static int kind(int peer, int tag) { return (peer == kAny) * 2 + (tag == kAny); }
+    size_t& unmatched(const Request& r) { return r.peer_ == kAny ? from_any_ : unmatched_from_[size_t(r.peer_)]; }
+
+    LinkedList<Request, &Request::in_all_> all_;
+    Queues<Request, &Request::in_queue_> queues_;
+    size_t kinds_[4] = {};  // receives in the queues: with a source and a tag, any tag, any source, any of both
+    std::vector<size_t> unmatched_from_;
+    size_t from_any_ = 0, size_ = 0;
+    uint64_t next_ = 0;
+};
+
+// The messages that no receive has matched, in the order of arrival.
+class ArrivedMessages {
+public:
+    explicit ArrivedMessages(int ranks) : from_(size_t(ranks)) {}
+    ~ArrivedMessages() {
+        while (Message* m = all_.first()) remove(*m);
+    }
+    void add(const std::shared_ptr<Message>& m) {
+        m->held = m;
+        queues_.at(key(*m)).append(*m);
+        from_[size_t(m->from)].append(*m);
+        all_.append(*m);
+        bytes_ += kept_bytes(*m);
+    }
+    // A message that a receive had matched: it comes before those that arrived later.
+    void put_back(const std::shared_ptr<Message>& m) {
+        m->held = m;
+        queues_.at(key(*m)).put_back(*m);
+        from_[size_t(m->from)].put_back(*m);
+        all_.put_back(*m);
+        bytes_ += kept_bytes(*m);
+    }
+    uint64_t bytes() const { return bytes_; }  // that are kept
+    std::shared_ptr<Message> remove(Message& m) {
+        bytes_ -= kept_bytes(m);
+        queues_.remove(key(m), m);
+        from_[size_t(m.from)].remove(m);
+        all_.remove(m);
+        return std::move(m.held);
+    }
+    // The first message that a receive from `from` with `tag`, either of which may be kAny, matches.
+    Message* first_for(int from, int tag) const {
+        if (all_.empty()) return nullptr;
+        if (tag == kAny) return from == kAny ? all_.first() : from_[size_t(from)].first();
+        if (from != kAny) return queues_.first(matching_key(from, tag));
+        Message* first = nullptr;
+        for (int p = 0; p < int(from_.size()); ++p) {
+            Message* const m = from_[size_t(p)].empty() ? nullptr : queues_.first(matching_key(p, tag));
+            if (m && (!first || m->number_ < first->number_)) first = m;
+        }
+        return first;
+    }
+
+private:
+    static uint64_t kept_bytes(const Message& m) { return m.kept ? m.header.bytes : 0; }
+    static uint64_t key(const Message& m) { return matching_key(m.from, m.header.tag); }
+
+    LinkedList<Message, &Message::in_all> all_;
+    std::vector<LinkedList<Message, &Message::of_source>> from_;
+    Queues<Message, &Message::in_queue> queues_;
+    uint64_t bytes_ = 0;
+};
+
+}  // namespace rankwise

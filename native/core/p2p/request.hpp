@@ -1,0 +1,138 @@
+// A message's memory, what a receive accepts, and one send or receive.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "p2p/linked_list.hpp"
+#include "trace/trace.hpp"
+
+namespace rankwise {
+
+class Messages;
+struct Message;
+
+inline constexpr int kAny = -1;  // any source or any tag
+
+std::string message_text(uint64_t count, DType dtype, int tag);  // a message: "3 x float32 with tag 0"
+
+// Memory that the engine allocates for a message whose receiver did not know its length. Aligned for any element and for
+// whole cache lines; its content is undefined at first.
+class Memory {
+public:
+    Memory() = default;
+    explicit Memory(uint64_t bytes) : bytes_(new (std::align_val_t(kCacheLine)) uint8_t[bytes ? bytes : 1]) {}
+    uint8_t* data() const { return bytes_.get(); }
+    explicit operator bool() const { return bool(bytes_); }
+    uint8_t* release() { return bytes_.release(); }
+    static void free(uint8_t* bytes) { Free()(bytes); }
+
+private:
+    struct Free {
+        void operator()(uint8_t* bytes) const { operator delete[](bytes, std::align_val_t(kCacheLine)); }
+    };
+    std::unique_ptr<uint8_t[], Free> bytes_;
+};
+
+// What a receive accepts.
+struct Wanted {
+    enum Kind : uint8_t {
+        Exactly,  // an array of the receive's count and dtype
+        Array,    // an array of any length, and of any dtype if there is none here
+        Object,
+    };
+    Kind kind = Exactly;
+    std::optional<DType> dtype{};
+};
+
+// Some of the bytes of a message, in the sender's memory.
+struct Part {
+    const uint8_t* data;
+    uint64_t bytes;
+};
+
+// A message that has arrived and not been received.
+struct Arrival {
+    int source, tag;
+    uint64_t count;
+    DType dtype;
+    bool object;
+};
+
+// One send or receive.
+class Request : public std::enable_shared_from_this<Request> {
+public:
+    // Waits until it is complete, at most `timeout` seconds, by default the communicator's. After TimedOut the request is
+    // still in progress.
+    void wait(std::optional<double> timeout);
+    bool done();
+    bool complete() const { return complete_; }
+    bool abandoned() const { return abandoned_; }
+    // Gives it up, so that the caller may free its memory; see Messages::abandon. Does nothing to a complete one.
+    void abandon();
+    // Of a complete receive: the message's source, tag, count and dtype.
+    int source() const { return peer_; }
+    int tag() const { return tag_; }
+    uint64_t count() const { return count_; }
+    DType dtype() const { return dtype_; }
+    // Of a complete receive that accepts any length: the message, once.
+    Memory take_memory() { return std::move(memory_); }
+
+private:
+    friend class Messages;
+    friend class PostedReceives;
+    uint64_t bytes() const { return count_ * itemsize(dtype_); }
+    bool unsized() const { return wanted_.kind != Wanted::Exactly; }
+    // Calls f(data, bytes) for each stretch of the message's bytes from `at` on that is contiguous in memory.
+    template <class F> void for_stretches(uint64_t at, uint64_t bytes, F&& f) const {
+        if (parts_.empty()) return f(data_ + at, bytes);
+        for (const Part& part : parts_) {
+            if (at >= part.bytes) {
+                at -= part.bytes;
+                continue;
+            }
+            const uint64_t here = std::min(bytes, part.bytes - at);
+            if (here) f(part.data + at, here);
+            bytes -= here;
+            if (!bytes) return;
+            at = 0;
+        }
+    }
+
+    std::weak_ptr<Messages> messages_;
+    std::shared_ptr<void> keep_;  // what owns the memory
+    bool sends_ = false;
+    bool object_ = false;         // send: the message is an object
+    Wanted wanted_;               // receive
+    int peer_ = 0;
+    int tag_ = 0;
+    DType dtype_ = DType::U8;
+    uint64_t count_ = 0;
+    uint8_t* data_ = nullptr;
+    std::vector<Part> parts_;     // send: the data, if it is not contiguous
+    std::shared_ptr<Message> message_;  // receive: the message that it has matched, until it is complete
+    Memory memory_;               // send: a copy of the data, after the caller has abandoned the request; receive of any length: the message
+    uint64_t sent_ = 0;           // send: bytes written to the ring
+    bool matched_ = false;        // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
+    bool rendezvous_ = false;     // send: it bypasses the ring
+    bool in_ring_ = false;        // send: the header that precedes its data is in the ring
+    int offer_ = -1;              // send: the number under which its data is offered
+    int slot_ = -1;               // send: where the receiver marks that it copies the data
+    bool abandoned_ = false;
+    std::atomic<bool> complete_{false};
+    std::string failure_;         // receive: how the message differs from what the receive expects
+    TraceEntry* entry_ = nullptr;
+    bool reserved_ = false;       // it counts among the messages that have an entry although nobody waits for them
+    uint64_t began_ = 0;          // ticks; 0 if it was started without waiting for it
+    uint64_t waits_since_ = 0;    // ticks; 0 until a thread waits for longer than the first polls
+    uint64_t number_ = 0;         // receive: in the order posted
+    Links<Request> in_all_, in_queue_;  // receive: until it is complete, and until it has matched a message
+    std::shared_ptr<Request> held_;     // receive: itself, while it is in a list
+};
+
+}  // namespace rankwise

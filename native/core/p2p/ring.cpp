@@ -1,0 +1,194 @@
+// How messages pass through the ring of a channel: headers, and the data behind them.
+#include "collectives/tuning.hpp"
+#include "p2p/messages.hpp"
+
+namespace rankwise {
+
+bool Messages::push(int to, bool at_once) {
+    Outgoing& out = outgoing_[to];
+    if (out.idle()) return false;
+    Channel& c = *channel(rank_, to, true);
+    bool moved = false;
+    for (;;) {
+        if (!out.writing && !begin_next(c, to, at_once, moved)) return moved;
+        if (!out.writing) continue;  // that was a whole message
+        Request& r = *out.writing->front();
+        const Header header = r.offer_ < 0 ? header_of(r) : Header::about_offer(Form::Requested, r.offer_, r.bytes());
+        if (!write_piece(c, r, to, header)) return moved;
+        moved = true;
+    }
+}
+
+// Chooses what to write next, between two messages. Returns false if that must wait.
+bool Messages::begin_next(Channel& c, int to, bool at_once, bool& moved) {
+    Outgoing& out = outgoing_[to];
+    if (!out.answers.empty()) {
+        if (!write_header(c, to, out.answers.front())) return false;
+        out.answers.pop_front();
+        return moved = true;
+    }
+    if (!out.requested.empty()) {
+        out.writing = &out.requested;
+        return true;
+    }
+    if (out.sends.empty()) return false;
+    const std::shared_ptr<Request> r = out.sends.front();
+    if (const uint64_t state = r->rendezvous_ ? 0 : receive_posted_for(c, *r)) {
+        if (!at_once) return false;  // the progress thread does it
+        moved |= match(c, *r, to, state);
+    }
+    if (r->rendezvous_) {
+        if (!copied(c.rendezvous, r->bytes())) return false;
+        complete(*r);
+        out.sends.pop_front();
+        return moved = true;
+    }
+    if (must_offer(*r, to)) {
+        if (!write_offer(c, r, to)) return false;
+        out.sends.pop_front();
+        return moved = true;
+    }
+    out.writing = &out.sends;
+    return true;
+}
+
+// A header that no data follows but `body`. Returns false if there is no room.
+bool Messages::write_header(Channel& c, int to, const Header& header, const void* body, uint64_t bytes) {
+    const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, bytes);
+    if (c.room() < whole) return false;
+    c.put_header(at, header);
+    if (bytes) c.put(at + sizeof header, body, bytes);
+    c.written.exchange(at + whole);
+    notify(to);
+    return true;
+}
+
+// Writes the next piece of the message that is being written. Returns false if there is no room.
+bool Messages::write_piece(Channel& c, Request& r, int to, const Header& header) {
+    const uint64_t total = r.bytes(), before = c.written.load(std::memory_order_relaxed);
+    uint64_t at = before, room = c.room();
+    if (!r.in_ring_ && room >= sizeof(Header)) {
+        c.put_header(at, header);
+        at += sizeof(Header);
+        room -= sizeof(Header);
+        r.in_ring_ = r.matched_ = true;
+    }
+    if (r.in_ring_) {
+        const uint64_t bytes = std::min({total - r.sent_, room, tuning::kRingPiece});
+        r.for_stretches(r.sent_, bytes, [&](const uint8_t* data, uint64_t length) {
+            c.put(at, data, length);
+            at += length;
+        });
+        room -= bytes;
+        r.sent_ += bytes;
+    }
+    if (header.form == Form::Message && r.sent_ == total && at - before == sizeof(Header) + total)
+        c.stamp_at(before).store(c.stamp(before), std::memory_order_release);
+    const bool finished = r.in_ring_ && r.sent_ == total && room >= Channel::pad_of(at);
+    if (finished) at += Channel::pad_of(at);
+    if (at == before) return false;
+    c.written.exchange(at);
+    notify(to);
+    if (finished) {
+        Outgoing& out = outgoing_[to];
+        const std::shared_ptr<Request> sent = out.writing->front();
+        out.writing->pop_front();
+        out.writing = nullptr;
+        if (sent->offer_ >= 0) out.end_offer(*sent);
+        complete(*sent);
+    }
+    return true;
+}
+
+bool Messages::pull(int from) {
+    const bool moved = read(from);
+    send_answers(from);
+    return moved;
+}
+
+bool Messages::read(int from) {
+    Channel* c = channel(from, rank_, false);
+    if (!c) return false;
+    Incoming& in = incoming_[from];
+    bool moved = false;
+    if (!progress_rendezvous(from, moved)) return moved;
+    for (;;) {
+        const uint64_t before = c->read.load(std::memory_order_relaxed);
+        uint64_t at = before, waiting = c->waiting();
+        if (!in.message && !in.pad && waiting >= sizeof(Header) && !read_header(*c, from, at, waiting)) return moved;
+        if (in.message) {
+            Message& m = *in.message;
+            const uint64_t bytes = std::min({m.left, waiting, tuning::kRingPiece});
+            if (bytes) c->get(at, m.at, bytes);
+            at += bytes;
+            waiting -= bytes;
+            m.at += bytes;
+            m.left -= bytes;
+            if (!m.left) {
+                const std::shared_ptr<Message> arrived = std::move(in.message);
+                in.message.reset();
+                finish(*arrived);
+            }
+        }
+        if (!in.message && waiting >= in.pad) {
+            at += in.pad;
+            in.pad = 0;
+        }
+        if (at == before) return moved;
+        c->read.exchange(at);
+        notify(from);
+        moved = true;
+    }
+}
+
+// Reads the header at `at`, and what follows it but data. Returns false, with nothing read, if some of that is missing.
+bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting) {
+    const Header h = c.header(at);
+    if (!h.valid() || at % kCacheLine) overwritten("a header", from, rank_);
+    Incoming& in = incoming_[from];
+    uint64_t body = 0, data = 0;
+    switch (h.form) {
+    case Form::Message:
+        in.message = arrive(from, h);
+        data = h.bytes;
+        break;
+    case Form::Requested: {
+        const auto requested = in.requested.find(h.tag);
+        if (requested == in.requested.end() || requested->second->left != h.bytes) overwritten("a header", from, rank_);
+        in.message = std::move(requested->second);
+        in.requested.erase(requested);
+        data = h.bytes;
+        break;
+    }
+    case Form::Offered: {
+        body = sizeof(OfferBody) + h.parts * sizeof(OfferBody::Part);
+        if (waiting < sizeof h + body) return false;
+        OfferBody offered;
+        c.get(at + sizeof h, &offered, sizeof offered);
+        Offer offer{offered.number, offered.slot, {}};
+        for (int i = 0; i < h.parts; ++i) {
+            OfferBody::Part part;
+            c.get(at + sizeof h + sizeof offered + uint64_t(i) * sizeof part, &part, sizeof part);
+            offer.parts.push_back({reinterpret_cast<const uint8_t*>(part.address), part.bytes});
+        }
+        uint64_t total = 0;
+        for (const Part& part : offer.parts) total += part.bytes;
+        const bool copied = !offer.parts.empty();
+        if (copied && (offer.slot < 0 || offer.slot >= Channel::kOffers || total != h.bytes)) overwritten("an offer", from, rank_);
+        const std::shared_ptr<Message> m = arrive(from, h, std::move(offer));
+        if (m && m->at) {  // it has memory, its own or that of a receive
+            fetch(*m);
+            if (!m->left) finish(*m);
+        }
+        break;
+    }
+    case Form::Request:
+    case Form::Copied: answer(from, h); break;
+    }
+    at += sizeof h + body;
+    waiting -= sizeof h + body;
+    in.pad = Channel::pad_of(at + data);
+    return true;
+}
+
+}  // namespace rankwise

@@ -1,0 +1,89 @@
+// The communicator's messages between two ranks.
+#include "comm.hpp"
+
+namespace rankwise {
+
+std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag, std::shared_ptr<void> keep) {
+    check_root(to, "dest");
+    check_open();
+    return messages_->send(data, count, dtype, to, tag, false, std::move(keep));
+}
+
+std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag, std::shared_ptr<void> keep) {
+    if (from != kAny) check_root(from, "src");
+    check_open();
+    return messages_->recv(data, count, dtype, from, tag, false, std::move(keep));
+}
+
+std::shared_ptr<Request> Comm::send_object(std::vector<Part> parts, int to, int tag, std::shared_ptr<void> keep) {
+    check_root(to, "dest");
+    check_open();
+    return messages_->send_object(std::move(parts), to, tag, false, std::move(keep));
+}
+
+std::shared_ptr<Request> Comm::recv_any(const Wanted& wanted, int from, int tag) {
+    if (from != kAny) check_root(from, "src");
+    check_open();
+    return messages_->recv_any(wanted, from, tag);
+}
+
+void Comm::complete(const std::shared_ptr<Request>& request, std::optional<double> timeout) {
+    try {
+        request->wait(timeout);
+    } catch (...) {
+        messages_->abandon(request);
+        throw;
+    }
+}
+
+void Comm::send_now(const void* data, uint64_t count, DType dtype, int to, int tag) {
+    check_root(to, "dest");
+    check_open();
+    if (!messages_->send_short(data, count, dtype, to, tag)) complete(messages_->send(data, count, dtype, to, tag, true));
+}
+
+void Comm::recv_now(void* data, uint64_t count, DType dtype, int from, int tag) {
+    check_root(from, "src");
+    check_open();
+    if (!messages_->recv_short(data, count, dtype, from, tag)) complete(messages_->recv(data, count, dtype, from, tag, true));
+}
+
+void Comm::send_object_now(std::vector<Part> parts, int to, int tag) {
+    check_root(to, "dest");
+    check_open();
+    if (parts.size() == 1 && messages_->send_short(parts[0].data, parts[0].bytes, DType::U8, to, tag, true)) return;
+    complete(messages_->send_object(std::move(parts), to, tag, true));
+}
+
+std::shared_ptr<Request> Comm::recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept, Arrival& arrival, std::optional<double> timeout) {
+    if (from != kAny) check_root(from, "src");
+    check_open();
+    if (const auto received = messages_->recv_short(from, tag, accept)) {
+        arrival = *received;
+        return nullptr;
+    }
+    const auto request = messages_->recv_any(wanted, from, tag, true);
+    complete(request, timeout);
+    arrival = {request->source(), request->tag(), request->count(), request->dtype(), wanted.kind == Wanted::Object};
+    return request;
+}
+
+std::optional<Arrival> Comm::probe(int from, int tag) {
+    if (from != kAny) check_root(from, "src");
+    check_open();
+    return messages_->probe(from, tag);
+}
+
+std::optional<Arrival> Comm::await_arrival(int from, int tag, double timeout) {
+    if (from != kAny) check_root(from, "src");
+    check_open();
+    return messages_->await_arrival(from, tag, timeout);
+}
+
+std::shared_ptr<Request> Comm::recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep) {
+    check_root(found.source, "src");
+    check_open();
+    return messages_->recv_probed(data, found, std::move(keep));
+}
+
+}  // namespace rankwise

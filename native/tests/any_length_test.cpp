@@ -1,0 +1,211 @@
+// Tests receives of any length, objects, and matching among many pending receives and messages.
+#include <numeric>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+std::vector<int64_t> message(int from, int tag, uint64_t count) {
+    std::vector<int64_t> v(count);
+    for (uint64_t i = 0; i < count; ++i) v[i] = int64_t(i) * 13 + from * 1000 + tag;
+    return v;
+}
+
+// Synchronises without waiting for messages, unlike a barrier.
+void meet(Comm& c) {
+    int64_t one = 1;
+    c.all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
+}
+
+bool holds(Request& r, const std::vector<int64_t>& expected) {
+    const Memory memory = r.take_memory();
+    return r.dtype() == DType::I64 && r.count() == expected.size() && std::equal(expected.begin(), expected.end(), reinterpret_cast<const int64_t*>(memory.data()));
+}
+
+const Wanted kArray{Wanted::Array}, kObject{Wanted::Object};
+
+// Whichever comes first, the message or its receive; from a certain rank, and from any.
+void arrays_of_any_length(Comm& c) {
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    for (uint64_t count : {0, 1, 1000, 20000, 300000})
+        for (bool early : {true, false})
+            for (int from : {previous, kAny}) {
+                const auto out = message(c.rank(), 5, count);
+                std::shared_ptr<Request> receiving;
+                if (early) receiving = c.recv_any(kArray, from, kAny);
+                meet(c);
+                const auto sending = c.send(out.data(), count, DType::I64, next, 5);
+                meet(c);
+                if (!early) receiving = c.recv_any(kArray, from, kAny);
+                receiving->wait(std::nullopt);
+                CHECK_EQ(receiving->source(), previous);
+                CHECK_EQ(receiving->tag(), 5);
+                CHECK(holds(*receiving, message(previous, 5, count)), "any length: " << count);
+                sending->wait(std::nullopt);
+                meet(c);
+            }
+}
+
+void objects_in_parts(Comm& c) {
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    for (uint64_t large : {10, 1000, 300000}) {
+        const auto head = message(c.rank(), 1, 3), body = message(c.rank(), 2, large), tail = message(c.rank(), 3, 1);
+        auto part = [](const std::vector<int64_t>& v) { return Part{reinterpret_cast<const uint8_t*>(v.data()), v.size() * 8}; };
+        const auto sending = c.send_object({part(head), Part{nullptr, 0}, part(body), part(tail)}, next, 0);
+        const auto receiving = c.recv_any(kObject, previous, 0);
+        receiving->wait(std::nullopt);
+        CHECK_EQ(receiving->count(), (3 + large + 1) * 8);
+        const Memory memory = receiving->take_memory();
+        auto expected = message(previous, 1, 3);
+        for (const auto& more : {message(previous, 2, large), message(previous, 3, 1)}) expected.insert(expected.end(), more.begin(), more.end());
+        CHECK(!std::memcmp(memory.data(), expected.data(), expected.size() * 8), "an object in parts");
+        sending->wait(std::nullopt);
+    }
+}
+
+// What a receive refuses stays for the next one, and keeps its place in the order.
+void refused_messages_stay(Comm& c) {
+    const auto first = message(0, 1, 3), second = message(0, 2, 3);
+    const int self = c.rank();
+    c.send(first.data(), 3, DType::I64, self, 7);
+    c.send(second.data(), 3, DType::I64, self, 7);
+    const auto object = c.recv_any(kObject, self, 7), floats = c.recv_any({Wanted::Array, DType::F32}, self, 7);
+    CHECK_EQ(ranks::thrown([&] { object->wait(std::nullopt); }), "Mismatch");
+    CHECK_EQ(ranks::thrown([&] { floats->wait(std::nullopt); }), "Mismatch");
+    for (const auto& expected : {first, second}) {
+        const auto r = c.recv_any({Wanted::Array, DType::I64}, kAny, kAny);
+        r->wait(std::nullopt);
+        CHECK(holds(*r, expected), "a message that was refused comes first");
+    }
+    c.send_object({Part{reinterpret_cast<const uint8_t*>(first.data()), 24}}, self, 8);
+    std::vector<int64_t> in(3);
+    CHECK_EQ(ranks::thrown([&] { c.recv(in.data(), 3, DType::I64, self, 8)->wait(std::nullopt); }), "Mismatch");
+    CHECK_EQ(ranks::thrown([&] { c.recv_any(kArray, self, 8)->wait(std::nullopt); }), "Mismatch");
+    const auto r = c.recv_any(kObject, self, 8);
+    r->wait(std::nullopt);
+    CHECK_EQ(r->count(), 24u);
+}
+
+// A receive that is given up while its message arrives leaves the message for the next receive, before later ones.
+void given_up_receives_lose_nothing(Comm& c) {
+    if (c.rank() > 1) return;
+    const uint64_t count = 1 << 18;  // more than the ring holds
+    const auto large = message(0, 3, count), after = message(0, 4, 5);
+    if (c.rank() == 0) {
+        std::vector<std::shared_ptr<Request>> sending;
+        for (int i = 0; i < 50; ++i) {
+            sending.push_back(c.send(large.data(), count, DType::I64, 1, 3));
+            sending.push_back(c.send(after.data(), 5, DType::I64, 1, 3));
+        }
+        for (auto& r : sending) r->wait(std::nullopt);
+        return;
+    }
+    for (int i = 0; i < 50; ++i) {
+        const auto gone = c.recv_any(kArray, i % 2 ? 0 : kAny, kAny);
+        try {
+            gone->wait(1e-4 * (i % 5));
+        } catch (const TimedOut&) {}
+        gone->abandon();
+        const bool received = gone->complete();
+        CHECK(!received || holds(*gone, large), "complete before it was given up");
+        if (!received) {
+            const auto r = c.recv_any(kArray, 0, kAny);
+            r->wait(std::nullopt);
+            CHECK(holds(*r, large), "the message whose receive was given up");
+        }
+        const auto r = c.recv_any(kArray, 0, 3);
+        r->wait(std::nullopt);
+        CHECK(holds(*r, after), "the message behind it");
+    }
+}
+
+// Receives match in the order posted and messages in the order sent, whatever is pending.
+void many(Comm& c, bool posted_first) {
+    const int count = 3000, self = c.rank();
+    std::vector<int64_t> in(count), out(count);
+    std::iota(out.begin(), out.end(), 0);
+    std::vector<std::shared_ptr<Request>> receiving;
+    const auto send_all = [&] {
+        for (int i = 0; i < count; ++i) c.send(&out[size_t(i)], 1, DType::I64, self, i % 3);
+    };
+    // The pattern of receives: from this rank with the tag, from any rank, with any tag, any of both.
+    const auto post_all = [&] {
+        for (int i = 0; i < count; ++i) receiving.push_back(c.recv(&in[size_t(i)], 1, DType::I64, i % 2 ? kAny : self, i % 4 < 2 ? i % 3 : kAny));
+    };
+    // Model: each message goes to the first receive posted that matches it, or each receive takes the first message.
+    std::vector<int64_t> expected(size_t(count), -1);
+    std::vector<bool> used(size_t(count), false);
+    const auto matches = [](int receive, int m) { return receive % 4 < 2 ? receive % 3 == m % 3 : true; };
+    for (int i = 0; i < count; ++i)
+        for (int j = 0; j < count; ++j) {
+            const int receive = posted_first ? j : i, m = posted_first ? i : j;
+            if ((posted_first ? expected[size_t(receive)] >= 0 : bool(used[size_t(m)])) || !matches(receive, m)) continue;
+            expected[size_t(receive)] = m;
+            used[size_t(m)] = true;
+            break;
+        }
+    if (posted_first) post_all(), send_all();
+    else send_all(), post_all();
+    size_t complete = 0;
+    for (size_t i = 0; i < receiving.size(); ++i) {
+        if (expected[i] < 0) {
+            receiving[i]->abandon();
+            continue;
+        }
+        receiving[i]->wait(std::nullopt);
+        complete += in[i] == expected[i];
+    }
+    CHECK_EQ(complete, size_t(std::count_if(expected.begin(), expected.end(), [](int64_t e) { return e >= 0; })));
+    for (;;) {  // what no receive has matched
+        if (!c.probe(kAny, kAny)) break;
+        c.recv_any(kArray, kAny, kAny)->wait(std::nullopt);
+    }
+}
+
+void probes_wait(Comm& c) {
+    if (c.world_size() < 2 || c.rank() > 1) return;
+    int64_t x = 5;
+    if (c.rank() == 0) {
+        usleep(20000);
+        c.send_now(&x, 1, DType::I64, 1, 2);
+        return;
+    }
+    const auto found = c.await_arrival(kAny, 2, 10);
+    CHECK(found && found->source == 0 && found->tag == 2 && found->count == 1);
+    c.recv_now(&x, 1, DType::I64, 0, 2);
+}
+
+}  // namespace
+
+int main() {
+    for (int n : ranks::worlds({1, 2, 3, 4})) {
+        ranks::run(n, [](Comm& c) {
+            arrays_of_any_length(c);
+            objects_in_parts(c);
+            refused_messages_stay(c);
+            meet(c);
+            if (c.world_size() > 1) given_up_receives_lose_nothing(c);
+            meet(c);
+            for (bool posted_first : {true, false}) many(c, posted_first);
+            meet(c);  // whose receives from any rank would take the next message
+            probes_wait(c);
+            c.barrier();
+        });
+    }
+    // A receive or probe from a rank that has left raises, as soon as what it sent has been received.
+    ranks::run(2, [](Comm& c) {
+        int64_t x = 7;
+        if (c.rank() == 0) {
+            c.send(&x, 1, DType::I64, 1, 0);
+            c.close(1);
+            return;
+        }
+        CHECK(c.await_arrival(0, 0, 10));
+        c.recv_any(kArray, 0, 0)->wait(std::nullopt);
+        CHECK_EQ(ranks::thrown([&] { c.await_arrival(kAny, kAny, 10); }), "PeerLost");
+        CHECK_EQ(ranks::thrown([&] { c.recv_any(kArray, 0, 0)->wait(std::nullopt); }), "PeerLost");
+    });
+    return check::result();
+}

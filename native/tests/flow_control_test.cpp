@@ -1,0 +1,185 @@
+// Tests what a rank does with messages for which it has posted no receive: it keeps some, and the data of the others stays
+// with their senders.
+#include <unistd.h>
+
+#include "ranks.hpp"
+
+using namespace rankwise;
+
+namespace {
+
+std::vector<int64_t> message(int from, int number, uint64_t count) {
+    std::vector<int64_t> v(count);
+    for (uint64_t i = 0; i < count; ++i) v[i] = int64_t(i) * 13 + from * 1000 + number;
+    return v;
+}
+
+void meet(Comm& c) {
+    int64_t one = 1;
+    c.all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
+}
+
+Settings keeping(uint64_t bytes, bool single_copy) {
+    Settings settings;
+    settings.unexpected_bytes = bytes;
+    settings.single_copy = single_copy;
+    return settings;
+}
+
+const Wanted kArray{Wanted::Array}, kObject{Wanted::Object};
+
+// Many messages ahead of one with another tag, which is received first.
+void a_later_message_first(Comm& c) {
+    constexpr int kMessages = 600;  // more than there are slots for offers
+    const auto length = [](int i) { return uint64_t(i % 7 == 0 ? 40000 : i % 3 == 0 ? 300 : i % 5); };
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    std::vector<std::vector<int64_t>> out;
+    std::vector<std::shared_ptr<Request>> sending;
+    for (int i = 0; i < kMessages; ++i) out.push_back(message(c.rank(), i, length(i)));
+    for (int i = 0; i < kMessages; ++i) sending.push_back(c.send(out[size_t(i)].data(), out[size_t(i)].size(), DType::I64, next, 0));
+    const auto last = message(c.rank(), -1, 5000);
+    sending.push_back(c.send(last.data(), last.size(), DType::I64, next, 1));
+    std::vector<int64_t> in(5000);
+    c.recv_now(in.data(), in.size(), DType::I64, previous, 1);
+    CHECK(in == message(previous, -1, 5000), "the later message");
+    for (int i = 0; i < kMessages; ++i) {
+        if (i % 2) {
+            in.resize(length(i));
+            c.recv_now(in.data(), in.size(), DType::I64, previous, 0);
+            CHECK(in == message(previous, i, length(i)), "message " << i);
+        } else {
+            const auto r = c.recv_any(kArray, previous, 0);
+            r->wait(std::nullopt);
+            const Memory memory = r->take_memory();
+            const auto expected = message(previous, i, length(i));
+            CHECK(r->count() == expected.size() && !std::memcmp(memory.data(), expected.data(), expected.size() * 8), "message " << i);
+        }
+    }
+    for (auto& r : sending) r->wait(std::nullopt);
+}
+
+// A sender that gives up a message may reuse the memory. The receiver gets the message only if it had to be sent through the
+// ring; one whose data is still with the sender is cancelled.
+void given_up_sends(Comm& c, bool cancels) {
+    if (c.rank() > 1) return meet(c), meet(c);
+    for (uint64_t count : {10, 5000, 100000}) {
+        if (c.rank() == 0) {
+            auto out = message(0, 4, count);
+            const auto sending = c.send(out.data(), count, DType::I64, 1, 0);
+            try {
+                sending->wait(0.01);
+            } catch (const TimedOut&) {}
+            sending->abandon();
+            std::fill(out.begin(), out.end(), -1);
+            const auto after = message(0, 5, 3);
+            c.send_now(after.data(), 3, DType::I64, 1, 1);
+            int64_t done = 0;
+            c.recv_now(&done, 1, DType::I64, 1, 2);
+        } else {
+            std::vector<int64_t> in(3);
+            c.recv_now(in.data(), 3, DType::I64, 0, 1);
+            if (const auto found = c.probe(0, 0)) {
+                in.resize(count);
+                c.recv_now(in.data(), count, DType::I64, 0, 0);
+                CHECK(in == message(0, 4, count), "a message that was given up by its sender, of " << count);
+            } else {
+                CHECK(cancels, "a message of " << count << " is missing");
+            }
+            c.send_now(in.data(), 1, DType::I64, 0, 2);
+        }
+    }
+    meet(c);
+    meet(c);
+}
+
+// Both ends give up at random moments. Every message that had begun arrives once, and whole, in the order sent.
+void given_up_at_random(Comm& c) {
+    if (c.rank() > 1) return;
+    constexpr int kRounds = 60, kLast = -1;
+    const auto length = [](int i) { return uint64_t(i % 3 ? 50000 : 20); };
+    if (c.rank() == 0) {
+        for (int i = 0; i < kRounds; ++i) {
+            auto out = message(0, i, length(i));
+            const auto* bytes = reinterpret_cast<const uint8_t*>(out.data());
+            const auto sending = c.send_object({Part{bytes, 80}, Part{bytes + 80, out.size() * 8 - 80}}, 1, 0);
+            try {
+                sending->wait(1e-4 * (i % 4));
+            } catch (const TimedOut&) {}
+            if (i % 5 == 0) sending->wait(std::nullopt);
+            sending->abandon();
+            std::fill(out.begin(), out.end(), -1);
+        }
+        const auto last = message(0, kLast, 20);
+        c.send_object_now({Part{reinterpret_cast<const uint8_t*>(last.data()), 160}}, 1, 0);
+        return;
+    }
+    for (int64_t before = -1, number = 0; number != kLast; before = number) {
+        std::shared_ptr<Request> r;
+        for (int tries = 0; !r || !r->complete(); ++tries) {
+            r = c.recv_any(kObject, 0, 0);
+            try {
+                r->wait(2e-4 * (tries % 3));
+            } catch (const TimedOut&) {}
+            r->abandon();
+        }
+        const Memory memory = r->take_memory();
+        number = *reinterpret_cast<const int64_t*>(memory.data());
+        CHECK(number == kLast || number > before, "message " << number << " after " << before);
+        const auto expected = message(0, int(number), number == kLast ? 20 : length(int(number)));
+        CHECK(r->count() == expected.size() * 8 && !std::memcmp(memory.data(), expected.data(), expected.size() * 8), "message " << number);
+    }
+}
+
+}  // namespace
+
+int main() {
+    for (int n : ranks::worlds({1, 2, 3}))
+        for (uint64_t bytes : {uint64_t(0), uint64_t(1000), uint64_t(1) << 20, uint64_t(64) << 20})
+            for (bool single_copy : {true, false})
+                ranks::run(n, [&](Comm& c) {
+                    a_later_message_first(c);
+                    meet(c);
+                    if (c.world_size() > 1) given_up_sends(c, single_copy);
+                    if (c.world_size() > 1) given_up_at_random(c);
+                    c.barrier();
+                }, 60, keeping(bytes, single_copy));
+    // A blocking send waits for the receive, and its timeout applies; the receiver keeps only so much.
+    ranks::run(2, [](Comm& c) {
+        const auto out = message(0, 1, 1000);
+        if (c.rank() == 0) {
+            const double limit = c.timeout();
+            c.set_timeout(0.05);
+            int sent = 0;
+            CHECK_EQ(ranks::thrown([&] {
+                         for (;; ++sent) c.send_now(out.data(), 1000, DType::I64, 1, 0);
+                     }), "TimedOut");
+            CHECK(sent >= 8 && sent < 60, "sends of 8,000 bytes without a receive: " << sent);
+            c.set_timeout(limit);
+            int64_t done = sent;
+            c.send_now(&done, 1, DType::I64, 1, 1);
+        } else {
+            int64_t sent = 0;
+            c.recv_now(&sent, 1, DType::I64, 0, 1);
+            std::vector<int64_t> in(1000);
+            for (int64_t i = 0; i < sent; ++i) {
+                c.recv_now(in.data(), 1000, DType::I64, 0, 0);
+                CHECK(in == out, "message " << i);
+            }
+            CHECK(!c.probe(0, 0), "the send that timed out has been cancelled");
+        }
+    }, 60, keeping(100000, true));
+    // A rank that leaves takes its offers back.
+    ranks::run(2, [](Comm& c) {
+        if (c.rank() == 0) {
+            auto out = message(0, 1, 1000);
+            c.send(out.data(), 1000, DType::I64, 1, 0);
+            c.close(0.05);
+            std::fill(out.begin(), out.end(), -1);
+            return;
+        }
+        usleep(200000);
+        std::vector<int64_t> in(1000);
+        CHECK_EQ(ranks::thrown([&] { c.recv_now(in.data(), 1000, DType::I64, 0, 0); }), "PeerLost");
+    }, 60, keeping(0, true));
+    return check::result();
+}

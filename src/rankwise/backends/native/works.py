@@ -1,0 +1,73 @@
+"""The Works of the native engine: its messages, operations and calls of Python functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankwise import _native
+from rankwise.contract.work import Work
+
+
+class EngineWork(Work[None]):
+    """A pending operation of the engine."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: _native.Request | _native.Task) -> None:
+        self._task = task
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._task.wait(timeout)
+
+    def done(self) -> bool:
+        return self._task.done()
+
+
+class EngineMessageWork(EngineWork):
+    """A send or receive. Once a receive is complete, source and tag are the message's."""
+
+    __slots__ = ()
+
+    _task: _native.Request
+
+    def withdraw(self) -> bool:
+        self._task.abandon()
+        return True
+
+    @property
+    def source(self) -> int:
+        return self._task.source
+
+    @property
+    def tag(self) -> int:
+        return self._task.tag
+
+
+class EngineCall(EngineWork):
+    """A Python function that runs on the communicator's stream; `wait` raises what it raised."""
+
+    __slots__ = ("_error", "_function", "_over")
+
+    def __init__(self, comm: _native.Comm, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+        self._error: BaseException | None = None
+        self._over = False
+        super().__init__(comm.start_call(self._run))
+
+    def _run(self) -> None:
+        function, self._function = self._function, None  # and release what it references
+        assert function is not None  # it runs once
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
+            self._error = error
+        self._over = True  # set before the function is released, which may close the group
+
+    def done(self) -> bool:
+        return self._over or super().done()
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not self._over:
+            super().wait(timeout)
+        if self._error is not None:
+            raise self._error

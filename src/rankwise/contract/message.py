@@ -1,0 +1,100 @@
+"""Messages between two ranks: what receives match, and receives of messages of any length."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from rankwise.contract.types import DType
+from rankwise.contract.work import Work
+
+
+class Wildcard(IntEnum):
+    """`rw.ANY`: as src of a receive it means any rank, as tag any tag.
+
+    >>> sending = group.isend(1.5, dst=group.rank, tag=8)
+    >>> group.recv((), src=rw.ANY, tag=rw.ANY).item()
+    1.5
+    """
+
+    ANY = -1
+
+    def __repr__(self) -> str:
+        return "rw.ANY"
+
+
+ANY = Wildcard.ANY
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message that can be received: its source, tag, number of elements and dtype.
+
+    >>> sending = group.isend(np.zeros(4, np.float32), dst=group.rank)
+    >>> group.probe(timeout=10) == rw.Message(group.rank, 0, 4, rw.DType.F32)
+    True
+    >>> group.recv((4,), group.rank, dtype="float32").tolist()
+    [0.0, 0.0, 0.0, 0.0]
+    """
+
+    source: int
+    tag: int
+    count: int
+    dtype: DType
+
+
+class Arrival(Work[None]):
+    """A receive of a message of any length. Once it is complete, it describes the message."""
+
+    @property
+    @abstractmethod
+    def source(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def tag(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def dtype(self) -> DType: ...
+
+    @abstractmethod
+    def memory(self) -> Any:
+        """The message's bytes, by the buffer protocol; writable, unless it is a short object. Called once."""
+
+
+class Receives(ABC):
+    """The receives of one communicator for messages of any length.
+
+    They match messages by (source, tag), either of which may be ANY, in the order sent and posted, as all receives do.
+    A message of another kind fails the receive with MismatchError, and stays for the next one; so does the message of
+    a receive that is withdrawn.
+    """
+
+    @abstractmethod
+    def recv_any(self, dtype: DType | None, src: int, tag: int) -> Arrival:
+        """Start to receive an array of this dtype, or of any."""
+
+    @abstractmethod
+    def recv_object(self, src: int, tag: int) -> Arrival:
+        """Start to receive an object."""
+
+    @abstractmethod
+    def probe(self, src: int, tag: int, timeout: float) -> Message | None:
+        """The message that a receive would get, if it comes within `timeout` seconds.
+
+        Raises PeerLostError, as a receive does, when no such message can arrive any more.
+        """
+
+    @abstractmethod
+    def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
+        """Start to send an object: the bytes of the parts, by the buffer protocol, one behind the other.
+
+        They must not change until the Work is done; the communicator keeps them.
+        """
+
+    @abstractmethod
+    def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
+        """Send an object. After an error the parts may change, as in the array level's `send`."""

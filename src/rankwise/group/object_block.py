@@ -1,0 +1,69 @@
+"""An encoded object as one block of bytes.
+
+An object without buffers is its stream alone. Otherwise the block begins with a table: the number of parts, shifted by
+8 bits, and their sizes, as uint64. The parts follow, the stream and then the buffers, each at a multiple of ALIGNMENT,
+so that arrays can use the memory of the block. A stream begins with the byte 0x80, a table with 0.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from rankwise.group.encoding import Bytes, decode, encode
+
+ALIGNMENT = 64  # bytes: a cache line, and enough for any element
+
+_PICKLE = 0x80
+
+
+def parts_of(obj: Any, trusted: bool) -> list[Any]:
+    """The block in pieces that lie one behind the other; they share memory with the object's arrays. See encode."""
+    return _pieces(*encode(obj, trusted))
+
+
+def block_of(obj: Any, trusted: bool) -> bytes:
+    """The block in one piece."""
+    stream, buffers = encode(obj, trusted)
+    return b"".join(_pieces(stream, buffers)) if buffers else stream
+
+
+def read(block: Any, trusted: bool, rank: int) -> Any:
+    """The object of a block that `rank` sent. See decode."""
+    return decode(*_from_block(block), trusted, rank)
+
+
+def _pieces(stream: bytes, buffers: list[Bytes]) -> list[Any]:
+    if not buffers:
+        return [stream]
+    sizes = [len(stream), *(buffer.size for buffer in buffers)]
+    table = struct.pack(f"<{1 + len(sizes)}Q", len(sizes) << 8, *sizes)
+    parts: list[Any] = []
+    for part in (table, stream, *buffers):
+        parts += [part, bytes(-len(part) % ALIGNMENT)]
+    return parts
+
+
+def _from_block(block: Any) -> tuple[bytes, list[Bytes]]:
+    """The stream and the buffers, which use the memory of the block. Raises ValueError if it is invalid."""
+    if isinstance(block, bytes) and block[:1] == b"\x80":
+        return block, []
+    memory: Bytes = np.frombuffer(block, np.uint8)
+    if memory.size and memory[0] == _PICKLE:
+        return memory.tobytes(), []
+    count = int(memory[:8].view(np.uint64)[0]) >> 8 if memory.size >= 8 else 0
+    if not 0 < count <= memory.size // 8 - 1:
+        raise ValueError("encoded object: the number of its parts is invalid")
+    at, parts = aligned(8 + 8 * count), list[Bytes]()
+    for size in memory[8 : 8 + 8 * count].view(np.uint64).tolist():
+        if size > memory.size - at:
+            raise ValueError(f"encoded object: a part of {size} bytes at {at} of {memory.size}")
+        parts.append(memory[at : at + size])
+        at += aligned(size)
+    return parts[0].tobytes(), parts[1:]
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,35 @@
+"""Objects as one block of bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rankwise.group.object_block import ALIGNMENT, block_of, parts_of, read
+
+OBJECTS = [None, {"a": [1, 2.5]}, [1, np.arange(1000)], {"x": np.ones((3, 700)), "y": np.zeros(5000, np.uint8)}]
+
+
+@pytest.mark.parametrize("obj", OBJECTS, ids=["none", "basic", "array", "arrays"])
+def test_an_object_is_read_from_its_block(obj: object) -> None:
+    block = block_of(obj, False)
+    assert block == b"".join(parts_of(obj, False))
+    for memory in (block, np.frombuffer(bytearray(block), np.uint8)):
+        np.testing.assert_equal(read(memory, False, 0), obj)
+
+
+def test_arrays_use_the_memory_of_the_block() -> None:
+    block = np.frombuffer(bytearray(block_of(OBJECTS[3], False)), np.uint8)
+    for array in read(block, False, 0).values():
+        assert np.shares_memory(array, block)
+        assert (array.ctypes.data - block.ctypes.data) % ALIGNMENT == 0
+
+
+def test_blocks_that_are_invalid() -> None:
+    block = block_of([1, np.arange(1000)], False)
+    for length in (0, 1, 7, 8, 16, 24, 64, 70, len(block) - 200):
+        with pytest.raises(ValueError, match=r"encoded object: |sent an invalid object"):
+            read(np.frombuffer(block[:length], np.uint8), False, 0)
+    for count in (0, 1 << 50, 3):
+        with pytest.raises(ValueError, match=r"encoded object: |sent an invalid object"):
+            read(np.frombuffer((count << 8).to_bytes(8, "little") + block[8:], np.uint8), False, 0)
