@@ -178,3 +178,19 @@ def test_memory_that_a_plan_uses_does_not_move_beneath_it() -> None:
         assert x.tolist() == [2] * 3
 
     run_ranks(2, ranks)
+
+
+def test_a_plan_of_an_array_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `x.data = other` does on older NumPys. On newer ones only __setstate__ can, for which no call pays a check."""
+    monkeypatch.setattr("rankwise.arrays.numpy._data_can_be_set", lambda: True)
+
+    def ranks(group: Group) -> None:
+        x = np.ones(1000)
+        plan, send = group.all_reduce_plan(x), group.send_plan(x, group.rank)
+        plan()
+        x.__setstate__((1, (1000,), x.dtype, False, np.zeros(1000).tobytes()))  # type: ignore[attr-defined]
+        for call in (plan, send.start):
+            with pytest.raises(ValueError, match=r"^x: expected the memory .* moved to other memory .*a new plan$"):
+                call()
+
+    run_ranks(1, ranks)
