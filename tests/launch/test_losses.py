@@ -306,6 +306,24 @@ def test_a_rank_that_was_left_out_is_ended_after_the_others(tmp_path: Path, deed
     assert notes(done) == [f"rankwise: rank 1 {how}", f"rankwise: finished without rank 1, which {how}"]
 
 
+def test_a_rank_that_only_a_subgroup_left_out_is_not_ended(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("""
+import time
+import rankwise as rw
+group = rw.init()
+part = group.subgroup([0, 1, 2])
+if group.rank != 1:
+    part.shrink(exclude=[1])
+group.all_reduce(1)
+if group.rank == 1:
+    time.sleep(2)
+    print("rank 1 is done")
+""")
+    done = subprocess.run([*SOON, "-n", "3", "--keep-going", str(program)], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "rank 1 is done\n"), done.stderr
+
+
 def test_without_keep_going_the_job_has_failed_without_the_rank(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(LEFT_OUT)

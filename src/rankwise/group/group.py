@@ -92,6 +92,8 @@ class Group(
         comm.name_group(str(name))
         self.backend = backend
         self.ranks: tuple[int, ...] = tuple(range(comm.world_size)) if ranks is None else tuple(ranks)
+        self._is_job = parent is None
+        """Whether it is the group of all ranks of the job, or what shrink and restore made of that."""
         self._world: object = object() if parent is None else parent._world
         self.membership: Membership = membership or (Membership() if parent is None else parent.membership)
         """What this rank reports to its launcher about the other ranks of the world."""
@@ -238,7 +240,8 @@ class Group(
 
         exclude: other ranks of this group to leave out although they may live: nobody waits for them, and they need not
         call anything. No rank need have failed. All callers pass the same ranks. Asynchronous operations that are still
-        pending after a second fail, because they wait for one of these ranks.
+        pending after a second fail, because they wait for one of these ranks; over gloo they may last until the
+        timeout. Sends and receives stay pending.
 
         Raises PeerLostError with this rank's own number if the others went on without it; MismatchError on every caller
         if they exclude different ranks, after which they may call shrink again; MemoryError on every caller if there is
@@ -257,7 +260,8 @@ class Group(
         former = comm.former_ranks
         assert former is not None
         new = Group(comm, self.name, self.backend, self, [self.ranks[rank] for rank in former])
-        self.membership.note(set(self.ranks).difference(new.ranks), LEFT_OUT)
+        if self._is_job:
+            self.membership.note(set(self.ranks).difference(new.ranks), LEFT_OUT)
         return self._succeeded(new)
 
     def restore(self) -> Group:
@@ -284,6 +288,7 @@ class Group(
 
     def _succeeded(self, new: Group) -> Group:
         self.successor = new
+        new._is_job = self._is_job
         return new
 
     def translate_rank(self, rank: int, other: Group) -> int | None:
