@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import ref
 
 import numpy as np
 
@@ -52,7 +53,8 @@ class ReceiveQueue(Receives):
         """In the order taken. They were sent before every message that the communicator still has for the same tag."""
         self._pending = pending
         self._lock = threading.Lock()
-        self._waiting: list[QueuedReceive] = []
+        # Weak: an exception, such as a signal handler's, may have taken the place of a receive before anybody had it.
+        self._waiting: list[ref[QueuedReceive]] = []
         self._numbers = itertools.count()
 
     def recv(self, buffer: Buffer, src: int, tag: int) -> Work[None]:
@@ -106,7 +108,7 @@ class ReceiveQueue(Receives):
             raise UnsupportedError(operation, getattr(self.comm, "backend", type(self.comm).__name__), why)
         receive = QueuedReceive(self, operation, src, tag, accept, check)
         with self._lock:
-            self._waiting.append(receive)
+            self._waiting.append(ref(receive))
         return receive
 
     def probe(self, src: int, tag: int, timeout: float) -> Message | None:
@@ -142,19 +144,22 @@ class ReceiveQueue(Receives):
         """Begin the receives whose messages have arrived."""
         with self._lock:
             before: list[QueuedReceive] = []
-            for receive in list(self._waiting):
+            for waiting in self._waiting:
+                receive = waiting()
+                if receive is None:
+                    continue
                 # A receive waits behind an earlier one that could match the same message.
                 if not any(_overlap(earlier, receive) for earlier in before):
                     self._begin(receive)
                 if receive.error is None and receive.taken is None:
                     before.append(receive)
-            self._waiting = before
+            self._waiting = [ref(receive) for receive in before]
 
     def forget(self, receive: QueuedReceive) -> None:
         """Take a failed receive out of the queue, or keep the message that it has taken."""
         with self._lock:
-            if receive in self._waiting:
-                self._waiting.remove(receive)
+            if ref(receive) in self._waiting:
+                self._waiting.remove(ref(receive))
             elif receive.taken is not None:
                 self.kept.append(receive.taken)
                 self.kept.sort(key=lambda taken: taken.number)
