@@ -30,6 +30,10 @@ std::shared_ptr<Request> Comm::recv_any(const Wanted& wanted, int from, int tag)
 void Comm::complete(const std::shared_ptr<Request>& request, std::optional<double> timeout) {
     try {
         request->wait(timeout);
+    } catch (const TimedOut&) {
+        messages_->abandon(request);
+        if (!request->complete() || request->abandoned()) throw;
+        request->wait(0);  // it was completed meanwhile
     } catch (...) {
         messages_->abandon(request);
         throw;

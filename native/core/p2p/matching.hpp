@@ -39,7 +39,10 @@ class PostedReceives {
 public:
     explicit PostedReceives(int ranks) : unmatched_from_(size_t(ranks)) {}
     ~PostedReceives() {
-        while (Request* r = all_.first()) remove(*r);
+        while (Request* r = all_.first()) {
+            if (const auto message = std::move(r->message_)) message->receive = nullptr;  // which holds the request
+            remove(*r);
+        }
     }
     bool empty() const { return all_.empty(); }
     size_t size() const { return size_; }

@@ -176,7 +176,7 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found,
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
     Message* const m = first_arrived(found.source, found.tag, r.get());
-    if (!m || m->header.count != found.count || DType(m->header.dtype) != found.dtype) return nullptr;
+    if (!m || !accepts(*r, m->header) || m->header.count != found.count || DType(m->header.dtype) != found.dtype) return nullptr;
     trace(*r, false);
     r->matched_ = true;
     try {
@@ -193,10 +193,10 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found,
 void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arrived) {
     const std::shared_ptr<Message> m = arrived_.remove(arrived);  // incoming_ or requested_ holds it too while bytes are still to come
     publish_room();
-    receives_.add(r, false);
+    if (!r->held_) receives_.add(r, false);
     const uint64_t here = m->header.bytes - m->left;
     if (r->unsized()) {
-        if (!m->kept) m->kept = Memory(m->header.bytes);
+        if (!m->kept) m->kept = std::move(r->memory_);  // which first_arrived has allocated
         give_memory(*r, *m);
     } else {
         if (here) std::memcpy(r->data_, m->kept.data(), here);
@@ -265,13 +265,14 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
     if (r->complete_ || closing_ || std::exchange(r->abandoned_, true)) return;
     end_trace(*r, true);
     if (r->sends_) {
-        auto& queue = outgoing_[r->peer_].sends;
+        Outgoing& out = outgoing_[r->peer_];
         if (!r->matched_) {
-            queue.erase(std::find(queue.begin(), queue.end(), r));
+            if (out.writing == &out.sends && out.sends.front() == r) out.writing = nullptr;  // there was no room for its header
+            out.sends.erase(std::find(out.sends.begin(), out.sends.end(), r));
             return;
         }
         if (r->rendezvous_)  // the receiver may be reading a piece of this memory
-            return fail_group(group_, Cause::PeerLost, rank_, 0, "gave up a send while rank " + std::to_string(r->peer_) + " was receiving it");
+            return fail_group(group_, Cause::PeerLost, rank_, 0, "cancelled a send while rank " + std::to_string(r->peer_) + " was receiving it");
         if (r->offer_ >= 0 && !cancel_offer(*r)) return;
         copy_data(*r);
         return ensure_thread();
@@ -309,6 +310,17 @@ void Messages::put_back(const std::shared_ptr<Message>& m) {
     m->receive = nullptr;
     arrived_.put_back(m);
     publish_room();
+    match_posted(*m);
+}
+
+// A message that has been put back goes to the first receive that was posted meanwhile and accepts it.
+void Messages::match_posted(Message& m) {
+    while (Request* const posted = receives_.first_for(m.from, m.header.tag)) {
+        const std::shared_ptr<Request> r = posted->held_;
+        receives_.matched(*r);
+        if (fits(*r, m.from, m.header)) return receive_arrived(r, m);
+        receives_.remove(*r);
+    }
 }
 
 std::optional<Arrival> Messages::arrival(int from, int tag) {
@@ -363,11 +375,12 @@ std::shared_ptr<Message> Messages::arrive(int from, const Header& h, std::option
     auto m = std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_, std::move(offer), std::move(memory)});
     if (m->offer && fetched && !claim(*m)) return nullptr;
     ++arrivals_;
-    if (posted) {
-        const std::shared_ptr<Request> r = posted->held_;
+    while (Request* const next = receives_.first_for(from, h.tag)) {
+        const std::shared_ptr<Request> r = next->held_;
         receives_.matched(*r);
         if (fits(*r, from, h)) {
-            if (r->unsized()) give_memory(*r, *m);
+            if (!r->unsized()) m->kept = {};
+            else give_memory(*r, *m);
             m->at = r->data_;
             attach(r, m);
             return m;
@@ -409,6 +422,10 @@ bool Messages::has_left(int from) const {
 bool Messages::pending() const {
     if (!receives_.empty()) return true;
     return std::any_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return !out.idle(); });
+}
+
+bool Messages::unfinished() const {
+    return !receives_.empty() || std::any_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return out.incomplete(); });
 }
 
 }  // namespace rankwise

@@ -42,7 +42,7 @@ public:
     // waits: the caller will wait at once, so the progress thread need not be woken.
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false, std::shared_ptr<void> keep = {});
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false, std::shared_ptr<void> keep = {});
-    // An object: the parts, one behind the other.
+    // An object: the parts, one after the other.
     std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, bool waits = false, std::shared_ptr<void> keep = {});
     // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where recv's
     // is not of the count and dtype expected, fails the receive and stays for another one.
@@ -95,7 +95,7 @@ private:
         }
         bool idle() const { return sends.empty() && offered.empty() && answers.empty(); }
         size_t incomplete() const {
-            return sends.size() + size_t(std::count_if(offered.begin(), offered.end(), [](auto& each) { return !each.second->abandoned(); }));
+            return sends.size() + answers.size() + size_t(std::count_if(offered.begin(), offered.end(), [](auto& each) { return !each.second->cancelled(); }));
         }
     };
 
@@ -131,7 +131,7 @@ private:
     bool write_offer(Channel& c, const std::shared_ptr<Request>& send, int to);
     bool claim(Message& message);
     bool cancelled(Message& message);
-    Message* first_arrived(int from, int tag, const Request* wanted);
+    Message* first_arrived(int from, int tag, Request* wanted);
     void fetch(Message& message);
     void answer(int from, const Header& header);
     void send_answers(int to);
@@ -146,6 +146,7 @@ private:
     static Header header_of(const Request& send) { return Header::of(send.count_, send.dtype_, send.tag_, send.object_); }
     static void copy_data(Request& send);
     void put_back(const std::shared_ptr<Message>& message);
+    void match_posted(Message& message);
     std::shared_ptr<Message> arrive(int from, const Header& header, std::optional<Offer> offer = {});
     std::optional<Arrival> arrival(int from, int tag);  // probe, with mutex_ locked
     void receive_arrived(const std::shared_ptr<Request>& receive, Message& message);
@@ -159,7 +160,8 @@ private:
     void end_trace(Request& request, bool failed);
     static bool accepts(const Request& receive, const Header& header);
     bool fits(Request& receive, int from, const Header& header);
-    bool pending() const;
+    bool pending() const;     // something is left to do for the progress thread
+    bool unfinished() const;  // something that this rank has started, and not given up, is not complete
     std::unique_lock<std::mutex> lock_requests();
     void notify(int whom);
     void check_open(const char* operation);  // with mutex_ locked

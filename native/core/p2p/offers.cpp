@@ -56,11 +56,12 @@ bool Messages::claim(Message& m) {
 
 // The first arrived message that a receive matches; those that have been cancelled are dropped. wanted: what the receive
 // accepts, and so fetches; null for a probe.
-Message* Messages::first_arrived(int from, int tag, const Request* wanted) {
+Message* Messages::first_arrived(int from, int tag, Request* wanted) {
     for (;;) {
         Message* const m = arrived_.first_for(from, tag);
         if (!m || !m->offered()) return m;
         if (wanted && accepts(*wanted, m->header)) {
+            if (wanted->unsized()) wanted->memory_ = Memory(m->header.bytes);  // before the claim, since there may be none
             if (claim(*m)) return m;
         } else if (!cancelled(*m)) {
             return m;
@@ -128,7 +129,7 @@ bool Messages::cancel_offer(Request& r) {
     const auto until = Clock::now() + std::chrono::seconds(5);  // a receiver that is stopped meanwhile cannot block us for ever
     while (stage.load() == OfferStage::Copying && !protocol_.ended(r.peer_)) {
         if (Clock::now() > until) {
-            fail_group(group_, Cause::PeerLost, rank_, 0, "gave up a send while rank " + std::to_string(r.peer_) + " was receiving it");
+            fail_group(group_, Cause::PeerLost, rank_, 0, "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");
             break;
         }
         sched_yield();

@@ -31,7 +31,8 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
         receives_.for_each([&](const Request& r) { all.push_back(r.shared_from_this()); });
         for (const Outgoing& out : outgoing_) {
             all.insert(all.end(), out.sends.begin(), out.sends.end());
-            for (auto& [number, r] : out.offered) all.push_back(r);
+            for (auto& [number, r] : out.offered)
+                if (!r->cancelled()) all.push_back(r);
         }
     }
     if (const auto peer = request ? peer_that_left(*request) : std::nullopt) protocol_.lost(*peer, operation);
@@ -103,6 +104,7 @@ template <class Done> bool Messages::wait_until(double timeout, Done&& done, Req
         const uint32_t seen = peer_slot.message_notifications.load();
         if (try_once()) return true;
         check_peers(request, done);
+        if (try_once()) return true;  // with what a peer that left had sent
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
         if (left.count() <= 0) {
             if (probes) return false;
@@ -140,9 +142,9 @@ void Messages::timed_out(double timeout, const Request* request) {
 void Messages::sync(double timeout) {
     {
         std::lock_guard lock(mutex_);
-        if (!pending()) return;
+        if (!unfinished()) return;
     }
-    wait_until(timeout, [&] { return !pending(); }, nullptr);
+    wait_until(timeout, [&] { return !unfinished(); }, nullptr);
 }
 
 std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout) {

@@ -72,7 +72,7 @@ void Messages::withdraw_receive(int from) {
     while (!progress_rendezvous(from, moved)) {
         if (protocol_.ended(from) || (group_.failed() && !m.writing.load())) break;
         if (Clock::now() > until) {
-            fail_group(group_, Cause::PeerLost, rank_, 0, "gave up a receive while rank " + std::to_string(from) + " was sending to it");
+            fail_group(group_, Cause::PeerLost, rank_, 0, "cancelled a receive while rank " + std::to_string(from) + " was sending to it");
             break;
         }
         sched_yield();

@@ -73,6 +73,7 @@ public:
     bool done();
     bool complete() const { return complete_; }
     bool abandoned() const { return abandoned_; }
+    bool cancelled() const { return abandoned_ && slot_ >= 0; }  // an offered send
     // Gives it up, so that the caller may free its memory; see Messages::abandon. Does nothing to a complete one.
     void abandon();
     // Of a complete receive: the message's source, tag, count and dtype.

@@ -1,4 +1,4 @@
-// How messages pass through the ring of a channel: headers, and the data behind them.
+// How messages pass through the ring of a channel: headers, and the data that follows them.
 #include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
@@ -172,7 +172,7 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
             offer.parts.push_back({reinterpret_cast<const uint8_t*>(part.address), part.bytes});
         }
         uint64_t total = 0;
-        for (const Part& part : offer.parts) total += part.bytes;
+        for (const Part& part : offer.parts) total += std::min(part.bytes, h.bytes + 1);  // without overflow
         const bool copied = !offer.parts.empty();
         if (copied && (offer.slot < 0 || offer.slot >= Channel::kOffers || total != h.bytes)) overwritten("an offer", from, rank_);
         const std::shared_ptr<Message> m = arrive(from, h, std::move(offer));

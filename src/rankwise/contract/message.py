@@ -90,7 +90,7 @@ class Receives(ABC):
 
     @abstractmethod
     def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
-        """Start to send an object: the bytes of the parts, by the buffer protocol, one behind the other.
+        """Start to send an object: the bytes of the parts, by the buffer protocol, one after the other.
 
         They must not change until the Work is done; the communicator keeps them.
         """

@@ -82,9 +82,9 @@ class Settings:
     RANKWISE_DIRECT         1 or 0: whether ranks of one host may read and write each other's private memory (default
                             1). If it is 0 on any of them, no single-copy algorithm is chosen, and messages are
                             copied through the ring buffer in shared memory
-    RANKWISE_UNEXPECTED_BYTES  how many bytes of messages without a receive a rank keeps in each group on shm and
-                            threads (default 64 MiB); the data of further ones stays with their senders until a receive
-                            matches, and a blocking send waits for that
+    RANKWISE_UNEXPECTED_BYTES  limit on the unexpected messages that a rank keeps in each group on shm and threads, in
+                            bytes (default 64 MiB). Beyond it, the data stays with its sender until a receive matches,
+                            and a blocking send waits for that
     RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
                             kernel says: `0,0,1,1`; the same on all ranks. For tests, and where the kernel is wrong.
                             With several hosts, every host must have as many ranks as the list has numbers

@@ -33,8 +33,8 @@ class Collectives(GroupBase):
     def barrier(self, *, async_op: bool = False) -> Work[None] | None:
         """Return when every rank has called it.
 
-        It waits for no message: a rank may have sends and receives in progress. (The communicator's barrier completes
-        them.)
+        It does not wait for pending messages: a rank may have sends and receives in progress. (The communicator's
+        barrier completes them.)
 
         >>> group.barrier()
         """

@@ -309,7 +309,7 @@ class Group(
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give pending work up to `timeout` seconds, then release everything. May be repeated.
 
-        Raises TypeError or ValueError if `timeout` is no number of seconds, and then closes nothing. Other errors are
+        Raises TypeError or ValueError if `timeout` is not a number of seconds; nothing is closed then. Other errors are
         logged to the logger `rankwise`. So is a difference between the ranks' last calls that no operation has raised,
         for example if every rank broadcasts with itself as src.
 

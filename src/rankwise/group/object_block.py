@@ -20,7 +20,7 @@ _PICKLE = 0x80
 
 
 def parts_of(obj: Any, trusted: bool) -> list[Any]:
-    """The block in pieces that lie one behind the other; they share memory with the object's arrays. See encode."""
+    """The block in pieces that lie one after the other; they share memory with the object's arrays. See encode."""
     return _pieces(*encode(obj, trusted))
 
 

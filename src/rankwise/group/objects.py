@@ -26,8 +26,7 @@ class ObjectCollectives(GroupBase):
 
     Plain data is safe to receive, whoever sent it. Any other object needs allow_pickle=True on all ranks: unpickling
     runs code that the sender chose, so the ranks must trust each other. `rw.init(allow_pickle=True)` allows it for
-    all calls. An object that cannot be sent raises TypeError before anything is sent. Large arrays are not copied
-    into the encoding, but sent directly.
+    all calls. An object that cannot be sent raises TypeError before anything is sent.
 
     With async_op=True an object is encoded once to check it, and again when the operation runs, so that
     it contains the data that earlier work on streams has stored in it.

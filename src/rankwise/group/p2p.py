@@ -67,8 +67,8 @@ class PointToPoint(GroupBase):
     def send(self, x: Any, dst: int | None, tag: int = 0) -> None:
         """Send `x` to rank `dst`; x may be changed after the call returns. A rank may send to itself.
 
-        After an error, such as CollectiveTimeout, x may be changed as well. The message is cancelled, unless a part of
-        it has been sent: then the rest follows, and the receiver gets the whole message.
+        After an error, such as CollectiveTimeout, x may be changed as well. The message is cancelled if the receiver
+        cannot have begun to take its data; otherwise the receiver gets the whole message.
 
         >>> if group.rank == 0:
         ...     group.send(np.arange(3), dst=1)

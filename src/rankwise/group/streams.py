@@ -225,7 +225,7 @@ class Stream:
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give queued functions up to `timeout` seconds, then drop the rest. May be repeated.
 
-        Raises TypeError or ValueError if `timeout` is no number of seconds, and then closes nothing; else it never
+        Raises TypeError or ValueError if `timeout` is not a number of seconds; nothing is closed then; else it never
         raises.
         """
         if self._closed or os.getpid() != self._pid:  # after a fork the thread exists only in the parent

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
-from rankwise.backends.native.receives import EngineReceives
-from rankwise.backends.native.works import EngineCall, EngineMessageWork, EngineWork
+from rankwise.backends.native.works import EngineCall, EngineMessageWork, EngineReceives, EngineWork
 from rankwise.contract import topology, tuning_file
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.message import Message
