@@ -171,9 +171,8 @@ class ObjectCollectives(GroupBase):
         sizes = [block if isinstance(block, int) else 0 for block in found]
         if any(sizes):
             counts = [aligned(size) for size in sizes]
-            block = np.zeros(counts[self.rank], np.uint8)
-            if block.size:
-                block[: len(mine)] = np.frombuffer(mine, np.uint8)
+            mine = mine.ljust(counts[self.rank]) if counts[self.rank] else b""
+            block = np.frombuffer(mine, np.uint8) if mine else np.empty(0, np.uint8)
             memory = np.empty(sum(counts) if here else 0, np.uint8)
             if dst is None:
                 self.comm.all_gather_v(block.ctypes.data, memory.ctypes.data, counts, DType.U8)
