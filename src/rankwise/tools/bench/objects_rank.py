@@ -246,8 +246,7 @@ class Messages:
     def point(self, operation: str) -> ObjectPoint:
         barrier, right = self.library.barrier, self.outbox if self.receives else None
         if operation == "beside_pending":
-            # Not the library's barrier: rankwise's also waits for this rank's own receives.
-            return ObjectPoint(self.ping_pong(), self.other_token.copy(), self.synchronise, self.pending)
+            return ObjectPoint(self.ping_pong(), self.other_token.copy(), barrier, self.pending)
         if operation == "unexpected":
             return ObjectPoint(self.receive_late if self.receives else self.send_first, right, barrier)
         source = self.objects.any_source if operation == "posted_any" else self.partner
@@ -293,9 +292,6 @@ class Messages:
         self.objects.wait_all([*self.send(self.sent), *works])
         if not same(self.inbox, self.outbox):
             raise RuntimeError("a pending receive has the wrong message")
-
-    def synchronise(self) -> None:
-        self.objects.wait_all([self.ready(), self.go()])
 
     def post(self, source: int) -> list[Any]:
         return [self.objects.irecv(x, source, tag) for tag, x in self.received]
