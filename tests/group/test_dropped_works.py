@@ -130,7 +130,7 @@ def test_a_dropped_receive_keeps_its_message() -> None:
     run_ranks(2, ranks)
 
 
-def test_a_receive_abandoned_by_close_is_not_delivered_later() -> None:
+def test_a_receive_that_close_has_ended_is_not_delivered_later() -> None:
     def ranks(group: Group) -> None:
         part = group.dup()
         work = part.irecv(np.zeros(16)[::2], group.rank)

@@ -121,14 +121,14 @@ def test_an_interrupted_receive_writes_to_no_freed_memory(group: rw.Group, name:
         with Interrupted(step):
             works.append(RECEIVES[name](group, watched))
         for work in works:
-            work.withdraw()
+            work.cancel()
         complete = bool(works)
         works.clear()
         watched.mark_freed()
         group.send(np.full(4, SENT), 0)
         group.send(np.full(4, SENT), 0)
         watched.check_freed()
-        for _ in range(2):  # no receive that was given up has taken one
+        for _ in range(2):  # no cancelled receive has taken one
             group.recv((4,), 0)
         return not complete
 
@@ -242,7 +242,7 @@ def test_a_thousand_signals_at_random_moments(group: rw.Group, name: str) -> Non
                 arm(moments.uniform(1e-6, 60e-6))
                 work = (RECEIVES.get(name) or STARTED[name])(group, watched)
                 arm(0)
-                work.withdraw() if name in RECEIVES else work.wait()
+                work.cancel() if name in RECEIVES else work.wait()
                 del work
             except Interruption:
                 arm(0)

@@ -160,7 +160,7 @@ def test_recv_any() -> None:
             group.recv_any(tag=7, timeout=0.05)
         assert time.monotonic() - begin >= 0.05
         group.send(3, 0, 7)
-        assert group.recv_any(tag=7).data.tolist() == [3]  # not taken by the receive that gave up
+        assert group.recv_any(tag=7).data.tolist() == [3]  # not taken by the cancelled receive
 
     run_ranks(1, ranks)
 

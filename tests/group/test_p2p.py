@@ -210,11 +210,11 @@ def test_the_null_rank() -> None:
     run_ranks(1, ranks)
 
 
-def withdrawn(work: rw.Work[Any]) -> Any:
+def cancelled(work: rw.Work[Any]) -> Any:
     try:
         return work.wait()
     finally:
-        assert work.withdraw()
+        assert work.cancel()
         assert work.done()
 
 
@@ -224,7 +224,7 @@ RECEIVES: dict[str, Callable[[Group], Any]] = {
     "shape": lambda group: group.recv((N,), 1),
     "any": lambda group: group.recv(np.zeros(N), rw.ANY, rw.ANY),
     "sendrecv": lambda group: group.sendrecv(np.zeros(N), None, 1),
-    "irecv": lambda group: withdrawn(group.irecv((N,), 1)),
+    "irecv": lambda group: cancelled(group.irecv((N,), 1)),
     "oneself": lambda group: group.recv((N,), 0),
 }
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import gc
+import queue
+import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import rankwise as rw
 from rankwise.arrays.buffers import target
-from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.work import Work
 from rankwise.group.base import nothing
 from rankwise.group.group import Group
-from rankwise.group.work import ArrayWork, Pending
+from rankwise.group.work import ArrayWork, Pending, wait_or_cancel
 from rankwise.testing import run_ranks
 
 
@@ -139,3 +142,77 @@ def test_a_function_that_exits_does_not_disturb_later_operations(ask: str) -> No
         part.close()
 
     run_ranks(2, ranks)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_a_cancelled_receive_has_ended_and_leaves_its_message(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        called = threading.Event()
+        work = group.irecv((2,), group.rank)
+        work.add_done_callback(lambda ended: called.set() if isinstance(ended.exception(), ClosedError) else None)
+        assert work.cancel()
+        assert not work.cancel()  # it has ended
+        with pytest.raises(ClosedError, match=r"^the operation was cancelled$"):
+            work.result()
+        assert called.wait(10)
+        group.send(np.ones(2), group.rank)
+        assert group.recv((2,), group.rank).tolist() == [1, 1]
+
+    run_ranks(1, ranks, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_a_complete_message_cannot_be_cancelled(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        receives = [group.irecv((2,), group.rank), group.batch([], [((2,), group.rank)], async_op=True)]
+        for _ in receives:
+            group.send(np.ones(2), group.rank)
+        for work in receives:
+            assert not work.cancel()  # although nobody has asked yet whether it is done
+            assert work.exception() is None
+        assert receives[0].result().tolist() == [1, 1]
+        assert not group.all_reduce(1, async_op=True).cancel()
+
+    run_ranks(1, ranks, backend=backend)
+
+
+def test_a_batch_of_which_a_part_is_complete_can_be_cancelled() -> None:
+    def ranks(group: Group) -> None:
+        work = group.batch([], [((1,), group.rank, 1), ((1,), group.rank, 2)], async_op=True)
+        group.send(np.ones(1), group.rank, 1)
+        assert work.cancel()
+        group.send(np.full(1, 2.0), group.rank, 2)
+        assert group.recv((1,), group.rank, 2).tolist() == [2]
+
+    run_ranks(1, ranks)
+
+
+def test_a_message_that_arrives_between_the_timeout_and_its_cancellation_is_received() -> None:
+    class Arrives(Told):
+        def cancel(self) -> bool:
+            self.complete = True
+            return False
+
+    x = np.zeros(2)
+    assert wait_or_cancel(ArrayWork(Arrives(), target(x).finish, pending_works()), 0.1) is x
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_error_that_no_callback_asked_for_is_still_to_be_raised(asks: bool) -> None:
+    inner, pending, called = Told(), pending_works(), threading.Event()
+    work = ArrayWork(inner, nothing, pending).started()
+    work.add_done_callback(lambda work: (asks and work.exception(), called.set()))
+    inner.error = PeerLostError("rank 1 was killed by SIGKILL", rank=1)
+    assert called.wait(10)
+    with nullcontext() if asks else pytest.raises(PeerLostError):
+        pending.raise_first()
+
+
+def test_callbacks_of_a_functions_work() -> None:
+    with rw.overlap.Stream() as stream:
+        go, results = threading.Event(), queue.SimpleQueue[object]()
+        stream.submit(go.wait)
+        stream.submit(pow, 2, 5).add_done_callback(lambda work: results.put(work.result()))
+        stream.submit(pow, 0, -1).add_done_callback(lambda work: results.put(type(work.exception())))
+        go.set()
+        assert {results.get(timeout=10) for _ in range(2)} == {32, ZeroDivisionError}

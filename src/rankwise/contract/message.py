@@ -70,7 +70,7 @@ class Receives(ABC):
 
     They match messages by (source, tag), either of which may be ANY, in the order sent and posted, as all receives do.
     A message of another kind fails the receive with MismatchError, and stays for the next one; so does the message of
-    a receive that is withdrawn.
+    a receive that is cancelled.
     """
 
     @abstractmethod

@@ -3,58 +3,85 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T", covariant=True)
+W = TypeVar("W", bound="Work[Any]")
 
 
 class Work(ABC, Generic[T]):
-    """One asynchronous operation.
+    """One asynchronous operation. Its methods mean what those of concurrent.futures.Future mean; `wait` is `result`.
 
     Its buffers must not be touched until `wait` has returned or `done` has returned True; after that
     the operation never writes to them. Work queued after it on a stream may use them without calling
     either. Any thread may use it. In asyncio, `await work` waits while other tasks run.
 
+    timeout, of every method that has it: the seconds that the call may block. None means the communicator's timeout,
+    which a collective has from when it begins to run, and a message from when the call begins to wait for it. A
+    function on a stream of its own has no communicator, and so None is no limit there.
+
     >>> x = np.ones(3)
     >>> work = group.all_reduce(x, async_op=True)
     >>> work.wait() is x
     True
-    >>> work.done()
-    True
+    >>> work.done(), work.exception()
+    (True, None)
+    >>> work.add_done_callback(lambda work: print(work.result()))
+    [2. 2. 2.]
     """
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> T:
         """Block until the operation is complete and return its result.
 
-        timeout: seconds; None means the communicator's timeout. Raises CollectiveTimeout when that has
-        passed (the operation stays pending if nothing was lost), or the operation's own error.
+        Raises CollectiveTimeout when the timeout has passed (the operation stays pending if nothing was lost), or the
+        operation's own error.
         """
 
     @abstractmethod
     def done(self) -> bool:
         """Whether the operation is complete or has failed; never blocks."""
 
-    def withdraw(self) -> bool:
-        """Give up a send or receive whose `wait` has raised an error, if the engine can.
+    def cancel(self) -> bool:
+        """Cancel a send or receive that is not complete, if the engine can: over shared memory and between threads.
 
-        Returns whether it is given up: its buffer is not used any more, and the message that it would have received
-        stays for another receive.
+        Returns whether it was cancelled. If so, it has failed with ClosedError and its buffer is not used any more. The
+        message that it would have received stays for another receive; one that it was sending is still delivered if the
+        receiver may have begun to take its data. Returns False, and changes nothing, if the operation is complete.
         """
         return False
 
-    def result(self) -> T:
-        """The operation's result; blocks as `wait` does."""
-        return self.wait()
+    def result(self, timeout: float | None = None) -> T:
+        """The same as `wait`."""
+        return self.wait(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until the operation has ended, as `wait` does, and return its error, or None if it is complete."""
+        try:
+            self.wait(timeout)
+        except BaseException as error:
+            if not self.done():
+                raise
+            return _error_of(self, error)
+        return None
+
+    def add_done_callback(self: W, function: Callable[[W], object]) -> None:
+        """Call function(work) once the operation has ended, in whatever way; at once if it has already.
+
+        Otherwise a thread waits for the operation and calls the function; each function has its own thread, and there
+        is no order between them. What the function raises is logged. The wait has no limit: a message that never comes
+        fails the operation only when its group is closed.
+        """
+        call_when_done(self, function, self.wait)
 
     def __await__(self) -> Generator[Any, None, T]:
         if self.done():
             return self.wait()
-        result, error = yield from _in_a_thread(self).__await__()
+        result, error = yield from _outcome(self).__await__()
         if error is not None:
             raise error
         return result
@@ -74,10 +101,34 @@ class Completed(Work[None]):
         return True
 
 
-def _in_a_thread(work: Work[T]) -> asyncio.Future[tuple[T, None] | tuple[Any, BaseException]]:
-    """The result and the error of `work`, awaited in a thread of its own: in a pool, waits could block each other."""
+def call_when_done(work: W, function: Callable[[W], object], wait: Callable[[float], object]) -> None:
+    """`Work.add_done_callback`. wait: waits for the operation, so many seconds, without effect on the Work."""
+
+    def call() -> None:
+        try:
+            function(work)
+        except Exception:
+            import logging  # slow to import, and seldom needed
+
+            logging.getLogger("rankwise").exception("a callback of %r failed", work)
+
+    def wait_and_call() -> None:
+        while not work.done():
+            _raised_by(wait, _PERIOD)
+        call()
+
+    if work.done():
+        call()
+    else:
+        _in_a_thread(wait_and_call)
+
+
+_PERIOD = 1.0  # seconds after which the thread looks whether another one has cancelled the Work
+
+
+def _outcome(work: Work[T]) -> asyncio.Future[tuple[T, None] | tuple[Any, BaseException]]:
+    """The result and the error of waiting for `work`."""
     import asyncio
-    import threading
 
     loop = asyncio.get_running_loop()
     future = loop.create_future()
@@ -94,5 +145,29 @@ def _in_a_thread(work: Work[T]) -> asyncio.Future[tuple[T, None] | tuple[Any, Ba
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, outcome)
 
-    threading.Thread(target=wait, name="rankwise await", daemon=True).start()
+    _in_a_thread(wait)
     return future
+
+
+def _in_a_thread(function: Callable[[], None]) -> None:
+    """A wait for a Work has a thread of its own, since in a pool one wait could block another."""
+    import threading
+
+    threading.Thread(target=function, name="rankwise await", daemon=True).start()
+
+
+def _error_of(work: Work[Any], found: BaseException) -> BaseException | None:
+    """The error of a Work that has ended. found: that, or the timeout or interrupt that ended a wait."""
+    again = _raised_by(work.wait)
+    for error in (found, again):
+        if again is not found and not isinstance(error, Exception | None):
+            raise error  # an interrupt
+    return again
+
+
+def _raised_by(wait: Callable[..., object], *timeout: float | None) -> BaseException | None:
+    try:
+        wait(*timeout)
+    except BaseException as error:  # noqa: BLE001 - the caller decides
+        return error
+    return None

@@ -292,11 +292,10 @@ WORK: dict[str, str] = {
     "Test": "use done()",
     "is_completed": "use done()",
     "is_success": "use wait(), which raises the operation's error",
-    "exception": "use wait(), which raises the operation's error",
     "Wait": "use wait()",
     "block_current_stream": "use wait()",
-    "get_future": "use `await work`, or rw.wait_any(works)",
-    **dict.fromkeys(("cancel", "Cancel"), "use withdraw() for a send or receive; a collective cannot be cancelled"),
+    "get_future": "use `await work`, add_done_callback(function), or rw.wait_any(works)",
+    "Cancel": "use cancel() for a send or receive; a collective cannot be cancelled",
 }
 
 

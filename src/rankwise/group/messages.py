@@ -17,7 +17,7 @@ from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.encoding import CONSTRUCTOR
 from rankwise.group.object_block import block_of, parts_of, read
 from rankwise.group.p2p import ReceiveWork
-from rankwise.group.work import ArrayWork, wait_or_withdraw
+from rankwise.group.work import ArrayWork, wait_or_cancel
 
 
 class Received(NamedTuple):
@@ -79,7 +79,7 @@ class Messages(GroupBase):
             shape = (memory.size // receive.dtype.itemsize,)
             return Received(kind.over(memory, shape, receive.dtype), receive.source, receive.tag)
 
-        return wait_or_withdraw(ArrayWork(receive, finish, self._pending, self), timeout)
+        return wait_or_cancel(ArrayWork(receive, finish, self._pending, self), timeout)
 
     def send_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> None:
         """Send a Python object to rank `dst`, which receives it with `recv_object`.
@@ -136,7 +136,7 @@ class Messages(GroupBase):
         reads = _read_trusted if self._trusted(allow_pickle) else _read_plain
         found = self._recv_object_plain(src, tag, timeout, reads, CONSTRUCTOR)
         if found is NotImplemented:
-            return wait_or_withdraw(self._irecv_object(src, tag, reads), timeout)
+            return wait_or_cancel(self._irecv_object(src, tag, reads), timeout)
         return found
 
     def irecv_object(

@@ -17,7 +17,7 @@ from rankwise.contract.message import ANY, Message
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
-from rankwise.group.work import ArrayWork, Pending, Several, wait_or_withdraw
+from rankwise.group.work import ArrayWork, Pending, Several, wait_or_cancel
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
@@ -76,7 +76,7 @@ class PointToPoint(GroupBase):
         ...     assert group.recv((3,), src=0, dtype=int).tolist() == [0, 1, 2]
         """
         if not self._send_array(x, dst, tag):
-            wait_or_withdraw(self._start_send(x, dst, tag))
+            wait_or_cancel(self._start_send(x, dst, tag))
 
     @overload
     def recv(
@@ -99,7 +99,7 @@ class PointToPoint(GroupBase):
         """
         if dtype is None and not self._kept and self._recv_array(x, src, tag):
             return x
-        return wait_or_withdraw(self._start_recv(x, src, tag, dtype))
+        return wait_or_cancel(self._start_recv(x, src, tag, dtype))
 
     def isend(self, x: Any, dst: int | None, tag: int = 0) -> Work[None]:
         """Start to send `x`, with its present content, to rank `dst`. x must not change before the Work is done.
@@ -246,7 +246,7 @@ class PointToPoint(GroupBase):
             return result([_unreceived(b, x) if src is None else b.finish() for b, x, src, _ in incoming])
 
         work: ArrayWork[Any] = ArrayWork(Several(works), finish, self._pending, (self, outgoing))
-        return work.started() if async_op else wait_or_withdraw(work)
+        return work.started() if async_op else wait_or_cancel(work)
 
     def _outgoing(self, x: Any, dst: int | None, tag: int = 0) -> tuple[Buffer, int | None, int]:
         buffer = source(x)

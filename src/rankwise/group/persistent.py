@@ -15,7 +15,7 @@ from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.message import ANY
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
-from rankwise.group.work import ArrayWork, wait_or_withdraw
+from rankwise.group.work import ArrayWork, wait_or_cancel
 
 
 class MessagePlan:
@@ -31,7 +31,7 @@ class MessagePlan:
 
     def __call__(self) -> None:
         if self._kept or not self._now():
-            wait_or_withdraw(self.start())
+            wait_or_cancel(self.start())
 
 
 class PersistentOperations(GroupBase):

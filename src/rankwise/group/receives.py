@@ -21,7 +21,7 @@ from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchErr
 from rankwise.contract.message import ANY, Arrival, Message, Receives
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
-from rankwise.group.work import ArrayWork, Pending, wait_or_withdraw
+from rankwise.group.work import ArrayWork, Pending, wait_or_cancel
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class ReceiveQueue(Receives):
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         work = self.send_object(parts, dest, tag)
-        wait_or_withdraw(ArrayWork(work, lambda: None, self._pending, self))
+        wait_or_cancel(ArrayWork(work, lambda: None, self._pending, self))
 
     def _post(
         self,
@@ -131,7 +131,7 @@ class ReceiveQueue(Receives):
         while not (found := look()) and (left := end - time.monotonic()) > 0:
             if pause == LONGEST_PAUSE and self._is_out_of_reach(src) and self._find(src, tag) is None:
                 # The communicator's own receive raises the error and informs the other ranks. It can match no message.
-                wait_or_withdraw(self.comm.recv(0, 0, DType.U8, src, tag), left)
+                wait_or_cancel(self.comm.recv(0, 0, DType.U8, src, tag), left)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
         return found
@@ -251,9 +251,8 @@ class QueuedReceive(Arrival):
         if self.error is not None:
             raise self.error
 
-    def withdraw(self) -> bool:
-        self._fail(ClosedError(f"{self._operation} was interrupted"))
-        return True
+    def cancel(self) -> bool:
+        return self._fail(ClosedError(f"{self._operation} was cancelled"))
 
     def _progress(self) -> bool:
         """Let the queue make progress. Returns whether this receive has a message, or an error."""
@@ -261,11 +260,14 @@ class QueuedReceive(Arrival):
             self._queue.progress()
         return self.taken is not None or self.error is not None
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> bool:
+        """Returns False if it has ended already."""
         with self._ending:
-            if not self._complete and self.error is None:
-                self.error = error
-                self._queue.forget(self)
+            if self._complete or self.error is not None:
+                return False
+            self.error = error
+            self._queue.forget(self)
+            return True
 
     def _deliver(self, taken: Taken) -> None:
         """The message is complete: copy it if another receive took it, and check its content."""

@@ -14,7 +14,7 @@ from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.timeouts import check_wait
-from rankwise.contract.work import Work
+from rankwise.contract.work import Work, call_when_done
 from rankwise.group.guessed_names import WORK, Guess
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Pending:
         if os.getpid() == self._pid:  # in a forked child, locks may be held by threads that exist only in the parent
             for work in list(self.works.values()):
                 if not work.done():
-                    work.abandon(ClosedError(f"the operation was not complete when {self.name} was closed"))
+                    work.fail(ClosedError(f"the operation was not complete when {self.name} was closed"))
             failed = [work for work in self.failed if not work.waited and not isinstance(work.error, ClosedError)]
             if failed:
                 self._log(failed)
@@ -161,7 +161,7 @@ class ArrayWork(Work[T]):
             try:
                 self._inner.wait(timeout)
             except Exception:
-                if not self._inner.done():
+                if self._finish is not None and not self._inner.done():
                     raise  # this wait has timed out, but the operation is still pending
             except BaseException:  # an interrupt of this thread, or what ended the function that ran
                 self.waited = self.done()
@@ -180,13 +180,16 @@ class ArrayWork(Work[T]):
             self._make_result()
         return True
 
-    def withdraw(self) -> bool:
-        withdrawn = self._finish is None or self._inner.withdraw()
-        if withdrawn:
-            self.abandon(ClosedError("the operation was given up"))
-        return withdrawn
+    def cancel(self) -> bool:
+        cancelled = self._finish is not None and self._inner.cancel()
+        if cancelled:
+            self.fail(ClosedError("the operation was cancelled"))
+        return cancelled
 
-    def abandon(self, error: Exception) -> None:
+    def add_done_callback(self: W, function: Callable[[W], object]) -> None:
+        call_when_done(self, function, self._inner.wait)  # this Work's `wait` counts as having raised its error
+
+    def fail(self, error: Exception) -> None:
         """Fail with `error`, unless it has ended: the engine has released the memory before it was complete."""
         with self._lock:
             if self._finish is not None:
@@ -198,7 +201,7 @@ class ArrayWork(Work[T]):
         with self._lock:
             if self._finish is None:
                 return
-            self.error = self._error_of_inner()
+            self.error = self._inner.exception()
             if self.error is None:
                 try:
                     self._value = self._finish()
@@ -207,25 +210,6 @@ class ArrayWork(Work[T]):
             if self.error is not None and not self.waited:
                 self._pending.failure(self)
             self._drop()
-
-    def _error_of_inner(self) -> BaseException | None:
-        """What the communicator's completed Work raises; if it ran a function, that may even be SystemExit."""
-        try:
-            self._inner.wait()
-        except Exception as failure:  # noqa: BLE001 - `wait` raises it
-            return failure
-        except BaseException as failure:
-            if self._raises(failure):
-                return failure
-            raise  # a signal handler has raised it, just now
-        return None
-
-    def _raises(self, failure: BaseException) -> bool:
-        try:
-            self._inner.wait()
-        except BaseException as again:  # noqa: BLE001 - the caller raises one of the two
-            return again is failure
-        return False
 
     def _drop(self) -> None:
         self._finish = self._keep = None
@@ -248,25 +232,30 @@ class Several(Work[None]):
     def done(self) -> bool:
         return all(work.done() for work in self.works)
 
-    def withdraw(self) -> bool:
-        withdrawn = [work.withdraw() for work in self.works]
-        return all(withdrawn)
+    def cancel(self) -> bool:
+        """Whether one was cancelled, and none is pending any more."""
+        cancelled = [work.cancel() for work in self.works]
+        return any(cancelled) and all(gone or work.done() for gone, work in zip(cancelled, self.works, strict=True))
 
 
-def wait_or_withdraw(work: Work[T], timeout: float | None = None) -> T:
+def wait_or_cancel(work: Work[T], timeout: float | None = None) -> T:
     """Wait as a blocking operation does. If that fails, nobody has the Work, so it must not receive a later message."""
     try:
         return work.wait(timeout)
+    except CollectiveTimeout:
+        if work.cancel() or not work.done():
+            raise
     except BaseException:
-        work.withdraw()
+        work.cancel()
         raise
+    return work.wait()  # it was complete before it could be cancelled
 
 
 def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     """Wait for every Work and return their results, in the order given.
 
-    timeout: seconds for all of them together; None means each communicator's own limit. If some fail,
-    all are waited for, and then the error of the first is raised.
+    timeout: seconds for all of them together; None means each communicator's timeout, as in `Work`. If some
+    fail, all are waited for, and then the error of the first is raised.
 
     >>> works = [group.all_reduce(np.full(2, i), async_op=True) for i in (1, 2)]
     >>> [x.tolist() for x in rw.wait_all(works)]
@@ -288,7 +277,8 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
 def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
     """Wait until a Work is complete or has failed, and return its index in `works`, the lowest of several.
 
-    timeout: seconds, after which CollectiveTimeout is raised; None waits without limit.
+    timeout: seconds, after which CollectiveTimeout is raised. None waits without limit: the communicator's timeout
+    ends a collective, but a message may never come.
 
     >>> works = [group.barrier(async_op=True)]
     >>> rw.wait_any(works)

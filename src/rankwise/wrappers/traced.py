@@ -317,11 +317,11 @@ class TracedWork(Work[None]):
     def done(self) -> bool:
         return self._inner.done()
 
-    def withdraw(self) -> bool:
-        withdrawn = self._inner.withdraw()
-        if withdrawn:
+    def cancel(self) -> bool:
+        cancelled = self._inner.cancel()
+        if cancelled:
             self._entry.end(failed=True)
-        return withdrawn
+        return cancelled
 
     def __getattr__(self, name: str) -> Any:
         if name in ("source", "tag"):  # of a receive

@@ -76,8 +76,8 @@ class CountedMessage(Work[None]):
     def done(self) -> bool:
         return self._inner.done()
 
-    def withdraw(self) -> bool:
-        return self._inner.withdraw()
+    def cancel(self) -> bool:
+        return self._inner.cancel()
 
     def __getattr__(self, name: str) -> Any:
         if name in ("source", "tag"):  # of a receive

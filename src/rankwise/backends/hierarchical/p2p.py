@@ -204,8 +204,8 @@ class PartWork(Work[None]):
     def done(self) -> bool:
         return self._inner.done()
 
-    def withdraw(self) -> bool:
-        return self._inner.withdraw()
+    def cancel(self) -> bool:
+        return self._inner.cancel()
 
 
 class DeferredReceive(Work[None]):

@@ -33,9 +33,9 @@ class EngineMessageWork(EngineWork):
 
     _task: _native.Request
 
-    def withdraw(self) -> bool:
+    def cancel(self) -> bool:
         self._task.abandon()
-        return True
+        return not self._task.done()  # it may have completed before
 
     @property
     def source(self) -> int:

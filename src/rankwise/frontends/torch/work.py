@@ -71,7 +71,6 @@ class Started(Work):
         self._expected = expected
         self._lock = threading.Lock()
         self._futures: tuple[Any, Any] | None = None
-        self._error: Exception | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self.inner.wait(timeout.total_seconds() if timeout else None)
@@ -83,14 +82,9 @@ class Started(Work):
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> BaseException | None:
         """The operation's error, once it is complete."""
-        if self._error is None and self.inner.done():
-            try:
-                self.inner.wait()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-                self._error = error
-        return self._error
+        return self.inner.exception() if self.inner.done() else None
 
     def synchronize(self) -> None:
         self.wait()
