@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import pydoc
 import re
 import subprocess
@@ -120,6 +121,32 @@ def test_help_shows_the_operations_with_their_parameters() -> None:
     for text in (whole, one):
         assert re.search(r"all_reduce\(x: .*, op: .* = 'sum', \*, async_op: .* = False\)", text)
         assert "Reduce `x` over the ranks, in place" in text
+
+
+def test_classes_and_functions_say_the_name_by_which_they_are_imported() -> None:
+    things = [thing for name in rankwise.__all__ if callable(thing := getattr(rankwise, name))]
+    assert len(things) > 60
+    for thing in things:
+        assert thing.__module__ == "rankwise", thing
+        assert pickle.loads(pickle.dumps(thing)) is thing
+    assert repr(rankwise.Group) == "<class 'rankwise.Group'>"
+
+
+def test_the_traceback_of_an_error_says_where_the_error_can_be_imported() -> None:
+    code = "import rankwise; group = rankwise.init('solo'); group.close(); group.barrier()"
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("rankwise.ClosedError: ")
+
+
+def raises() -> None:
+    raise rankwise.UnsupportedError("all_reduce", "gloo", "it has no such type")
+
+
+def test_an_error_of_a_spawned_rank_is_the_public_one() -> None:
+    with pytest.raises(rankwise.UnsupportedError, match=r"it has no such type$") as raised:
+        rankwise.spawn(raises, 1, timeout=60)
+    assert "rankwise.UnsupportedError: all_reduce" in str(raised.value.__cause__)
 
 
 def test_import_loads_nothing_heavy() -> None:

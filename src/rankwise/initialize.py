@@ -16,6 +16,7 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.contract.membership import Membership
+from rankwise.contract.public import public
 from rankwise.contract.settings import Settings
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.group import Group
@@ -26,6 +27,7 @@ _of_threads: dict[int, Group | None] = {}  # the default groups of threads that 
 _lock = threading.Lock()
 
 
+@public
 def init(
     backend: str | None = None,
     *,
@@ -183,6 +185,7 @@ def _latest(group: Group | None) -> Group | None:
     return group
 
 
+@public
 @contextmanager
 def registered(group: Any = None) -> Iterator[None]:
     """A context in which NumPy allocates arrays of at least a page in the registered memory of `group`.

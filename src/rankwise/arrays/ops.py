@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rankwise.arrays import dtypes
+from rankwise.contract.public import public
 from rankwise.contract.types import DType, ReduceOp
 
 
@@ -17,6 +18,7 @@ class PremulSum:
     factor: float | complex
 
 
+@public
 def premul_sum(factor: float | complex) -> PremulSum:
     """An `op` for reductions: the sum of `factor` * x over the ranks, each with its own factor.
 

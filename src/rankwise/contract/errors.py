@@ -16,11 +16,14 @@ argument raises TypeError or ValueError, on this rank only, before anything is s
 
 from __future__ import annotations
 
+from rankwise.contract.public import public
+
 TYPE_CHECKING = False  # the launcher, which imports this file, needs no dataclasses unless something fails
 if TYPE_CHECKING:
     from rankwise.contract.failure import Failure
 
 
+@public
 class RankwiseError(Exception):
     """The base class of rankwise's errors.
 
@@ -40,6 +43,7 @@ class RankwiseError(Exception):
         return Failure(ERROR, str(self))
 
 
+@public
 class PeerLostError(RankwiseError):
     """A rank of the group died, ended early, left, or aborted the group.
 
@@ -88,6 +92,7 @@ class PeerLostError(RankwiseError):
         )
 
 
+@public
 class MismatchError(RankwiseError):
     """The ranks of a group called different operations, or one operation with different arguments.
 
@@ -140,6 +145,7 @@ def _v_variant(calls: dict[int, str]) -> str:
     return f"\n{operation}_v gathers arrays whose first axes differ in length" if operation.endswith("gather") else ""
 
 
+@public
 class CollectiveTimeout(RankwiseError, TimeoutError):
     """A rank did not arrive before the timeout.
 
@@ -195,6 +201,7 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
         )
 
 
+@public
 class UnsupportedError(RankwiseError):
     """This backend cannot do this; `remedy` says what to do instead.
 
@@ -218,6 +225,7 @@ class UnsupportedError(RankwiseError):
         return type(self), (self.operation, self.backend, self.why, self.remedy)
 
 
+@public
 class BackendUnavailable(RankwiseError, ImportError):
     """A backend's library or device is missing; `remedy` says how to get it.
 
@@ -238,6 +246,7 @@ class BackendUnavailable(RankwiseError, ImportError):
         return type(self), (self.backend, self.missing, self.remedy)
 
 
+@public
 class ClosedError(RankwiseError):
     """The communicator (or the group over it) was closed, or belongs to this process's parent.
 

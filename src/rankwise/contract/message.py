@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from rankwise.contract.public import public
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
@@ -28,6 +29,7 @@ class Wildcard(IntEnum):
 ANY = Wildcard.ANY
 
 
+@public
 @dataclass(frozen=True)
 class Message:
     """A message that can be received: its source, tag, number of elements and dtype.

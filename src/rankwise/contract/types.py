@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from rankwise.contract.public import public
 
+
+@public
 class DType(IntEnum):
     """The type of one element of a buffer.
 
@@ -47,6 +50,7 @@ class DType(IntEnum):
 _ITEMSIZE = (8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1, 1, 8, 16)
 
 
+@public
 class ReduceOp(IntEnum):
     """How a reduction combines the ranks' elements.
 

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rankwise.contract.public import public
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -13,6 +15,7 @@ T = TypeVar("T", covariant=True)
 W = TypeVar("W", bound="Work[Any]")
 
 
+@public
 class Work(ABC, Generic[T]):
     """One asynchronous operation. Its methods mean what those of concurrent.futures.Future mean; `wait` is `result`.
 

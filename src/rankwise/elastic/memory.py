@@ -17,14 +17,14 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankwise._native import available_memory
 from rankwise.contract.settings import STATE_MEMFD
 
-Bytes = NDArray[np.uint8]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 SLOTS = 2
 _MAGIC = 0x3165746174736B72  # "rkstate1"

@@ -9,7 +9,6 @@ from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer, Shape
@@ -22,7 +21,7 @@ from rankwise.group.receives import ReceiveQueue
 from rankwise.group.work import ArrayWork, Pending
 
 T = TypeVar("T")
-IntArray = NDArray[np.int64]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class GroupBase:

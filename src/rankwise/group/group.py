@@ -16,6 +16,7 @@ from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
 from rankwise.contract.membership import LEFT_OUT, MEMBER, Membership
+from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout, check_wait
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
@@ -31,6 +32,7 @@ from rankwise.group.streams import GroupStream
 from rankwise.group.vector import VectorCollectives
 
 
+@public
 class Group(
     Collectives,
     VectorCollectives,

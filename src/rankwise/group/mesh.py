@@ -7,12 +7,14 @@ from math import prod
 from types import TracebackType
 from typing import Any
 
+from rankwise.contract.public import public
 from rankwise.group import halo
 from rankwise.group.base import integer
 from rankwise.group.group import Group
 from rankwise.group.guessed_names import MESH
 
 
+@public
 class Mesh:
     """The ranks of `group` as a grid, the last axis fastest: Mesh(group, dp=2, pp=2, tp=2) for 8 ranks.
 

@@ -10,6 +10,7 @@ import numpy as np
 from rankwise.arrays import buffers, dtypes
 from rankwise.arrays.numpy import NUMPY
 from rankwise.contract.message import ANY
+from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
@@ -20,6 +21,7 @@ from rankwise.group.p2p import ReceiveWork
 from rankwise.group.work import ArrayWork, wait_or_cancel
 
 
+@public
 class Received(NamedTuple):
     """What `recv_any` received: the data, a one-dimensional array, and the message's source and tag.
 

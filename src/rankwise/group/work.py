@@ -13,6 +13,7 @@ from weakref import WeakSet
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
+from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Work, call_when_done
 from rankwise.group.guessed_names import WORK, Guess
@@ -251,6 +252,7 @@ def wait_or_cancel(work: Work[T], timeout: float | None = None) -> T:
     return work.wait()  # it was complete before it could be cancelled
 
 
+@public
 def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     """Wait for every Work and return their results, in the order given.
 
@@ -274,6 +276,7 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     return results
 
 
+@public
 def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
     """Wait until a Work is complete or has failed, and return its index in `works`, the lowest of several.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError
+from rankwise.contract.public import public
 from rankwise.launch.limits import check_ranks
 from rankwise.launch.local import LocalJob
 from rankwise.launch.output import OutputMultiplexer
@@ -36,6 +37,7 @@ class RankTraceback(Exception):
         return f"\n\n{self.args[0]}"
 
 
+@public
 def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[T]:
     """Run `fn(*args, **kwargs)` on n new ranks of this host; return its results, by rank.
 
