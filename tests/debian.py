@@ -1,10 +1,11 @@
-"""The demo and the quick tests in minimal installations of Debian: `make test-debian`, as root, with debootstrap.
+"""The demo and the quick tests in minimal installations of Debian: `make test-all PART=debian`, as root.
 
     python tests/debian.py FOLDER RELEASE ... [--bind PATH] [--mirror URL]
 
-Each release is installed in FOLDER/RELEASE, once, with what `make` needs and nothing else; a clone of the last commit
-is built and tested there. pip's settings of this machine hold there too; --bind makes a folder that they name visible
-there. Everything that is mounted goes with the process (mount namespace). The last lines are a table of results.
+debootstrap installs each release in FOLDER/RELEASE, once, with what `make` needs and nothing else; a clone of the last
+commit is built and tested there. pip's settings of this machine hold there too; --bind makes a folder that they name
+visible there. Everything that is mounted goes with the process (mount namespace). The last lines are a table of
+results.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main() -> int:
     parser.add_argument("--mirror", default="http://deb.debian.org/debian")
     options = parser.parse_args()
     if os.geteuid() or not shutil.which("debootstrap"):
-        print("not tested: make test-debian needs root and debootstrap: apt install debootstrap")
+        print("not tested: make test-all PART=debian needs root and debootstrap: apt install debootstrap")
         return 1
     table, failed = list[str](), False
     for release in options.releases:
@@ -82,14 +83,14 @@ def main() -> int:
         subprocess.run(["git", "-C", clone, "checkout", "--quiet", "--detach", "FETCH_HEAD"], check=True)
         found = subprocess.run(["chroot", folder, "python3", "-V"], capture_output=True, text=True, check=True)
         python = found.stdout.split()[1]
-        for target in ("demo", "test-python"):
+        for target in ("demo", "test-all PART=python"):
             print(f"== Debian {release}, Python {python}: make {target}", flush=True)
             begun = time.monotonic()
             passed = enter(folder, f"make {target}", options.bind).returncode == 0
             failed |= not passed
             result = "passed" if passed else "FAILED"
             table.append(
-                f"{release:<10} Python {python:<8} make {target:<11} {time.monotonic() - begun:5.0f} s  {result}"
+                f"{release:<10} Python {python:<8} make {target:<20} {time.monotonic() - begun:5.0f} s  {result}"
             )
     print(*table, sep="\n")
     return int(failed)

@@ -1,66 +1,231 @@
-"""The parts of `make test` and `make test-all`: runs each, and ends with how long each took and what was not tested.
+"""The parts of the tests. `make test` and `make test-all` run this; the second takes PART=NAME and ARGS="...".
 
-    python tests/parts.py test
-    python tests/parts.py all
+    python tests/parts.py [--env FOLDER] test | all | PART [ARGUMENT...]
 
-A part is a target of make. A line of its output that begins with "not tested:" is repeated at the end.
+FOLDER is make's environment, by default build/env. The arguments are for the part's last command. The last lines say
+how long each part took, and repeat the lines of the output that begin with "not tested:".
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_TESTED = "not tested:"
-
-TEST = ("test-native", "test-model", "test-python")
-REST = (
-    "test-slow",
-    "test-model-large",
-    "test-sanitizers",
-    "test-engines",
-    "test-multihost",
-    "test-faults",
-    "test-clients",
-    "test-torch-suite",
-)
+JOBS = len(os.sched_getaffinity(0))
 
 
-def run(target: str, not_tested: list[str]) -> bool:
-    """Whether the part passed."""
-    command = ["make", "--no-print-directory", target]
+@dataclass(frozen=True)
+class Part:
+    """Commands of the shell, and what is made before they run.
+
+    {bin} in a command is the folder of the environment's programs, {args} the arguments. needs: stamps of the
+    environment, and other files, that the Makefile can make. builds: of the core, with its tests; keys of SANITIZERS.
+    """
+
+    what: str
+    commands: tuple[str, ...]
+    needs: tuple[str, ...] = (".test",)
+    builds: tuple[str, ...] = ()
+    args: str = ""
+    """The arguments by default."""
+
+
+SANITIZERS = {"native": "", "tsan": "thread", "asan": "address"}
+"""By the build's folder in build/."""
+
+MPIS = ("build/mpi/openmpi/.made", "build/mpi/mpich/.made")
+
+# Most tests wait for processes, so three files of tests run at once. After a hang the run ends with every stack.
+THREE_AT_ONCE = "-n 3 --dist loadfile --max-worker-restart 0"
+PYTEST = "{bin}/python -m pytest"
+CONFORMANCE = "tests/backends/test_gloo.py tests/backends/test_mpi.py"
+
+
+def native(build: str, variables: str = "") -> str:
+    """The command that runs the tests of a build of the core."""
+    ctest = f"{{bin}}/ctest --test-dir build/{build} -j {JOBS} --output-on-failure --timeout 300 --no-tests=error"
+    report = "{bin}/python tests/failure_report.py; exit 1"
+    return f"RANKWISE_TEST_LIMIT=270 {variables} {ctest} || {{{{ {report}; }}}}"
+
+
+def model(what: str, option: str) -> str:
+    missing = f"{NOT_TESTED} {what}: there is no spin; apt install spin"
+    return (
+        f"if command -v spin >/dev/null; then {{bin}}/python native/model/check.py {option}; else echo '{missing}'; fi"
+    )
+
+
+PARTS = {
+    # ---- make test ----
+    "native": Part(
+        "the core; with ThreadSanitizer on 2 and 3 ranks",
+        (native("native"), native("tsan", "RANKWISE_SHORT=1")),
+        (".native",),
+        ("native", "tsan"),
+    ),
+    "model": Part(
+        "every state of the models of the protocols, with spin", (model("the models of the protocols", ""),), ()
+    ),
+    "python": Part(
+        "the Python tests; ARGS='-k NAME' picks some, ARGS='-n 0' runs one at a time",
+        (f"{PYTEST} -m 'not slow' {THREE_AT_ONCE} --durations=20 {{args}}",),
+        (".test", *MPIS),
+    ),
+    # ---- the others of make test-all ----
+    "slow": Part(
+        "the Python tests that make test leaves out", (f"{PYTEST} -m slow --durations=20 {{args}}",), (".test", *MPIS)
+    ),
+    "model-large": Part(
+        "the largest case of the models: half a minute", (model("the largest case of the models", "--large"),), ()
+    ),
+    "sanitizers": Part(
+        "the core with ThreadSanitizer and AddressSanitizer, on every number of ranks",
+        (native("tsan"), native("asan")),
+        (".native",),
+        ("tsan", "asan"),
+    ),
+    "engines": Part(
+        "the whole conformance suite on gloo, Open MPI, MPICH and hierarchical, on 2 and 4 ranks: 5 minutes",
+        (f"RANKWISE_ENGINES=full {PYTEST} {CONFORMANCE} {THREE_AT_ONCE} {{args}}",),
+        (".test", *MPIS),
+    ),
+    "multihost": Part(
+        "2 and 4 network namespaces as hosts of 2 ranks (root, iproute2): 5 minutes",
+        (f"RANKWISE_MULTIHOST=full {PYTEST} -q tests/multihost {{args}}",),
+    ),
+    "faults": Part(
+        "every fault, many times at random moments, with a table of results: 15 minutes",
+        (
+            "RANKWISE_FAULTS=full {bin}/ctest --test-dir build/native -R 'heap|recovery' --output-on-failure"
+            " --timeout 600 --no-tests=error",
+            f"RANKWISE_FAULTS=full {PYTEST} -q tests/faults {{args}}",
+        ),
+        (".test", ".native"),
+        ("native",),
+    ),
+    "clients": Part(
+        "programs of accelerate, Lightning, Ray and others, on gloo and on rankwise: 8 minutes; ARGS='--clients ray'",
+        ("PYTHONPATH=tests nice {bin}/python -m clients.run {args}",),
+    ),
+    "torch-suite": Part(
+        "torch's own tests of its backends, on rankwise and on gloo: half an hour; ARGS='--ranks 2'",
+        (
+            "{bin}/python -m pip install --quiet --disable-pip-version-check expecttest",
+            "nice {bin}/python tests/torch_suite/run.py {args}",
+        ),
+    ),
+    # ---- only on request ----
+    "steady": Part(
+        "the tests that a change adds or edits, 50 times beside busy loops; ARGS='--base REV' names what it changes",
+        ("{bin}/python tests/steady.py {args}",),
+        (".test", ".native", *MPIS),
+        ("native", "tsan"),
+    ),
+    "torch-versions": Part(
+        "the torch front-end on several versions of torch, with a table of results; ARGS='2.13.0 newest'",
+        ("{bin}/python tests/torch_versions.py build/torch {args}",),
+        args="2.10.0 2.13.0 newest",
+    ),
+    "debian": Part(
+        "the demo and the quick tests in minimal Debian 12 and 13 (root, debootstrap): 30 minutes",
+        ("{bin}/python tests/debian.py build/debian bookworm trixie {args}",),
+        (),
+    ),
+    "aarch64": Part(
+        "the core for 64-bit ARM, built with a cross compiler and run under qemu: 8 minutes",
+        (
+            "command -v qemu-aarch64 aarch64-linux-gnu-g++ >/dev/null ||"
+            " {{ echo 'missing: apt install qemu-user g++-aarch64-linux-gnu'; exit 1; }}",
+            "PATH={bin}:$PATH cmake -S . -B build/aarch64 -G Ninja -DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF"
+            " -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc"
+            " -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++"
+            " '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu' >/dev/null",
+            f"{{bin}}/cmake --build build/aarch64 -j {JOBS}",
+            f"RANKWISE_SHORT=1 {{bin}}/ctest --test-dir build/aarch64 -j {JOBS} --output-on-failure --timeout 600"
+            " -E 'algorithms|registered'",
+            f"echo '{NOT_TESTED} algorithms_test and registered_test: they reserve addresses, for which qemu needs"
+            " over 20 GiB'",
+        ),
+        (".native",),
+    ),
+    "gpu": Part(
+        "what needs an NVIDIA GPU: the nccl backend, on one GPU",
+        (f"{PYTEST} -q -m gpu tests/backends/test_nccl.py {{args}}",),
+        (".nccl",),
+    ),
+}
+
+TEST = ("native", "model", "python")
+ALL = (*TEST, "slow", "model-large", "sanitizers", "engines", "multihost", "faults", "clients", "torch-suite")
+
+
+def run(command: str, not_tested: list[str] | None = None) -> bool:
+    """Run a command of the shell in the checkout. Returns whether it succeeded."""
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as make:
-        assert make.stdout is not None
-        for line in make.stdout:
+        command, shell=True, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as shell:
+        assert shell.stdout is not None
+        for line in shell.stdout:
             print(line, end="", flush=True)
-            if line.startswith(NOT_TESTED):
+            if not_tested is not None and line.startswith(NOT_TESTED):
                 not_tested.append(line.rstrip())
-    return make.returncode == 0
+    return shell.returncode == 0
+
+
+def bin_of(env: str) -> str:
+    return shlex.quote(str(ROOT / env / "bin"))
+
+
+def prepare(parts: list[Part], env: str) -> bool:
+    """Make what the parts need."""
+    needs = {f"{env}/{need}" if need.startswith(".") else need: None for part in parts for need in part.needs}
+    commands = [f"PYTHON={bin_of(env)}/python ./prepare.sh tests"]
+    commands += [f"make --no-print-directory {shlex.join(needs)}"] if needs else []
+    for build in {build: None for part in parts for build in part.builds}:
+        options = f"-DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF -DRANKWISE_SANITIZE={SANITIZERS[build]}"
+        commands.append(f"PATH={bin_of(env)}:$PATH cmake -S . -B build/{build} -G Ninja {options} >/dev/null")
+        commands.append(f"{bin_of(env)}/cmake --build build/{build} -j {JOBS}")
+    return all(run(command) for command in commands)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("which", choices=["test", "all"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="build/env")
+    parser.add_argument("--list", action="store_true", help="only say what the parts are")
+    parser.add_argument("which", nargs="?", default="test", choices=["test", "all", *PARTS])
+    parser.add_argument("args", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    if options.list:
+        print(*(f"  PART={name:<16} {part.what}" for name, part in PARTS.items()), sep="\n")
+        return 0
+    names = {"test": TEST, "all": ALL}.get(options.which, (options.which,))
+    if options.args and len(names) > 1:
+        parser.error(f"{shlex.join(options.args)}: arguments are for one part; name it with PART=")
     start = time.monotonic()
+    if not prepare([PARTS[name] for name in names], options.env):
+        return 1
     table, not_tested, failed = list[str](), list[str](), list[str]()
-    for target in TEST if options.which == "test" else TEST + REST:
-        print(f"== make {target}", flush=True)
+    for name in names:
+        part = PARTS[name]
+        args = shlex.join(options.args) or part.args
+        print(f"== {name}: {part.what}", flush=True)
         begun = time.monotonic()
-        passed = run(target, not_tested)
-        table.append(f"{target:<18} {time.monotonic() - begun:6.0f} s  {'passed' if passed else 'FAILED'}")
+        passed = all(run(each.format(bin=bin_of(options.env), args=args), not_tested) for each in part.commands)
+        table.append(f"{name:<18} {time.monotonic() - begun:6.0f} s  {'passed' if passed else 'FAILED'}")
         if not passed:
-            failed.append(target)
+            failed.append(name)
     print(f"== {(time.monotonic() - start) / 60:.1f} minutes")
     print(*table, *dict.fromkeys(not_tested), sep="\n")
     if failed:
-        print(f"failed: {', '.join(failed)}; make {failed[0]} runs one of them alone")
+        print(f"failed: {', '.join(failed)}; `make test-all PART={failed[0]}` runs one of them alone")
     return bool(failed)
 
 

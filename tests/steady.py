@@ -127,7 +127,7 @@ def main() -> int:
         if not (ROOT / file).exists():
             parser.error(f"there is no {file}; expected tests/.../test_NAME.py[::NAME] or {NATIVE}NAME_test.cpp")
     if not tests:
-        print(f'No test differs from {options.base}. Name another commit with BASE=REV, or tests with TESTS="...".')
+        print(f"No test differs from {options.base}. Name another commit with --base, or the tests.")
         return 0
     print(f"== Running each {options.times} times, beside a busy loop on each core:", *tests, sep="\n  ", flush=True)
     native = [test for test in tests if test.startswith(NATIVE)]

@@ -1,6 +1,6 @@
 """Checks the models with spin: the protocols have no error, and leaving out any of their parts causes one.
 
-Run by `make test-model`; needs spin and a C compiler. `check.py NAME` runs the cases with NAME in their line,
+Run by `make test-all PART=model`; needs spin and a C compiler. `check.py NAME` runs the cases with NAME in their line,
 `check.py --large` only the cases that take long, and `check.py` all others.
 """
 

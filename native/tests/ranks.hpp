@@ -15,7 +15,7 @@ using rankwise::Comm;
 using rankwise::Segment;
 
 // With RANKWISE_SHORT, as `make test` runs ThreadSanitizer: only on 2 and 3 ranks, and without arrays of many megabytes;
-// `make test-sanitizers` has both.
+// `make test-all PART=sanitizers` has both.
 inline bool shortened() { return std::getenv("RANKWISE_SHORT"); }
 
 // The world sizes of a test.

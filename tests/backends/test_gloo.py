@@ -1,4 +1,4 @@
-"""The gloo backend: a part of the conformance suite (`make test-engines` runs all of it), and how it fails."""
+"""The gloo backend: a part of the conformance suite (`make test-all PART=engines` runs all of it), and how it fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The mpi backend under the mpiexec of Open MPI and of MPICH, each in an environment of its own.
 
-A part of the conformance suite; all of it with RANKWISE_ENGINES=full, as `make test-engines` sets it.
+A part of the conformance suite; all of it with RANKWISE_ENGINES=full, as `make test-all PART=engines` sets it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_conformance(mpi: Path, n: int, check: str) -> None:
     assert_no_failures(run(mpi, n, *program, *chosen, RANKWISE_CHECK=check))
 
 
-@pytest.mark.skipif(not FULL, reason="the whole conformance suite; make test-engines runs it")
+@pytest.mark.skipif(not FULL, reason="the whole conformance suite; make test-all PART=engines runs it")
 @pytest.mark.timeout(620)
 @pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 1, 1)])
 def test_conformance_between_hosts(mpi: Path, hosts: tuple[int, ...]) -> None:
@@ -125,7 +125,7 @@ os.write(1, b"right\\n")
     assert (ran.returncode, ran.stdout) == (0, "right\n" * 3), ran.stderr
 
 
-@pytest.mark.skipif(not FULL, reason="gigabytes, for a minute; make test-engines runs it")
+@pytest.mark.skipif(not FULL, reason="gigabytes, for a minute; make test-all PART=engines runs it")
 @pytest.mark.timeout(320)
 def test_more_bytes_than_an_int_counts(mpi: Path) -> None:
     """Open MPI 5 has no calls that count them; MPICH has. Ranks 0 and 1 hold 2 GiB each, twice for a moment."""

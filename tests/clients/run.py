@@ -1,6 +1,6 @@
 """Runs programs of the frameworks that build on torch.distributed, on gloo and on rankwise, and compares.
 
-    make test-clients CLIENT_ARGS="[--clients NAME ...] [--tests SUBSTRING] [--output]"
+    make test-all PART=clients ARGS="[--clients NAME ...] [--tests SUBSTRING] [--output]"
 
 table.py lists them. Each framework has an environment of its own under build/clients, which is kept; it
 also sees the packages of this Python's environment, torch and rankwise among them. Each program asks for

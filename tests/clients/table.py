@@ -1,4 +1,4 @@
-"""The frameworks that `make test-clients` runs on gloo and on rankwise, and what it runs of each."""
+"""The frameworks that `make test-all PART=clients` runs on gloo and on rankwise, and what it runs of each."""
 
 from __future__ import annotations
 

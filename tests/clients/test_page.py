@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/frameworks.md are those that `make test-clients` runs, in the versions that it names."""
+"""docs/how-to/frameworks.md has the programs that `make test-all PART=clients` runs, in the versions that it names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A fault is tried again and again, each time at another moment; a table says how often it ended well.
 
 A *trial* is one try of one fault: a test of its own, with moments and choices drawn from its seed.
-`make test` tries each fault once to three times, `make test-faults` (RANKWISE_FAULTS=full) many times. The
+`make test` tries each fault once to three times, `make test-all PART=faults` (RANKWISE_FAULTS=full) many times. The
 run's seed is in the table's title and in the output of a failed trial; RANKWISE_FAULTS_SEED repeats it.
 """
 

@@ -1,4 +1,4 @@
-"""Programs over several hosts, which are network namespaces. `make test-multihost` runs all of them."""
+"""Programs over several hosts, which are network namespaces. `make test-all PART=multihost` runs all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankwise.observe.trace_file import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(Path(__file__).with_name("program.py"))
-WHOLE = os.environ.get("RANKWISE_MULTIHOST") == "full"  # make test-multihost
+WHOLE = os.environ.get("RANKWISE_MULTIHOST") == "full"  # make test-all PART=multihost
 LIMIT = 100.0  # seconds for a job
 ALLOWED = 4.0  # seconds that ranks take to fail: the timeout of their operations
 LATE = 25.0  # seconds beyond it, on a busy machine
@@ -69,7 +69,7 @@ DIGITS = [("", (0, 0, 1, 1)), ("gloo", (0, 0, 1, 1)), ("hierarchical", (0, 1, 0,
 DIGITS += [("gloo", (0, 0, 1, 1, 2, 2, 3, 3)), ("", (0, 1, 1))]
 
 
-@pytest.mark.skipif(not WHOLE, reason="a training on four ranks or more; make test-multihost runs it")
+@pytest.mark.skipif(not WHOLE, reason="a training on four ranks or more; make test-all PART=multihost runs it")
 @pytest.mark.parametrize(("backend", "placement"), DIGITS)
 def test_digits(network: Make, tmp_path: Path, backend: str, placement: tuple[int, ...]) -> None:
     """The example's own check: the losses are those of one rank."""
@@ -81,7 +81,9 @@ def test_digits(network: Make, tmp_path: Path, backend: str, placement: tuple[in
         assert "matches the one-rank run" in ranks.out(0), ranks.report()
 
 
-@pytest.mark.skipif(not WHOLE, reason="tests/backends counts bytes on simulated hosts; make test-multihost runs it")
+@pytest.mark.skipif(
+    not WHOLE, reason="tests/backends counts bytes on simulated hosts; make test-all PART=multihost runs it"
+)
 def test_no_more_than_necessary_crosses_between_hosts(network: Make, tmp_path: Path) -> None:
     size = 1 << 20
     # Of what host 0 has, every byte that host 1 needs must leave it once.
@@ -139,7 +141,7 @@ def test_a_killed_rank_fails_all_hosts(network: Make, tmp_path: Path, backend: s
     assert {rank: end["error"] for rank, end in found.items()} == dict.fromkeys(range(3), "PeerLostError"), found
 
 
-@pytest.mark.skipif(not WHOLE, reason="it waits for timeouts; make test-multihost runs it")
+@pytest.mark.skipif(not WHOLE, reason="it waits for timeouts; make test-all PART=multihost runs it")
 @pytest.mark.parametrize("backend", ["hierarchical", "gloo"])
 def test_a_host_cut_off_fails_both_sides(network: Make, tmp_path: Path, backend: str) -> None:
     hosts = network(2)
@@ -256,7 +258,7 @@ def test_the_ranks_of_all_hosts_go_on_after_a_loss(network: Make) -> None:
     assert re.match(r"rankwise: finished without rank 3 \(pid \d+ on .*\), which was killed by SIGKILL", line), line
 
 
-@pytest.mark.skipif(not WHOLE, reason="it waits for timeouts; make test-multihost runs it")
+@pytest.mark.skipif(not WHOLE, reason="it waits for timeouts; make test-all PART=multihost runs it")
 def test_launchers_of_hosts_that_are_cut_off_end(network: Make) -> None:
     hosts = network(2)
     cut = threading.Timer(15.0, hosts.cut_off, [1])

@@ -6,7 +6,7 @@ The suite is torch.testing._internal.distributed.distributed_test, which torch s
 processes runs its tests one after the other, each with a process group of its own; a set in which a
 test failed or did not end is replaced. Prints passed, failed and skipped for both backends, and every
 test that gloo passes and rankwise does not; ends with status 1 where one of these is not explained in
-differences.toml.
+differences.toml. It runs on the torch of the Python that runs it, which needs expecttest.
 """
 
 from __future__ import annotations
