@@ -254,7 +254,7 @@ def test_a_rank_that_is_killed_after_the_function_is_not_started_again(tmp_path:
 def test_an_error_of_the_function_is_not_a_loss(tmp_path: Path) -> None:
     done = train(tmp_path, "{(1, life, 'step 4'): fail for life in range(9)}", options=("--restarts", "1"))
     assert done.returncode == 1
-    assert done.stderr.count("ValueError: bad") == 2
+    assert done.stderr.splitlines().count("ValueError: bad") == 2
     assert "finds 4 3" in done.stdout
 
 

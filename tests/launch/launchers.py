@@ -23,11 +23,15 @@ class Launchers:
         self.port = free_port()
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, nnodes: int, node: int, n: int, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, nnodes: int, node: int, n: int, *words: str, files: int | None = None, **environment: str
+    ) -> subprocess.Popen[str]:
+        """files: how many files the launcher may open."""
+        limit = [] if files is None else ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"]
         where = ["--nnodes", str(nnodes), "--node-rank", str(node), "--rendezvous", f"127.0.0.1:{self.port}"]
         self.processes.append(
             subprocess.Popen(
-                [sys.executable, "-m", "rankwise", "run", *where, "-n", str(n), *words],
+                [*limit, sys.executable, "-m", "rankwise", "run", *where, "-n", str(n), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

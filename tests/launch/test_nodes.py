@@ -304,7 +304,7 @@ def test_ctrl_c_after_the_ranks_of_this_node_have_ended(launchers: Launchers, tm
 @pytest.mark.slow
 def test_a_launcher_that_cannot_start_its_ranks_says_why_on_all_nodes(launchers: Launchers) -> None:
     launchers.start(2, 0, 1, "sh", "-c", "sleep 60")
-    launchers.start(2, 1, 100_000, "true")
+    launchers.start(2, 1, 100, "true", files=120)
     codes, _, errors = launchers.finish()
     assert codes == [2, 2]
     assert "rankwise run: error: " in errors[1]

@@ -112,7 +112,7 @@ def meet(
         rank,
         size,
         settings.local_rank if plan.inherited else None,
-        size if plan.backend == "shm" else 1,  # on several hosts the backend finds out who shares one
+        size if plan.backend == "shm" else settings.local_world_size if plan.inherited else 1,  # 1: not known
         "torch.distributed",
         f"torch.distributed {plan.id}",
         plan.secret.encode(),
