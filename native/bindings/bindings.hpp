@@ -48,6 +48,19 @@ inline rankwise::ReduceOp checked_op(int op) {
     return rankwise::ReduceOp(op);
 }
 
+inline constexpr long kTags = 1l << 31;
+inline constexpr int kNotANumber = -2;
+
+// A rank or a tag from Python: an int from 0 to end - 1, or kAny for ANY, which is an int's subclass; kNotANumber for
+// anything else.
+inline int rank_or_tag(nb::handle value, long end) {
+    if (!PyLong_Check(value.ptr())) return kNotANumber;
+    int overflow = 0;
+    const long number = PyLong_AsLongAndOverflow(value.ptr(), &overflow);
+    if (!PyLong_CheckExact(value.ptr())) return number == rankwise::kAny && !overflow ? rankwise::kAny : kNotANumber;
+    return !overflow && number >= 0 && number < end ? int(number) : kNotANumber;
+}
+
 inline void check_timeout(std::optional<double> timeout) {
     if (timeout && !(*timeout >= 0))
         throw rankwise::BadArgument("timeout: " + std::to_string(*timeout) + " given, expected seconds or None");

@@ -37,11 +37,14 @@ private:
     // Cancels a message; a task goes on. Returns whether the engine no longer uses the memory.
     static bool cancel(rankwise::Task& task) { return task.done(); }
     static bool cancel(rankwise::Request& request) {
-        if (!request.complete()) {
-            ReleaseGil released;
+        if (request.complete()) return true;
+        const ReleaseGil released;
+        try {
             request.abandon();
+            return true;
+        } catch (const std::bad_alloc&) {  // it goes on
+            return false;
         }
-        return true;
     }
     std::shared_ptr<T> operation_;
     std::shared_ptr<Kept> kept_;

@@ -1,6 +1,7 @@
 // Messages between two ranks, as Python starts and awaits them.
 #include "messages.hpp"
 
+#include "numpy_arrays.hpp"
 
 using namespace rankwise;
 
@@ -24,20 +25,23 @@ std::vector<Part> parts_of(const nb::list& objects) {
     return parts;
 }
 
-RequestHandle start_send(Comm& c, Address ptr, int64_t count, int dtype, int dest, int tag, nb::object keep) {
+// start: Comm::send or Comm::recv.
+template <auto start> RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
     const DType type = checked_dtype(dtype);
     const uint64_t elements = checked_count(count);
     auto owner = kept(std::move(keep));
     ReleaseGil released;
-    return {c.send(pointer(ptr), elements, type, dest, tag, owner), owner};
+    return {(c.*start)(pointer(ptr), elements, type, peer, tag, owner), owner};
 }
 
-RequestHandle start_recv(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag, nb::object keep) {
-    const DType type = checked_dtype(dtype);
-    const uint64_t elements = checked_count(count);
-    auto owner = kept(std::move(keep));
-    ReleaseGil released;
-    return {c.recv(pointer(ptr), elements, type, src, tag, owner), owner};
+// The same for a plain array; None, with nothing done, for another one, or if peer or tag is not an int from least on.
+template <auto start, int least> std::optional<RequestHandle> start_array(Comm& c, nb::object array, nb::handle peer, nb::handle label) {
+    const int rank = rank_or_tag(peer, c.world_size()), tag = rank_or_tag(label, kTags);
+    const PlainArray x(array, least == kAny);
+    if (!x || rank < least || tag < least) return std::nullopt;
+    auto owner = kept(std::move(array));
+    const ReleaseGilToWait released(x.bytes());
+    return RequestHandle((c.*start)(x.data, x.count, DType(x.dtype), rank, tag, owner), owner);
 }
 
 std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag, nb::object keep) {
@@ -85,20 +89,29 @@ std::optional<std::tuple<int, int, uint64_t, int>> await_arrival(Comm& c, int sr
 void wait_request(RequestHandle& r, std::optional<double> timeout) {
     check_timeout(timeout);
     {
-        ReleaseGil released;
+        const ReleaseGilToWait released;
         r->wait(timeout);
     }
     r.release();
 }
 
 bool request_done(RequestHandle& r) {
-    bool done;
-    {
-        ReleaseGil released;
+    bool done = r->complete();
+    if (!done) {
+        const ReleaseGil released;
         done = r->done();
     }
     if (r->complete()) r.release();
     return done;
+}
+
+// Returns whether the request is given up, and so not complete.
+bool cancel_request(RequestHandle& r) {
+    {
+        const ReleaseGil released;
+        r->abandon();
+    }
+    return r->abandoned();
 }
 
 }  // namespace
@@ -107,14 +120,16 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
     nb::class_<RequestHandle>(m, "Request", "A send or receive in progress.")
         .def("wait", &wait_request, nb::arg("timeout").none() = nb::none())
         .def("done", &request_done)
-        .def("abandon", [](RequestHandle& r) { r->abandon(); }, nb::call_guard<ReleaseGil>())
+        .def("cancel", &cancel_request)
         .def("memory", [](RequestHandle& r) { return received_bytes(*r.operator->()); })
         .def_prop_ro("source", [](const RequestHandle& r) { return r->source(); })
         .def_prop_ro("tag", [](const RequestHandle& r) { return r->tag(); })
         .def_prop_ro("dtype", [](const RequestHandle& r) { return int(r->dtype()); });
     const auto keep = nb::arg("keep").none() = nb::none();
-    comm.def("send", &start_send, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"), keep)
-        .def("recv", &start_recv, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), keep)
+    comm.def("send", &start_message<&Comm::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"), keep)
+        .def("recv", &start_message<&Comm::recv>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), keep)
+        .def("isend_array", &start_array<&Comm::send, 0>, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none())
+        .def("irecv_array", &start_array<&Comm::recv, kAny>, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none())
         .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), keep)
         .def("send_object", &start_send_object, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"))
         .def("recv_any", &start_recv_any, nb::arg("object"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))

@@ -23,6 +23,8 @@ private:
 };
 PyType_Slot received_bytes_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&ReceivedBytes::get)}, {0, nullptr}};
 
+nb::object not_implemented() { return nb::borrow(Py_NotImplemented); }
+
 // pickle's functions.
 struct Pickle {
     nb::object dumps, loads, protocol = nb::int_(5);
@@ -33,11 +35,11 @@ struct Pickle {
         }();
         return *pickle;
     }
-    nb::object dump(nb::handle object) const {
+    nb::bytes dump(nb::handle object) const {
         PyObject* const args[] = {object.ptr(), protocol.ptr()};
         PyObject* const result = PyObject_Vectorcall(dumps.ptr(), args, 2, nullptr);
         if (!result) nb::raise_python_error();
-        return nb::steal(result);
+        return nb::steal<nb::bytes>(result);
     }
     // NotImplemented if that fails.
     nb::object load(nb::handle stream) const {
@@ -45,131 +47,196 @@ struct Pickle {
         PyObject* const result = PyObject_Vectorcall(loads.ptr(), args, 1, nullptr);
         if (result) return nb::steal(result);
         PyErr_Clear();
-        return nb::borrow(Py_NotImplemented);
+        return not_implemented();
     }
 };
 
 // The object of a pickle that makes only basic types; NotImplemented if it makes others, or is invalid.
 nb::object load_basic(nb::handle stream, const nb::tuple& constructor) {
-    return makes_basic(nb::borrow<nb::bytes>(stream), constructor) ? Pickle::get().load(stream) : nb::borrow(Py_NotImplemented);
-}
-
-constexpr long kTags = 1l << 31;
-constexpr int kNone = -2;
-
-// An int from 0 to limit - 1, or kAny for ANY, which is an int's subclass; kNone for anything else.
-int number_or_any(nb::handle value, long limit) {
-    if (!PyLong_Check(value.ptr())) return kNone;
-    const long number = PyLong_AsLong(value.ptr());
-    if (number == -1) {
-        PyErr_Clear();
-        return PyLong_CheckExact(value.ptr()) ? kNone : kAny;
-    }
-    return PyLong_CheckExact(value.ptr()) && number >= 0 && number < limit ? int(number) : kNone;
+    return makes_basic(nb::borrow<nb::bytes>(stream), constructor) ? Pickle::get().load(stream) : not_implemented();
 }
 
 bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle label) {
-    const int to = number_or_any(dst, c.world_size()), tag = number_or_any(label, kTags);
+    const int to = rank_or_tag(dst, c.world_size()), tag = rank_or_tag(label, kTags);
     if (to < 0 || tag < 0 || !is_basic(object)) return false;
-    const nb::object stream = Pickle::get().dump(object);
-    const Part part{reinterpret_cast<const uint8_t*>(PyBytes_AS_STRING(stream.ptr())), uint64_t(PyBytes_GET_SIZE(stream.ptr()))};
+    const nb::bytes stream = Pickle::get().dump(object);
+    const Part part{static_cast<const uint8_t*>(stream.data()), stream.size()};
     const ReleaseGilToWait released(part.bytes);
     c.send_object_now({part}, to, tag);
     return true;
 }
 
+struct Received {
+    nb::object block{};  // bytes, for a short object; otherwise writable
+    Arrival arrival{};
+};
+
+// Receives an object, or an array of any length and dtype. Nothing, if src or tag is not an int in range, or ANY.
+std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle label, std::optional<double> timeout) {
+    const int from = rank_or_tag(src, c.world_size()), tag = rank_or_tag(label, kTags);
+    if (from == kNotANumber || tag == kNotANumber) return std::nullopt;
+    check_timeout(timeout);
+    Received received;
+    // A short message is stored in its block at once, unless the GIL has been released because another thread had the
+    // requests.
+    const auto into_block = [&](const Header& h) -> uint8_t* {
+        if (bool(h.object) != object || !PyGILState_Check()) return nullptr;
+        const auto length = Py_ssize_t(h.bytes);
+        nb::object block = nb::steal(object ? PyBytes_FromStringAndSize(nullptr, length) : PyByteArray_FromStringAndSize(nullptr, length));
+        if (!block) {
+            PyErr_Clear();
+            return nullptr;
+        }
+        received.block = block;
+        return reinterpret_cast<uint8_t*>(object ? PyBytes_AS_STRING(block.ptr()) : PyByteArray_AS_STRING(block.ptr()));
+    };
+    std::shared_ptr<Request> request;
+    {
+        const ReleaseGilToWait released;
+        request = c.recv_any_now({object ? Wanted::Object : Wanted::Array}, from, tag, std::ref(into_block), received.arrival, timeout);
+    }
+    if (request && object && received.arrival.count <= tuning::kShortObject) {
+        const Memory memory = request->take_memory();
+        received.block = nb::bytes(memory.data(), size_t(received.arrival.count));
+    } else if (request) {
+        received.block = received_bytes(*request);
+    }
+    return received;
+}
+
 // read(block, source): decodes what is not basic.
 nb::object recv_object_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle read, const nb::tuple& constructor) {
-    const int from = number_or_any(src, c.world_size()), tag = number_or_any(label, kTags);
-    if (from == kNone || tag == kNone) return nb::borrow(Py_NotImplemented);
-    check_timeout(timeout);
-    nb::object block;
-    // A short object becomes bytes at once, unless the GIL has been released because another thread had the requests.
-    const auto into_bytes = [&](const Header& h) {
-        if (!h.object || !PyGILState_Check()) return static_cast<uint8_t*>(nullptr);
-        block = nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(h.bytes)));
-        if (block) return reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(block.ptr()));
-        PyErr_Clear();
-        return static_cast<uint8_t*>(nullptr);
-    };
-    Arrival arrival;
-    std::shared_ptr<Request> request;
-    {
-        const ReleaseGilToWait released;
-        request = c.recv_any_now({Wanted::Object}, from, tag, std::ref(into_bytes), arrival, timeout);
-    }
-    if (request && arrival.count <= tuning::kShortObject) {
-        const Memory memory = request->take_memory();
-        block = nb::bytes(memory.data(), size_t(arrival.count));
-    } else if (request) {
-        return read(received_bytes(*request), arrival.source);
-    }
-    nb::object found = load_basic(block, constructor);
-    return found.is(nb::borrow(Py_NotImplemented)) ? read(block, arrival.source) : found;
+    const auto received = receive(c, true, src, label, timeout);
+    if (!received) return not_implemented();
+    nb::object found = nb::isinstance<nb::bytes>(received->block) ? load_basic(received->block, constructor) : not_implemented();
+    return found.is(not_implemented()) ? read(received->block, received->arrival.source) : found;
 }
 
-// Receives an array of any length and dtype: (its bytes, writable, its source, tag and dtype).
+// (its bytes, its source, tag and dtype).
 nb::object recv_any_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout) {
-    const int from = number_or_any(src, c.world_size()), tag = number_or_any(label, kTags);
-    if (from == kNone || tag == kNone) return nb::borrow(Py_NotImplemented);
-    check_timeout(timeout);
-    nb::object block;
-    const auto into_bytes = [&](const Header& h) {
-        if (h.object || !PyGILState_Check()) return static_cast<uint8_t*>(nullptr);
-        block = nb::steal(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(h.bytes)));
-        if (block) return reinterpret_cast<uint8_t*>(PyByteArray_AS_STRING(block.ptr()));
-        PyErr_Clear();
-        return static_cast<uint8_t*>(nullptr);
-    };
-    Arrival arrival;
-    std::shared_ptr<Request> request;
-    {
-        const ReleaseGilToWait released;
-        request = c.recv_any_now({Wanted::Array}, from, tag, std::ref(into_bytes), arrival, timeout);
-    }
-    return nb::make_tuple(request ? received_bytes(*request) : block, arrival.source, arrival.tag, int(arrival.dtype));
+    const auto received = receive(c, false, src, label, timeout);
+    if (!received) return not_implemented();
+    const Arrival& a = received->arrival;
+    return nb::make_tuple(received->block, a.source, a.tag, int(a.dtype));
 }
 
-// ---- collectives: a block of fixed size, with the length of an encoded object, and the object itself if it fits ----
+// ---- collectives ----
 
+// What the ranks exchange first: the length of an encoded object, and the object itself if it fits. In group/objects.py it
+// has the same form, because some of the ranks may take that path.
 struct ObjectBlock {
     static constexpr size_t kBytes = 256;
     uint64_t bytes;
-    uint8_t data[kBytes - sizeof(uint64_t)];
+    uint64_t longest;  // of all the objects that src scatters; else the same
+    uint8_t data[kBytes - 2 * sizeof(uint64_t)];
 
-    bool fits() const { return bytes <= sizeof data; }
-    void set(const nb::bytes& object) {
-        bytes = object.size();
-        if (fits()) std::memcpy(data, object.c_str(), bytes);
+    static bool fits(uint64_t length) { return length <= sizeof data; }
+    void set(const nb::bytes& stream, uint64_t all = 0) {
+        bytes = stream.size();
+        longest = std::max(bytes, all);
+        if (fits(longest)) std::memcpy(data, stream.data(), bytes);
     }
-    // The object, or its length.
-    nb::object get() const { return fits() ? nb::object(nb::bytes(data, size_t(bytes))) : nb::object(nb::int_(bytes)); }
+    // The encoded object, or the length of the longest.
+    nb::object get() const { return fits(bytes) && fits(longest) ? nb::object(nb::bytes(data, size_t(bytes))) : nb::object(nb::int_(longest)); }
+    // The object, if it is here and of basic types, else NotImplemented.
+    nb::object load(const nb::tuple& constructor) const {
+        const nb::object found = get();
+        return nb::isinstance<nb::bytes>(found) ? load_basic(found, constructor) : not_implemented();
+    }
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
 
-nb::object broadcast_block(Comm& c, nb::handle object, int src) {
-    ObjectBlock block;
-    const bool from_here = src == c.rank();
-    if (from_here) block.set(nb::borrow<nb::bytes>(object));
-    {
+// Makes the first of several calls; no other thread's comes before the others until this is destroyed.
+class Calls {
+public:
+    template <class First> Calls(Comm& c, const First& first) : c_(c) {
         const ReleaseGilToWait released;
-        c.broadcast(&block, sizeof block, DType::U8, src);
+        c.lock();
+        try {
+            first();
+        } catch (...) {
+            c.unlock();
+            throw;
+        }
     }
-    if (from_here && block.fits()) return nb::borrow(object);
-    return block.get();
+    ~Calls() { c_.unlock(); }
+    Calls(const Calls&) = delete;
+
+private:
+    Comm& c_;
+};
+
+nb::list parts(const nb::bytes& stream) {
+    nb::list one;
+    one.append(stream);
+    return one;
 }
 
-nb::list all_gather_blocks(Comm& c, const nb::bytes& object) {
+// Each of these returns NotImplemented, with nothing done, if an object that this rank sends has other than basic types.
+// If another rank's has, or is long, rest(found, sent) completes the operation, with no other call in between. found: the
+// encoded object, or its length if it is longer than a block; of a gather, a list of these. sent: what this rank sends, in parts (group/object_block.py).
+
+nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, nb::handle rest, const nb::tuple& constructor) {
+    const int src = rank_or_tag(from, c.world_size());
+    const bool sends = src == c.rank();
+    if (src < 0 || (sends && !is_basic(object))) return not_implemented();
     ObjectBlock block;
-    block.set(object);
-    std::vector<ObjectBlock> blocks(size_t(c.world_size()));
-    {
-        const ReleaseGilToWait released;
-        c.all_gather(&block, blocks.data(), sizeof block, DType::U8);
+    nb::object sent = nb::none();
+    if (sends) {
+        const nb::bytes stream = Pickle::get().dump(object);
+        block.set(stream);
+        sent = parts(stream);
     }
+    const Calls calls(c, [&] { c.broadcast(&block, sizeof block, DType::U8, src); });
+    if (sends && ObjectBlock::fits(block.longest)) return nb::borrow(object);
+    nb::object found = sends ? not_implemented() : block.load(constructor);
+    return found.is(not_implemented()) ? rest(block.get(), sent) : found;
+}
+
+// to: None for every rank.
+nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::handle rest, const nb::tuple& constructor) {
+    const int dst = to.is_none() ? c.rank() : rank_or_tag(to, c.world_size());
+    if (dst < 0 || !is_basic(object)) return not_implemented();
+    const nb::bytes sent = Pickle::get().dump(object);
+    ObjectBlock block;
+    block.set(sent);
+    std::vector<ObjectBlock> blocks(size_t(c.world_size()));
+    const Calls calls(c, [&] { c.all_gather(&block, blocks.data(), sizeof block, DType::U8); });
+    const bool all_fit = std::all_of(blocks.begin(), blocks.end(), [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
+    if (dst != c.rank() && all_fit) return nb::none();
     nb::list objects;
-    for (const ObjectBlock& each : blocks) objects.append(each.get());
-    return objects;
+    for (const ObjectBlock& each : blocks) {
+        nb::object found = all_fit ? each.load(constructor) : not_implemented();
+        if (found.is(not_implemented())) break;
+        objects.append(found);
+    }
+    if (objects.size() == blocks.size()) return objects;
+    nb::list found;
+    for (const ObjectBlock& each : blocks) found.append(each.get());
+    return rest(found, parts(sent));
+}
+
+nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb::handle rest, const nb::tuple& constructor) {
+    const int src = rank_or_tag(from, c.world_size());
+    if (src < 0) return not_implemented();
+    nb::list sent;
+    std::vector<ObjectBlock> blocks;
+    if (src == c.rank()) {
+        if (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())) return not_implemented();
+        uint64_t longest = 0;
+        for (nb::handle object : nb::borrow<nb::list>(objects)) {
+            if (!is_basic(object)) return not_implemented();
+            const nb::bytes stream = Pickle::get().dump(object);
+            longest = std::max(longest, uint64_t(stream.size()));
+            sent.append(parts(stream));
+        }
+        blocks.resize(sent.size());
+        for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(nb::borrow<nb::bytes>(sent[i][0]), longest);
+    }
+    ObjectBlock block;
+    const Calls calls(c, [&] { c.scatter(blocks.data(), &block, sizeof block, DType::U8, src); });
+    nb::object found = block.load(constructor);
+    return found.is(not_implemented()) ? rest(block.get(), sent) : found;
 }
 
 }  // namespace
@@ -187,6 +254,7 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
     comm.def("send_object_plain", &send_object_plain, nb::arg("object").none(), nb::arg("dst").none(), nb::arg("tag").none())
         .def("recv_object_plain", &recv_object_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none(), nb::arg("read"), nb::arg("constructor"))
         .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
-        .def("broadcast_block", &broadcast_block, nb::arg("object").none(), nb::arg("src"))
-        .def("all_gather_blocks", &all_gather_blocks, nb::arg("object"));
+        .def("broadcast_object_plain", &broadcast_object_plain, nb::arg("object").none(), nb::arg("src").none(), nb::arg("rest"), nb::arg("constructor"))
+        .def("gather_object_plain", &gather_object_plain, nb::arg("object").none(), nb::arg("dst").none(), nb::arg("rest"), nb::arg("constructor"))
+        .def("scatter_object_plain", &scatter_object_plain, nb::arg("objects").none(), nb::arg("src").none(), nb::arg("rest"), nb::arg("constructor"));
 }

@@ -33,46 +33,6 @@ const OpName* op_named(nb::handle name_) {
     return nullptr;
 }
 
-// A rank or a tag as an int below `end`, or -1 for anything else.
-int number(nb::handle given, long end) {
-    if (!PyLong_CheckExact(given.ptr())) return -1;
-    int overflow = 0;
-    const long value = PyLong_AsLongAndOverflow(given.ptr(), &overflow);
-    return !overflow && value >= 0 && value < end ? int(value) : -1;
-}
-
-// A plain array: contiguous, aligned, and of a dtype that ranks can exchange.
-struct Plain {
-    PyArrayObject* array = nullptr;
-    uint8_t* data = nullptr;
-    uint64_t count = 1;
-    int dtype = -1;
-
-    Plain(nb::handle object, bool writable) {
-        PyArrayObject* a = as_ndarray(object);
-        const int wanted = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
-        if (!a || (PyArray_FLAGS(a) & wanted) != wanted) return;
-        dtype = dtype_of(PyArray_DESCR(a));
-        if (dtype < 0) return;
-        array = a;
-        data = static_cast<uint8_t*>(PyArray_DATA(a));
-        for (int i = 0; i < dims(); ++i) count *= uint64_t(dim(i));
-    }
-    explicit operator bool() const { return array; }
-    int dims() const { return PyArray_NDIM(array); }
-    npy_intp dim(int i) const { return PyArray_DIMS(array)[i]; }
-    Description description() const { return {Op::None, dims(), PyArray_DIMS(array)}; }
-    size_t bytes() const { return count * itemsize(DType(dtype)); }
-    bool apart_from(const Plain& other) const { return data + bytes() <= other.data || other.data + other.bytes() <= data; }
-    // Whether the shapes are equal without the first `skip` axes of this array and the first `other_skip` axes of `other`.
-    bool same_shape(const Plain& other, int skip, int other_skip) const {
-        if (dims() - skip != other.dims() - other_skip) return false;
-        for (int i = skip; i < dims(); ++i)
-            if (dim(i) != other.dim(i - skip + other_skip)) return false;
-        return true;
-    }
-};
-
 // A communicator implemented in Python over another library, whose collectives are complete when they return.
 class PythonCommunicator {
 public:
@@ -96,7 +56,7 @@ public:
     void send_now(const void* x, uint64_t count, DType d, int to, int tag) { call(Send, at(x), count, of(d), to, tag); }
     void recv_now(void* x, uint64_t count, DType d, int from, int tag) { call(Recv, at(x), count, of(d), from, tag); }
     // The shape of the arrays of the next call.
-    void describe(const Plain& x) {
+    void describe(const PlainArray& x) {
         nb::list shape;
         for (int i = 0; i < x.dims(); ++i) shape.append(x.dim(i));
         call(Describe, nb::tuple(shape));
@@ -130,12 +90,12 @@ template <class C> using ReleaseToWait = std::conditional_t<std::is_same_v<C, Co
 // their count is compared anyway.
 class NextDescription {
 public:
-    NextDescription(Comm&, const Plain& x) {
+    NextDescription(Comm&, const PlainArray& x) {
         if (x.dims() == 1) return;
         description_ = x.description();
         next_description = &description_;
     }
-    NextDescription(PythonCommunicator& c, const Plain& x) {
+    NextDescription(PythonCommunicator& c, const PlainArray& x) {
         if (x.dims() != 1) c.describe(x);
     }
     ~NextDescription() { next_description = nullptr; }
@@ -146,16 +106,16 @@ private:
 };
 
 // Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
-template <class C> bool fits_gathered(const C& c, const Plain& x, const Plain& out) {
+template <class C> bool fits_gathered(const C& c, const PlainArray& x, const PlainArray& out) {
     return x && out && out.dtype == x.dtype && out.dims() > 0 && out.dim(0) == c.world_size() && x.same_shape(out, 0, 1) && x.apart_from(out);
 }
-template <class C> bool fits_split(const C& c, const Plain& x, const Plain& out, bool part) {
+template <class C> bool fits_split(const C& c, const PlainArray& x, const PlainArray& out, bool part) {
     if (!x || !out || out.dtype != x.dtype || x.dims() == 0 || x.dim(0) % c.world_size() || !x.apart_from(out)) return false;
     return out.dims() == x.dims() && out.dim(0) == (part ? x.dim(0) / c.world_size() : x.dim(0)) && x.same_shape(out, 1, 1);
 }
 
 template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op) {
-    const Plain x(array, true);
+    const PlainArray x(array, true);
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
     const ReleaseToWait<C> released(x.bytes());
@@ -165,9 +125,9 @@ template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op) {
 }
 
 template <class C> bool reduce(C& c, nb::handle array, nb::handle to, nb::handle op) {
-    const int dst = number(to, c.world_size());
+    const int dst = rank_or_tag(to, c.world_size());
     if (dst < 0) return false;
-    const Plain x(array, dst == c.rank());
+    const PlainArray x(array, dst == c.rank());
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
     const ReleaseToWait<C> released(x.bytes());
@@ -177,8 +137,8 @@ template <class C> bool reduce(C& c, nb::handle array, nb::handle to, nb::handle
 }
 
 template <class C> bool broadcast(C& c, nb::handle array, nb::handle from) {
-    const int src = number(from, c.world_size());
-    const Plain x(array, true);
+    const int src = rank_or_tag(from, c.world_size());
+    const PlainArray x(array, true);
     if (!x || src < 0) return false;
     const ReleaseToWait<C> released(x.bytes());
     const NextDescription described(c, x);
@@ -187,7 +147,7 @@ template <class C> bool broadcast(C& c, nb::handle array, nb::handle from) {
 }
 
 template <class C> bool all_gather(C& c, nb::handle array, nb::handle out) {
-    const Plain x(array, false), result(out, true);
+    const PlainArray x(array, false), result(out, true);
     if (!fits_gathered(c, x, result)) return false;
     const ReleaseToWait<C> released(result.bytes());
     const NextDescription described(c, x);
@@ -200,12 +160,12 @@ template <class C> bool all_gather(C& c, nb::handle array, nb::handle out) {
 constexpr int kMostDims = 32;
 
 template <class C> bool gather(C& c, nb::handle array, nb::handle at, nb::handle out) {
-    const int dst = number(at, c.world_size());
-    const Plain x(array, false);
+    const int dst = rank_or_tag(at, c.world_size());
+    const PlainArray x(array, false);
     if (!x || x.dims() >= kMostDims || dst < 0) return false;
     uint8_t* to = nullptr;
     if (dst == c.rank()) {
-        const Plain result(out, true);
+        const PlainArray result(out, true);
         if (!fits_gathered(c, x, result)) return false;
         to = result.data;
     }
@@ -216,7 +176,7 @@ template <class C> bool gather(C& c, nb::handle array, nb::handle at, nb::handle
 }
 
 template <class C> bool reduce_scatter(C& c, nb::handle array, nb::handle op, nb::handle out) {
-    const Plain x(array, false), result(out, true);
+    const PlainArray x(array, false), result(out, true);
     const OpName* named = op_named(op);
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
     const ReleaseToWait<C> released(x.bytes());
@@ -226,7 +186,7 @@ template <class C> bool reduce_scatter(C& c, nb::handle array, nb::handle op, nb
 }
 
 template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
-    const Plain x(array, false), result(out, true);
+    const PlainArray x(array, false), result(out, true);
     if (!fits_split(c, x, result, false)) return false;
     const ReleaseToWait<C> released(x.bytes());
     const NextDescription described(c, x);
@@ -241,17 +201,17 @@ constexpr uint64_t kHeaderWords = sizeof(ArrayHeader) / 8;
 
 // On src: sends the header, and returns whether the parts travel with it. Over another library they follow in another
 // call.
-bool announce(Comm& c, ArrayHeader& header, const Plain& x, const Plain& part, int src) {
+bool announce(Comm& c, ArrayHeader& header, const PlainArray& x, const PlainArray& part, int src) {
     return c.scatter_described(header, x.data, part.data, nullptr, src);
 }
-bool announce(PythonCommunicator& c, ArrayHeader& header, const Plain&, const Plain&, int src) {
+bool announce(PythonCommunicator& c, ArrayHeader& header, const PlainArray&, const PlainArray&, int src) {
     c.broadcast(&header, kHeaderWords, DType::I64, src);
     return false;
 }
 
 // On the other ranks: the received header, and the memory for the part.
 struct Received {
-    const Plain& part;  // receives the part if it fits
+    const PlainArray& part;  // receives the part if it fits
     const int n;
     ArrayHeader header;
     std::vector<uint8_t> other;  // receives a part that travels with the header and does not fit
@@ -283,7 +243,7 @@ template <class C> struct UnlockAtEnd {
     }
 };
 
-template <class C> bool scatter_from_here(C& c, const Plain& x, const Plain& part, int src) {
+template <class C> bool scatter_from_here(C& c, const PlainArray& x, const PlainArray& part, int src) {
     if (x.dims() > ArrayHeader::kDims) return false;
     ArrayHeader header{x.dtype, x.dims(), {}};
     for (int i = 0; i < x.dims(); ++i) header.dim[i] = x.dim(i);
@@ -299,11 +259,11 @@ nb::object bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.da
 // After the header has been exchanged, the other ranks rely on this one. So if `out` does not fit,
 // `rest(header, part, out, src)` completes the operation; part is this rank's part if it came with the header, or None.
 template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::handle out, nb::handle rest) {
-    const int src = number(from, c.world_size());
-    const Plain part(out, true);
+    const int src = rank_or_tag(from, c.world_size());
+    const PlainArray part(out, true);
     if (!part || part.dims() == 0 || src < 0) return false;
     if (src == c.rank()) {
-        const Plain x(array, false);
+        const PlainArray x(array, false);
         return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
     }
     Received received{part, c.world_size(), {}, {}};
@@ -336,7 +296,7 @@ bool scatter_in_calls(PythonCommunicator& c, nb::handle array, nb::handle from, 
 // The first step of scatter for any arrays. header: kHeaderWords int64, which src gives and the other ranks receive.
 // Returns None if the parts follow in another call, else this rank's part (empty on src).
 nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t recv, int src) {
-    const Plain given(header_, true);
+    const PlainArray given(header_, true);
     if (!given || given.bytes() != sizeof(ArrayHeader)) throw BadArgument("header: expected an array of " + std::to_string(kHeaderWords) + " int64");
     ArrayHeader header;
     std::memcpy(&header, given.data, sizeof header);
@@ -355,11 +315,9 @@ nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t
     return with_header ? bytes_of(part) : nb::none();
 }
 
-constexpr long kTags = 1l << 31;
-
 template <class C> bool send_array(C& c, nb::handle array, nb::handle to, nb::handle label) {
-    const int dst = number(to, c.world_size()), tag = number(label, kTags);
-    const Plain x(array, false);
+    const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
+    const PlainArray x(array, false);
     if (!x || dst < 0 || tag < 0) return false;
     const ReleaseToWait<C> released(x.bytes());
     c.send_now(x.data, x.count, DType(x.dtype), dst, tag);
@@ -367,8 +325,8 @@ template <class C> bool send_array(C& c, nb::handle array, nb::handle to, nb::ha
 }
 
 template <class C> bool recv_array(C& c, nb::handle array, nb::handle from, nb::handle label) {
-    const int src = number(from, c.world_size()), tag = number(label, kTags);
-    const Plain x(array, true);
+    const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
+    const PlainArray x(array, true);
     if (!x || src < 0 || tag < 0) return false;
     const ReleaseToWait<C> released(x.bytes());
     c.recv_now(x.data, x.count, DType(x.dtype), src, tag);
@@ -399,14 +357,7 @@ void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
     comm.def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
     nb::class_<PythonCommunicator> in_python(m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
     in_python.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("rank"), nb::arg("world_size"),
-                nb::arg("methods"), nb::arg("dtypes"), nb::arg("ops"))
-        .def_prop_ro("barrier_without_sync", [](const PythonCommunicator&) { return nb::none(); })
-        .def_prop_ro("announce_array", [](const PythonCommunicator&) { return nb::none(); })
-        .def_prop_ro("broadcast_block", [](const PythonCommunicator&) { return nb::none(); })
-        .def_prop_ro("all_gather_blocks", [](const PythonCommunicator&) { return nb::none(); })
-        .def("send_object_plain", [](const PythonCommunicator&, const nb::args&) { return false; })
-        .def("recv_object_plain", [](const PythonCommunicator&, const nb::args&) { return nb::borrow(Py_NotImplemented); })
-        .def("recv_any_plain", [](const PythonCommunicator&, const nb::args&) { return nb::borrow(Py_NotImplemented); });
+                nb::arg("methods"), nb::arg("dtypes"), nb::arg("ops"));
     define(in_python);
     define_scatter(in_python, &scatter_in_calls);
 }

@@ -4,20 +4,10 @@
 #include "ranks.hpp"
 
 using namespace rankwise;
+using ranks::meet;
+using ranks::message;
 
 namespace {
-
-std::vector<int64_t> message(int from, int tag, uint64_t count) {
-    std::vector<int64_t> v(count);
-    for (uint64_t i = 0; i < count; ++i) v[i] = int64_t(i) * 13 + from * 1000 + tag;
-    return v;
-}
-
-// Synchronises without waiting for messages, unlike a barrier.
-void meet(Comm& c) {
-    int64_t one = 1;
-    c.all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
-}
 
 bool holds(Request& r, const std::vector<int64_t>& expected) {
     const Memory memory = r.take_memory();

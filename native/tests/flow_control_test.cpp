@@ -5,19 +5,10 @@
 #include "ranks.hpp"
 
 using namespace rankwise;
+using ranks::meet;
+using ranks::message;
 
 namespace {
-
-std::vector<int64_t> message(int from, int number, uint64_t count) {
-    std::vector<int64_t> v(count);
-    for (uint64_t i = 0; i < count; ++i) v[i] = int64_t(i) * 13 + from * 1000 + number;
-    return v;
-}
-
-void meet(Comm& c) {
-    int64_t one = 1;
-    c.all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
-}
 
 Settings keeping(uint64_t bytes, bool single_copy) {
     Settings settings;

@@ -5,14 +5,10 @@
 #include "refuse_memory.hpp"
 
 using namespace rankwise;
+using ranks::meet;
+using ranks::message;
 
 namespace {
-
-std::vector<int64_t> message(int from, int tag, uint64_t count) {
-    std::vector<int64_t> v(count);
-    for (uint64_t i = 0; i < count; ++i) v[i] = int64_t(i) * 13 + from * 1000 + tag;
-    return v;
-}
 
 void around_the_ring(Comm& c, uint64_t count) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
@@ -99,12 +95,6 @@ void abandoned(Comm& c) {
     c.send_now(out.data(), 4, DType::I64, c.rank(), 8);
     c.recv_now(in.data(), 4, DType::I64, c.rank(), 8);
     CHECK(in == out, "after an abandoned receive");
-}
-
-// Synchronises without waiting for messages, unlike a barrier.
-void meet(Comm& c) {
-    int64_t one = 1;
-    c.all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
 }
 
 // A large message whose receive is already posted bypasses the ring, whether or not the sender waits. Two at a time.

@@ -45,6 +45,19 @@ inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& bod
     return segment;
 }
 
+// The content of a message that rank `from` sends; each has another one.
+inline std::vector<int64_t> message(int from, int number, uint64_t count) {
+    std::vector<int64_t> v(count);
+    for (uint64_t i = 0; i < count; ++i) v[i] = int64_t(i) * 13 + from * 1000 + number;
+    return v;
+}
+
+// Synchronises without waiting for messages, unlike a barrier.
+inline void meet(Comm& c) {
+    int64_t one = 1;
+    c.all_reduce(&one, 1, rankwise::DType::I64, rankwise::ReduceOp::SUM);
+}
+
 // The type of the error that `call` throws, or "".
 template <class Call> std::string thrown(Call&& call) {
     try {

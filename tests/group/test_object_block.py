@@ -5,28 +5,37 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankwise.group.object_block import ALIGNMENT, block_of, parts_of, read
+from rankwise.group.object_block import ALIGNMENT, aligned, assemble, length_of, parts_of, read
 
 OBJECTS = [None, {"a": [1, 2.5]}, [1, np.arange(1000)], {"x": np.ones((3, 700)), "y": np.zeros(5000, np.uint8)}]
 
 
 @pytest.mark.parametrize("obj", OBJECTS, ids=["none", "basic", "array", "arrays"])
 def test_an_object_is_read_from_its_block(obj: object) -> None:
-    block = block_of(obj, False)
-    assert block == b"".join(parts_of(obj, False))
-    for memory in (block, np.frombuffer(bytearray(block), np.uint8)):
+    parts = parts_of(obj, False)
+    block = b"".join(parts)
+    for memory in (block, assemble(parts)[: length_of(parts)]):
         np.testing.assert_equal(read(memory, False, 0), obj)
 
 
+def test_blocks_are_assembled_one_after_the_other() -> None:
+    blocks = [parts_of(obj, False) for obj in OBJECTS]
+    memory, at = assemble(*blocks), 0
+    for obj, block in zip(OBJECTS, blocks, strict=True):
+        np.testing.assert_equal(read(memory[at : at + length_of(block)], False, 0), obj)
+        at += aligned(length_of(block))
+    assert at == memory.size
+
+
 def test_arrays_use_the_memory_of_the_block() -> None:
-    block = np.frombuffer(bytearray(block_of(OBJECTS[3], False)), np.uint8)
+    block = assemble(parts_of(OBJECTS[3], False))
     for array in read(block, False, 0).values():
         assert np.shares_memory(array, block)
         assert (array.ctypes.data - block.ctypes.data) % ALIGNMENT == 0
 
 
 def test_blocks_that_are_invalid() -> None:
-    block = block_of([1, np.arange(1000)], False)
+    block = b"".join(parts_of([1, np.arange(1000)], False))
     for length in (0, 1, 7, 8, 16, 24, 64, 70, len(block) - 200):
         with pytest.raises(ValueError, match=r"encoded object: |sent an invalid object"):
             read(np.frombuffer(block[:length], np.uint8), False, 0)

@@ -46,7 +46,7 @@ def test_an_interrupt_while_the_result_is_fetched_loses_nothing() -> None:
     class Interrupted(Told):
         def wait(self, timeout: float | None = None) -> None:
             self.waits = getattr(self, "waits", 0) + 1
-            if self.waits == 2:
+            if self.waits == 1:
                 raise KeyboardInterrupt
 
     inner = Interrupted()
@@ -54,7 +54,7 @@ def test_an_interrupt_while_the_result_is_fetched_loses_nothing() -> None:
     buffer = target(np.ones(2))
     work = ArrayWork(inner, buffer.finish, pending_works()).started()
     with pytest.raises(KeyboardInterrupt):
-        work.wait()
+        work.done()
     assert work.error is None
     assert work.wait().tolist() == [1, 1]
 

@@ -153,7 +153,7 @@ int group_lost_process(GroupSegment& group, int world_rank, uint32_t process) {
 
 bool GroupSegment::asleep() const {
     if (sleepers.load()) return true;
-    return std::any_of(peers, peers + nranks, [](const PeerSlot& peer_slot) { return peer_slot.message_sleepers.load() != 0; });
+    return std::any_of(peers, peers + nranks, [](const PeerSlot& peer_slot) { return peer_slot.message_sleepers.load() || peer_slot.progress_sleeps.load(); });
 }
 
 void wake_all(GroupSegment& group) {
@@ -163,6 +163,8 @@ void wake_all(GroupSegment& group) {
         futex_wake_all(peer_slot.notifications);
         peer_slot.message_notifications.fetch_add(1);
         futex_wake_all(peer_slot.message_notifications);
+        peer_slot.progress_notifications.fetch_add(1);
+        futex_wake_all(peer_slot.progress_notifications);
     }
 }
 

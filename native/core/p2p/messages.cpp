@@ -51,9 +51,15 @@ Channel* Messages::channel(int from, int to, bool make) {
         segment_->heap().release(made);  // the other rank was faster
     }
     if (!offset) return nullptr;
-    Channel* const c = segment_->at<Channel>(offset);
-    if (!segment_->contains(c, sizeof(Channel)) || c->capacity != tuning::ring_bytes(n_)) overwritten("the channel", from, to);
+    Channel* const c = channel_at(offset);
+    if (!c) overwritten("the channel", from, to);
     return c;
+}
+
+// Null if no channel can be there.
+Channel* Messages::channel_at(uint64_t offset) const {
+    Channel* const c = segment_->at<Channel>(offset);
+    return segment_->contains(c, sizeof(Channel)) && c->capacity == tuning::ring_bytes(n_) ? c : nullptr;
 }
 
 // The shared memory holds something that no rank writes there. It must not be used as an address or a length.
@@ -81,9 +87,11 @@ void Messages::check_open(const char* operation) {
 
 void Messages::notify(int whom) {
     PeerSlot& peer_slot = group_.peers[whom];
-    if (!peer_slot.message_sleepers.load()) return;
-    peer_slot.message_notifications.fetch_add(1);
-    futex_wake_all(peer_slot.message_notifications);
+    if (peer_slot.message_sleepers.load()) {
+        peer_slot.message_notifications.fetch_add(1);
+        futex_wake_all(peer_slot.message_notifications);
+    }
+    if (peer_slot.progress_sleeps.load()) wake_progress(peer_slot);
 }
 
 std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag, std::shared_ptr<void> keep) {
@@ -133,7 +141,7 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, bool w
     try {
         if (waits && sends.size() == 1) poll_for_receive(to, *r);
         push(to, waits || may_copy_at_once(*r));
-        if (!r->complete_ && !waits) ensure_thread();
+        if (!r->complete_ && !waits) ensure_thread(true);
     } catch (...) {  // no memory for the channel, or no thread
         cancel(r);
         throw;
@@ -259,10 +267,16 @@ void Messages::pull_from(int from) {
 void Messages::abandon(const std::shared_ptr<Request>& r) {
     std::lock_guard lock(mutex_);
     cancel(r);
+    if (r->abandoned_) notify(rank_);  // another thread may wait for it
 }
 
+// Throws bad_alloc, with nothing done, if there is no memory for data that must be kept.
 void Messages::cancel(const std::shared_ptr<Request>& r) {
-    if (r->complete_ || closing_ || std::exchange(r->abandoned_, true)) return;
+    if (r->complete_ || closing_ || r->abandoned_) return;
+    const bool posted = !r->sends_ && r->peer_ != kAny && posted_[r->peer_] == r;
+    const bool kept = r->sends_ ? r->matched_ && !r->rendezvous_ && r->slot_ < 0 : !r->unsized() && (r->message_ || posted);
+    Memory copy = kept ? Memory(r->bytes()) : Memory();
+    r->abandoned_ = true;
     end_trace(*r, true);
     if (r->sends_) {
         Outgoing& out = outgoing_[r->peer_];
@@ -273,19 +287,18 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
         }
         if (r->rendezvous_)  // the receiver may be reading a piece of this memory
             return fail_group(group_, Cause::PeerLost, rank_, 0, "cancelled a send while rank " + std::to_string(r->peer_) + " was receiving it");
-        if (r->offer_ >= 0 && !cancel_offer(*r)) return;
-        copy_data(*r);
+        if (r->slot_ >= 0) return cancel_offer(*r);
+        go_on_from(*r, std::move(copy));
         return ensure_thread();
     }
-    if (r->peer_ != kAny && r->peer_ != rank_ && posted_[r->peer_] == r) withdraw_receive(r->peer_);
+    if (posted) withdraw_receive(r->peer_, std::move(copy));
     if (r->complete_ || !r->held_) return;
     receives_.remove(*r);
-    if (const auto message = std::move(r->message_)) put_back(message);
+    if (const auto message = std::move(r->message_)) put_back(message, std::move(copy));
 }
 
 // The send goes on from a copy of its data.
-void Messages::copy_data(Request& r) {
-    Memory copy(r.bytes());
+void Messages::go_on_from(Request& r, Memory copy) {
     uint8_t* to = copy.data();
     r.for_stretches(0, r.bytes(), [&](const uint8_t* data, uint64_t bytes) {
         std::memcpy(to, data, bytes);
@@ -296,14 +309,14 @@ void Messages::copy_data(Request& r) {
     r.parts_.clear();
 }
 
-// A message whose receive is given up is kept for another one.
-void Messages::put_back(const std::shared_ptr<Message>& m) {
+// A message whose receive is given up is kept for another one, in `copy` if the receive had memory of its own.
+void Messages::put_back(const std::shared_ptr<Message>& m, Memory copy) {
     Request& r = *m->receive;
     const uint64_t here = m->header.bytes - m->left;
     if (r.unsized()) {
         m->kept = std::move(r.memory_);
     } else {
-        m->kept = Memory(m->header.bytes);
+        m->kept = std::move(copy);
         if (here) std::memcpy(m->kept.data(), r.data_, here);
     }
     m->at = m->kept.data() + here;

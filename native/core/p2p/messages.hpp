@@ -3,7 +3,7 @@
 //
 // A send copies at once into the ring what fits (eager). A thread that waits for a request makes progress on the rest,
 // and on receives without a message; so does a progress thread, which starts with the first request that no thread waits
-// for, and sleeps while there is nothing to move. A large message whose receive is already posted goes directly into the
+// for, and sleeps while there is nothing to move: senders wake it only while no other thread of this rank waits. A large message whose receive is already posted goes directly into the
 // receiver's memory (rendezvous.cpp). Messages match by (source, tag) in the order sent. A message that arrives before its
 // receive is kept in this rank's private memory, so it never blocks the next one, and two ranks that send large messages
 // to each other both make progress.
@@ -100,13 +100,14 @@ private:
     };
 
     Channel* channel(int from, int to, bool make);
+    Channel* channel_at(uint64_t offset) const;
     [[noreturn]] void overwritten(const char* what, int from, int to);
     Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit);
     bool forked() const { return forks_ != forks_so_far(); }
     // Without the ring (rendezvous.cpp).
     void post_receive(const std::shared_ptr<Request>& receive);
     bool progress_rendezvous(int from, bool& moved);
-    void withdraw_receive(int from);
+    void withdraw_receive(int from, Memory copy = {});
     uint64_t receive_posted_for(Channel& c, const Request& send) const;
     void poll_for_receive(int to, const Request& send);
     static bool may_copy_at_once(const Request& send);
@@ -135,7 +136,7 @@ private:
     void fetch(Message& message);
     void answer(int from, const Header& header);
     void send_answers(int to);
-    bool cancel_offer(Request& send);
+    void cancel_offer(const Request& send);
     void cancel_offers(int to);
     uint64_t room() const { return unexpected_limit_ - std::min(unexpected_limit_, arrived_.bytes()); }
     void publish_room() { group_.peers[rank_].set_unexpected_room(room()); }
@@ -144,8 +145,8 @@ private:
     void cancel(const std::shared_ptr<Request>& request);  // abandon, with mutex_ locked
     bool has_left(int from) const;
     static Header header_of(const Request& send) { return Header::of(send.count_, send.dtype_, send.tag_, send.object_); }
-    static void copy_data(Request& send);
-    void put_back(const std::shared_ptr<Message>& message);
+    static void go_on_from(Request& send, Memory copy);
+    void put_back(const std::shared_ptr<Message>& message, Memory copy);
     void match_posted(Message& message);
     std::shared_ptr<Message> arrive(int from, const Header& header, std::optional<Offer> offer = {});
     std::optional<Arrival> arrival(int from, int tag);  // probe, with mutex_ locked
@@ -169,7 +170,11 @@ private:
     template <class Done> void check_peers(const Request* request, Done&& done);
     [[noreturn]] void timed_out(double timeout, const Request* request);
     static std::string awaited_text(const Request& request);
-    void ensure_thread();
+    // now: there is something to do at once.
+    void ensure_thread(bool now = false);
+    static void wake_progress(PeerSlot& peer_slot);
+    void publish_sleep();
+    bool may_progress() const;
     void run();
 
     std::shared_ptr<Segment> segment_;
@@ -190,6 +195,8 @@ private:
     uint64_t arrivals_ = 0;
     ReachableRanges reachable_;                                   // guarded by mutex_
     std::condition_variable work_;
+    int waiting_ = 0;                                             // threads in wait_until
+    bool thread_sleeps_ = false;                                  // the progress thread does, or will at once
     bool closing_ = false;                                        // then only who holds a lease touches the group's memory
     std::thread thread_;
 };

@@ -17,30 +17,30 @@ bool Messages::must_offer(const Request& r, int to) const {
 
 // Returns false if there is no room in the ring.
 bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to) {
-    constexpr size_t kMostParts = 64;
     Outgoing& out = outgoing_[to];
-    std::vector<OfferBody::Part> parts;
-    bool reachable = r->parts_.size() <= kMostParts;
+    struct {
+        OfferBody about;
+        OfferBody::Part parts[64];
+    } body;
+    size_t n = 0;
+    bool reachable = r->parts_.size() <= std::size(body.parts) && !out.free_slots.empty();
     r->for_stretches(0, r->bytes(), [&](const uint8_t* data, uint64_t bytes) {
         reachable = reachable && protocol_.reachable(data, bytes, reachable_);
-        parts.push_back({reinterpret_cast<uint64_t>(data), bytes});
+        if (reachable) body.parts[n++] = {reinterpret_cast<uint64_t>(data), bytes};
     });
-    if (!reachable || out.free_slots.empty()) parts.clear();
+    if (!reachable) n = 0;
+    body.about = {out.next_offer, n ? out.free_slots.back() : -1};
     Header header = header_of(*r);
     header.form = Form::Offered;
-    header.parts = uint8_t(parts.size());
-    std::vector<uint8_t> body(sizeof(OfferBody) + parts.size() * sizeof(OfferBody::Part));
-    const OfferBody about{out.next_offer, parts.empty() ? -1 : out.free_slots.back()};
-    std::memcpy(body.data(), &about, sizeof about);
-    if (!parts.empty()) std::memcpy(body.data() + sizeof about, parts.data(), parts.size() * sizeof(OfferBody::Part));
-    if (about.slot >= 0) c.offers[about.slot].store(OfferStage::Offered);
-    if (!write_header(c, to, header, body.data(), body.size())) return false;
-    if (about.slot >= 0) out.free_slots.pop_back();
+    header.parts = uint8_t(n);
+    if (n) c.offers[body.about.slot].store(OfferStage::Offered);
+    if (!write_header(c, to, header, &body, sizeof body.about + n * sizeof(OfferBody::Part))) return false;
+    if (n) out.free_slots.pop_back();
     r->matched_ = true;
-    r->offer_ = about.number;
-    r->slot_ = about.slot;
+    r->offer_ = body.about.number;
+    r->slot_ = body.about.slot;
     out.next_offer = (out.next_offer + 1) & INT32_MAX;
-    out.offered.emplace(about.number, r);
+    out.offered.emplace(r->offer_, r);
     return true;
 }
 
@@ -119,13 +119,13 @@ void Messages::answer(int from, const Header& h) {
     if (!r->abandoned_) complete(*r);
 }
 
-// The send is given up. Returns whether it goes on, from a copy of its data: if it has been requested, or may be. Otherwise
-// the receiver has copied the data, or will find that the message was cancelled.
-bool Messages::cancel_offer(Request& r) {
-    if (r.slot_ < 0) return true;
+// The send is given up, whose data the receiver may copy: it has copied the data, or will find that the message was
+// cancelled.
+void Messages::cancel_offer(const Request& r) {
+    if (r.slot_ < 0) return;
     std::atomic<OfferStage>& stage = channel(rank_, r.peer_, true)->offers[r.slot_];
     OfferStage offered = OfferStage::Offered;
-    if (stage.compare_exchange_strong(offered, OfferStage::Cancelled)) return false;
+    if (stage.compare_exchange_strong(offered, OfferStage::Cancelled)) return;
     const auto until = Clock::now() + std::chrono::seconds(5);  // a receiver that is stopped meanwhile cannot block us for ever
     while (stage.load() == OfferStage::Copying && !protocol_.ended(r.peer_)) {
         if (Clock::now() > until) {
@@ -134,7 +134,6 @@ bool Messages::cancel_offer(Request& r) {
         }
         sched_yield();
     }
-    return false;
 }
 
 // This rank leaves the group, and its memory may be used for something else.

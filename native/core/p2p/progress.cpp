@@ -45,10 +45,11 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
 template <class Done> bool Messages::wait_until(double timeout, Done&& done, Request* request, bool probes) {
     const GroupMemory::Lease lease(*memory_);
     if (!lease) throw Closed(kClosedTooEarly);
+    bool moved = false;
     auto try_once = [&] {
         const auto lock = lock_requests();
         if (closing_) throw Closed(kClosedTooEarly);
-        progress();
+        moved = progress();
         return done();
     };
     for (int i = policy_.first_polls; i >= 0; --i) {
@@ -68,12 +69,14 @@ template <class Done> bool Messages::wait_until(double timeout, Done&& done, Req
             since = now;
         }
     } timer(tracer_);
-    // While a thread waits for a request, reports say that this rank is in it; afterwards only if it is still pending.
+    // While a thread waits for a request, reports say that this rank is in it; afterwards only if it is still pending. And
+    // while it waits, it moves what the progress thread would.
     struct InForeground {
         Messages& messages;
         Request* const request;
         InForeground(Messages& m, Request* r, uint64_t since) : messages(m), request(r) {
             std::lock_guard lock(messages.mutex_);
+            if (++messages.waiting_ == 1) messages.publish_sleep();
             if (!request || request->complete_) return;
             request->waits_since_ = since;
             if (request->entry_) request->entry_->clear(kBackground);
@@ -81,19 +84,31 @@ template <class Done> bool Messages::wait_until(double timeout, Done&& done, Req
         }
         ~InForeground() {
             std::lock_guard lock(messages.mutex_);
+            if (--messages.waiting_ == 0) {
+                messages.publish_sleep();
+                if (messages.thread_sleeps_ && messages.may_progress()) wake_progress(messages.group_.peers[messages.rank_]);  // nobody did
+            }
             if (!request || !request->entry_) return;
             if (messages.group_.failed()) messages.end_trace(*request, true);
             else request->entry_->set(kBackground);
         }
     } foreground(*this, request, timer.since);
-    while (Clock::now() - since < policy_.spinning) {
-        cpu_relax();
-        if (try_once()) return true;
-    }
-    for (int i = 0; i < policy_.may_yield() && Clock::now() - since < policy_.yielding; ++i) {
-        sched_yield();
-        if (try_once()) return true;
-    }
+    // Returns true as soon as done() is, and false after some polls in which nothing moved.
+    const auto poll = [&] {
+        auto polling_since = Clock::now();
+        const auto polled = [&] { return Clock::now() - polling_since; };
+        while (polled() < policy_.spinning) {
+            cpu_relax();
+            if (try_once()) return true;
+            if (moved) polling_since = Clock::now();
+        }
+        for (int i = 0; i < policy_.may_yield() && polled() < policy_.yielding; ++i) {
+            sched_yield();
+            if (try_once()) return true;
+        }
+        return false;
+    };
+    if (poll()) return true;
     PeerSlot& peer_slot = group_.peers[rank_];
     struct SleeperRegistration {
         std::atomic<uint32_t>& sleepers;
@@ -163,10 +178,30 @@ std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout
     return found;
 }
 
-void Messages::ensure_thread() {
+void Messages::ensure_thread(bool now) {
     if (closing_) return;
     if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
-    work_.notify_one();
+    if (!thread_sleeps_) work_.notify_one();
+    else if (now) wake_progress(group_.peers[rank_]);
+}
+
+void Messages::wake_progress(PeerSlot& peer_slot) {
+    peer_slot.progress_notifications.fetch_add(1);
+    futex_wake_all(peer_slot.progress_notifications);
+}
+
+void Messages::publish_sleep() { group_.peers[rank_].progress_sleeps.store(thread_sleeps_ && !waiting_); }
+
+// Whether there may be something to move. Cheaper than progress(), and it throws nothing.
+bool Messages::may_progress() const {
+    for (int p = 0; p < n_; ++p) {
+        if (!outgoing_[p].idle()) return true;
+        const uint64_t offset = p == rank_ ? 0 : group_.channel(p, rank_).load();
+        if (!offset) continue;
+        const Channel* const c = channel_at(offset);
+        if (!c || c->waiting() || (posted_[p] && Rendezvous::stage(c->rendezvous.state.load()) != Rendezvous::Posted)) return true;
+    }
+    return false;
 }
 
 void Messages::run() {
@@ -174,12 +209,16 @@ void Messages::run() {
     if (!lease) return;
     PeerSlot& peer_slot = group_.peers[rank_];
     std::unique_lock lock(mutex_);
+    const auto set_sleeps = [&](bool sleeps) {
+        thread_sleeps_ = sleeps;
+        publish_sleep();
+    };
     for (;;) {
         work_.wait(lock, [&] { return closing_ || pending(); });
         if (closing_) return;
-        peer_slot.message_sleepers.fetch_add(1);
         while (!closing_ && pending()) {
-            const uint32_t seen = peer_slot.message_notifications.load();
+            set_sleeps(true);  // before it looks for something to do, so that it is woken for what comes later
+            const uint32_t seen = peer_slot.progress_notifications.load();
             try {
                 if (progress()) continue;
             } catch (const Error&) {  // the group has failed
@@ -187,14 +226,15 @@ void Messages::run() {
                 fail_group(group_, Cause::PeerLost, rank_, 0, "had no memory for the messages that it had not received yet");
             }
             if (group_.failed()) {
+                set_sleeps(false);
                 work_.wait(lock, [&] { return closing_; });
                 break;
             }
             lock.unlock();
-            futex_sleep(peer_slot.message_notifications, seen, kLongestSleep);
+            futex_sleep(peer_slot.progress_notifications, seen, kLongestSleep);
             lock.lock();
         }
-        peer_slot.message_sleepers.fetch_sub(1);
+        if (!closing_) set_sleeps(false);
     }
 }
 
@@ -229,6 +269,7 @@ std::string Messages::close(double timeout) {
     PeerSlot& peer_slot = group_.peers[rank_];
     peer_slot.message_notifications.fetch_add(1);
     futex_wake_all(peer_slot.message_notifications);
+    wake_progress(peer_slot);
     if (thread_.joinable()) thread_.join();
     return trouble;
 }
@@ -238,13 +279,14 @@ void Request::wait(std::optional<double> timeout) {
         auto messages = messages_.lock();
         if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
         if (!messages) throw Closed(kClosedTooEarly);
-        messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_.load(); }, this);
+        messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_ || abandoned_; }, this);
     }
+    if (abandoned_ && !complete_) throw Closed("the operation was cancelled");
     if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
 }
 
 bool Request::done() {
-    if (complete_) return true;
+    if (complete_ || abandoned_) return true;
     auto messages = messages_.lock();
     if (!messages || messages->forked()) return true;  // wait throws
     std::lock_guard lock(messages->mutex_);

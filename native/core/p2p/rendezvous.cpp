@@ -57,8 +57,8 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
 }
 
 // Withdraws a posted receive, whose memory may then be freed. A message that a sender is already copying there is kept
-// for another receive.
-void Messages::withdraw_receive(int from) {
+// for another receive, in `copy`; or, when this rank leaves, nowhere.
+void Messages::withdraw_receive(int from, Memory copy) {
     const std::shared_ptr<Request> r = posted_[from];
     if (!r) return;
     Rendezvous& m = channel(from, rank_, true)->rendezvous;
@@ -78,10 +78,10 @@ void Messages::withdraw_receive(int from) {
         sched_yield();
     }
     posted_[from].reset();
-    if (!r->complete_) return;
+    if (!r->complete_ || !copy) return;
     const uint64_t bytes = r->bytes();
     auto kept = std::make_shared<Message>(Message{Header::of(r->count_, r->dtype_, r->tag_), from, 0, nullptr, arrivals_++});
-    kept->kept = Memory(bytes);
+    kept->kept = std::move(copy);
     std::memcpy(kept->kept.data(), r->data_, bytes);
     arrived_.add(kept);
 }

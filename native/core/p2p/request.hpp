@@ -124,7 +124,7 @@ private:
     bool in_ring_ = false;        // send: the header that precedes its data is in the ring
     int offer_ = -1;              // send: the number under which its data is offered
     int slot_ = -1;               // send: where the receiver marks that it copies the data
-    bool abandoned_ = false;
+    std::atomic<bool> abandoned_{false};
     std::atomic<bool> complete_{false};
     std::string failure_;         // receive: how the message differs from what the receive expects
     TraceEntry* entry_ = nullptr;

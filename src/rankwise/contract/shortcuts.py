@@ -24,15 +24,6 @@ class Shortcuts:
     a call of their own. Otherwise they came with the header: src's own is in recv, and another rank's is returned.
     """
 
-    broadcast_block: Callable[[bytes | None, int], bytes | int] | None = None
-    """The first step of broadcast_object(object, src), in fewer steps: the object, or its length if it is long.
-
-    object: src's, encoded.
-    """
-
-    all_gather_blocks: Callable[[bytes], list[bytes | int]] | None = None
-    """Likewise of all_gather_object and gather_object, for each rank's object."""
-
     def all_reduce_array(self, x: object, op: object) -> bool:
         return False
 
@@ -70,6 +61,14 @@ class Shortcuts:
     def all_to_all_array(self, x: object, out: object) -> bool:
         return False
 
+    def isend_array(self, x: object, dst: object, tag: object) -> Any:
+        """Starts it, and returns the communicator's Work, which keeps x; None for any unusual case."""
+        return None
+
+    def irecv_array(self, x: object, src: object, tag: object) -> Any:
+        """Likewise."""
+        return None
+
     def send_object_plain(self, obj: object, dst: object, tag: object) -> bool:
         """Send an object of basic types; blocks, like recv_object_plain."""
         return False
@@ -91,3 +90,23 @@ class Shortcuts:
     def recv_any_plain(self, src: object, tag: object, timeout: float | None) -> Any:
         """Receive an array of any length: (its bytes, writable, its source, tag and dtype); NotImplemented likewise."""
         return NotImplemented
+
+    def broadcast_object_plain(self, obj: object, src: object, rest: Rest, constructor: tuple[str, str]) -> Any:
+        """Broadcast an object of basic types; NotImplemented, with nothing done, for any unusual case.
+
+        If this rank's object is of basic types, but another rank's is not, or is longer than a block, it returns
+        rest(found, sent), which completes the operation in the same call of the communicator. found: the object,
+        encoded, or the length of the longest; sent: what this rank sends, encoded. So do the next two; for
+        gather_object_plain, `found` is the list of all ranks'; for scatter_object_plain, `sent` is a list.
+        """
+        return NotImplemented
+
+    def gather_object_plain(self, obj: object, dst: object, rest: Rest, constructor: tuple[str, str]) -> Any:
+        """dst: None for every rank."""
+        return NotImplemented
+
+    def scatter_object_plain(self, objs: object, src: object, rest: Rest, constructor: tuple[str, str]) -> Any:
+        return NotImplemented
+
+
+Rest = Callable[[Any, Any], Any]

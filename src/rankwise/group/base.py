@@ -59,8 +59,11 @@ class GroupBase:
         self._send_array = shortcuts.send_array
         self._recv_array = shortcuts.recv_array
         self._all_to_all_array = shortcuts.all_to_all_array
-        self._broadcast_block_now = shortcuts.broadcast_block
-        self._all_gather_blocks_now = shortcuts.all_gather_blocks
+        self._isend_array = shortcuts.isend_array
+        self._irecv_array = shortcuts.irecv_array
+        self._broadcast_object_plain = shortcuts.broadcast_object_plain
+        self._gather_object_plain = shortcuts.gather_object_plain
+        self._scatter_object_plain = shortcuts.scatter_object_plain
         self._send_object_plain = shortcuts.send_object_plain
         self._recv_object_plain = shortcuts.recv_object_plain
         self._recv_any_plain = shortcuts.recv_any_plain

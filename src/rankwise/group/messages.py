@@ -16,7 +16,7 @@ from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.encoding import CONSTRUCTOR
-from rankwise.group.object_block import block_of, parts_of, read
+from rankwise.group.object_block import assemble, parts_of, read
 from rankwise.group.p2p import ReceiveWork
 from rankwise.group.work import ArrayWork, wait_or_cancel
 
@@ -110,10 +110,12 @@ class Messages(GroupBase):
         >>> sending.wait()
         """
         to, number = self._destination(dst), check_tag(tag)
-        block = block_of(obj, self._trusted(allow_pickle))  # a copy, since the object may change
+        parts = parts_of(obj, self._trusted(allow_pickle))
+        if len(parts) > 1:  # they share memory with the object, which may change
+            parts = [assemble(parts)]
         if to is None:
             return Completed()
-        return ArrayWork(self._receives.send_object([block], to, number), nothing, self._pending, self).started()
+        return ArrayWork(self._receives.send_object(parts, to, number), nothing, self._pending, self).started()
 
     def recv_object(
         self,

@@ -8,6 +8,7 @@ so that arrays can use the memory of the block. A stream begins with the byte 0x
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,21 @@ def parts_of(obj: Any, trusted: bool) -> list[Any]:
     return _pieces(*encode(obj, trusted))
 
 
-def block_of(obj: Any, trusted: bool) -> bytes:
-    """The block in one piece."""
-    stream, buffers = encode(obj, trusted)
-    return b"".join(_pieces(stream, buffers)) if buffers else stream
+def length_of(parts: Sequence[Any]) -> int:
+    return sum(map(len, parts))
+
+
+def assemble(*blocks: Sequence[Any]) -> Bytes:
+    """Blocks in one piece of new memory, each at a multiple of ALIGNMENT."""
+    memory = np.empty(sum(aligned(length_of(block)) for block in blocks), np.uint8)
+    at = 0
+    for block in blocks:
+        for part in block:
+            memory[at : at + len(part)] = np.frombuffer(part, np.uint8)
+            at += len(part)
+        memory[at : aligned(at)] = 0
+        at = aligned(at)
+    return memory
 
 
 def read(block: Any, trusted: bool, rank: int) -> Any:

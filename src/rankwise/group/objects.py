@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
-from rankwise.group.encoding import Bytes
-from rankwise.group.object_block import aligned, block_of, read
+from rankwise.group.encoding import CONSTRUCTOR, Bytes
+from rankwise.group.object_block import aligned, assemble, length_of, parts_of, read
 
 
 class ObjectCollectives(GroupBase):
@@ -45,21 +46,33 @@ class ObjectCollectives(GroupBase):
         >>> settings["layers"]
         [3, 4]
         """
-        src, trusted = self._rank(src, "src"), self._trusted(allow_pickle)
+        trusted = self._trusted(allow_pickle)
+        if not async_op:
+            rest = partial(self._broadcast_rest, obj, src, trusted)
+            found = self._broadcast_object_plain(obj, src, rest, CONSTRUCTOR)
+            if found is not NotImplemented:
+                return found
+        src = self._rank(src, "src")
 
         def body() -> Any:
-            mine = block_of(obj, trusted) if src == self.rank else None
-            found: Any = self._broadcast_block(mine, src)
-            if isinstance(found, int):  # its length
-                memory = np.empty(found, np.uint8) if mine is None else np.frombuffer(mine, np.uint8)
-                self.comm.broadcast(memory.ctypes.data, memory.size, DType.U8, src)
-                self._sync()
-                found = memory
-            return obj if mine is not None else read(found, trusted, src)
+            mine = parts_of(obj, trusted) if src == self.rank else None
+            row = np.empty(BLOCK, np.uint8) if mine is None else _block(mine)
+            self.comm.broadcast(row.ctypes.data, BLOCK, DType.U8, src)
+            self._sync()
+            return self._broadcast_rest(obj, src, trusted, _content(row), mine)
 
         if async_op and src == self.rank:
-            block_of(obj, trusted)
+            parts_of(obj, trusted)
         return self._run(body, None, async_op)
+
+    def _broadcast_rest(self, obj: Any, src: int, trusted: bool, found: bytes | int, mine: Parts | None) -> Any:
+        """The second step, which is needed if the object is longer than a block."""
+        block: Any = found
+        if isinstance(found, int):
+            block = np.empty(found, np.uint8) if mine is None else assemble(mine)
+            self.comm.broadcast(block.ctypes.data, found, DType.U8, src)
+            self._sync()
+        return read(block, trusted, src) if mine is None else obj
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on rank `dst`, as a list by rank; returns None elsewhere.
@@ -68,15 +81,7 @@ class ObjectCollectives(GroupBase):
         >>> found if group.rank == 0 else [("rank", 0), ("rank", 1)]
         [('rank', 0), ('rank', 1)]
         """
-        dst, trusted = self._rank(dst, "dst"), self._trusted(allow_pickle)
-
-        def body() -> Any:
-            found = self._gather_blocks(block_of(obj, trusted), dst)
-            return None if found is None else [read(block, trusted, rank) for rank, block in enumerate(found)]
-
-        if async_op:
-            block_of(obj, trusted)
-        return self._run(body, None, async_op)
+        return self._gather(obj, dst, self._trusted(allow_pickle), async_op)
 
     def all_gather_object(self, obj: Any, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on every rank, as a list by rank.
@@ -84,16 +89,47 @@ class ObjectCollectives(GroupBase):
         >>> group.all_gather_object({"rank": group.rank})
         [{'rank': 0}, {'rank': 1}]
         """
-        trusted = self._trusted(allow_pickle)
+        return self._gather(obj, None, self._trusted(allow_pickle), async_op)
 
-        def body() -> list[Any]:
-            found = self._gather_blocks(block_of(obj, trusted), None)
-            assert found is not None  # every rank receives them
-            return [read(block, trusted, rank) for rank, block in enumerate(found)]
+    def _gather(self, obj: Any, dst: int | None, trusted: bool, async_op: bool) -> Any:
+        """Gather the objects on rank `dst`, or, if that is None, on every rank."""
+        if not async_op:
+            found = self._gather_object_plain(obj, dst, partial(self._gather_rest, dst, trusted), CONSTRUCTOR)
+            if found is not NotImplemented:
+                return found
+        if dst is not None:
+            dst = self._rank(dst, "dst")
+
+        def body() -> Any:
+            mine = parts_of(obj, trusted)
+            row, rows = _block(mine), np.empty((self.world_size, BLOCK), np.uint8)
+            self.comm.all_gather(row.ctypes.data, rows.ctypes.data, BLOCK, DType.U8)
+            self._sync()
+            return self._gather_rest(dst, trusted, [_content(each) for each in rows], mine)
 
         if async_op:
-            block_of(obj, trusted)
+            parts_of(obj, trusted)
         return self._run(body, None, async_op)
+
+    def _gather_rest(self, dst: int | None, trusted: bool, found: list[Any], mine: Parts) -> list[Any] | None:
+        """The second step, in which the objects travel that are longer than a block."""
+        here = dst is None or dst == self.rank
+        lengths = [each if isinstance(each, int) else 0 for each in found]
+        if any(lengths):
+            counts = [aligned(length) for length in lengths]
+            block = assemble(mine) if counts[self.rank] else np.empty(0, np.uint8)
+            memory = np.empty(sum(counts) if here else 0, np.uint8)
+            if dst is None:
+                self.comm.all_gather_v(block.ctypes.data, memory.ctypes.data, counts, DType.U8)
+            else:
+                self.comm.gather_v(block.ctypes.data, memory.ctypes.data if here else 0, counts, DType.U8, dst)
+            self._sync()
+            if here:
+                ends = accumulate(counts)
+                for rank, (end, count, length) in enumerate(zip(ends, counts, lengths, strict=True)):
+                    if length:
+                        found[rank] = memory[end - count :][:length]
+        return [read(block, trusted, rank) for rank, block in enumerate(found)] if here else None
 
     def scatter_object(
         self,
@@ -108,7 +144,12 @@ class ObjectCollectives(GroupBase):
         >>> group.scatter_object(["a", "b"] if group.rank == 0 else None) == "ab"[group.rank]
         True
         """
-        src, trusted = self._rank(src, "src"), self._trusted(allow_pickle)
+        trusted = self._trusted(allow_pickle)
+        if not async_op:
+            found = self._scatter_object_plain(objs, src, partial(self._scatter_rest, src, trusted), CONSTRUCTOR)
+            if found is not NotImplemented:
+                return found
+        src = self._rank(src, "src")
         given: list[Any] = []
         if src == self.rank:
             if objs is None or len(objs) != self.world_size:
@@ -117,90 +158,54 @@ class ObjectCollectives(GroupBase):
             given = list(objs)
 
         def body() -> Any:
-            blocks = [block_of(obj, trusted) for obj in given]
-            longest = max(map(len, blocks), default=0)
-            rows = np.zeros((len(blocks), BLOCK), np.uint8)
-            for row, block in zip(rows, blocks, strict=True):
-                _fill(row, block, longest)
+            blocks = [parts_of(obj, trusted) for obj in given]
+            longest = max(map(length_of, blocks), default=0)
+            rows = np.concatenate([_block(block, longest) for block in blocks]) if blocks else np.empty(0, np.uint8)
             row = np.empty(BLOCK, np.uint8)
             self.comm.scatter(rows.ctypes.data, row.ctypes.data, BLOCK, DType.U8, src)
             self._sync()
-            length, longest = row[:_HEAD].view(np.uint64).tolist()
-            if longest <= BLOCK - _HEAD:
-                return read(row[_HEAD : _HEAD + length].tobytes(), trusted, src)
-            sizes = self._broadcast_ints(
-                np.array([len(block) for block in blocks] or [0] * self.world_size), src
-            ).tolist()
-            counts = [aligned(size) for size in sizes]
-            all_blocks = np.frombuffer(b"".join(block.ljust(aligned(len(block))) for block in blocks), np.uint8)
-            memory = np.empty(counts[self.rank], np.uint8)
-            self.comm.scatter_v(all_blocks.ctypes.data, memory.ctypes.data, counts, DType.U8, src)
-            self._sync()
-            return read(memory[: sizes[self.rank]], trusted, src)
+            return self._scatter_rest(src, trusted, _content(row), blocks)
 
         if async_op:
             for obj in given:
-                block_of(obj, trusted)
+                parts_of(obj, trusted)
         return self._run(body, None, async_op)
 
-    def _broadcast_block(self, mine: bytes | None, src: int) -> bytes | int:
-        """src's block if it is short, else its length."""
-        if self._broadcast_block_now is not None:
-            return self._broadcast_block_now(mine, src)
-        row = np.empty(BLOCK, np.uint8)
-        if mine is not None:
-            _fill(row, mine)
-        self.comm.broadcast(row.ctypes.data, BLOCK, DType.U8, src)
-        self._sync()
-        return _content(row)
-
-    def _all_gather_blocks(self, mine: bytes) -> list[bytes | int]:
-        """Every rank's block if it is short, else its length."""
-        if self._all_gather_blocks_now is not None:
-            return self._all_gather_blocks_now(mine)
-        row, rows = np.empty(BLOCK, np.uint8), np.empty((self.world_size, BLOCK), np.uint8)
-        _fill(row, mine)
-        self.comm.all_gather(row.ctypes.data, rows.ctypes.data, BLOCK, DType.U8)
-        self._sync()
-        return [_content(each) for each in rows]
-
-    def _gather_blocks(self, mine: bytes, dst: int | None) -> list[Any] | None:
-        """Every rank's block, on rank `dst`, or, if that is None, on every rank; None elsewhere."""
-        found: list[Any] = self._all_gather_blocks(mine)
-        here = dst is None or dst == self.rank
-        sizes = [block if isinstance(block, int) else 0 for block in found]
-        if any(sizes):
-            counts = [aligned(size) for size in sizes]
-            mine = mine.ljust(counts[self.rank]) if counts[self.rank] else b""
-            block = np.frombuffer(mine, np.uint8) if mine else np.empty(0, np.uint8)
-            memory = np.empty(sum(counts) if here else 0, np.uint8)
-            if dst is None:
-                self.comm.all_gather_v(block.ctypes.data, memory.ctypes.data, counts, DType.U8)
-            else:
-                self.comm.gather_v(block.ctypes.data, memory.ctypes.data if here else 0, counts, DType.U8, dst)
+    def _scatter_rest(self, src: int, trusted: bool, found: bytes | int, blocks: Sequence[Parts]) -> Any:
+        """The second step, which is needed if one of the objects is longer than a block."""
+        block: Any = found
+        if isinstance(found, int):
+            mine = [length_of(each) for each in blocks] or [0] * self.world_size
+            lengths = self._broadcast_ints(np.array(mine), src).tolist()
+            counts = [aligned(length) for length in lengths]
+            sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
+            self.comm.scatter_v(sent.ctypes.data, memory.ctypes.data, counts, DType.U8, src)
             self._sync()
-            if here:
-                ends = np.cumsum(counts).tolist()
-                for rank, size in enumerate(sizes):
-                    if size:
-                        start = ends[rank] - counts[rank]
-                        found[rank] = memory[start : start + size]
-        return found if here else None
+            block = memory[: lengths[self.rank]]
+        return read(block, trusted, src)
 
+
+Parts = Sequence[Any]
+"""An encoded object, in pieces; see parts_of."""
 
 BLOCK = 256
-"""Bytes of the block that every rank exchanges first: the length of its object as uint64, and the object if it fits. In
-scatter_object the length of the longest object follows its own."""
+"""Bytes of the block that the ranks exchange first: two uint64, the length of the encoded object and the length of the
+longest of those that src scatters, and, if the longest fits, the object. The engine's shortcuts make the same block."""
 
 _HEAD = 16
 
 
-def _fill(row: Bytes, block: bytes, longest: int | None = None) -> None:
-    head = struct.pack("<Q", len(block)) if longest is None else struct.pack("<QQ", len(block), longest)
-    content = head + block if len(head) + len(block) <= BLOCK else head
-    row[: len(content)] = np.frombuffer(content, np.uint8)
+def _block(parts: Parts, longest: int = 0) -> Bytes:
+    length = length_of(parts)
+    longest = max(length, longest)
+    row = np.empty(BLOCK, np.uint8)
+    row[:_HEAD].view(np.uint64)[:] = length, longest
+    if longest <= BLOCK - _HEAD:
+        row[_HEAD : _HEAD + length] = assemble(parts)[:length]
+    return row
 
 
 def _content(row: Bytes) -> bytes | int:
-    length = int(row[:8].view(np.uint64)[0])
-    return row[8 : 8 + length].tobytes() if length <= BLOCK - 8 else length
+    """The encoded object, or the length of the longest one."""
+    length, longest = row[:_HEAD].view(np.uint64).tolist()
+    return row[_HEAD : _HEAD + length].tobytes() if max(length, longest) <= BLOCK - _HEAD else longest

@@ -109,6 +109,9 @@ class PointToPoint(GroupBase):
         [1.0, 1.0, 1.0]
         >>> sending.wait()
         """
+        started = self._isend_array(x, dst, tag)
+        if started is not None:
+            return ArrayWork(started, nothing, self._pending, self).started()
         return self._start_send(x, dst, tag).started()
 
     def _start_send(self, x: Any, dst: int | None, tag: int) -> ArrayWork[None]:
@@ -136,6 +139,10 @@ class PointToPoint(GroupBase):
         >>> work.wait().tolist(), work.source == group.rank, work.tag
         ([7.0, 7.0], True, 3)
         """
+        if dtype is None:
+            started = self._irecv_array(x, src, tag)
+            if started is not None:
+                return ReceiveWork(started, lambda: x, self._pending, self, src, tag).started()
         return self._start_recv(x, src, tag, dtype).started()
 
     def _start_recv(self, x: Any, src: int | None, tag: int, dtype: Any) -> ReceiveWork[Any]:

@@ -40,10 +40,10 @@ class Pending:
         _open.add(self)
 
     def add(self, work: ArrayWork[Any]) -> None:
-        # Completed works are removed only when the number has doubled, so that the search costs little.
+        # Completed works are removed only when there are four times as many, so that the search costs little.
         if len(self.works) >= self._sweep_at:
             self.release_done()
-            self._sweep_at = max(_FEW, 2 * len(self.works))
+            self._sweep_at = max(_FEW, 4 * len(self.works))
         self.works[id(work)] = work
 
     def remove(self, work: ArrayWork[Any]) -> None:
@@ -159,8 +159,10 @@ class ArrayWork(Work[T]):
         if timeout is not None:
             timeout = check_wait(timeout)
         if self._finish is not None:
+            succeeded = False
             try:
                 self._inner.wait(timeout)
+                succeeded = True
             except Exception:
                 if self._finish is not None and not self._inner.done():
                     raise  # this wait has timed out, but the operation is still pending
@@ -168,7 +170,7 @@ class ArrayWork(Work[T]):
                 self.waited = self.done()
                 raise
             self.waited = True
-            self._make_result()
+            self._make_result(succeeded)
         if self.error is not None:
             self.waited = True
             raise self.error
@@ -197,12 +199,15 @@ class ArrayWork(Work[T]):
                 self.error = error
                 self._drop()
 
-    def _make_result(self) -> None:
-        """Make the result, once, after the operation has ended and the engine has released the memory."""
+    def _make_result(self, succeeded: bool = False) -> None:
+        """Make the result, once, after the operation has ended and the engine has released the memory.
+
+        succeeded: it is known to have ended without an error.
+        """
         with self._lock:
             if self._finish is None:
                 return
-            self.error = self._inner.exception()
+            self.error = None if succeeded else Work.exception(self._inner)  # which may be the engine's own request
             if self.error is None:
                 try:
                     self._value = self._finish()

@@ -11,7 +11,11 @@ from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 
 
-class _Announcing(PlainArrays):
+class _Plain(PlainArrays, Shortcuts):
+    """The native methods come first."""
+
+
+class _Announcing(_Plain):
     """The shortcuts of a communicator that announces the array of a scatter faster than by a broadcast."""
 
     def __init__(self, announce: Callable[[Any, int, int, int], bytes | None], *args: Any) -> None:
@@ -42,5 +46,5 @@ def plain_arrays(comm: Communicator) -> Shortcuts:
     args = comm.rank, comm.world_size, methods, list(DType), list(ReduceOp)
     announce = getattr(comm, "announce_array", None)
     if announce is None:
-        return PlainArrays(*args)  # type: ignore[return-value]  # has the same methods
-    return _Announcing(announce, *args)  # type: ignore[return-value]
+        return _Plain(*args)
+    return _Announcing(announce, *args)

@@ -34,8 +34,7 @@ class EngineMessageWork(EngineWork):
     _task: _native.Request
 
     def cancel(self) -> bool:
-        self._task.abandon()
-        return not self._task.done()  # it may have completed before
+        return self._task.cancel()
 
     @property
     def source(self) -> int:
