@@ -76,10 +76,10 @@ constexpr auto kOpcodes = opcodes();
 
 // ---- the Unpickler's stack, with what matters of each value ----
 
-[[noreturn]] void not_plain(const char* what, const std::string& which) { throw nb::type_error((what + which).c_str()); }
-[[noreturn]] void invalid(const char* why) { throw rankwise::BadArgument(why); }
+[[noreturn]] void not_plain(const std::string& what) { throw nb::type_error(("its pickle " + what).c_str()); }
+[[noreturn]] void invalid(const std::string& why) { throw rankwise::BadArgument("its pickle " + why); }
 [[noreturn]] void too_deep() {
-    throw rankwise::BadArgument("nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    throw rankwise::BadArgument("it is nested deeper than " + std::to_string(kMaxDepth) + " levels");
 }
 
 uint64_t little_endian(std::string_view bytes) {
@@ -112,10 +112,10 @@ public:
     // Whether the stream calls the constructor.
     bool run() {
         while (step()) {}
-        if (stack_.size() != 1 || !marks_.empty()) invalid("it is not one value");
+        if (stack_.size() != 1 || !marks_.empty()) invalid("does not make exactly one value");
         depth_of(1);
-        if (!rest_.empty()) invalid("there are more bytes");
-        if (buffers_) invalid("there are more buffers");
+        if (!rest_.empty()) invalid("goes on after its end");
+        if (buffers_) invalid("comes with more buffers than it uses");
         return calls_;
     }
 
@@ -128,15 +128,15 @@ private:
         const uint64_t number = opcode.number ? little_endian(take(size_t(opcode.number))) : 0;
         const std::string_view data = opcode.sized ? take(number) : std::string_view();
         // The Unpickler would skip what is left of the frame.
-        if (in_frame && rest_.size() < after_frame_) invalid("an opcode crosses the end of a frame");
+        if (in_frame && rest_.size() < after_frame_) invalid("has an opcode that crosses the end of a frame");
         switch (opcode.does) {
-        case Does::kRefuse: not_plain("with opcode ", std::to_string(code));
+        case Does::kRefuse: not_plain("has the opcode " + std::to_string(code));
         case Does::kProtocol:
-            if (number != 5) not_plain("of protocol ", std::to_string(number));
+            if (number != 5) not_plain("is of protocol " + std::to_string(number));
             break;
         case Does::kFrame:
-            if (rest_.size() > after_frame_) invalid("a frame in a frame");
-            if (number > rest_.size()) invalid("it ends early");
+            if (rest_.size() > after_frame_) invalid("has a frame within a frame");
+            if (number > rest_.size()) invalid("ends early");
             after_frame_ = rest_.size() - number;
             break;
         case Does::kStop: return false;
@@ -151,13 +151,13 @@ private:
         case Does::kAdd: add(count(opcode), opcode.kind); break;
         case Does::kMemoize: memo_.push_back(top()); break;
         case Does::kGet:
-            if (number >= memo_.size()) invalid("a reference to a value that does not exist");
+            if (number >= memo_.size()) invalid("refers to a value that does not exist");
             push(memo_[number]);
             break;
         case Does::kGlobal: global(); break;
         case Does::kReduce: reduce(); break;
         case Does::kNextBuffer:
-            if (!buffers_) invalid("a buffer is missing");
+            if (!buffers_) invalid("comes with fewer buffers than it uses");
             --buffers_;
             push({});
             break;
@@ -174,28 +174,28 @@ private:
     void add(size_t items, Kind to) {
         const int depth = 1 + depth_of(items);
         drop(items);
-        if (top().kind != to) invalid("items of something else than a list, dict or set");
+        if (top().kind != to) invalid("adds items to a value that cannot have them");
         top().depth = limited(std::max(top().depth, depth));
     }
 
     void global() {
         const Value name = text(), module = text();
         if (module.text != nb::cast<const char*>(constructor_[0]) || name.text != nb::cast<const char*>(constructor_[1]))
-            not_plain("of ", shown(module) + "." + shown(name));
+            not_plain("names " + shown(module) + "." + shown(name));
         push({Kind::kConstructor});
     }
 
     void reduce() {
         const int depth = depth_of(1);
         drop(1);
-        if (top().kind != Kind::kConstructor) invalid("a call of something else than a constructor");
+        if (top().kind != Kind::kConstructor) invalid("calls something other than the constructor");
         drop(1);
         push({Kind::kOther, depth});
         calls_ = true;
     }
 
     std::string_view take(size_t bytes) {
-        if (bytes > rest_.size()) invalid("it ends early");
+        if (bytes > rest_.size()) invalid("ends early");
         const std::string_view taken(rest_.data(), bytes);
         rest_.remove_prefix(bytes);
         return taken;
@@ -203,7 +203,7 @@ private:
 
     // How many values there are above the last mark, which is removed.
     size_t to_mark() {
-        if (marks_.empty()) invalid("a mark is missing");
+        if (marks_.empty()) invalid("lacks a mark");
         const size_t items = stack_.size() - marks_.back();
         marks_.pop_back();
         return items;
@@ -212,13 +212,13 @@ private:
 
     // The last values; those below a mark are out of reach.
     std::span<Value> last(size_t items) {
-        if (items > stack_.size() - (marks_.empty() ? 0 : marks_.back())) invalid("a value is missing");
+        if (items > stack_.size() - (marks_.empty() ? 0 : marks_.back())) invalid("lacks a value");
         return std::span(stack_).last(items);
     }
     Value& top() { return last(1)[0]; }
     Value text() {
         const Value value = top();
-        if (value.kind != Kind::kText) invalid("a name that is no text");
+        if (value.kind != Kind::kText) invalid("has a name that is not text");
         drop(1);
         return value;
     }
@@ -228,7 +228,7 @@ private:
     int depth_of(size_t items) {
         int deepest = 0;
         for (const Value& value : last(items)) {
-            if (value.kind == Kind::kConstructor) invalid("a constructor that is not called");
+            if (value.kind == Kind::kConstructor) invalid("has a constructor that it does not call");
             deepest = std::max(deepest, value.depth);
         }
         return deepest;
@@ -342,8 +342,8 @@ bool makes_basic(const nb::bytes& stream, const nb::tuple& constructor) noexcept
 void bind_plain_pickle(nb::module_& m) {
     m.def("check_plain", &check_plain, nb::arg("stream"), nb::arg("buffers"), nb::arg("constructor"),
           "Check that a pickle with so many buffers is plain data: that it can only make Python's basic types, and call "
-          "one constructor, given as (module, name). Nothing is loaded. Returns whether it calls that. TypeError: what "
-          "the pickle has that is not plain. ValueError: it is invalid.");
+          "one constructor, given as (module, name). Nothing is loaded. Returns whether it calls that. TypeError: it "
+          "is not plain data. ValueError: it is invalid.");
     m.def("is_basic", &is_basic, nb::arg("object").none(),
           "Whether an object consists of at most 65,536 None, bool, int, float, str and bytes, in lists, tuples and "
           "dicts.");

@@ -22,7 +22,7 @@ template <class Condition> bool wait_while(Clock::time_point until, const Condit
 std::optional<std::string> Comm::close(double timeout) noexcept {
     if (closing_.exchange(true)) return std::nullopt;
     if (forks_ != forks_so_far()) {
-        memory_->turn_away();
+        memory_->close();
         return std::nullopt;
     }
     const GroupMemory::Lease lease(*memory_);  // so that what follows may use the memory too
@@ -39,7 +39,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
             trouble = "an operation was still in progress and was abandoned";
             fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "closed the group while one of its own calls was in progress");
         }
-        memory_->turn_away();
+        memory_->close();
         const bool ended = wait_while(Clock::now() + kToNotice, [&] { return memory_->in_call_of_others(); }) && !interrupts;
         if (pending && trouble.empty() && group_.failed()) trouble = "an operation was still in progress when the group failed";
         try {

@@ -248,9 +248,9 @@ class Segment:
         of another communicator's operations, which that one writes into the trace. tuning: thresholds that replace the
         defaults: (cores, threshold, bytes), with the names of `thresholds()`. numa_node: the NUMA node of
         this rank, or -1 if it is not known. numa_nodes: that of every rank of the segment, which overrides numa_node.
-        unexpected_bytes: of messages without a receive that this rank keeps; the data of further ones stays with their
-        senders. ValueError for names that do not exist, and, on every rank, if the ranks' algorithms, thresholds or
-        numa_nodes differ, or numa_nodes has not one number for each rank.
+        unexpected_bytes: limit on the unexpected messages that this rank keeps; the data of further ones stays with
+        their senders. ValueError for names that do not exist, and, on every rank, if the ranks' algorithms, thresholds
+        or numa_nodes differ, or numa_nodes has not one number for each rank.
         """
 
     def announce_statuses(self) -> None:

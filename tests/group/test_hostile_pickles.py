@@ -77,9 +77,7 @@ def test_opcodes(opcode: Any, untouched: list[Any]) -> None:
     code = opcode.code.encode("latin-1")
     for argument in (b"", b"\0" * 9, b"\1" * 300, b"1\n", b"1\n1\n", b"os\nsystem\n", b"'a'\n"):
         for before in (b"", b"N", b"(", b"(N", b"NN", MAKE + b")", b"}N", b"]("):
-            with pytest.raises(
-                TypeError, match=rf"^rank 0 sent a pickle with opcode {code[0]}; pass allow_pickle=True"
-            ):
+            with pytest.raises(TypeError, match=rf"^rank 0 sent an .* has the opcode {code[0]}\); pass allow_pickle"):
                 decode(PROTO + before + code + argument + b".", [], False, 0)
 
 
@@ -174,12 +172,12 @@ GADGETS = {
 
 @pytest.mark.parametrize("name", GADGETS)
 def test_gadgets(name: str, untouched: list[Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"^rank 3 sent (a pickle|an invalid object)"):
+    with pytest.raises((TypeError, ValueError), match=r"^rank 3 sent an (object that is not plain|invalid object)"):
         decode(GADGETS[name], [], False, 3)
 
 
 def test_the_first_global_that_is_not_plain_is_named() -> None:
-    with pytest.raises(TypeError, match=r"^rank 1 sent a pickle of os\.system; pass allow_pickle=True here too"):
+    with pytest.raises(TypeError, match=r"^rank 1 sent .* \(its pickle names os\.system\); pass"):
         decode(PROTO + b"(" + calling("range", 1, 2, 3)[2:-1] + named("os", "system")[2:-1] + b"t.", [], False, 1)
 
 
@@ -229,7 +227,7 @@ def test_a_tensor_for_a_rank_without_torch(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "torch", None)  # `import torch` fails
     monkeypatch.setattr(tensors, "_to_torch", tensors._to_torch.__wrapped__)  # which may have it already
     with pytest.raises(
-        ValueError, match=r"^rank 4 sent an invalid object: a torch tensor, but this rank has no torch: pip"
+        ValueError, match=r"^rank 4 sent an invalid object: it contains a torch tensor, but this rank has no torch: pip"
     ):
         decode(calling("Tensor", 1, (0,), b""), [], False, 4)
 
@@ -290,7 +288,7 @@ def test_buffers_that_do_not_match() -> None:
     for buffers in ([], own[:1], [*own, own[0]], [own[0], own[1][:-1]], [own[0], np.zeros(9, np.uint8)]):
         with pytest.raises(ValueError, match=r"^rank 0 sent an invalid object: "):
             decode(stream, buffers, False, 0)
-    with pytest.raises(ValueError, match=r"there are more buffers$"):
+    with pytest.raises(ValueError, match=r"its pickle comes with more buffers than it uses$"):
         decode(b"N.", own, False, 0)
     with pytest.raises(ValueError, match=r"^rank 0 sent an invalid object: "):
         decode(b"\x97.", own[:1], False, 0)  # without an array
@@ -346,7 +344,7 @@ def test_frames_that_end_anywhere() -> None:
     assert seen > 100
     inner = PROTO + b"\x95" + struct.pack("<Q", 20) + b"\x95" + struct.pack("<Q", 30) + b"N" * 100
     for stream in (inner, calling("range", 1, 2, 3)[:-1] + inner[2:] + b"t."):
-        with pytest.raises(ValueError, match=r"a frame in a frame$"):
+        with pytest.raises(ValueError, match=r"its pickle has a frame within a frame$"):
             decode(stream, [], False, 0)
 
 

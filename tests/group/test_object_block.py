@@ -37,8 +37,8 @@ def test_arrays_use_the_memory_of_the_block() -> None:
 def test_blocks_that_are_invalid() -> None:
     block = b"".join(parts_of([1, np.arange(1000)], False))
     for length in (0, 1, 7, 8, 16, 24, 64, 70, len(block) - 200):
-        with pytest.raises(ValueError, match=r"encoded object: |sent an invalid object"):
+        with pytest.raises(ValueError, match=r"^rank 0 sent an invalid object: "):
             read(np.frombuffer(block[:length], np.uint8), False, 0)
     for count in (0, 1 << 50, 3):
-        with pytest.raises(ValueError, match=r"encoded object: |sent an invalid object"):
+        with pytest.raises(ValueError, match=r"^rank 0 sent an invalid object: "):
             read(np.frombuffer((count << 8).to_bytes(8, "little") + block[8:], np.uint8), False, 0)

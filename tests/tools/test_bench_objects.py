@@ -21,7 +21,7 @@ from rankwise.tools.bench.timing import Measurement
 def few(n: int) -> list[str]:
     """The points of n ranks, but with 20 messages instead of thousands."""
     names = [name.split() for name in objects.points(objects.OPERATIONS, n)]
-    return list(dict.fromkeys(f"{one} {'20' if one in objects.IN_NUMBER else what}" for one, what in names))
+    return list(dict.fromkeys(f"{one} {'20' if one in objects.MANY_MESSAGES else what}" for one, what in names))
 
 
 # ---- on the ranks ----
@@ -114,9 +114,9 @@ def result(contender: str, operation: str, median: float) -> Measurement:
     return Measurement(contender, operation, 2, 0, 0, 10, Times(5, median, median, median), None)
 
 
-def test_messages_in_number_are_between_two_ranks() -> None:
+def test_many_messages_are_between_two_ranks() -> None:
     two, four = objects.points(objects.OPERATIONS, 2), objects.points(objects.OPERATIONS, 4)
-    assert {name.split()[0] for name in two.keys() - four.keys()} == set(objects.IN_NUMBER)
+    assert {name.split()[0] for name in two.keys() - four.keys()} == set(objects.MANY_MESSAGES)
     assert two["posted 30000"].per_call == 30000
     assert two["beside_pending 10000"].per_call == 2
     assert four["object_round_trip dict"].per_call == 1
@@ -134,7 +134,7 @@ def test_means_are_geometric_and_by_kind() -> None:
         point("unexpected 1000", 5.0, 1.0, 2.0),
         point("gather_object 1M", 1.0),
     ]
-    assert objects.means(points) == pytest.approx({"dict": 2.0, "unknown length": 3.0, "in number": 5.0})
+    assert objects.means(points) == pytest.approx({"dict": 2.0, "unknown length": 3.0, "many messages": 5.0})
 
 
 @pytest.mark.parametrize("others", [[], ["openmpi", "mpich"]])

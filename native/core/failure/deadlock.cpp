@@ -55,8 +55,8 @@ std::string describe_deadlock(const std::vector<std::optional<Awaited>>& waits, 
     return text;
 }
 
-// A rank of a deadlock has been in an operation for a while that waits for the next rank, and nothing that goes on in the
-// background of the next rank can end that wait. A stopped process may have gone on if it had not been stopped.
+// In a deadlock, each rank has long been in an operation that waits for the next rank, and nothing that the next rank does
+// in the background can end that wait. A stopped process is part of none: it might have gone on if it had not been stopped.
 std::string SlotProtocol::deadlock(double limit) const {
     if (part()) return "";  // the ranks also wait in the operations of which this is a part
     if (limit < timeout) return "";  // the program means to come back later

@@ -26,9 +26,9 @@ void GroupMemory::sleep_until_unlocked(std::chrono::nanoseconds limit) {
         if (uses_.compare_exchange_weak(now, now | kAwaited)) return void(futex_sleep(uses_, now | kAwaited, limit));
 }
 
-void GroupMemory::turn_away() {
+void GroupMemory::close() {
     uses_.fetch_or(kClosed);
-    futex_wake_all(uses_);  // who waits for the lock
+    futex_wake_all(uses_);  // those that wait for the lock
 }
 
 void GroupMemory::ended(uint32_t bits, uint32_t before) {

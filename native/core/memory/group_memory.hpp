@@ -1,8 +1,8 @@
 // The memory of a group, as one rank uses it: who may use it, and until when.
 //
-// Whoever uses it holds a lease, or runs a call, of which there is one at a time. After turn_away nobody begins, and the
-// last use to end releases the memory, so no thread ever uses memory that already belongs to others, however long a call
-// lasts. All of that is one word, so a user and whoever turns it away cannot miss each other.
+// Whoever uses it holds a lease, or runs a call, of which there is one at a time. After close no use begins, and the
+// last one to end releases the memory, so no thread ever uses memory that already belongs to others, however long a call
+// lasts. All of that is one word, so a use that begins and a close cannot miss each other.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -25,7 +25,7 @@ public:
         uint32_t now = 0;
         return uses_.compare_exchange_strong(now, kLocked | kCall) || (!(now & kClosed) && try_begin(now));
     }
-    // Begins a call of the thread that has the lock. Returns false after turn_away.
+    // Begins a call of the thread that has the lock. Returns false after close.
     bool begin_locked();
     // Ends the call and keeps the lock for the thread's next call, or gives up the lock too, or the lock alone.
     void end_call() { subtract(kCall); }
@@ -38,8 +38,8 @@ public:
     class Use;
     class Lease;
 
-    // Turns away who has not begun. What has begun goes on.
-    void turn_away();
+    // No use begins any more. What has begun goes on.
+    void close();
     bool closed() const { return uses_.load() & kClosed; }
     // Whether a call is running, of this thread, or of another one; and whether other threads use the memory in any way.
     bool in_own_call() const { return own_uses() & kCall; }
@@ -87,7 +87,7 @@ private:
     const Use* const outer_;
 };
 
-// A use that other threads need not wait for. False after turn_away, unless this thread uses the memory already.
+// A use that other threads need not wait for. False after close, unless this thread uses the memory already.
 class GroupMemory::Lease {
 public:
     explicit Lease(GroupMemory& memory) : memory_(memory), held_(memory.take_lease()), use_(memory, held_ ? kLease : 0) {}

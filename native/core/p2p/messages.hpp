@@ -33,8 +33,8 @@ Arrival arrival_of(int from, const Header& header);
 
 class Messages : public std::enable_shared_from_this<Messages> {
 public:
-    // unexpected_limit: the bytes of messages that no receive has matched which this rank keeps; the data of further ones
-    // stays with their senders.
+    // unexpected_limit: how many bytes of unexpected messages this rank keeps; the data of further ones stays with their
+    // senders.
     static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit);
     ~Messages();
     void set_counted(bool now) { tracer_.set_counted(now); }

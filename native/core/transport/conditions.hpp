@@ -43,7 +43,7 @@ struct Settings {
     bool part = false;                   // its operations are parts of another communicator's, which traces them
     Tuning tuning{};
     int numa_node = 0;                   // this rank's, as the kernel says; negative: unknown. It may differ between the ranks
-    uint64_t unexpected_bytes = 64 << 20;  // of messages without a receive that this rank keeps
+    uint64_t unexpected_bytes = 64 << 20;  // limit on the unexpected messages that this rank keeps
     std::vector<int> numa_nodes{};       // of each rank of the segment, and overrides numa_node; or none
 };
 

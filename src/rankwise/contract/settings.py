@@ -84,7 +84,7 @@ class Settings:
                             copied through the ring buffer in shared memory
     RANKWISE_UNEXPECTED_BYTES  limit on the unexpected messages that a rank keeps in each group on shm and threads, in
                             bytes (default 64 MiB). Beyond it, the data stays with its sender until a receive matches,
-                            and a blocking send waits for that
+                            and a blocking send waits until then
     RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
                             kernel says: `0,0,1,1`; the same on all ranks. For tests, and where the kernel is wrong.
                             With several hosts, every host must have as many ranks as the list has numbers

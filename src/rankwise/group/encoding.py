@@ -51,7 +51,8 @@ def decode(stream: bytes, buffers: Sequence[Bytes], allow_pickle: bool, rank: in
         calls = check_plain(stream, len(buffers), CONSTRUCTOR)
     except TypeError as error:
         raise TypeError(
-            f"rank {rank} sent a pickle {error}; pass allow_pickle=True here too if that rank may be trusted"
+            f"rank {rank} sent an object that is not plain data ({error}); "
+            "pass allow_pickle=True on this rank too if that rank may be trusted"
         ) from None
     except ValueError as error:
         raise ValueError(f"rank {rank} sent an invalid object: {error}") from None
@@ -88,7 +89,7 @@ def _encode_plain(obj: Any) -> tuple[bytes, list[Bytes]]:
     try:
         stream, buffers = _dumped(_PlainPickler, obj)
     except RecursionError:
-        raise ValueError("obj: nested too deep, or it contains itself") from None
+        raise ValueError("obj: it is nested too deep, or contains itself") from None
     try:
         check_plain(stream, len(buffers), CONSTRUCTOR)
     except ValueError as error:

@@ -97,7 +97,7 @@ _GROUP = {
     "use split(color, key=0), or subgroup(ranks)": "split_group",
     "use split(color, key=0)": "new_subgroups",
     "use dup()": "clone duplicate idup dup_with_info idup_with_info",
-    "compare group.ranks": "compare",
+    "compare the ranks of both groups, as in a.ranks == b.ranks": "compare",
     'use dup("name"), or the argument name of split': "set_name",
     "use rw.Mesh(group, rows=2, columns=-1)": "cart_map create_cart device_mesh init_device_mesh",
     "rankwise has no neighbourhood collectives; use rw.Mesh(group, rows=2, columns=-1), or batch(sends, recvs)": (

@@ -44,7 +44,7 @@ def assemble(*blocks: Sequence[Any]) -> Bytes:
 
 def read(block: Any, trusted: bool, rank: int) -> Any:
     """The object of a block that `rank` sent. See decode."""
-    return decode(*_from_block(block), trusted, rank)
+    return decode(*_from_block(block, rank), trusted, rank)
 
 
 def _pieces(stream: bytes, buffers: list[Bytes]) -> list[Any]:
@@ -58,7 +58,7 @@ def _pieces(stream: bytes, buffers: list[Bytes]) -> list[Any]:
     return parts
 
 
-def _from_block(block: Any) -> tuple[bytes, list[Bytes]]:
+def _from_block(block: Any, rank: int) -> tuple[bytes, list[Bytes]]:
     """The stream and the buffers, which use the memory of the block. Raises ValueError if it is invalid."""
     if isinstance(block, bytes) and block[:1] == b"\x80":
         return block, []
@@ -67,11 +67,12 @@ def _from_block(block: Any) -> tuple[bytes, list[Bytes]]:
         return memory.tobytes(), []
     count = int(memory[:8].view(np.uint64)[0]) >> 8 if memory.size >= 8 else 0
     if not 0 < count <= memory.size // 8 - 1:
-        raise ValueError("encoded object: the number of its parts is invalid")
+        raise ValueError(f"rank {rank} sent an invalid object: the table of its parts is invalid")
     at, parts = aligned(8 + 8 * count), list[Bytes]()
     for size in memory[8 : 8 + 8 * count].view(np.uint64).tolist():
         if size > memory.size - at:
-            raise ValueError(f"encoded object: a part of {size} bytes at {at} of {memory.size}")
+            what = f"a part of {size} bytes at {at} exceeds its block of {memory.size}"
+            raise ValueError(f"rank {rank} sent an invalid object: {what}")
         parts.append(memory[at : at + size])
         at += aligned(size)
     return parts[0].tobytes(), parts[1:]

@@ -41,9 +41,9 @@ def take_apart(value: Any) -> tuple[str, Parts]:
 
 def make(name: str, *parts: Any) -> Any:
     """Make the value that was taken apart into these parts."""
-    plain = _TYPES[name]
-    if len(parts) != len(plain.types) or not all(map(isinstance, parts, plain.types)):
-        raise ValueError(f"{name} of {', '.join(type(part).__name__ for part in parts)}")
+    plain = _TYPES.get(name)
+    if plain is None or len(parts) != len(plain.types) or not all(map(isinstance, parts, plain.types)):
+        raise ValueError(f"a {name} cannot be made of ({', '.join(type(part).__name__ for part in parts)})")
     return plain.make(*parts)
 
 
@@ -120,7 +120,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return dtype
-    raise ValueError(f"dtype {name}")
+    raise ValueError(f"{name!r} is not the name of a plain dtype")
 
 
 def _fields(dtype: np.dtype[Any]) -> Parts:
@@ -136,7 +136,7 @@ def _structured(
     names: list[str], formats: list[np.dtype[Any]], offsets: list[int], titles: list[Any], itemsize: int, aligned: bool
 ) -> np.dtype[Any]:
     if not all(isinstance(each, np.dtype) for each in formats):
-        raise ValueError("a structured dtype of something else than dtypes")
+        raise ValueError("a field of a structured dtype has no dtype")
     fields = {"names": names, "formats": formats, "offsets": offsets, "titles": titles, "itemsize": itemsize}
     dtype: np.dtype[Any] = np.dtype(fields, align=aligned)  # type: ignore[call-overload]
     return dtype
@@ -163,14 +163,14 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...], memory: Any) -> np.ndar
         memory = bytearray(memory)  # which can be written
     size, received = _elements(shape) * dtype.itemsize, memoryview(memory).nbytes
     if size != received:
-        raise ValueError(f"an array of {size} bytes in memory of {received}")
+        raise ValueError(f"an array needs {size} bytes, but came with {received}")
     array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, memory)
     return array
 
 
 def _elements(shape: tuple[int, ...]) -> int:
     if not all(type(length) is int for length in shape):
-        raise ValueError(f"the shape {shape}")
+        raise ValueError(f"{shape} is not a shape")
     return prod(shape)
 
 
@@ -188,9 +188,9 @@ def _masked(data: Any, mask: Any, fill_value: Any, hard: bool) -> Any:
     if mask is None:
         mask = np.ma.nomask
     elif (mask.shape, mask.dtype) != (data.shape, np.ma.make_mask_descr(data.dtype)):
-        raise ValueError("the mask of another array")
+        raise ValueError("a mask does not fit its array")
     if fill_value is not None and (fill_value.shape, fill_value.dtype) != ((), data.dtype):
-        raise ValueError("the fill value of another array")
+        raise ValueError("a fill value does not fit its array")
     return np.ma.MaskedArray(data, mask, fill_value=fill_value, hard_mask=hard)
 
 
@@ -208,9 +208,9 @@ def _tensor(number: int, shape: tuple[int, ...], memory: Any) -> Any:
         dtype = DType(number)
         tensors.to_torch(dtype)
     except KeyError:
-        raise ValueError(f"this torch has no dtype {dtype.name}") from None
+        raise ValueError(f"it contains a tensor of {dtype.name}, which the torch of this rank does not have") from None
     except ModuleNotFoundError:
-        raise ValueError("a torch tensor, but this rank has no torch: pip install torch") from None
+        raise ValueError("it contains a torch tensor, but this rank has no torch: pip install torch") from None
     return tensors.TORCH.over(_array(np.dtype(np.uint8), (_elements(shape) * dtype.itemsize,), memory), shape, dtype)
 
 

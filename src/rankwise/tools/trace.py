@@ -30,12 +30,12 @@ of this, which any browser opens offline.
 """
 
 EPILOG = """\
-A trace holds about the last thousand operations of each rank. "in background" is the time in which only
-operations were in progress for which the program did not wait: asynchronous ones, and messages that were
-complete before their call began to wait for them. "others waited" is the sum over all other ranks. For
+A trace holds about the last thousand operations of each rank. "in background" is the time in which
+operations were in progress but the program waited for none of them: asynchronous operations, and messages
+that were complete before their call began to wait. "others waited" is the sum over all other ranks. For
 operations below 4 KiB that did not wait, only the end is recorded, not the duration. On backends other
-than shared memory, all the time in an operation counts as waiting; hierarchical also records the parts of
-an operation within a host, and how long each of them waited.
+than shm and threads, all the time in an operation counts as waiting; hierarchical also records the parts
+of an operation within a host, and how long each of them waited.
 
 Under rankwise run --nnodes, node 0 writes one trace of the ranks of all hosts, with all times on node 0's
 clock. The report shows what was added to the times of each other node, and how far this may be off.

@@ -27,7 +27,7 @@ def headline(trace: Trace, found: list[GroupOperation]) -> str:
 
 
 def _collectives(trace: Trace, found: list[GroupOperation]) -> Iterator[tuple[bool, int, str]]:
-    """False, when the ranks entered each collective that was not completed, and for whom they waited there."""
+    """For each collective that was not completed: False, when the first rank began to wait, and for whom it waited."""
     lost = {loss.rank for loss in trace.losses}
     for each in found:
         absent = [rank for rank in each.late if rank not in each.begun]
@@ -39,8 +39,8 @@ def _collectives(trace: Trace, found: list[GroupOperation]) -> Iterator[tuple[bo
 
 
 def _messages(trace: Trace) -> Iterator[tuple[bool, int, str]]:
-    """Of each message that was not completed: whether it was in the background, when it began, and for whom its rank
-    waited. A receive that times out ends in the background; one that is still there is waited for by nobody.
+    """For each message that was not completed: whether it was in the background, when it began, and whom its rank
+    waited for. No rank waits for a receive in the background, but one that has timed out counts, as it ends there.
     """
     for rank in trace.ranks:
         for operation in rank.operations:

@@ -1,4 +1,4 @@
-"""`rankwise bench --objects`: Python objects, arrays of unknown length, and messages in number."""
+"""`rankwise bench --objects`: Python objects, arrays of unknown length, and many messages."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OPERATIONS: dict[str, Sequence[str]] = {
 }
 """{operation: what it is measured with}: objects, bytes of an array, or numbers of messages."""
 
-IN_NUMBER = ("posted", "posted_reversed", "posted_any", "unexpected", "beside_pending")
+MANY_MESSAGES = ("posted", "posted_reversed", "posted_any", "unexpected", "beside_pending")
 
 EXPLANATION = """\
-operations with --objects, each measured with a small dict (dict), 10 KiB of nested plain data (10K), and a dict with
-an array of 1 MiB (1M), or as messages of 8 bytes in that number, between two ranks only; the time is that of one
+operations with --objects, each measured with a small dict (dict), 10 KiB of nested plain data (10K) and a dict with an
+array of 1 MiB (1M), or, between two ranks only, with the given number of messages of 8 bytes; the time is that of one
 operation or message:
 object_round_trip   send_object and recv_object to the other rank and back; MPI: send and recv
 object_from_any     the same, but received from rw.ANY; MPI: ANY_SOURCE
@@ -44,7 +44,7 @@ array_round_trip    send and recv_any, which receives an array of unknown length
 broadcast_object, gather_object, all_gather_object, scatter_object
                     MPI: bcast, gather, allgather, scatter
 posted              messages to receives that were posted before, in their order
-posted_reversed     the same, but sent in the reversed order of the receives
+posted_reversed     the same, but sent in the opposite order of the receives
 posted_any          as posted, but the receives are from rw.ANY
 unexpected          messages that have all arrived before the first is received
 beside_pending      a ping-pong while both ranks have that many other receives pending
@@ -52,11 +52,11 @@ beside_pending      a ping-pong while both ranks have that many other receives p
 
 
 def points(operations: Iterable[str], n: int) -> dict[str, MeasuredOperation]:
-    """What is measured with n ranks, by name. Messages in number are measured between two ranks only."""
+    """What is measured with n ranks, by name. Many messages are measured between two ranks only."""
     return {
         name: MeasuredOperation(name, lambda _: 1.0, per_call=_per_call(operation, what))
         for operation in operations
-        if n == 2 or operation not in IN_NUMBER
+        if n == 2 or operation not in MANY_MESSAGES
         for what in OPERATIONS[operation]
         for name in [f"{operation} {what}"]
     }
@@ -85,11 +85,11 @@ class ObjectTable(Table):
 def _per_call(operation: str, what: str) -> int:
     if operation == "beside_pending":
         return 2
-    return int(what) if operation in IN_NUMBER else 1
+    return int(what) if operation in MANY_MESSAGES else 1
 
 
 def _kind(name: str) -> str:
     operation, _, what = name.partition(" ")
-    if operation in IN_NUMBER:
-        return "in number"
+    if operation in MANY_MESSAGES:
+        return "many messages"
     return "unknown length" if operation == "array_round_trip" else what

@@ -28,7 +28,7 @@ else:  # by its path, because environments without rankwise run this file too
     spec.loader.exec_module(rank)
 
 ROOT = rank.ROOT
-GO = 0  # the tag of a message that only synchronises two ranks; those in number have 1, 2, 3, ...
+GO = 0  # the tag of a message that only synchronises two ranks; the counted ones have 1, 2, 3, ...
 
 Call = Callable[[], Any]
 
