@@ -280,6 +280,17 @@ def test_messages_from_any_rank_with_any_tag() -> None:
     run_ranks(3, body, backend="gloo")
 
 
+def test_a_message_wakes_who_waits_for_one() -> None:
+    def body(group: Group) -> None:
+        waiting = threading.Thread(target=group.comm.await_arrival, args=(200.0,))
+        waiting.start()
+        while waiting.is_alive():
+            group.send(np.ones(1), group.rank)
+            waiting.join(0.01)
+
+    run_ranks(1, body, backend="gloo", timeout=100)
+
+
 def test_receives_from_any_rank_match_messages_in_order() -> None:
     def body(group: Group) -> None:
         if group.rank == 0:

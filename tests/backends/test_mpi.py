@@ -227,6 +227,28 @@ def test_a_rank_that_raises_ends_the_job(mpi: Path, tmp_path: Path) -> None:
 
 
 @ON_MPICH
+def test_a_probe_finds_a_message_behind_others(mpi: Path) -> None:
+    code = """
+if group.rank == 0:
+    for tag, dtype in enumerate((np.float64, np.int8, np.uint16, np.int8)):
+        group.send(np.ones(tag, dtype), 1, tag)
+else:
+    assert group.probe(0, 3, timeout=30).count == 3
+    found = [group.probe(src, tag) for src in (0, rw.ANY) for tag in (2, 1, 0)]
+    assert [(one.tag, one.count, one.dtype) for one in found[:3]] == [
+        (2, 2, rw.DType.U16), (1, 1, rw.DType.I8), (0, 0, rw.DType.F64)]
+    assert found[:3] == found[3:]
+    assert group.probe(0, 4) is None
+    assert [group.recv_any(0, tag).data.size for tag in (3, rw.ANY, 2, rw.ANY)] == [3, 0, 2, 1]
+    assert group.probe() is None
+group.barrier()
+group.close()
+"""
+    ran = program(mpi, 2, code)
+    assert ran.returncode == 0, ran.stderr
+
+
+@ON_MPICH
 def test_a_message_of_another_size_or_type(mpi: Path) -> None:
     code = """
 for other in (np.zeros(4), np.zeros(6), np.zeros(5, np.int32)):

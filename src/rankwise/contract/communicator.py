@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -230,6 +231,10 @@ class Communicator(ABC):
         the message: a backend whose communicators may be shared by threads overrides it.
         """
         return self.recv(ptr, message.count, message.dtype, message.source, message.tag, keep)
+
+    def await_arrival(self, seconds: float) -> None:
+        """Wait until another message may have arrived, or for about so long, after `probe` has found nothing."""
+        time.sleep(seconds)
 
     def left(self) -> Collection[int]:
         """The other ranks from which no further message can arrive, as far as this rank knows; never blocks."""

@@ -25,7 +25,7 @@ from rankwise.group.work import ArrayWork, Pending, wait_or_cancel
 
 T = TypeVar("T")
 
-PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two probes that find nothing
+PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two probes that find nothing: half of those waited already
 
 
 @dataclass(eq=False)
@@ -127,13 +127,13 @@ class ReceiveQueue(Receives):
 
         Raises what `recv` raises if no message from `src` with `tag` can arrive any more.
         """
-        pause = PAUSE
-        while not (found := look()) and (left := end - time.monotonic()) > 0:
+        start = time.monotonic()
+        while not (found := look()) and (now := time.monotonic()) < end:
+            pause = min(max((now - start) / 2, PAUSE), LONGEST_PAUSE)
             if pause == LONGEST_PAUSE and self._is_out_of_reach(src) and self._find(src, tag) is None:
                 # The communicator's own receive raises the error and informs the other ranks. It can match no message.
-                wait_or_cancel(self.comm.recv(0, 0, DType.U8, src, tag), left)
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+                wait_or_cancel(self.comm.recv(0, 0, DType.U8, src, tag), end - now)
+            self.comm.await_arrival(pause)
         return found
 
     def _is_out_of_reach(self, src: int) -> bool:

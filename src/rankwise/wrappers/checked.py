@@ -62,6 +62,9 @@ class CheckedCommunicator(ComposedCommunicator):
         self._check_failed()
         return self._inner.recv_probed(ptr, message, keep)
 
+    def await_arrival(self, seconds: float) -> None:
+        self._inner.await_arrival(seconds)
+
     def left(self) -> Collection[int]:
         return self._inner.left()
 

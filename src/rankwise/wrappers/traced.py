@@ -222,6 +222,9 @@ class TracedCommunicator(Communicator):
             return None
         return TracedWork(work, self._message("recv", message.count, message.dtype, message.source, message.tag))
 
+    def await_arrival(self, seconds: float) -> None:
+        self._inner.await_arrival(seconds)
+
     def left(self) -> Collection[int]:
         return self._inner.left()
 

@@ -140,6 +140,9 @@ class GlooCommunicator(ComposedCommunicator):
         self._check_message(message.count, message.source, "src", message.tag)
         return self._channel.recv_probed(ptr, message, keep)
 
+    def await_arrival(self, seconds: float) -> None:
+        self._channel.await_arrival(seconds)
+
     def left(self) -> Collection[int]:
         return self._channel.left()
 

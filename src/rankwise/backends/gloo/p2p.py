@@ -59,6 +59,7 @@ class Channel:
         self.failed = failed
         self._rank = transport.rank
         self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
         self._matching: Matching[Receive, Envelope] = Matching()
         self._eager = EagerSends(transport)
         self._pending: dict[int, Transfer] = {}  # `sync` waits for these
@@ -128,6 +129,10 @@ class Channel:
         self._deliver(receive, envelope)
         return receive
 
+    def await_arrival(self, seconds: float) -> None:
+        with self._arrived:
+            self._arrived.wait(seconds)
+
     def left(self) -> list[int]:
         """The peers whose connections have ended; all messages from them have been found before that."""
         return list(self._left)
@@ -191,6 +196,8 @@ class Channel:
     def _arrive(self, envelope: Envelope) -> None:
         with self._lock:
             receive = self._matching.arrive(envelope)
+            if receive is None:
+                self._arrived.notify_all()
         if receive is not None:
             self._deliver(receive, envelope)
 

@@ -13,6 +13,7 @@ If MPI tolerates faults (`fault_tolerance.py`), the watchdog instead ends the ca
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from rankwise.backends.composed.calls import ITEMSIZE, check_count, check_rank
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.mpi import fault_tolerance
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
-from rankwise.backends.mpi.p2p import Channel
+from rankwise.backends.mpi.p2p import LONGEST_SLEEP, Channel
 from rankwise.backends.mpi.peers import MpiPeers
 from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
@@ -151,6 +152,12 @@ class MpiCommunicator(ComposedCommunicator):
         check_rank(message.source, self._world_size, "src")
         self._check_message(message.count, message.tag)
         return self._channel.recv_probed(ptr, message, keep)
+
+    def await_arrival(self, seconds: float) -> None:
+        if seconds < LONGEST_SLEEP:  # MPI makes progress only when it is called
+            os.sched_yield()
+        else:
+            time.sleep(seconds)
 
     def sync(self) -> None:
         self._drain()

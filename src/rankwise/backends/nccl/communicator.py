@@ -250,6 +250,9 @@ class NcclCommunicator(ComposedCommunicator):
     def probe(self, src: int, tag: int) -> Any:
         return self._side.probe(src, tag)
 
+    def await_arrival(self, seconds: float) -> None:
+        self._side.await_arrival(seconds)
+
     def left(self) -> Collection[int]:
         return self._side.left()
 
