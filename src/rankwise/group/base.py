@@ -42,7 +42,7 @@ class GroupBase:
         self.rank = comm.rank
         self.world_size = comm.world_size
         self._pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
-        self._queue = ReceiveQueue(comm, self._pending) if comm.receives is None else None
+        self._queue = ReceiveQueue(comm) if comm.receives is None else None
         self._receives: Receives = self._queue or comm.receives  # type: ignore[assignment]  # one of them exists
         self._kept = [] if self._queue is None else self._queue.kept
         self._syncs = not comm.blocking

@@ -21,7 +21,7 @@ from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchErr
 from rankwise.contract.message import ANY, Arrival, Message, Receives
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
-from rankwise.group.work import ArrayWork, Pending, wait_or_cancel
+from rankwise.group.work import wait_or_cancel
 
 T = TypeVar("T")
 
@@ -35,8 +35,7 @@ class Taken:
     number: int
     message: Message
     buffer: Buffer
-    inner: ArrayWork[None]
-    """It keeps the buffer alive until the message is complete."""
+    work: Work[None]
 
 
 class ReceiveQueue(Receives):
@@ -47,11 +46,10 @@ class ReceiveQueue(Receives):
     matches it gets it. So every receive of the group passes through here while messages are kept.
     """
 
-    def __init__(self, comm: Communicator, pending: Pending) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.kept: list[Taken] = []
         """In the order taken. They were sent before every message that the communicator still has for the same tag."""
-        self._pending = pending
         self._lock = threading.Lock()
         # Weak: an exception, such as a signal handler's, may have taken the place of a receive before anybody had it.
         self._waiting: list[ref[QueuedReceive]] = []
@@ -88,8 +86,7 @@ class ReceiveQueue(Receives):
         return self.comm.send(message.ctypes.data, message.size, DType.U8, dest, tag, message)
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
-        work = self.send_object(parts, dest, tag)
-        wait_or_cancel(ArrayWork(work, lambda: None, self._pending, self))
+        wait_or_cancel(self.send_object(parts, dest, tag))
 
     def _post(
         self,
@@ -177,9 +174,7 @@ class ReceiveQueue(Receives):
                 work = self.comm.recv_probed(buffer.ptr, found, buffer)
                 if work is None:
                     return
-                inner = ArrayWork(work, lambda: None, self._pending, buffer).started()
-                taken = Taken(next(self._numbers), found, buffer, inner)
-                taken.inner.waited = True  # the receive raises its error
+                taken = Taken(next(self._numbers), found, buffer, work)
             receive.source, receive.tag, receive.taken = found.source, found.tag, taken
         except Exception as error:  # noqa: BLE001 - the receive's `wait` raises it
             receive.error = error
@@ -228,9 +223,11 @@ class QueuedReceive(Arrival):
 
     def done(self) -> bool:
         self._progress()
-        return self.error is not None or (self.taken is not None and self.taken.inner.done())
+        return self.error is not None or (self.taken is not None and self.taken.work.done())
 
     def wait(self, timeout: float | None = None) -> None:
+        if self._complete:
+            return
         limit = self._queue.comm.timeout if timeout is None else timeout
         end = time.monotonic() + limit
         try:
@@ -246,7 +243,7 @@ class QueuedReceive(Arrival):
                 raise late
             self._fail(late)
         if self.taken is not None and self.error is None:
-            self.taken.inner.wait(None if timeout is None else max(0.0, end - time.monotonic()))
+            self.taken.work.wait(None if timeout is None else max(0.0, end - time.monotonic()))
             self._deliver(self.taken)
         if self.error is not None:
             raise self.error

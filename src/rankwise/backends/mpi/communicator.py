@@ -26,7 +26,7 @@ from rankwise.backends.composed.calls import ITEMSIZE, check_count, check_rank
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.mpi import fault_tolerance
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
-from rankwise.backends.mpi.p2p import LONGEST_SLEEP, Channel
+from rankwise.backends.mpi.p2p import LONGEST_SLEEP, SPIN, Channel
 from rankwise.backends.mpi.peers import MpiPeers
 from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
@@ -154,10 +154,10 @@ class MpiCommunicator(ComposedCommunicator):
         return self._channel.recv_probed(ptr, message, keep)
 
     def await_arrival(self, seconds: float) -> None:
-        if seconds < LONGEST_SLEEP:  # MPI makes progress only when it is called
-            os.sched_yield()
-        else:
+        if seconds >= LONGEST_SLEEP:
             time.sleep(seconds)
+        elif seconds > SPIN:  # no sleep, as MPI makes progress only when it is called
+            os.sched_yield()
 
     def sync(self) -> None:
         self._drain()

@@ -17,6 +17,7 @@ from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
 POLLS = 200  # polls of a request with nothing in between, before the first yield
+SPIN = 50e-6  # seconds of probes with nothing in between, before the first yield
 YIELDS = 2e-3  # seconds of polls with yields in between, before the first sleep
 SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag and another dtype
