@@ -18,6 +18,7 @@ from rankwise.contract.work import Work
 
 POLLS = 200  # polls of a request with nothing in between, before the first yield
 SPIN = 50e-6  # seconds of probes with nothing in between, before the first yield
+BURST = 32  # polls between two yields or sleeps: in one poll, some MPIs take in only one of many messages
 YIELDS = 2e-3  # seconds of polls with yields in between, before the first sleep
 SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag and another dtype
@@ -122,21 +123,20 @@ class Request(Work[None]):
         return f"{self._operation}(rank={self.source}, tag={self.tag}{expects})"
 
     def wait(self, timeout: float | None = None) -> None:
-        if not self._over:
-            with self._lock:
-                for _ in range(POLLS):
-                    if self._over or self._test():
-                        break
-            if not self._over:
-                self._wait(timeout)
+        if not self._over and not self._poll(POLLS):
+            self._wait(timeout)
         if self._error is not None:
             raise self._error
 
     def done(self) -> bool:
-        if self._over:
-            return True
+        return self._over or self._poll(1)
+
+    def _poll(self, times: int) -> bool:
         with self._lock:
-            return self._over or self._test()
+            for _ in range(times):
+                if self._over or self._test():
+                    return True
+        return False
 
     def _test(self) -> bool:
         """Whether MPI has completed the request, which is polled until then."""
@@ -168,7 +168,7 @@ class Request(Work[None]):
         start = probed = time.monotonic()
         limit = self._channel.timeout if timeout is None else timeout
         sleep = SLEEP
-        while not self.done():
+        while not self._poll(BURST):
             now = time.monotonic()
             if now - start > limit:
                 text = f"{self._operation} was not complete within {limit:.3g} s"
