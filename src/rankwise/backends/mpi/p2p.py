@@ -56,7 +56,7 @@ class Channel:
     def recv_probed(self, ptr: int, message: Message, keep: object) -> Request | None:
         """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
         with self._receiving:
-            if self.transport.probe(message.source, message.tag, message.dtype) != message:
+            if self.transport.probe(message.source, message.tag) != message:
                 return None
             args = (ptr, message.count, message.dtype, message.source, message.tag)
             return self._begin("recv", self.transport.recv, args, keep)

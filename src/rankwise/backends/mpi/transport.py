@@ -53,18 +53,16 @@ class Transport:
         label = self.mpi.ANY_TAG if tag == ANY else tag * TAGS_PER_TAG + dtype
         return self.guarded(self.comm.Irecv, self.bytes(ptr, count * ITEMSIZE[dtype]), source, label)
 
-    def probe(self, src: int, tag: int, dtype: DType | None = None) -> Message | None:
-        """dtype: only messages of this dtype; then tag may not be ANY."""
+    def probe(self, src: int, tag: int) -> Message | None:
         source = self.mpi.ANY_SOURCE if src == ANY else src
         status = self.mpi.Status()
-        if dtype is None:  # mostly, the first message is the right one, or there is none
-            if not self.guarded(self.comm.Iprobe, source, self.mpi.ANY_TAG, status):
-                return None
-            found = self.message(status)
-            if tag in (found.tag, ANY):
-                return found
-        for one in DType if dtype is None else (dtype,):
-            if self.guarded(self.comm.Iprobe, source, tag * TAGS_PER_TAG + one, status):
+        if not self.guarded(self.comm.Iprobe, source, self.mpi.ANY_TAG, status):
+            return None
+        found = self.message(status)
+        if tag in (found.tag, ANY):
+            return found
+        for dtype in DType:  # it is behind others
+            if self.guarded(self.comm.Iprobe, source, tag * TAGS_PER_TAG + dtype, status):
                 return self.message(status)
         return None
 
