@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from rankwise.backends.composed.calls import describe
 from rankwise.backends.gloo.communicator import GlooCommunicator
 from rankwise.backends.gloo.peers import GlooPeers
 from rankwise.backends.gloo.transport import STANDING_TAG
@@ -142,7 +141,7 @@ class GlooInThreads(GlooCommunicator):
         self._drain()
 
     def _explain(self, error: Exception, operation: str = "") -> RankwiseError:
-        return RankwiseError(f"{describe(self._call_lock.call)}: {error}")
+        return RankwiseError(f"{self._last_call}: {error}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         pass

@@ -27,6 +27,7 @@ from rankwise.contract.errors import (
     RankwiseError,
 )
 from rankwise.contract.job import Job
+from rankwise.contract.operations import ALL_REDUCE, Call
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
 from rankwise.testing import check_backend, run_ranks
@@ -53,6 +54,10 @@ def doubled(n: int, *, everywhere: bool, calls: list[Any] | None = None, made: l
         return nccl.connect(found, threads.connect(world.side, job.rank, timeout), job.rank)
 
     return open
+
+
+def all_reduce_of(x: np.ndarray[Any, np.dtype[np.float64]]) -> Call:
+    return Call(ALL_REDUCE, x.ctypes.data, x.ctypes.data, x.size, DType.F64, ReduceOp.SUM)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +135,7 @@ def test_everything_is_released() -> None:
     comm = one(calls, everywhere=False, made=made)
     x = np.ones(1000)
     comm.all_reduce(x.ctypes.data, 1000, DType.F64, ReduceOp.SUM)
-    comm.start("all_reduce", x.ctypes.data, 1000, DType.F64, ReduceOp.SUM).wait()
+    comm.start(all_reduce_of(x)).wait()
     assert made[0].cuda.allocated
     comm.close()
     comm.close()
@@ -143,7 +148,7 @@ def test_everything_is_released() -> None:
 def test_a_started_operation_is_done_when_the_device_has_run_it() -> None:
     with one([]) as comm:
         x = np.ones(3)
-        work = comm.start("all_reduce", x.ctypes.data, 3, DType.F64, ReduceOp.SUM)
+        work = comm.start(all_reduce_of(x))
         assert not work.done()
         work.wait()
         assert work.done() or work.done()  # the double is busy every second time

@@ -12,6 +12,7 @@ import pytest
 import rankwise as rw
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, PeerLostError
+from rankwise.contract.operations import ALL_REDUCE, Call
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
@@ -27,7 +28,7 @@ def ops_of(comm: Communicator) -> StreamSyncOps:
 
 
 def start_sum(comm: Communicator, x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Work[None]:
-    return comm.start("all_reduce", x.ctypes.data, x.size, DType.F64, ReduceOp.SUM)
+    return comm.start(Call(ALL_REDUCE, x.ctypes.data, x.ctypes.data, x.size, DType.F64, ReduceOp.SUM))
 
 
 def held(stream: rw.overlap.Stream) -> threading.Event:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankwise import Group, MismatchError
+from rankwise.contract import operations
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.testing import run_ranks
 
@@ -142,15 +143,14 @@ def test_equal_last_calls_log_nothing_at_close(caplog: pytest.LogCaptureFixture)
     assert not [record for record in caplog.records if record.name == "rankwise"]
 
 
-def test_a_description_applies_to_one_call() -> None:
+def test_a_shape_belongs_to_one_call() -> None:
     """A call that is refused before it begins does not pass its shape on to the next call."""
 
     def body(group: Group) -> None:
         group.all_reduce(np.ones((2, 2)))
         if group.rank == 0:
-            group.comm.describe((2, 2))
             with pytest.raises(ValueError, match="root"):
-                group.comm.broadcast(0, 0, DType.F64, 7)
+                group.comm.run(operations.Call(operations.BROADCAST, root=7, shape=(2, 2)))
         x = np.ones(4)
         group.comm.all_reduce(x.ctypes.data, x.size, DType.F64, ReduceOp.SUM)
         assert (x == 2).all()

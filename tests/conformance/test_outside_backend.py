@@ -11,7 +11,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pytest
@@ -19,11 +19,24 @@ import pytest
 from rankwise import ClosedError, DType, ReduceOp, UnsupportedError, Work
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
+from rankwise.contract.operations import (
+    ALL_GATHER_V,
+    ALL_REDUCE,
+    ALL_TO_ALL_V,
+    BARRIER,
+    BROADCAST,
+    GATHER_V,
+    REDUCE,
+    REDUCE_SCATTER_V,
+    SCATTER_V,
+    Call,
+    Operation,
+)
 from rankwise.testing import check_backend, run_ranks
 from rankwise.testing.suite import Status, check_operation
 
 NUMPY = {DType.F64: "f8", DType.F32: "f4", DType.I64: "i8", DType.I32: "i4", DType.U8: "u1", DType.BOOL: "?"}
-REDUCE: dict[ReduceOp, Callable[..., Any]] = {
+COMBINE: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.SUM: lambda x: x.sum(axis=0, dtype=x.dtype),
     ReduceOp.PROD: lambda x: x.prod(axis=0, dtype=x.dtype),
     ReduceOp.MIN: lambda x: x.min(axis=0),
@@ -33,6 +46,9 @@ REDUCE: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.BOR: lambda x: np.bitwise_or.reduce(x),
     ReduceOp.BXOR: lambda x: np.bitwise_xor.reduce(x),
 }
+
+Laid: TypeAlias = "list[tuple[bytes, Call]]"
+"""What every rank has laid on the table: its data and its call."""
 
 
 class Table:
@@ -101,102 +117,44 @@ class TableCommunicator(Communicator):
         self.table.barrier.wait()
         return everybody
 
-    def check_root(self, root: int, name: str = "root") -> None:
-        if not 0 <= root < self.world_size:
-            raise ValueError(f"{name}={root}: expected 0 to {self.world_size - 1}")
+    def run(self, call: Call) -> None:
+        self.check(call)
+        call = call.vector(self.world_size)
+        mine = read(call.send, call.reads(self.rank, self.world_size), call.dtype)
+        result = RESULTS[call.operation](self, call, self.exchange((mine, call)))
+        if call.writes(self.rank, self.world_size):
+            write(call.recv, result)
 
-    def check_counts(self, counts: Sequence[int], name: str = "counts") -> None:
-        if len(counts) != self.world_size:
-            raise ValueError(f"{name}: expected {self.world_size} counts, got {len(counts)}")
+    def check(self, call: Call) -> None:
+        call.check(self.world_size)
+        self.check_type(call)
 
-    def combine(self, pieces: list[bytes], dtype: DType, op: ReduceOp) -> bytes:
-        stack = np.stack([np.frombuffer(piece, NUMPY[dtype]) for piece in pieces])
+    def check_type(self, call: Call) -> None:
+        if call.op is not None and call.dtype not in NUMPY:
+            raise UnsupportedError(call.operation.name, "table", f"it knows no {call.dtype.name}")
+
+    def check_rank(self, rank: int, name: str) -> None:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"{name}={rank}: expected 0 to {self.world_size - 1}")
+
+    def reduced(self, call: Call, laid: Laid) -> bytes:
+        assert call.op is not None
+        stack = np.stack([np.frombuffer(data, NUMPY[call.dtype]) for data, _ in laid])
         with np.errstate(all="ignore"):
-            return np.ascontiguousarray(REDUCE[op](stack), NUMPY[dtype]).tobytes()
+            return np.ascontiguousarray(COMBINE[call.op](stack), NUMPY[call.dtype]).tobytes()
 
-    def check_pair(self, operation: str, count: int, dtype: DType, op: ReduceOp) -> None:
-        if count < 0:
-            raise ValueError(f"count={count}: expected 0 or more")
-        if why := op.refused_for(dtype):
-            raise TypeError(f"op={op.name}: {why}")
-        if dtype not in NUMPY:
-            raise UnsupportedError(operation, "table", f"it knows no {dtype.name}")
-
-    def barrier(self) -> None:
-        self.sync()
-        self.exchange(None)
-
-    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self.check_pair("all_reduce", count, dtype, op)
-        write(ptr, self.combine(self.exchange(read(ptr, count, dtype)), dtype, op))
-
-    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
-        self.check_root(root)
-        write(ptr, self.exchange(read(ptr, count, dtype))[root])
-
-    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        self.check_root(root)
-        self.check_pair("reduce", count, dtype, op)
-        result = self.combine(self.exchange(read(ptr, count, dtype)), dtype, op)
-        if self.rank == root:
-            write(ptr, result)
-
-    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
-        self.all_gather_v(send_ptr, recv_ptr, [count] * self.world_size, dtype)
-
-    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
-        self.gather_v(send_ptr, recv_ptr, [count] * self.world_size, dtype, root)
-
-    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
-        self.scatter_v(send_ptr, recv_ptr, [count] * self.world_size, dtype, root)
-
-    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self.reduce_scatter_v(send_ptr, recv_ptr, [count] * self.world_size, dtype, op)
-
-    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
-        counts = [count] * self.world_size
-        self.all_to_all_v(send_ptr, recv_ptr, counts, counts, dtype)
-
-    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
-        self.check_counts(counts)
-        write(recv_ptr, b"".join(self.exchange(read(send_ptr, counts[self.rank], dtype))))
-
-    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        self.check_root(root)
-        self.check_counts(counts)
-        everybody = self.exchange(read(send_ptr, counts[self.rank], dtype))
-        if self.rank == root:
-            write(recv_ptr, b"".join(everybody))
-
-    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        self.check_root(root)
-        self.check_counts(counts)
-        pieces = cut(read(send_ptr, sum(counts), dtype), counts, dtype) if self.rank == root else None
-        write(recv_ptr, self.exchange(pieces)[root][self.rank])
-
-    def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        self.check_counts(counts)
-        self.check_pair("reduce_scatter", min(counts), dtype, op)
-        whole = self.combine(self.exchange(read(send_ptr, sum(counts), dtype)), dtype, op)
-        write(recv_ptr, cut(whole, counts, dtype)[self.rank])
-
-    def all_to_all_v(
-        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
-    ) -> None:
-        self.check_counts(send_counts, "send_counts")
-        self.check_counts(recv_counts, "recv_counts")
-        everybody = self.exchange(cut(read(send_ptr, sum(send_counts), dtype), send_counts, dtype))
-        write(recv_ptr, b"".join(pieces[self.rank] for pieces in everybody))
+    def own_block(self, call: Call, data: bytes) -> bytes:
+        return cut(data, call.sizes)[self.rank]
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self.check_root(dest, "dest")
+        self.check_rank(dest, "dest")
         with self.table.posted:
             self.table.mail[self.rank, dest, tag].append(read(ptr, count, dtype))
             self.table.posted.notify_all()
         return Done()
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self.check_root(src, "src")
+        self.check_rank(src, "src")
         self.receipts = [receipt for receipt in self.receipts if not receipt.taken]
         self.receipts.append(Receipt(self.table, (src, self.rank, tag), ptr))
         return self.receipts[-1]
@@ -228,9 +186,31 @@ def write(ptr: int, data: bytes) -> None:
         ctypes.memmove(ptr, data, len(data))
 
 
-def cut(data: bytes, counts: Sequence[int], dtype: DType) -> list[bytes]:
-    ends = list(accumulate(count * dtype.itemsize for count in counts))
+def cut(data: bytes, sizes: Sequence[int]) -> list[bytes]:
+    ends = list(accumulate(sizes))
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def joined(comm: TableCommunicator, call: Call, laid: Laid) -> bytes:
+    return b"".join(data for data, _ in laid)
+
+
+def of_root(call: Call, laid: Laid) -> bytes:
+    assert call.root is not None
+    return laid[call.root][0]
+
+
+RESULTS: dict[Operation, Callable[[TableCommunicator, Call, Laid], bytes]] = {
+    BARRIER: lambda comm, call, laid: b"",
+    ALL_REDUCE: TableCommunicator.reduced,
+    REDUCE: TableCommunicator.reduced,
+    BROADCAST: lambda comm, call, laid: of_root(call, laid),
+    ALL_GATHER_V: joined,
+    GATHER_V: joined,
+    SCATTER_V: lambda comm, call, laid: comm.own_block(call, of_root(call, laid)),
+    REDUCE_SCATTER_V: lambda comm, call, laid: comm.own_block(call, comm.reduced(call, laid)),
+    ALL_TO_ALL_V: lambda comm, call, laid: b"".join(cut(data, sent.send_sizes)[comm.rank] for data, sent in laid),
+}
 
 
 def open_table(job: Job, timeout: float) -> TableCommunicator:
@@ -250,25 +230,24 @@ def test_it_conforms(n: int) -> None:
 class MovesOneByte(TableCommunicator):
     """Wrong in one byte, on one rank, of large results only."""
 
-    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
-        super().broadcast(ptr, count, dtype, root)
-        if self.rank == 1 and count * dtype.itemsize > 200_000:
-            write(ptr + 150_001, b"\x77")
+    def run(self, call: Call) -> None:
+        super().run(call)
+        if call.operation is BROADCAST and self.rank == 1 and call.size > 200_000:
+            write(call.recv + 150_001, b"\x77")
 
 
 class WritesTooFar(TableCommunicator):
     """To be tried at the pointer level alone: at the array level there is no room for it."""
 
-    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        super().gather_v(send_ptr, recv_ptr, counts, dtype, root)
-        if self.rank == root:
-            write(recv_ptr + sum(counts) * dtype.itemsize, b"\0")
+    def run(self, call: Call) -> None:
+        super().run(call)
+        if call.operation is GATHER_V and self.rank == call.root:
+            write(call.recv + sum(call.sizes), b"\0")
 
 
 class MeanOfIntegers(TableCommunicator):
-    def check_pair(self, operation: str, count: int, dtype: DType, op: ReduceOp) -> None:
-        if dtype not in NUMPY:
-            raise UnsupportedError(operation, "table")
+    def check(self, call: Call) -> None:
+        self.check_type(call)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from rankwise import _native
 from rankwise.backends.native import threads
 from rankwise.contract.errors import MismatchError, PeerLostError
 from rankwise.contract.job import Job
+from rankwise.contract.operations import Call
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
@@ -56,8 +57,8 @@ def without_streams(n: int) -> Callable[[Job, float], Any]:
     segment = _native.Segment.create(n)
 
     class Blocking(threads.EngineCommunicator):
-        def start(self, operation: str, *args: Any, keep: object = None) -> Any:
-            return super(threads.EngineCommunicator, self).start(operation, *args, keep=keep)
+        def start(self, call: Call, keep: object = None) -> Any:
+            return super(threads.EngineCommunicator, self).start(call, keep)
 
         def start_call(self, function: Any) -> Any:
             return super(threads.EngineCommunicator, self).start_call(function)

@@ -13,6 +13,23 @@ from typing import Any, TypeVar
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.message import Message, Receives
+from rankwise.contract.operations import (
+    ALL_GATHER,
+    ALL_GATHER_V,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    ALL_TO_ALL_V,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    GATHER_V,
+    REDUCE,
+    REDUCE_SCATTER,
+    REDUCE_SCATTER_V,
+    SCATTER,
+    SCATTER_V,
+    Call,
+)
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
@@ -21,7 +38,78 @@ from rankwise.contract.work import Completed, Work
 T = TypeVar("T")
 
 
-class Communicator(ABC):
+class Collectives(ABC):
+    """The collectives by name. Each is a call that `run` runs; `contract.operations` has the table of them."""
+
+    @abstractmethod
+    def run(self, call: Call) -> None:
+        """Run one collective: the one method by which a backend does all of them.
+
+        A backend of few words checks the call with `call.check`, looks up what to do by `call.operation`, and finds out
+        by `call.reads` and `call.writes` how many elements it reads at `call.send` and writes at `call.recv`, which are
+        equal in an operation that works in place. `call.vector` makes an operation its vector variant, so that either
+        suffices.
+        """
+
+    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """Reduce `count` elements over the ranks, in place; every rank receives the result."""
+        self.run(Call(ALL_REDUCE, ptr, ptr, count, dtype, op))
+
+    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
+        """Copy root's `count` elements to every rank, in place."""
+        self.run(Call(BROADCAST, ptr, ptr, count, dtype, None, root))
+
+    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        """Reduce over the ranks, in place on root; the other ranks' buffers stay unchanged."""
+        self.run(Call(REDUCE, ptr, ptr, count, dtype, op, root))
+
+    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        """Every rank receives every rank's `count` elements, by rank: recv holds count * world_size."""
+        self.run(Call(ALL_GATHER, send_ptr, recv_ptr, count, dtype))
+
+    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        """Root receives every rank's `count` elements, by rank; recv_ptr may be 0 elsewhere."""
+        self.run(Call(GATHER, send_ptr, recv_ptr, count, dtype, None, root))
+
+    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
+        """Each rank receives its block of `count` of root's count * world_size; send_ptr may be 0 elsewhere."""
+        self.run(Call(SCATTER, send_ptr, recv_ptr, count, dtype, None, root))
+
+    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """Reduce count * world_size elements; each rank receives its block of `count`."""
+        self.run(Call(REDUCE_SCATTER, send_ptr, recv_ptr, count, dtype, op))
+
+    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
+        """Block j of send goes to rank j, which puts it at block `rank` of its recv."""
+        self.run(Call(ALL_TO_ALL, send_ptr, recv_ptr, count, dtype))
+
+    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
+        """all_gather in which rank i contributes counts[i] elements. All ranks pass the same `counts`."""
+        self.run(Call(ALL_GATHER_V, send_ptr, recv_ptr, 0, dtype, counts=counts))
+
+    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        """gather in which rank i contributes counts[i] elements. All ranks pass the same `counts`."""
+        self.run(Call(GATHER_V, send_ptr, recv_ptr, 0, dtype, None, root, counts))
+
+    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
+        """scatter in which rank i receives counts[i] elements. All ranks pass the same `counts`."""
+        self.run(Call(SCATTER_V, send_ptr, recv_ptr, 0, dtype, None, root, counts))
+
+    def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
+        """reduce_scatter in which rank i receives counts[i] elements. All ranks pass the same `counts`."""
+        self.run(Call(REDUCE_SCATTER_V, send_ptr, recv_ptr, 0, dtype, op, None, counts))
+
+    def all_to_all_v(
+        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
+    ) -> None:
+        """all_to_all with send_counts[j] elements to rank j and recv_counts[i] from rank i.
+
+        Rank i's send_counts[j] must equal rank j's recv_counts[i], or both raise MismatchError.
+        """
+        self.run(Call(ALL_TO_ALL_V, send_ptr, recv_ptr, 0, dtype, send_counts=send_counts, recv_counts=recv_counts))
+
+
+class Communicator(Collectives):
     """One rank's end of one group.
 
     Arguments: `ptr` is an address as an int (host memory; device memory for NCCL). `count` is in
@@ -97,70 +185,14 @@ class Communicator(ABC):
     @abstractmethod
     def timeout(self, seconds: float) -> None: ...
 
-    @abstractmethod
     def barrier(self) -> None:
         """Return when every rank has called it. Implies `sync`."""
+        self.sync()
+        self.run(Call(BARRIER))
 
     def barrier_without_sync(self) -> None:
-        """Return when every rank has called it, whatever messages are pending. This default is `barrier`."""
-        self.barrier()
-
-    @abstractmethod
-    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Reduce `count` elements over the ranks, in place; every rank receives the result."""
-
-    @abstractmethod
-    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
-        """Copy root's `count` elements to every rank, in place."""
-
-    @abstractmethod
-    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        """Reduce over the ranks, in place on root; the other ranks' buffers stay unchanged."""
-
-    @abstractmethod
-    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
-        """Every rank receives every rank's `count` elements, by rank: recv holds count * world_size."""
-
-    @abstractmethod
-    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
-        """Root receives every rank's `count` elements, by rank; recv_ptr may be 0 elsewhere."""
-
-    @abstractmethod
-    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
-        """Each rank receives its block of `count` of root's count * world_size; send_ptr may be 0 elsewhere."""
-
-    @abstractmethod
-    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Reduce count * world_size elements; each rank receives its block of `count`."""
-
-    @abstractmethod
-    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
-        """Block j of send goes to rank j, which puts it at block `rank` of its recv."""
-
-    @abstractmethod
-    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
-        """all_gather in which rank i contributes counts[i] elements. All ranks pass the same `counts`."""
-
-    @abstractmethod
-    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        """gather in which rank i contributes counts[i] elements. All ranks pass the same `counts`."""
-
-    @abstractmethod
-    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        """scatter in which rank i receives counts[i] elements. All ranks pass the same `counts`."""
-
-    @abstractmethod
-    def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        """reduce_scatter in which rank i receives counts[i] elements. All ranks pass the same `counts`."""
-
-    @abstractmethod
-    def all_to_all_v(
-        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
-    ) -> None:
-        """all_to_all with send_counts[j] elements to rank j and recv_counts[i] from rank i.
-
-        Rank i's send_counts[j] must equal rank j's recv_counts[i], or both raise MismatchError.
-        """
+        """Return when every rank has called it, whatever messages are pending."""
+        self.run(Call(BARRIER))
 
     def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which calls several collectives, and return its result.
@@ -171,8 +203,8 @@ class Communicator(ABC):
         """
         return function()
 
-    def start(self, operation: str, *args: Any, keep: object = None) -> Work[None]:
-        """Start the collective of this name with its arguments: `start("broadcast", ptr, count, dtype, root)`.
+    def start(self, call: Call, keep: object = None) -> Work[None]:
+        """Start a collective: `start(Call(BROADCAST, ptr, ptr, count, dtype, root=root))`.
 
         Started operations run in that order, before any later blocking call. A backend without a stream of its own
         runs the operation at once.
@@ -182,7 +214,7 @@ class Communicator(ABC):
         handler's, takes the place of the Work; a message is then cancelled. Without `keep`, the caller keeps the memory
         alive until the Work is done.
         """
-        return self.start_call(partial(run_keeping, getattr(self, operation), args, keep))
+        return self.start_call(partial(run_keeping, self.run, (call,), keep))
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         """Start `function`, which calls several collectives, as `start` starts one. It runs as by `call`."""
@@ -194,18 +226,11 @@ class Communicator(ABC):
             return Completed(error)
         return Completed()
 
-    def plan(self, operation: str, *args: Any) -> partial[None]:
-        """A collective of this name with its arguments, prepared for many calls with the least overhead."""
-        return partial(getattr(self, operation), *args)
+    def plan(self, call: Call) -> partial[None]:
+        """A collective, prepared for many calls with the least overhead."""
+        return partial(self.run, call)
 
-    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:  # noqa: B027 - a backend may ignore it
-        """Add details to the next collective that this thread calls or starts, if the ranks compare their calls.
-
-        shape: the arrays'; with one axis it adds nothing to the count. operation: "scan" or "exscan", if the
-        program called that. Ranks that describe a call differently raise MismatchError.
-        """
-
-    def name_group(self, name: str) -> None:  # noqa: B027 - a backend may ignore it
+    def name_group(self, name: str) -> None:
         """Show the group by this name, where this rank's operations are shown: in errors, status and traces."""
 
     @abstractmethod

@@ -36,7 +36,7 @@ class DType(IntEnum):
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return _ITEMSIZE[self]
+        return ITEMSIZE[self]
 
     @property
     def is_integral(self) -> bool:
@@ -47,7 +47,13 @@ class DType(IntEnum):
         return self >= DType.C64
 
 
-_ITEMSIZE = (8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1, 1, 8, 16)
+ITEMSIZE = (8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1, 1, 8, 16)
+"""Bytes of one element, by dtype: faster to read than the property."""
+
+_KINDS = {"F": "float", "I": "int", "U": "uint", "C": "complex"}
+_NAMES = {DType.BF16: "bfloat16", DType.FP8E4M3: "float8_e4m3fn", DType.FP8E5M2: "float8_e5m2", DType.BOOL: "bool"}
+DTYPE_NAMES = {dtype: _NAMES.get(dtype) or _KINDS[dtype.name[0]] + dtype.name[1:] for dtype in DType}
+"""The names of the dtypes in texts, which are NumPy's and torch's."""
 
 
 @public

@@ -15,6 +15,7 @@ from rankwise.arrays.base import Buffer, Shape
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import UnsupportedError, shown
 from rankwise.contract.message import ANY, Receives
+from rankwise.contract.operations import Call
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group.receives import ReceiveQueue
@@ -68,29 +69,17 @@ class GroupBase:
         self._recv_object_plain = shortcuts.recv_object_plain
         self._recv_any_plain = shortcuts.recv_any_plain
 
-    def _describe(self, shape: Shape) -> None:
-        """Let the ranks compare the shape in the communicator's next call, unless the count already implies it."""
-        if len(shape) != 1:
-            self.comm.describe(shape)
-
-    def _call(
-        self,
-        operation: str,
-        args: tuple[Any, ...],
-        reads: Buffer | None,
-        writes: Buffer | None,
-        async_op: bool,
-    ) -> Any:
+    def _call(self, call: Call, reads: Buffer | None, writes: Buffer | None, async_op: bool) -> Any:
         """Make one call of the communicator. Its result is the content of `writes`, or None if nothing is written."""
         finish = nothing if writes is None else writes.finish
         given = writes if reads is None else reads
         self._check_memory(given)
-        shape = (0,) if given is None else given.shape
+        if given is not None:
+            call = shaped(call, given.shape)
         if (reads is not None and reads.packed) or (writes is not None and writes.packed):
 
             def body() -> Any:
-                self._describe(shape)
-                getattr(self.comm, operation)(*args)
+                self.comm.run(call)
                 self._sync()
                 return finish()
 
@@ -98,15 +87,14 @@ class GroupBase:
         self._order(reads)
         if writes is not reads:
             self._order(writes)
-        self._describe(shape)
         if async_op:
-            work = self.comm.start(operation, *args, keep=(reads, writes))
+            work = self.comm.start(call, keep=(reads, writes))
             if writes is not None and writes.in_place:
                 # Nothing is left to do for `wait`: not even marking a tensor as written, which may by then have
                 # been used in a computation that autograd follows.
                 finish = partial(_same, writes.finish())
             return ArrayWork(work, finish, self._pending, (self, reads, writes)).started()
-        getattr(self.comm, operation)(*args)
+        self.comm.run(call)
         self._sync()
         return finish()
 
@@ -228,6 +216,11 @@ class GroupBase:
             return buffers.scratch(shape, like.dtype), error
         self._order(result)
         return result, None
+
+
+def shaped(call: Call, shape: Shape) -> Call:
+    """The call, in which the ranks compare the shape too, unless the count already implies it."""
+    return call if len(shape) == 1 else call._replace(shape=shape)
 
 
 def _after(first: Callable[[], object], then: Callable[[], T]) -> T:

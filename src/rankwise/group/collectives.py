@@ -12,6 +12,19 @@ from rankwise.arrays.base import Buffer, Kind
 from rankwise.arrays.buffers import source, target
 from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Located, Op
+from rankwise.contract.operations import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    ALL_TO_ALL_V,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    REDUCE_SCATTER_V,
+    Call,
+)
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops, headers
 from rankwise.group.base import GroupBase, check_axis_0, split_counts, split_rows
@@ -39,7 +52,7 @@ class Collectives(GroupBase):
         >>> group.barrier()
         """
         if async_op:
-            work: Work[None] = self._call("barrier_without_sync", (), None, None, async_op)
+            work: Work[None] = self._call(Call(BARRIER), None, None, async_op)
             return work
         self._barrier()
         if self._pending.works:
@@ -88,8 +101,8 @@ class Collectives(GroupBase):
         if ops.is_composed(op):
             buffer = self._staged(buffer)
             return self._run(composed_ops.reduce(self, x, buffer, op, None), buffer, async_op)
-        args = (buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
-        return self._call("all_reduce", args, buffer, buffer, async_op)
+        call = Call(ALL_REDUCE, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
+        return self._call(call, buffer, buffer, async_op)
 
     @overload
     def broadcast(self, x: T, src: int = 0, *, async_op: Literal[False] = False) -> T: ...
@@ -107,8 +120,8 @@ class Collectives(GroupBase):
             return x
         src = self._rank(src, "src")
         buffer = source(x) if src == self.rank else target(x)
-        args = (buffer.ptr, buffer.count, buffer.dtype, src)
-        result: T | Work[T] = self._call("broadcast", args, buffer if src == self.rank else None, buffer, async_op)
+        call = Call(BROADCAST, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, root=src)
+        result: T | Work[T] = self._call(call, buffer if src == self.rank else None, buffer, async_op)
         return result
 
     @overload
@@ -137,8 +150,9 @@ class Collectives(GroupBase):
         if ops.is_composed(op):
             buffer = self._staged(buffer)
             return self._run(composed_ops.reduce(self, x, buffer, op, dst), buffer, async_op)
-        args = (buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype), dst)
-        return self._call("reduce", args, buffer, buffer if dst == self.rank else None, async_op)
+        reduce_op = ops.resolve(op, buffer.dtype)
+        call = Call(REDUCE, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, reduce_op, dst)
+        return self._call(call, buffer, buffer if dst == self.rank else None, async_op)
 
     @overload
     def gather(
@@ -165,8 +179,8 @@ class Collectives(GroupBase):
         given = source(x)
         shape = buffers.gathered_shape(self.world_size, given)
         result = buffers.result(out, shape, given) if dst == self.rank else None
-        args = (given.ptr, 0 if result is None else result.ptr, given.count, given.dtype, dst)
-        return self._call("gather", args, given, result, async_op)
+        call = Call(GATHER, given.ptr, 0 if result is None else result.ptr, given.count, given.dtype, root=dst)
+        return self._call(call, given, result, async_op)
 
     @overload
     def all_gather(
@@ -194,8 +208,8 @@ class Collectives(GroupBase):
                 return into
         given = source(x)
         result = buffers.result(out, buffers.gathered_shape(self.world_size, given), given)
-        args = (given.ptr, result.ptr, given.count, given.dtype)
-        return self._call("all_gather", args, given, result, async_op)
+        call = Call(ALL_GATHER, given.ptr, result.ptr, given.count, given.dtype)
+        return self._call(call, given, result, async_op)
 
     @overload
     def scatter(
@@ -306,11 +320,11 @@ class Collectives(GroupBase):
         check_axis_0(given)
         result = buffers.result(out, self._part(given.shape), given)
         if given.shape[0] % self.world_size == 0:
-            args = (given.ptr, result.ptr, result.count, given.dtype, reduce_op)
-            return self._call("reduce_scatter", args, given, result, async_op)
-        counts = split_counts(given.shape, self.world_size)
-        uneven = (given.ptr, result.ptr, counts, given.dtype, reduce_op)
-        return self._call("reduce_scatter_v", uneven, given, result, async_op)
+            call = Call(REDUCE_SCATTER, given.ptr, result.ptr, result.count, given.dtype, reduce_op)
+        else:
+            counts = split_counts(given.shape, self.world_size)
+            call = Call(REDUCE_SCATTER_V, given.ptr, result.ptr, 0, given.dtype, reduce_op, counts=counts)
+        return self._call(call, given, result, async_op)
 
     @overload
     def all_to_all(
@@ -341,8 +355,9 @@ class Collectives(GroupBase):
         own = self._part(given.shape)
         result = buffers.result(out, (own[0] * world, *own[1:]), given)
         if given.shape[0] % world == 0:
-            args = (given.ptr, result.ptr, given.count // world, given.dtype)
-            return self._call("all_to_all", args, given, result, async_op)
-        counts = split_counts(given.shape, world)
-        uneven = (given.ptr, result.ptr, counts, [counts[self.rank]] * world, given.dtype)
-        return self._call("all_to_all_v", uneven, given, result, async_op)
+            call = Call(ALL_TO_ALL, given.ptr, result.ptr, given.count // world, given.dtype)
+        else:
+            counts = split_counts(given.shape, world)
+            each = [counts[self.rank]] * world
+            call = Call(ALL_TO_ALL_V, given.ptr, result.ptr, 0, given.dtype, send_counts=counts, recv_counts=each)
+        return self._call(call, given, result, async_op)

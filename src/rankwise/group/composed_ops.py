@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise.arrays import buffers, dtypes, ops
-from rankwise.arrays.base import Buffer
+from rankwise.arrays.base import Buffer, Shape
 from rankwise.arrays.buffers import scratch, source
 from rankwise.arrays.ops import LOCATING, Located, Op, PremulSum
 from rankwise.contract.errors import RankwiseError, shown
+from rankwise.contract.operations import GATHER, Call
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.base import GroupBase, nothing
 
@@ -98,15 +99,16 @@ def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Calla
     return fold
 
 
-def gathered(group: GroupBase, given: Buffer, root: int) -> list[Any]:
-    """Every rank's array, by rank, on `root`; an empty list elsewhere."""
+def gathered(group: GroupBase, given: Buffer, root: int, shape: Shape | None = None, part_of: str = "") -> list[Any]:
+    """Every rank's array, by rank, on `root`; an empty list elsewhere. shape, part_of: as in Call."""
+    call = Call(GATHER, given.ptr, 0, given.count, given.dtype, None, root, shape=shape, part_of=part_of)
     if group.rank != root:
-        group.comm.gather(given.ptr, 0, given.count, given.dtype, root)
+        group.comm.run(call)
         group._sync()
         return []
     # Flat rows, since the array may already have the maximal number of dimensions.
     memory = given.kind.empty((group.world_size, given.count), given.dtype)
-    group.comm.gather(given.ptr, memory.ptr, given.count, given.dtype, root)
+    group.comm.run(call._replace(recv=memory.ptr))
     group._sync()
     return [row.reshape(given.shape) for row in memory.finish()]
 
@@ -137,8 +139,7 @@ def function_scan(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> C
     function = _function(op, given.dtype)
 
     def scan() -> Buffer | None:
-        group.comm.describe(given.shape, "exscan" if exclusive else "scan")
-        rows = gathered(group, given, 0)
+        rows = gathered(group, given, 0, given.shape, "exscan" if exclusive else "scan")
         whole = scratch((len(rows), *given.shape), given.dtype)
 
         def compute() -> None:

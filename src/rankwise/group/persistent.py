@@ -13,8 +13,9 @@ from rankwise.arrays.numpy import NUMPY, hold
 from rankwise.arrays.ops import Op
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.message import ANY
+from rankwise.contract.operations import ALL_REDUCE, BROADCAST, Call
 from rankwise.contract.work import Completed, Work
-from rankwise.group.base import GroupBase, check_tag, label, nothing
+from rankwise.group.base import GroupBase, check_tag, label, nothing, shaped
 from rankwise.group.work import ArrayWork, wait_or_cancel
 
 
@@ -54,7 +55,8 @@ class PersistentOperations(GroupBase):
         [8.0, 8.0]
         """
         buffer = _lasting(x)
-        return self._plan(buffer, "all_reduce", buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
+        reduce_op = ops.resolve(op, buffer.dtype)
+        return self._plan(buffer, Call(ALL_REDUCE, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, reduce_op))
 
     def broadcast_plan(self, x: Any, src: int = 0) -> Callable[[], None]:
         """The fastest broadcast of `x` in a loop: plan() copies rank `src`'s x into every rank's x.
@@ -68,7 +70,8 @@ class PersistentOperations(GroupBase):
         [3.0, 3.0]
         """
         buffer = _lasting(x)
-        return self._plan(buffer, "broadcast", buffer.ptr, buffer.count, buffer.dtype, self._rank(src, "src"))
+        root = self._rank(src, "src")
+        return self._plan(buffer, Call(BROADCAST, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, root=root))
 
     def send_plan(self, x: Any, dst: int | None, tag: int = 0) -> MessagePlan:
         """A send of `x` to rank `dst` in a loop: plan() sends the present content of x, plan.start() returns a Work.
@@ -127,7 +130,7 @@ class PersistentOperations(GroupBase):
 
         return MessagePlan(start, partial(now, buffer.given, peer, tag), () if sends else self._kept)
 
-    def _plan(self, buffer: Buffer, operation: str, *args: int) -> Callable[[], None]:
+    def _plan(self, buffer: Buffer, call: Call) -> Callable[[], None]:
         self._check_memory(buffer)
         steps: list[Callable[[], object]] = []
         check = buffer.kind.place_check(buffer)
@@ -135,9 +138,7 @@ class PersistentOperations(GroupBase):
             steps.append(check)
         if buffer.device is not None:
             steps.append(partial(self._order, buffer))
-        if len(buffer.shape) != 1:
-            steps.append(partial(self.comm.describe, buffer.shape))
-        plan = self.comm.plan(operation, *args)
+        plan = self.comm.plan(shaped(call, buffer.shape))
         steps.append(plan)
         if self._syncs:
             steps.append(self.comm.sync)

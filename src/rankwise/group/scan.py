@@ -12,6 +12,7 @@ from rankwise.arrays import buffers, dtypes, ops
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source
 from rankwise.arrays.ops import Op, PremulSum
+from rankwise.contract.operations import ALL_GATHER, REDUCE_SCATTER, Call
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
@@ -92,6 +93,7 @@ class Scans(GroupBase):
         reduce_op = ops.resolve(op, given.dtype)
         if reduce_op is ReduceOp.MEAN:
             raise ValueError(f"op={op!r}: expected another op; divide the sum by the number of ranks in it")
+        name = "exscan" if exclusive else "scan"
         last = self.rank - exclusive  # the last rank that this rank's result includes
 
         def body() -> Any:
@@ -105,9 +107,9 @@ class Scans(GroupBase):
                 size = count * dtype.itemsize
                 blocks = buffers.scratch((n * count,), dtype)
                 offset = start * dtype.itemsize
-                self.comm.describe(given.shape, "exscan" if exclusive else "scan")
                 if dtype.is_complex and reduce_op is ReduceOp.PROD:
-                    self.comm.all_gather(mine.ptr + offset, blocks.ptr, count, dtype)
+                    call = Call(ALL_GATHER, mine.ptr + offset, blocks.ptr, count, dtype)
+                    self.comm.run(call._replace(shape=given.shape, part_of=name))
                     self._sync()
                     found = neutral if last < 0 else _product(blocks, n)[last]
                     ctypes.memmove(result.ptr + offset, found.ctypes.data, size)
@@ -115,7 +117,8 @@ class Scans(GroupBase):
                 for rank in range(n):
                     counts = rank - exclusive >= self.rank
                     ctypes.memmove(blocks.ptr + rank * size, mine.ptr + offset if counts else neutral.ctypes.data, size)
-                self.comm.reduce_scatter(blocks.ptr, result.ptr + offset, count, dtype, reduce_op)
+                call = Call(REDUCE_SCATTER, blocks.ptr, result.ptr + offset, count, dtype, reduce_op)
+                self.comm.run(call._replace(shape=given.shape, part_of=name))
                 self._sync()
             if last < 0 and reduce_op is ReduceOp.SUM:
                 ctypes.memset(result.ptr, 0, result.nbytes)  # 0 instead of the neutral element -0

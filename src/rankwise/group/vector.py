@@ -15,9 +15,10 @@ from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source
 from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Op
+from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, REDUCE_SCATTER_V, Call, Operation
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops, headers
-from rankwise.group.base import GroupBase, check_axis_0
+from rankwise.group.base import GroupBase, check_axis_0, shaped
 
 D = TypeVar("D", bound=np.dtype[Any])
 Counts: TypeAlias = "Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]"
@@ -49,7 +50,7 @@ class VectorCollectives(GroupBase):
         if out is not None:
             buffers.check_rows(out, given)
 
-        return self._run(partial(self._gather_rows, "all_gather_v", given, out), given, async_op)
+        return self._run(partial(self._gather_rows, ALL_GATHER_V, given, out), given, async_op)
 
     @overload
     def gather_v(
@@ -76,12 +77,11 @@ class VectorCollectives(GroupBase):
         if dst == self.rank:
             if out is not None:
                 buffers.check_rows(out, given)
-            return self._run(partial(self._gather_rows, "gather_v", given, out, dst), given, async_op)
+            return self._run(partial(self._gather_rows, GATHER_V, given, out, dst), given, async_op)
 
         def body() -> None:
             counts = _elements(self._lengths(given), given)
-            self._describe(given.shape[1:])
-            self.comm.gather_v(given.ptr, 0, counts, given.dtype, dst)
+            self.comm.run(shaped(Call(GATHER_V, given.ptr, 0, 0, given.dtype, None, dst, counts), given.shape[1:]))
             self._sync()
 
         return self._run(body, given, async_op)
@@ -213,8 +213,9 @@ class VectorCollectives(GroupBase):
             return self._run(composed_ops.reduce_scatter(self, given, op, rows, out), given, async_op)
         reduce_op = ops.resolve(op, given.dtype)
         result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
-        args = (given.ptr, result.ptr, _elements(rows, given), given.dtype, reduce_op)
-        return self._call("reduce_scatter_v", args, given, result, async_op)
+        counts = _elements(rows, given)
+        call = Call(REDUCE_SCATTER_V, given.ptr, result.ptr, 0, given.dtype, reduce_op, counts=counts)
+        return self._call(call, given, result, async_op)
 
     @overload
     def all_to_all_v(
@@ -251,18 +252,18 @@ class VectorCollectives(GroupBase):
             received = self._exchange_ints(np.array(rows, np.int64)).tolist()
             result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
             sends, receives = _elements(rows, given), _elements(received, given)
-            self._describe(given.shape[1:])
-            self.comm.all_to_all_v(given.ptr, result.ptr, sends, receives, given.dtype)
+            call = Call(ALL_TO_ALL_V, given.ptr, result.ptr, 0, given.dtype, send_counts=sends, recv_counts=receives)
+            self.comm.run(shaped(call, given.shape[1:]))
             return self._complete(result, refused), received
 
         return self._run(body, given, async_op)
 
-    def _gather_rows(self, operation: str, given: Buffer, out: Any, *dst: int) -> Any:
+    def _gather_rows(self, operation: Operation, given: Buffer, out: Any, dst: int | None = None) -> Any:
         """The body of all_gather_v, and of gather_v on `dst`."""
         lengths = self._lengths(given)
         result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
-        self._describe(given.shape[1:])  # of a row
-        getattr(self.comm, operation)(given.ptr, result.ptr, _elements(lengths, given), given.dtype, *dst)
+        call = Call(operation, given.ptr, result.ptr, 0, given.dtype, None, dst, _elements(lengths, given))
+        self.comm.run(shaped(call, given.shape[1:]))  # the shape of a row
         return self._complete(result, refused)
 
     def _lengths(self, given: Buffer) -> list[int]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-from rankwise.backends.composed.communicator import ComposedCommunicator
+from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.message import Message
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.operations import ALL_GATHER, Call
+from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
-_BYTE = DType.U8
 
-
-class CheckedCommunicator(ComposedCommunicator):
+class CheckedCommunicator(ComparingCommunicator):
     """One rank's communicator in the same group, whose collectives raise MismatchError if the ranks' calls differ.
 
     The comparison, its envelopes and its errors are the same as in the backends over other engines; here the engine
@@ -30,7 +30,6 @@ class CheckedCommunicator(ComposedCommunicator):
         self.backend = getattr(inner, "backend", type(inner).__name__)
         self.any_source, self.device_memory, self.traced = inner.any_source, inner.device_memory, inner.traced
         super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
-        self._inline = {}  # the inner communicator computes, for the dtypes that it supports
 
     def _timeout_set(self, timeout: float) -> None:
         self._inner.timeout = timeout
@@ -77,64 +76,19 @@ class CheckedCommunicator(ComposedCommunicator):
         if self._refusal is not None:
             raise self._refused()
 
-    # ---- moves: collectives of the inner communicator ----
+    # ---- collectives ----
 
-    def _complete(self, operation: str, *args: Any) -> None:
-        getattr(self._inner, operation)(*args)
+    def run(self, call: Call) -> None:
+        call.check(self._world_size)
+        self._run(call, self._complete, call)
+
+    def _complete(self, call: Call) -> None:
+        self._inner.run(call)
         if not self._inner.blocking:
             self._inner.sync()
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], None]:
-        gather = self._inner.plan("all_gather", mine, everybody, size, _BYTE)
-
-        def move() -> None:
-            gather()
-            if not self._inner.blocking:
-                self._inner.sync()
-
-        return move
-
-    def _barrier(self) -> None:
-        self._complete("barrier")
-
-    def _broadcast(self, ptr: int, size: int, root: int) -> None:
-        self._complete("broadcast", ptr, size, _BYTE, root)
-
-    def _gather(self, send: int, recv: int, size: int, root: int) -> None:
-        self._complete("gather", send, recv, size, _BYTE, root)
-
-    def _scatter(self, send: int, recv: int, size: int, root: int) -> None:
-        self._complete("scatter", send, recv, size, _BYTE, root)
-
-    def _all_gather(self, send: int, recv: int, size: int) -> None:
-        self._complete("all_gather", send, recv, size, _BYTE)
-
-    def _all_to_all(self, send: int, recv: int, size: int) -> None:
-        self._complete("all_to_all", send, recv, size, _BYTE)
-
-    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        self._complete("gather_v", send, recv, sizes, _BYTE, root)
-
-    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        self._complete("scatter_v", send, recv, sizes, _BYTE, root)
-
-    def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
-        self._complete("all_gather_v", send, recv, sizes, _BYTE)
-
-    def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
-        self._complete("all_to_all_v", send, recv, send_sizes, recv_sizes, _BYTE)
-
-    def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self._complete("all_reduce", ptr, count, dtype, op)
-
-    def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        self._complete("reduce", ptr, count, dtype, op, root)
-
-    def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self._complete("reduce_scatter", send, recv, count, dtype, op)
-
-    def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        self._complete("reduce_scatter_v", send, recv, counts, dtype, op)
+        return partial(self._complete, Call(ALL_GATHER, mine, everybody, size, DType.U8))
 
     # ---- going on after a loss ----
 

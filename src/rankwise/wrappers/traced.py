@@ -15,8 +15,9 @@ from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.message import ANY, Message
+from rankwise.contract.operations import SPLIT, Call
 from rankwise.contract.shortcuts import Shortcuts
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
@@ -88,56 +89,11 @@ class TracedCommunicator(Communicator):
 
     # ---- collectives ----
 
-    def barrier(self) -> None:
-        self._collective("barrier")
-        self._end_launched()
-
-    def barrier_without_sync(self) -> None:
-        self._collective("barrier_without_sync")
-
-    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self._collective("all_reduce", ptr, count, dtype, op)
-
-    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
-        self._collective("broadcast", ptr, count, dtype, root)
-
-    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        self._collective("reduce", ptr, count, dtype, op, root)
-
-    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
-        self._collective("all_gather", send_ptr, recv_ptr, count, dtype)
-
-    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
-        self._collective("gather", send_ptr, recv_ptr, count, dtype, root)
-
-    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
-        self._collective("scatter", send_ptr, recv_ptr, count, dtype, root)
-
-    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self._collective("reduce_scatter", send_ptr, recv_ptr, count, dtype, op)
-
-    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
-        self._collective("all_to_all", send_ptr, recv_ptr, count, dtype)
-
-    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
-        self._collective("all_gather_v", send_ptr, recv_ptr, counts, dtype)
-
-    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        self._collective("gather_v", send_ptr, recv_ptr, counts, dtype, root)
-
-    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        self._collective("scatter_v", send_ptr, recv_ptr, counts, dtype, root)
-
-    def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        self._collective("reduce_scatter_v", send_ptr, recv_ptr, counts, dtype, op)
-
-    def all_to_all_v(
-        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
-    ) -> None:
-        self._collective("all_to_all_v", send_ptr, recv_ptr, send_counts, recv_counts, dtype)
+    def run(self, call: Call) -> None:
+        self._collective(call, self._inner.run, call)
 
     def split(self, color: int, key: int = 0) -> Communicator | None:
-        part = self._collective("split", color, key)
+        part = self._collective(Call(SPLIT), self._inner.split, color, key)
         if part is None:
             return None
         number = array("q", [self._writer.new_group() if part.rank == 0 else 0])
@@ -186,18 +142,15 @@ class TracedCommunicator(Communicator):
         traced.former_ranks = new.former_ranks
         return traced
 
-    def start(self, operation: str, *args: Any, keep: object = None) -> Work[None]:
-        entry = self._begin(operation, args, background=True)
-        return TracedWork(self._entered(entry, partial(self._inner.start, keep=keep), operation, *args), entry)
+    def start(self, call: Call, keep: object = None) -> Work[None]:
+        entry = self._begin(call, background=True)
+        return TracedWork(self._entered(entry, self._inner.start, call, keep), entry)
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         return self._inner.start_call(function)
 
     def call(self, function: Callable[[], T]) -> T:
         return self._inner.call(function)
-
-    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
-        self._inner.describe(shape, operation)
 
     def name_group(self, name: str) -> None:
         self._writer.name_group(self._group, name)
@@ -245,9 +198,10 @@ class TracedCommunicator(Communicator):
 
     # ---- entries of the trace ----
 
-    def _collective(self, operation: str, *args: Any) -> Any:
-        entry = self._begin(operation, args)
-        result = self._entered(entry, getattr(self._inner, operation), *args)
+    def _collective(self, call: Call, function: Callable[..., T], *args: Any) -> T:
+        """function(*args), which makes this call."""
+        entry = self._begin(call)
+        result = self._entered(entry, function, *args)
         if self.blocking:
             entry.end()
         else:
@@ -264,28 +218,11 @@ class TracedCommunicator(Communicator):
             entry.end(failed=True)
             raise
 
-    def _begin(self, operation: str, args: tuple[Any, ...], *, background: bool = False) -> WrittenOperation:
-        """A collective with these arguments begins."""
-        dtype = op = root = nbytes = 0
-        for position, argument in enumerate(args):
-            if isinstance(argument, DType):
-                dtype, nbytes = argument, self._elements(operation, args, position) * argument.itemsize
-                for later in args[position + 1 :]:
-                    if isinstance(later, ReduceOp):
-                        op = later
-                    else:
-                        root = later
-                break
-        number, name = next(self._numbers), operation.removesuffix("_without_sync")
-        return self._writer.begin(name, self._group, number, nbytes, dtype, op, root, background=background)
-
-    def _elements(self, operation: str, args: tuple[Any, ...], dtype: int) -> int:
-        """The elements of this rank's argument. dtype: its place in args, right behind the count or counts."""
-        if operation == "all_to_all_v":
-            return sum(args[2])
-        if operation == "all_to_all":
-            return int(args[2]) * self.world_size
-        return int(args[dtype - 1][self.rank] if operation.endswith("_v") else args[dtype - 1])
+    def _begin(self, call: Call, *, background: bool = False) -> WrittenOperation:
+        """A collective begins."""
+        nbytes = call.own_bytes(self.rank, self.world_size)
+        what = call.operation.name, self._group, next(self._numbers), nbytes, call.dtype
+        return self._writer.begin(*what, call.op or 0, call.root or 0, background=background)
 
     def _message(self, operation: str, count: int, dtype: DType, peer: int, tag: int) -> WrittenOperation:
         nbytes = count * dtype.itemsize

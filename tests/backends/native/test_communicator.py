@@ -16,6 +16,7 @@ from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, PeerLostError
 from rankwise.contract.job import Job
+from rankwise.contract.operations import BROADCAST, Call
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
@@ -63,7 +64,7 @@ def test_negative_counts_are_named() -> None:
     with alone() as comm:
         for call in (
             lambda: comm.all_reduce(p, -1, f64, ReduceOp.SUM),
-            lambda: comm.start("broadcast", p, -1, f64, 0),
+            lambda: comm.start(Call(BROADCAST, p, p, -1, f64, root=0)),
             lambda: comm.send(p, -1, f64, 0),
             lambda: comm.recv(p, -1, f64, 0),
         ):

@@ -6,28 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwise._native import counted
-from rankwise.backends.composed.calls import ITEMSIZE, Call
 from rankwise.contract import measuring
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.types import DType
+from rankwise.contract.types import ITEMSIZE, DType
 from rankwise.contract.work import Work
-
-
-def operation(call: Call) -> str:
-    """The name under which the call is counted."""
-    return "scatter" if call[0] == "scatter_array" else str(call[0])
-
-
-def argument_bytes(call: Call, args: tuple[Any, ...], rank: int, world_size: int) -> int:
-    """The bytes of this rank's argument, as native operations count them. args: those of the move for this call."""
-    name = operation(call)
-    if name == "all_to_all_v":
-        return int(sum(args[2]))  # already in bytes
-    if len(call) < 3 or not isinstance(call[2], DType):
-        return 0
-    amount, dtype = call[1], call[2]
-    count = amount[rank] if name.endswith("_v") else amount * (world_size if name == "all_to_all" else 1)
-    return int(count) * ITEMSIZE[dtype]
 
 
 def message(

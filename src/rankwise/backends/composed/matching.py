@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from rankwise.backends.composed.calls import DTYPE_NAMES
 from rankwise.contract.errors import MismatchError
 from rankwise.contract.message import ANY
-from rankwise.contract.types import DType
+from rankwise.contract.types import DTYPE_NAMES, DType
 
 
 class Labelled(Protocol):

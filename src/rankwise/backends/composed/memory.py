@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.backends.composed.calls import ITEMSIZE
-from rankwise.contract.types import DType
+from rankwise.contract.types import ITEMSIZE, DType
 
 
 def address(array: np.ndarray[Any, Any]) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from rankwise._native import convert_local, reduce_local
-from rankwise.backends.composed.calls import ITEMSIZE
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 
 _NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
 _ROUNDING = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MEAN)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from rankwise._native import PlainArrays
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import Collectives, Communicator
+from rankwise.contract.operations import Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
+
+
+class _Described(Collectives):
+    """The collectives of a communicator; each thread may describe the arrays of its next call."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._run, self._next = comm.run, threading.local()
+
+    def describe(self, shape: tuple[int, ...]) -> None:
+        self._next.shape = shape
+
+    def run(self, call: Call) -> None:
+        shape = vars(self._next).pop("shape", None)
+        self._run(call if shape is None else call._replace(shape=shape))
 
 
 class _Plain(PlainArrays, Shortcuts):
@@ -38,11 +54,12 @@ def plain_arrays(comm: Communicator) -> Shortcuts:
     def recv(*args: Any) -> None:
         comm.recv(*args).wait()
 
+    of = _Described(comm)
     collectives = (
-        *(comm.all_reduce, comm.reduce, comm.broadcast, comm.all_gather, comm.gather, comm.scatter),
-        *(comm.reduce_scatter, comm.all_to_all),
+        *(of.all_reduce, of.reduce, of.broadcast, of.all_gather, of.gather, of.scatter),
+        *(of.reduce_scatter, of.all_to_all),
     )
-    methods = (*collectives, send, recv, comm.describe, comm.call)
+    methods = (*collectives, send, recv, of.describe, comm.call)
     args = comm.rank, comm.world_size, methods, list(DType), list(ReduceOp)
     announce = getattr(comm, "announce_array", None)
     if announce is None:

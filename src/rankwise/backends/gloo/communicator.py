@@ -21,9 +21,9 @@ import numpy as np
 
 from rankwise._native import reduce_local
 from rankwise.backends import tuning
-from rankwise.backends.composed import calls, counting
+from rankwise.backends.composed import counting
 from rankwise.backends.composed.algorithms import binomial, bruck, direct
-from rankwise.backends.composed.calls import ITEMSIZE, Forced, check_count, check_rank
+from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.envelopes import Envelopes, GatheredEnvelopes
 from rankwise.backends.composed.memory import address, shares
@@ -44,8 +44,9 @@ from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.message import ANY, Message
+from rankwise.contract.operations import Call, check_count, check_rank
 from rankwise.contract.settings import Settings
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
 
 CONNECTING = 10.0  # seconds within which the survivors of a group, which have just agreed, connect
@@ -171,10 +172,10 @@ class GlooCommunicator(ComposedCommunicator):
 
     def announce_array(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
         """See Shortcuts.announce_array. header: an array of int64."""
-        forced = self._forced.get("scatter")
-        call = ("scatter_array", src) if forced is None else ("scatter_array", src, Forced(forced))
-        parts = forced in (None, "inline")
-        part = self._run(call, header.nbytes, self._announce_array, header, send, recv, src, parts)
+        forced = self._forced.get("scatter", "")
+        call = Call(SCATTER_ARRAY, count=header.size, dtype=DType.I64, root=src, algorithm=forced)
+        parts = forced in ("", "inline")
+        part = self._run(call, self._announce_array, header, send, recv, src, parts)
         if part is not None:
             whole = int(np.prod(header[2 : 2 + header[1]])) * ITEMSIZE[DType(header[0])]
             counting.moved("scatter", whole if src == self._rank else len(part))
@@ -369,7 +370,7 @@ class GlooCommunicator(ComposedCommunicator):
         return gathered(self._all_gather, self._world_size, mine)
 
     def _explain(self, error: Exception, operation: str = "") -> RankwiseError:
-        where = operation or calls.describe(self._call_lock.call)
+        where = operation or str(self._last_call)
         settles = self.settles_timeouts
         return self._record.explain(error, where, self._call_lock.sequence, self._timeout, settles_timeouts=settles)
 

@@ -13,12 +13,11 @@ import numpy as np
 
 from rankwise._native import reduce_local
 from rankwise.backends import tuning
-from rankwise.backends.composed.calls import ITEMSIZE
 from rankwise.backends.composed.envelopes import DIGEST, Different, Envelopes
 from rankwise.backends.composed.memory import address
 from rankwise.backends.gloo.standing import StandingReceives
 from rankwise.backends.gloo.transport import STANDING_TAG, Transport
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 
 _copy = ctypes.memmove
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwise.backends.composed import calls
-from rankwise.backends.composed.communicator import log
+from rankwise.backends.composed.comparing import log
 from rankwise.backends.gloo.agreement import Agreements
 from rankwise.backends.gloo.bounded_store import BoundedStore
 from rankwise.backends.gloo.late_store import LateStore

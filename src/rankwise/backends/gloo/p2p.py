@@ -21,12 +21,11 @@ from weakref import ref
 import numpy as np
 
 from rankwise.backends import tuning
-from rankwise.backends.composed.calls import ITEMSIZE
 from rankwise.backends.composed.matching import Matching, mismatch
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.message import ANY, Message
-from rankwise.contract.types import DType
+from rankwise.contract.types import ITEMSIZE, DType
 from rankwise.contract.work import Completed, Work
 
 HEADER = np.dtype([("tag", np.int64), ("count", np.int64), ("dtype", np.int64), ("number", np.int64)])

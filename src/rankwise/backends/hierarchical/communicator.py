@@ -31,8 +31,7 @@ import numpy as np
 
 from rankwise import _native
 from rankwise.backends import registry, tuning
-from rankwise.backends.composed import calls, counting
-from rankwise.backends.composed.calls import ITEMSIZE
+from rankwise.backends.composed import counting
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes
@@ -51,8 +50,9 @@ from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseE
 from rankwise.contract.failure import ERROR, LOST, Failure
 from rankwise.contract.job import Job
 from rankwise.contract.message import ANY, Message
+from rankwise.contract.operations import check_rank
 from rankwise.contract.settings import Settings
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
@@ -199,7 +199,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         if self._refusal is not None:
             raise self._refused()
         if name == "dest" or peer != ANY:
-            calls.check_rank(peer, self._world_size, name)
+            check_rank(peer, self._world_size, name)
 
     def _receive_failed(self, error: RankwiseError) -> RankwiseError:
         self._fail(error)
@@ -427,14 +427,14 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _engine_reduces(self, whole: int) -> bool:
         """Whether each lane reduces its share by one operation of the engine. whole: as for `_lanes`."""
         chosen = tuning.lane_reduction(self._layout.hosts, whole)
-        return self._algorithm(self._call_lock.call[0], chosen) in ("one_lane", "engine")
+        return self._algorithm(self._last_call.operation.name, chosen) in ("one_lane", "engine")
 
     # ---- how data is divided ----
 
     def _lanes(self, amount: int, whole: int) -> list[int]:
         """How much of `amount` each lane carries; whole: the total bytes, which decide how many lanes are used."""
         lanes = self._layout.lanes
-        if self._algorithm(self._call_lock.call[0], tuning.lanes(whole)) == "one_lane":
+        if self._algorithm(self._last_call.operation.name, tuning.lanes(whole)) == "one_lane":
             return [amount] + [0] * (lanes - 1)
         return cut(amount, lanes)
 
@@ -503,10 +503,10 @@ class HierarchicalCommunicator(ComposedCommunicator):
             if not part.blocking:
                 part.sync()
         except RankwiseError as error:
-            call, sequence = self._call_lock.call, self._call_lock.sequence
-            found = of_the_group(error, ranks, call[0], sequence)
+            call, sequence = self._last_call, self._call_lock.sequence
+            found = of_the_group(error, ranks, call.operation.name, sequence)
             if isinstance(found, CollectiveTimeout) and isinstance(self._flat, ComposedCommunicator):
-                found = latest(found, self._flat.explain_timeout(calls.describe(call), sequence))
+                found = latest(found, self._flat.explain_timeout(str(call), sequence))
             raise found from found.__cause__
 
     # ---- going on after a loss ----

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise._native import reduce_local
 from rankwise.backends import tuning
-from rankwise.backends.composed import calls, counting
-from rankwise.backends.composed.calls import ITEMSIZE, check_count, check_rank
+from rankwise.backends.composed import counting
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.mpi import fault_tolerance
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
@@ -35,8 +34,9 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.contract.message import ANY, Message
+from rankwise.contract.operations import check_count, check_rank
 from rankwise.contract.settings import Settings
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class MpiCommunicator(ComposedCommunicator):
         if self._recovering:
             return self._recoveries, self._recovering
         lock = self._call_lock
-        return (lock.sequence, calls.describe(lock.call)) if lock.inside and not self._returned else None
+        return (lock.sequence, str(lock.call)) if lock.inside and not self._returned else None
 
     def give_up(self) -> bool:
         """End the present call with an error. Returns False if that is impossible. For the watchdog."""
@@ -372,7 +372,7 @@ class MpiCommunicator(ComposedCommunicator):
         return part
 
     def _explain(self, error: Exception) -> RankwiseError:
-        return self._explained(error, f"{calls.describe(self._call_lock.call)} #{self._call_lock.sequence}")
+        return self._explained(error, f"{self._last_call} #{self._call_lock.sequence}")
 
     def _explained(self, error: Exception, where: str) -> RankwiseError:
         self._returned = True

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rankwise.backends.composed.calls import DTYPE_NAMES
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.message import ANY, Message
-from rankwise.contract.types import DType
+from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import Work
 
 POLLS = 200  # polls of a request with nothing in between, before the first yield

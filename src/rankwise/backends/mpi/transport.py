@@ -7,9 +7,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rankwise._native import CallLock
-from rankwise.backends.composed.calls import ITEMSIZE
 from rankwise.contract.message import ANY, Message
-from rankwise.contract.types import DType
+from rankwise.contract.types import ITEMSIZE, DType
 
 if TYPE_CHECKING:
     from mpi4py import MPI

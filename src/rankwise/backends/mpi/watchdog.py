@@ -13,7 +13,7 @@ import weakref
 from types import TracebackType
 from typing import Protocol
 
-from rankwise.backends.composed.communicator import log
+from rankwise.backends.composed.comparing import log
 from rankwise.backends.mpi.fault_tolerance import REPORTS, Notices
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
@@ -14,10 +14,11 @@ from rankwise.backends.native.works import EngineCall, EngineMessageWork, Engine
 from rankwise.contract import topology, tuning_file
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.message import Message
+from rankwise.contract.operations import BARRIER, OPERATIONS, Call, Operation
 from rankwise.contract.settings import Settings
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
@@ -65,6 +66,9 @@ class EngineCommunicator(OpenCommunicator):
         self._counted = True
         self.stream_sync = EngineStreamSync(comm)
         self.receives = self._receives = EngineReceives(comm)
+        self._engines = {operation: getattr(comm, _engine_name(operation)) for operation in OPERATIONS}
+        # The named methods are the engine's own: the way through `run` would cost more than a small collective.
+        vars(self).update({operation.name: method for operation, method in self._engines.items()}, barrier=comm.barrier)
         super().__init__(comm.rank, comm.world_size)
 
     @property
@@ -88,55 +92,14 @@ class EngineCommunicator(OpenCommunicator):
         self._counted = now
         self._comm.set_counted(now)
 
-    def barrier(self) -> None:
-        self._comm.barrier()
+    def run(self, call: Call) -> None:
+        self._describe(call)
+        self._engines[call.operation](*call.arguments)
 
-    def barrier_without_sync(self) -> None:
-        self._comm.barrier_without_sync()
-
-    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self._comm.all_reduce(ptr, count, dtype, op)
-
-    def broadcast(self, ptr: int, count: int, dtype: DType, root: int) -> None:
-        self._comm.broadcast(ptr, count, dtype, root)
-
-    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        self._comm.reduce(ptr, count, dtype, op, root)
-
-    def all_gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
-        self._comm.all_gather(send_ptr, recv_ptr, count, dtype)
-
-    def gather(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
-        self._comm.gather(send_ptr, recv_ptr, count, dtype, root)
-
-    def scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, root: int) -> None:
-        self._comm.scatter(send_ptr, recv_ptr, count, dtype, root)
-
-    def reduce_scatter(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self._comm.reduce_scatter(send_ptr, recv_ptr, count, dtype, op)
-
-    def all_to_all(self, send_ptr: int, recv_ptr: int, count: int, dtype: DType) -> None:
-        self._comm.all_to_all(send_ptr, recv_ptr, count, dtype)
-
-    def all_gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType) -> None:
-        self._comm.all_gather_v(send_ptr, recv_ptr, counts, dtype)
-
-    def gather_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        self._comm.gather_v(send_ptr, recv_ptr, counts, dtype, root)
-
-    def scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, root: int) -> None:
-        self._comm.scatter_v(send_ptr, recv_ptr, counts, dtype, root)
-
-    def reduce_scatter_v(self, send_ptr: int, recv_ptr: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        self._comm.reduce_scatter_v(send_ptr, recv_ptr, counts, dtype, op)
-
-    def all_to_all_v(
-        self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: DType
-    ) -> None:
-        self._comm.all_to_all_v(send_ptr, recv_ptr, send_counts, recv_counts, dtype)
-
-    def describe(self, shape: tuple[int, ...], operation: str = "") -> None:
-        self._comm.describe(shape, operation)
+    def _describe(self, call: Call) -> None:
+        """Let the ranks compare what the arguments of this thread's next call of the engine do not say."""
+        if call.shape is not None:
+            self._comm.describe(call.shape, call.part_of)
 
     def name_group(self, name: str) -> None:
         self._comm.name_group(name)
@@ -148,14 +111,18 @@ class EngineCommunicator(OpenCommunicator):
         finally:
             self._comm.unlock()
 
-    def start(self, operation: str, *args: Any, keep: object = None) -> Work[None]:
-        return EngineWork(getattr(self._comm, f"start_{operation}")(*args, keep))
+    def start(self, call: Call, keep: object = None) -> Work[None]:
+        self._describe(call)
+        return EngineWork(getattr(self._comm, f"start_{_engine_name(call.operation)}")(*call.arguments, keep))
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         return EngineCall(self._comm, function)
 
-    def plan(self, operation: str, *args: Any) -> partial[None]:
-        return partial(getattr(self._comm, operation), *map(int, args))
+    def plan(self, call: Call) -> partial[None]:
+        if call.shape is not None:
+            return partial(self.run, call)
+        plain = (int(value) if isinstance(value, int) else value for value in call.arguments)
+        return partial(self._engines[call.operation], *plain)
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         return EngineMessageWork(self._comm.send(ptr, count, dtype, dest, tag, keep))
@@ -234,6 +201,11 @@ class EngineCommunicator(OpenCommunicator):
 
     def forked(self) -> None:
         """Nothing to do: the engine checks which process calls it."""
+
+
+def _engine_name(operation: Operation) -> str:
+    """The engine's method that runs an operation."""
+    return "barrier_without_sync" if operation is BARRIER else operation.name
 
 
 def join(

@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise.backends import registry
-from rankwise.backends.composed import calls, counting
-from rankwise.backends.composed.calls import ITEMSIZE
+from rankwise.backends.composed import counting
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.survivors import shrunk
@@ -41,9 +40,10 @@ from rankwise.contract.errors import (
 )
 from rankwise.contract.job import Job
 from rankwise.contract.message import Message
+from rankwise.contract.operations import Call
 from rankwise.contract.settings import Settings
 from rankwise.contract.shortcuts import Shortcuts
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Completed, Work
 
 T = TypeVar("T")
@@ -166,10 +166,10 @@ class NcclCommunicator(ComposedCommunicator):
             message.wait()
         self._cuda.sync_comm_stream()
 
-    def start(self, operation: str, *args: Any, keep: object = None) -> Work[None]:
+    def start(self, call: Call, keep: object = None) -> Work[None]:
         """Launch it now. The Work is done when the device has completed it."""
         try:
-            getattr(self, operation)(*args)
+            self.run(call)
         except RankwiseError as error:
             return Completed(error)
         event = self._cuda.create_event()
@@ -193,7 +193,7 @@ class NcclCommunicator(ComposedCommunicator):
             self._check_failure()
             now = time.monotonic()
             if now > end:
-                operation, sequence = self._call_lock.call[0], self._call_lock.sequence
+                operation, sequence = self._last_call.operation.name, self._call_lock.sequence
                 why = f"rank {self._rank} waited longer than {limit:g} s for its GPU after {operation}"
                 error = CollectiveTimeout(why, limit=limit, operation=operation, sequence=sequence)
                 if timeout is None:
@@ -224,7 +224,7 @@ class NcclCommunicator(ComposedCommunicator):
             raise
 
     def _async_error(self, status: int) -> RankwiseError:
-        operation = self._call_lock.call[0]
+        operation = self._last_call.operation.name
         text = f"{operation}: {self._nccl.get_error_string(status)} ({self._nccl.get_last_error(self._comm)})"
         remote = status in (2, 6)  # ncclSystemError, ncclRemoteError: a connection ended
         return PeerLostError(f"a rank was lost: {text}", operation=operation) if remote else RankwiseError(text)
@@ -272,14 +272,11 @@ class NcclCommunicator(ComposedCommunicator):
 
     # ---- moves ----
 
-    def barrier_without_sync(self) -> None:
-        super().barrier_without_sync()
-        self._cuda.sync_comm_stream()
-
     def _barrier(self) -> None:
         """A one-byte all_reduce, as NCCL has no barrier."""
         byte = self._cuda.scratch("barrier", 1)
         self._nccl.all_reduce(byte, byte, 1, _BYTE, OPS[ReduceOp.SUM], self._comm, self._cuda.stream)
+        self._cuda.sync_comm_stream()
 
     def _broadcast(self, ptr: int, size: int, root: int) -> None:
         def launch(device: int) -> None:
@@ -482,7 +479,7 @@ class NcclCommunicator(ComposedCommunicator):
         self._nccl.comm_split(self._comm, _NO_COLOR, 0, 0)
 
     def _explain(self, error: Exception) -> RankwiseError:
-        return RankwiseError(f"{calls.describe(self._call_lock.call)} #{self._call_lock.sequence}: {error}")
+        return RankwiseError(f"{self._last_call} #{self._call_lock.sequence}: {error}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         """Abort: the kernels that wait for other ranks end, and `side` informs the other ranks."""

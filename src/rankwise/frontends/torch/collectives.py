@@ -21,6 +21,21 @@ from torch.distributed import (
 )
 
 from rankwise.contract.errors import CollectiveTimeout
+from rankwise.contract.operations import (
+    ALL_GATHER,
+    ALL_GATHER_V,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    ALL_TO_ALL_V,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    REDUCE_SCATTER_V,
+    SCATTER,
+    Call,
+)
 from rankwise.frontends.torch import sparse
 from rankwise.frontends.torch.core import SAYS_ASYNC, UNSET, Core, a_list, with_options
 from rankwise.frontends.torch.reductions import moved, reduction
@@ -64,8 +79,8 @@ class TorchCollectives(Core):
                 return sparse.all_reduce(self, tensor, opts)
             how = reduction(opts.reduceOp, tensor.dtype)
             if how.in_place and is_plain(tensor):
-                args = (tensor.data_ptr(), tensor.numel(), how.dtype, how.ours)
-                return self._run("all_reduce", args, opts, tensors)
+                ptr = tensor.data_ptr()
+                return self._run(Call(ALL_REDUCE, ptr, ptr, tensor.numel(), how.dtype, how.ours), opts, tensors)
         return self._reduce_each(tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
@@ -76,7 +91,7 @@ class TorchCollectives(Core):
         for tensor in tensors:
             how = reduction(opts.reduceOp, tensor.dtype)
             memory = how.both(tensor)
-            calls.append(("all_reduce", (memory.ptr, memory.count, how.dtype, how.ours)))
+            calls.append(Call(ALL_REDUCE, memory.ptr, memory.ptr, memory.count, how.dtype, how.ours))
             memories.append(memory)
         return self._run_all(calls, opts, tensors, memories)
 
@@ -86,11 +101,13 @@ class TorchCollectives(Core):
         opts, root = self._rooted(BroadcastOptions, opts, timeout, root)
         if len(tensors) == 1 and is_plain(tensors[0]):
             (tensor,) = tensors
-            return self._run("broadcast", (tensor.data_ptr(), tensor.numel(), moved(tensor.dtype), root), opts, tensors)
+            ptr = tensor.data_ptr()
+            call = Call(BROADCAST, ptr, ptr, tensor.numel(), moved(tensor.dtype), root=root)
+            return self._run(call, opts, tensors)
         calls, memories = [], []
         for tensor in tensors:
             memory = source(tensor) if root == self._rank else target(tensor)
-            calls.append(("broadcast", (memory.ptr, memory.count, moved(memory.dtype), root)))
+            calls.append(Call(BROADCAST, memory.ptr, memory.ptr, memory.count, moved(memory.dtype), root=root))
             memories.append(memory)
         return self._run_all(calls, opts, tensors, memories)
 
@@ -103,8 +120,8 @@ class TorchCollectives(Core):
         (tensor,) = tensors
         how = reduction(opts.reduceOp, tensor.dtype)
         memory = how.both(tensor) if root == self._rank else how.source(tensor)
-        args = (memory.ptr, memory.count, how.dtype, how.ours, root)
-        return self._run("reduce", args, opts, tensors, memory)
+        call = Call(REDUCE, memory.ptr, memory.ptr, memory.count, how.dtype, how.ours, root)
+        return self._run(call, opts, tensors, memory)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
@@ -121,11 +138,12 @@ class TorchCollectives(Core):
             )
         sent = source(given)
         memory = targets(outputs)
-        args = (sent.ptr, memory.ptr)
         counts = [output.numel() for output in outputs]
         if len(set(counts)) == 1:
-            return self._run("all_gather", (*args, sent.count, moved(sent.dtype)), opts, outputs, sent, memory)
-        return self._run("all_gather_v", (*args, counts, moved(sent.dtype)), opts, outputs, sent, memory)
+            call = Call(ALL_GATHER, sent.ptr, memory.ptr, sent.count, moved(sent.dtype))
+        else:
+            call = Call(ALL_GATHER_V, sent.ptr, memory.ptr, 0, moved(sent.dtype), counts=counts)
+        return self._run(call, opts, outputs, sent, memory)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         """Collect every rank's input, by rank, in one output. The input may be this rank's part of the output."""
@@ -140,8 +158,8 @@ class TorchCollectives(Core):
         memory = target(output)
         if self._misplaced(sent, memory):
             sent = copied([input])
-        args = (sent.ptr, memory.ptr, sent.count, moved(sent.dtype))
-        return self._run("all_gather", args, opts, [output], sent, memory)
+        call = Call(ALL_GATHER, sent.ptr, memory.ptr, sent.count, moved(sent.dtype))
+        return self._run(call, opts, [output], sent, memory)
 
     _allgather_base = all_gather_single
 
@@ -183,8 +201,8 @@ class TorchCollectives(Core):
             _check_sizes(outputs, given)
             memories.append(targets(outputs))
             where = memories[1].ptr
-        args = (sent.ptr, where, sent.count, moved(sent.dtype), root)
-        return self._run("gather", args, opts, outputs, *memories)
+        call = Call(GATHER, sent.ptr, where, sent.count, moved(sent.dtype), root=root)
+        return self._run(call, opts, outputs, *memories)
 
     def scatter(
         self,
@@ -209,8 +227,8 @@ class TorchCollectives(Core):
                 sent = copied(inputs)
             memories.append(sent)
             where = sent.ptr
-        args = (where, memory.ptr, memory.count, moved(memory.dtype), root)
-        return self._run("scatter", args, opts, [output], *memories)
+        call = Call(SCATTER, where, memory.ptr, memory.count, moved(memory.dtype), root=root)
+        return self._run(call, opts, [output], *memories)
 
     def reduce_scatter(
         self,
@@ -234,12 +252,11 @@ class TorchCollectives(Core):
         sent = how.source(*inputs)
         memory = how.target(output)
         counts = [tensor.numel() for tensor in inputs]
-        args = (sent.ptr, memory.ptr)
         if len(set(counts)) == 1:
-            name, count = "reduce_scatter", (counts[0],)
+            call = Call(REDUCE_SCATTER, sent.ptr, memory.ptr, counts[0], how.dtype, how.ours)
         else:
-            name, count = "reduce_scatter_v", (counts,)
-        return self._run(name, (*args, *count, how.dtype, how.ours), opts, [output], sent, memory)
+            call = Call(REDUCE_SCATTER_V, sent.ptr, memory.ptr, 0, how.dtype, how.ours, counts=counts)
+        return self._run(call, opts, [output], sent, memory)
 
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work | None:
         """Reduce one input over the ranks; rank r's output receives part r, and may be that part of the input."""
@@ -255,8 +272,8 @@ class TorchCollectives(Core):
         memory = how.target(output)
         if self._misplaced(memory, sent):
             sent = copied([given])
-        args = (sent.ptr, memory.ptr, memory.count, how.dtype, how.ours)
-        return self._run("reduce_scatter", args, opts, [output], sent, memory)
+        call = Call(REDUCE_SCATTER, sent.ptr, memory.ptr, memory.count, how.dtype, how.ours)
+        return self._run(call, opts, [output], sent, memory)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -288,11 +305,10 @@ class TorchCollectives(Core):
         memory = target(output)
         if overlap(sent, memory):
             sent = copied([input])
-        args = (sent.ptr, memory.ptr)
+        call = Call(ALL_TO_ALL_V, sent.ptr, memory.ptr, 0, moved(sent.dtype), send_counts=rows_in, recv_counts=rows_out)
         if not output_split_sizes and not input_split_sizes and output.numel() == input.numel():
-            args_equal = (*args, sent.count // self._size, moved(sent.dtype))
-            return self._run("all_to_all", args_equal, opts, [output], sent, memory)
-        return self._run("all_to_all_v", (*args, rows_in, rows_out, moved(sent.dtype)), opts, [output], sent, memory)
+            call = Call(ALL_TO_ALL, sent.ptr, memory.ptr, sent.count // self._size, moved(sent.dtype))
+        return self._run(call, opts, [output], sent, memory)
 
     alltoall_base = all_to_all_single
 
@@ -307,12 +323,12 @@ class TorchCollectives(Core):
         dtype = moved(check_same_type([*output_tensors, *input_tensors]))
         sent = sources(input_tensors)
         memory = targets(output_tensors)
-        counts = [[tensor.numel() for tensor in given] for given in (input_tensors, output_tensors)]
-        args = (sent.ptr, memory.ptr, *counts, dtype)
-        return self._run("all_to_all_v", args, opts, output_tensors, sent, memory)
+        out, back = ([tensor.numel() for tensor in given] for given in (input_tensors, output_tensors))
+        call = Call(ALL_TO_ALL_V, sent.ptr, memory.ptr, 0, dtype, send_counts=out, recv_counts=back)
+        return self._run(call, opts, output_tensors, sent, memory)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work | None:
-        return self._run("barrier", (), with_options(BarrierOptions, opts, timeout or _time(opts)), [])
+        return self._run(Call(BARRIER), with_options(BarrierOptions, opts, timeout or _time(opts)), [])
 
     def monitored_barrier(
         self, timeout: timedelta | BarrierOptions | None = None, wait_all_ranks: bool = False

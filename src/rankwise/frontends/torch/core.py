@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import AllreduceOptions, Work
 
 from rankwise.contract.communicator import Communicator
+from rankwise.contract.operations import Call
 from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.gradients import warn_in_backward
 from rankwise.frontends.torch.tensors import Memory, packed
@@ -28,9 +29,6 @@ SAYS_ASYNC = hasattr(AllreduceOptions, "asyncOp")
 """Whether torch says that a call may block, and takes None for complete. Older torch waits for a Work of every call."""
 
 is_async: Callable[[Any], bool] = attrgetter("asyncOp") if SAYS_ASYNC else lambda _: True
-
-Call = tuple[str, tuple[Any, ...]]
-"""An operation of the communicator, and its arguments."""
 
 
 class Core:
@@ -58,22 +56,20 @@ class Core:
         self._together: list[Started] | None = None  # works between _start_coalescing and _end_coalescing
         self._sequence = 0
 
-    def _run(
-        self, operation: str, args: tuple[Any, ...], opts: Any, results: Results, *memories: Memory
-    ) -> Work | None:
+    def _run(self, call: Call, opts: Any, results: Results, *memories: Memory) -> Work | None:
         """Make one call of the communicator. memories: those it uses, besides plain tensors in `results`.
 
         None after a blocking call, which torch.distributed takes for complete.
         """
         if opts.timeout != UNSET or packed(memories):
-            return self._run_all([(operation, args)], opts, results, memories)
+            return self._run_all([call], opts, results, memories)
         self._sequence += 1
         if not self.dispatched:
-            warn_in_backward(results, operation)
+            warn_in_backward(results, call.operation.name)
         if is_async(opts) and get_ident() != self._stream:
             keep = (results, memories)
-            return self._begun(self.comm.start(operation, *args, keep=keep), results, None, memories)
-        getattr(self.comm, operation)(*args)
+            return self._begun(self.comm.start(call, keep), results, None, memories)
+        self.comm.run(call)
         if self._syncs:
             self.comm.sync()
         return Done(results) if is_async(opts) else None
@@ -84,13 +80,13 @@ class Core:
         """Make several calls as one operation, which packs its memories first and puts back what it wrote."""
         self._sequence += 1
         if not self.dispatched:
-            warn_in_backward(results, calls[0][0] if calls else "")
+            warn_in_backward(results, calls[0].operation.name if calls else "")
         limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
         body = partial(self._call_all, calls, memories, limit)
         if is_async(opts) and get_ident() != self._stream:
             if limit is None and not packed(memories):
                 keep = (results, memories)
-                works = [self.comm.start(operation, *args, keep=keep) for operation, args in calls]
+                works = [self.comm.start(call, keep) for call in calls]
                 inner: OurWork[None] = Several(works)
             else:
                 inner = self.comm.start_call(body)
@@ -131,8 +127,8 @@ class Core:
         for memory in memories:
             if memory.pack is not None:
                 memory.pack()
-        for operation, args in calls:
-            getattr(self.comm, operation)(*args)
+        for call in calls:
+            self.comm.run(call)
         if self._syncs:
             self.comm.sync()
         for memory in memories:

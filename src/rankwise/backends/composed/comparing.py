@@ -1,0 +1,291 @@
+"""A communicator in Python, whose ranks make one call at a time and compare it first.
+
+A lock serialises the threads' collectives, and functions that call several. What was started runs on a `WorkQueue`, and
+a blocking call waits for it first.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rankwise._native import CallLock, counted
+from rankwise.backends.closing import OpenCommunicator
+from rankwise.backends.composed import calls
+from rankwise.backends.composed.envelopes import Different, Envelopes, GatheredEnvelopes
+from rankwise.backends.composed.memory import address
+from rankwise.backends.composed.shortcuts import plain_arrays
+from rankwise.backends.composed.work_queue import WorkQueue
+from rankwise.contract import measuring
+from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError, UnsupportedError
+from rankwise.contract.operations import ALL_TO_ALL_V, BARRIER, SPLIT, Call
+from rankwise.contract.shortcuts import Shortcuts
+from rankwise.contract.work import Work
+
+T = TypeVar("T")
+
+log = logging.getLogger("rankwise")
+
+
+class ComparingCommunicator(OpenCommunicator):
+    """One rank's end of one group. `_run` makes a call, compared with those of the other ranks if `checks` is true.
+
+    The first error of the engine fails the group, and later calls raise it as explained: `_explain` converts
+    `engine_errors` to rankwise's.
+    """
+
+    blocking = True
+    engine_errors: tuple[type[Exception], ...]
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        *,
+        checks: bool,
+        inline: Mapping[str, int] | None = None,
+        shared_lock: CallLock | None = None,
+    ) -> None:
+        """checks: whether the ranks compare what they call before each collective.
+
+        inline: by operation, the most bytes of data that travel with the comparison, in place of a move. shared_lock:
+        the lock of other communicators, if the engine allows one call per process at a time.
+        """
+        self._timeout = timeout
+        self.checks = checks and world_size > 1
+        self._inline = inline or {}
+        self._call_lock = CallLock(shared_lock, ComparingCommunicator._refused, ComparingCommunicator._failing)
+        self._queue: WorkQueue | None = None
+        self._queue_lock = threading.Lock()  # of its creation
+        self._refusal = None
+        self._envelopes: Envelopes | None = None
+        super().__init__(rank, world_size)
+
+    @property
+    def shortcuts(self) -> Shortcuts:
+        return plain_arrays(self)
+
+    @property
+    def timeout(self) -> float:
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        self._timeout_set(seconds)
+
+    @property
+    def _refusal(self) -> RankwiseError | None:
+        """What every call raises from now on."""
+        return self._refused_by
+
+    @_refusal.setter
+    def _refusal(self, error: RankwiseError | None) -> None:
+        self._refused_by = error
+        self._call_lock.refuses = error is not None
+
+    @property
+    def _last_call(self) -> Call:
+        """The call that this rank is in, or was in last."""
+        return self._call_lock.call if self._call_lock.sequence else Call(BARRIER)  # type: ignore[return-value]
+
+    # ---- the contract ----
+
+    def call(self, function: Callable[[], T]) -> T:
+        self._drain()
+        with self._call_lock:
+            return function()
+
+    def _drain(self) -> None:
+        """Wait for what was started before, unless this thread has the lock, for which that may wait in turn."""
+        if self._queue is not None and not self._call_lock.held:
+            self._queue.drain()
+
+    def start_call(self, function: Callable[[], None]) -> Work[None]:
+        if self._refusal is not None:
+            raise self._refused()
+        with self._queue_lock:  # not the lock of the calls, which operations started earlier may hold
+            if self._queue is None:
+                self._queue = WorkQueue(f"rankwise {self.backend} stream")
+        return self._queue.put(partial(self.call, function))
+
+    def split(self, color: int, key: int = 0) -> Communicator | None:
+        return self._run(Call(SPLIT), self._split, color, key)
+
+    def abort(self, reason: str) -> None:
+        how = f"aborted the group: {reason}"
+        self._fail(PeerLostError(f"rank {self._rank} {how}", rank=self._rank, how=how))
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        end = time.monotonic() + timeout
+        trouble = ""
+        try:
+            if self._queue is not None:
+                if not self._queue.drain(timeout):
+                    trouble = f"operations that were started did not complete within {timeout:g} s"
+                self._queue.close()
+            # If another thread is in a call, it holds the lock, and the engine's resources are not released.
+            if not self._call_lock.acquire(max(0.0, end - time.monotonic())):
+                trouble = "another thread is in a call"
+            else:
+                try:
+                    healthy = self._refusal is None
+                    self._refusal = ClosedError("this communicator was closed")
+                    self._release(max(0.0, end - time.monotonic()), healthy and not trouble)
+                finally:
+                    self._call_lock.release()
+        except Exception as error:  # noqa: BLE001 - close never raises
+            trouble = str(error)
+        if trouble:
+            self._warn(trouble)
+
+    def forked(self) -> None:
+        # The lock's holder, if any, is a thread of the parent.
+        self._call_lock = CallLock(None, ComparingCommunicator._refused, ComparingCommunicator._failing)
+        self._queue, self._queue_lock = None, threading.Lock()
+        self.closed = True
+        self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
+
+    # ---- what a backend provides ----
+
+    @abstractmethod
+    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
+        """A function that gathers `size` bytes from every rank, each time from and to the same memory."""
+
+    def _new_envelopes(self) -> Envelopes:
+        """How the ranks compare their calls. Called once for a group."""
+        return GatheredEnvelopes(self._rank, self._world_size, max([0, *self._inline.values()]), self._mover)
+
+    @abstractmethod
+    def _part(self, color: int, members: Sequence[int]) -> Communicator:
+        """The group of these ranks, in this order; this rank is one of them.
+
+        Every rank of the present group calls `_part` or `_no_part` at the same time. color: a number from 0
+        on, a different one for each new group.
+        """
+
+    def _no_part(self) -> None:
+        """This rank is in none of the groups that the other ranks now make."""
+
+    @abstractmethod
+    def _explain(self, error: Exception) -> RankwiseError:
+        """rankwise's error for an engine's error that was raised in this rank's present call."""
+
+    @abstractmethod
+    def _release(self, timeout: float, healthy: bool) -> None:
+        """Release what the engine holds for this group. healthy: nothing has failed, and nothing is pending."""
+
+    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
+        """The group has failed with this error: inform the other ranks, if the engine can.
+
+        known_to_all: every rank detects the failure, and may still be doing so.
+        """
+
+    def _timeout_set(self, timeout: float) -> None:
+        """The timeout was set; some engines must be informed."""
+
+    # ---- serialisation, comparison, failures ----
+
+    def _run(self, call: Call, move: Callable[..., T], *args: Any) -> T:
+        """One collective, with no other at the same time: move(*args), if all ranks make this call."""
+        if self._queue is not None:
+            self._drain()
+        run: Callable[..., T] = self._call_lock.run
+        if measuring.measurements and self.counted:
+            nbytes = call.own_bytes(self._rank, self._world_size)
+            run = partial(counted, call.operation.label, 1, nbytes, self._call_lock.run)
+        if not self.checks:
+            return run(self, call, move, args)
+        if call.operation is ALL_TO_ALL_V:
+            return run(self, call, self._checked_counts, (call, move, args))
+        return run(self, call, self._checked, (call, calls.payload(call, self._world_size), move, args))
+
+    def _failing(self, error: BaseException) -> None:
+        """A call has raised, so the group may fail. Raises what explains an engine's error."""
+        if isinstance(error, self.engine_errors):
+            failure = self._explain(error)
+            self._fail(failure)
+            raise failure from error
+        if isinstance(error, RankwiseError) and not isinstance(error, UnsupportedError):  # which is no failure
+            self._fail(error)
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            # The other ranks must not wait for this one, nor may its next call take what they sent for this one.
+            self.abort(f"it was interrupted in {self._last_call.operation.name}")
+
+    def _checked(self, call: Call, payload: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
+        """The same, after checking that all ranks call it: with the data in the envelopes, or after them.
+
+        payload: the most bytes that a rank contributes.
+        """
+        if self._envelopes is None:
+            self._envelopes = self._new_envelopes()
+        envelopes, name = self._envelopes, call.operation.name
+        envelopes.digest = calls.digest(call.agreed)
+        try:
+            if payload <= self._inline.get(name, -1) and call.algorithm in ("", "inline"):
+                done: T = getattr(envelopes, name)(*args)
+                return done
+            envelopes.exchange()
+        except Different:
+            difference = self._difference(call)
+            self._fail(difference, known_to_all=True)
+            raise difference from None
+        return move(*args)
+
+    def _checked_counts(self, call: Call, move: Callable[..., T], args: tuple[Any, ...]) -> T:
+        """`_checked` for all_to_all_v, after also checking that each rank expects what the others send to it."""
+        mine = np.array((call.send_sizes, call.recv_sizes), np.int64)
+        everybody = np.empty((self._world_size, *mine.shape), np.int64)
+        self._checked(call, mine.nbytes, self._collect, (address(mine), address(everybody), mine.nbytes))
+        difference = calls.unmatched(call, everybody, self._call_lock.sequence)
+        if difference is not None:
+            self._fail(difference, known_to_all=True)
+            raise difference
+        return move(*args)
+
+    def _collect(self, mine: int, everybody: int, size: int) -> None:
+        """Gather `size` bytes of host memory from every rank."""
+        self._mover(mine, everybody, size)()
+
+    def _difference(self, call: Call) -> MismatchError:
+        """What each rank calls. All ranks have detected a difference, and exchange their descriptions."""
+        mine = np.frombuffer(calls.encoded(call), np.uint8)
+        everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
+        self._collect(address(mine), address(everybody), mine.nbytes)
+        described = {rank: calls.decoded(row.tobytes()) for rank, row in enumerate(everybody)}
+        return calls.mismatch(described, self._call_lock.sequence)
+
+    def _split(self, color: int, key: int) -> Communicator | None:
+        wishes = np.empty((self._world_size, 2), np.int64)
+        mine = np.array([color, key], np.int64)
+        self._collect(address(mine), address(wishes), mine.nbytes)
+        if color < 0:
+            self._no_part()
+            return None
+        members = [rank for rank in range(self._world_size) if wishes[rank, 0] == color]
+        members.sort(key=lambda rank: (int(wishes[rank, 1]), rank))
+        return self._part(sorted(set(wishes[:, 0])).index(color), members)
+
+    def _fail(self, error: RankwiseError, *, known_to_all: bool = False) -> None:
+        if self._refusal is None:
+            self._refusal = error
+            self._failed(error, known_to_all=known_to_all)
+
+    def _refused(self) -> RankwiseError:
+        """The error that every call raises from now on, as a new object."""
+        assert self._refusal is not None
+        return copy.copy(self._refusal)
