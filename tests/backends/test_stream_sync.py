@@ -12,7 +12,7 @@ import pytest
 import rankwise as rw
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, PeerLostError
-from rankwise.contract.operations import ALL_REDUCE, Call
+from rankwise.contract.operations import ALL_REDUCE, BARRIER, Call
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
@@ -143,7 +143,7 @@ def test_an_event_never_recorded_is_not_waited_for(alone: Communicator) -> None:
         ops.comm_stream_wait_event(event)
         ops.stream_wait_event(THIS_THREAD, event)
         assert stream.submit(int).wait(SOON) == 0
-        alone.start("barrier").wait(SOON)
+        alone.start(Call(BARRIER)).wait(SOON)
 
 
 def test_a_record_captures_the_queue_at_that_time(alone: Communicator) -> None:
@@ -159,7 +159,7 @@ def test_a_record_captures_the_queue_at_that_time(alone: Communicator) -> None:
         late_gate = held(late)
         ops.record_on_stream(event, late.handle)
         ops.comm_stream_wait_event(event)
-        behind_late = alone.start("barrier")
+        behind_late = alone.start(Call(BARRIER))
         gate.set()
         assert behind_first.wait(SOON) == 0
         assert not behind_late.done()
@@ -175,7 +175,7 @@ def test_a_destroyed_event_is_still_waited_for(alone: Communicator) -> None:
         ops.record_on_stream(event, stream.handle)
         ops.comm_stream_wait_event(event)
         ops.destroy_event(event)
-        work = alone.start("barrier")
+        work = alone.start(Call(BARRIER))
         assert not work.done()
         gate.set()
         work.wait(SOON)
@@ -188,7 +188,7 @@ def test_the_calling_thread_is_a_stream(alone: Communicator) -> None:
         done = stream.submit(int)
         ops.record_on_stream(event, THIS_THREAD)
         ops.comm_stream_wait_event(event)  # it is reached at once, whatever the stream does
-        alone.start("barrier").wait(SOON)
+        alone.start(Call(BARRIER)).wait(SOON)
         ops.record_on_stream(event, stream.handle)
         gate.set()
         ops.stream_wait_event(THIS_THREAD, event)
@@ -327,7 +327,7 @@ def test_waiting_uses_no_cpu_time(alone: Communicator) -> None:
         ops.record_on_stream(event, first.handle)
         ops.comm_stream_wait_event(event)
         ops.stream_wait_event(second.handle, event)
-        work = alone.start("barrier")
+        work = alone.start(Call(BARRIER))
         timer = threading.Timer(0.5, gate.set)
         before = time.process_time()
         timer.start()

@@ -7,7 +7,6 @@ rank reads and writes. Checks, comparisons, errors and traces are made from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -149,35 +148,24 @@ def blocks_received(call: Call, rank: int, world_size: int) -> int:
     return sum(call.recv_counts or ())
 
 
-@dataclass(frozen=True, eq=False)
 class Operation:
-    """One collective.
+    """One collective."""
 
-    takes: the arguments of its method, as fields of Call, in order; one that works in place has `send` alone. sends,
-    receives: how much its buffers hold, where they are used. rooted: whether only root "reads" or "writes". label: its
-    name in texts, if that is another.
-    """
+    def __init__(
+        self, name: str, takes: str, sends: Extent, receives: Extent, rooted: str = "", label: str = ""
+    ) -> None:
+        """takes: the arguments of its method, as fields of Call, in order; one that works in place has `send` alone.
 
-    name: str
-    takes: tuple[str, ...]
-    sends: Extent
-    receives: Extent
-    rooted: str = ""
-    label: str = ""
-    agrees: tuple[str, ...] = field(init=False)
-    vectors: tuple[str, ...] = field(init=False)
-    """Which of its arguments have a count for each rank."""
-    arguments: Callable[[Call], tuple[Any, ...]] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        made = {
-            "label": self.label or self.name,
-            "agrees": tuple(name for name in self.takes if name in AGREED),
-            "vectors": tuple(name for name in self.takes if name.endswith("counts")),
-            "arguments": fields_of(self.takes),
-        }
-        for name, value in made.items():
-            object.__setattr__(self, name, value)
+        sends, receives: how much its buffers hold, where they are used. rooted: whether only root "reads" or "writes".
+        label: its name in texts, if that is another.
+        """
+        self.name, self.label = name, label or name
+        self.takes = tuple(takes.split())
+        self.sends, self.receives, self.rooted = sends, receives, rooted
+        self.agrees = tuple(field for field in self.takes if field in AGREED)
+        self.vectors = tuple(field for field in self.takes if field.endswith("counts"))
+        """Which of its arguments have a count for each rank."""
+        self.arguments = fields_of(self.takes)
 
 
 def fields_of(names: Sequence[str]) -> Callable[[Call], tuple[Any, ...]]:
@@ -187,24 +175,20 @@ def fields_of(names: Sequence[str]) -> Callable[[Call], tuple[Any, ...]]:
     return lambda call: tuple(getattr(call, name) for name in names)
 
 
-def _row(name: str, takes: str, sends: Extent, receives: Extent, rooted: str = "") -> Operation:
-    return Operation(name, tuple(takes.split()), sends, receives, rooted)
-
-
-BARRIER = _row("barrier", "", nothing, nothing)
-ALL_REDUCE = _row("all_reduce", "send count dtype op", one_block, one_block)
-BROADCAST = _row("broadcast", "send count dtype root", one_block, one_block, "reads")
-REDUCE = _row("reduce", "send count dtype op root", one_block, one_block, "writes")
-ALL_GATHER = _row("all_gather", "send recv count dtype", one_block, all_blocks)
-GATHER = _row("gather", "send recv count dtype root", one_block, all_blocks, "writes")
-SCATTER = _row("scatter", "send recv count dtype root", all_blocks, one_block, "reads")
-REDUCE_SCATTER = _row("reduce_scatter", "send recv count dtype op", all_blocks, one_block)
-ALL_TO_ALL = _row("all_to_all", "send recv count dtype", all_blocks, all_blocks)
-ALL_GATHER_V = _row("all_gather_v", "send recv counts dtype", one_block, all_blocks)
-GATHER_V = _row("gather_v", "send recv counts dtype root", one_block, all_blocks, "writes")
-SCATTER_V = _row("scatter_v", "send recv counts dtype root", all_blocks, one_block, "reads")
-REDUCE_SCATTER_V = _row("reduce_scatter_v", "send recv counts dtype op", all_blocks, one_block)
-ALL_TO_ALL_V = _row("all_to_all_v", "send recv send_counts recv_counts dtype", blocks_sent, blocks_received)
+BARRIER = Operation("barrier", "", nothing, nothing)
+ALL_REDUCE = Operation("all_reduce", "send count dtype op", one_block, one_block)
+BROADCAST = Operation("broadcast", "send count dtype root", one_block, one_block, "reads")
+REDUCE = Operation("reduce", "send count dtype op root", one_block, one_block, "writes")
+ALL_GATHER = Operation("all_gather", "send recv count dtype", one_block, all_blocks)
+GATHER = Operation("gather", "send recv count dtype root", one_block, all_blocks, "writes")
+SCATTER = Operation("scatter", "send recv count dtype root", all_blocks, one_block, "reads")
+REDUCE_SCATTER = Operation("reduce_scatter", "send recv count dtype op", all_blocks, one_block)
+ALL_TO_ALL = Operation("all_to_all", "send recv count dtype", all_blocks, all_blocks)
+ALL_GATHER_V = Operation("all_gather_v", "send recv counts dtype", one_block, all_blocks)
+GATHER_V = Operation("gather_v", "send recv counts dtype root", one_block, all_blocks, "writes")
+SCATTER_V = Operation("scatter_v", "send recv counts dtype root", all_blocks, one_block, "reads")
+REDUCE_SCATTER_V = Operation("reduce_scatter_v", "send recv counts dtype op", all_blocks, one_block)
+ALL_TO_ALL_V = Operation("all_to_all_v", "send recv send_counts recv_counts dtype", blocks_sent, blocks_received)
 
 OPERATIONS = (
     BARRIER, ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL,
@@ -212,7 +196,7 @@ OPERATIONS = (
 )  # fmt: skip
 """What `Communicator.run` runs."""
 
-SPLIT = _row("split", "", nothing, nothing)
+SPLIT = Operation("split", "", nothing, nothing)
 """Compared and traced like the others; `Communicator.split` makes the call."""
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}

@@ -8,7 +8,6 @@ any bits. Every rank can compute every rank's input from (case, rank), so no tes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,22 +26,8 @@ NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
 def contents(case: Case, rank: int, world_size: int, shape: tuple[int, ...] | None = None) -> Array:
     """A rank's input for a case. shape: replaces the shape of the case."""
     shape = case.shape if shape is None else shape
-    count = math.prod(shape)
-    return block(case, rank, world_size, [count], 0).reshape(shape)
-
-
-def block(case: Case, rank: int, world_size: int, counts: Sequence[int], number: int) -> Array:
-    """Block `number` of a rank's input of sum(counts) elements, block i of which has counts[i]."""
     rng = np.random.default_rng((case.seed, rank))
-    pattern = _pattern(rng, case, world_size, min(sum(counts), PERIOD))
-    start = sum(counts[:number])
-    flat = np.empty(counts[number], pattern.dtype)
-    filled = 0
-    while filled < flat.size:
-        piece = pattern[(start + filled) % PERIOD :][: flat.size - filled]
-        flat[filled : filled + piece.size] = piece
-        filled += piece.size
-    return flat
+    return np.resize(_pattern(rng, case, world_size, min(math.prod(shape), PERIOD)), shape)
 
 
 def _pattern(rng: np.random.Generator, case: Case, world_size: int, count: int) -> Array:

@@ -1,4 +1,4 @@
-"""The pointer-level test bodies, one per operation of the contract.
+"""The pointer-level test bodies: one for all collectives of the contract, and one for messages.
 
 A body runs on every rank: it makes the inputs of a case, calls the communicator, and compares this
 rank's buffers with the oracle. It returns what this rank received, or None.
@@ -6,14 +6,29 @@ rank's buffers with the oracle. It returns what this rank received, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
 from rankwise.contract.communicator import Communicator
+from rankwise.contract.operations import (
+    ALL_GATHER_V,
+    ALL_REDUCE,
+    ALL_TO_ALL_V,
+    BROADCAST,
+    BY_NAME,
+    GATHER_V,
+    REDUCE,
+    REDUCE_SCATTER_V,
+    SCATTER_V,
+    Call,
+    Operation,
+)
 from rankwise.contract.types import ReduceOp
 from rankwise.testing.cases import Case, numpy_dtypes
-from rankwise.testing.oracle import Array, block, contents, difference, reduced, uneven
+from rankwise.testing.oracle import Array, contents, difference, reduced, uneven
 
 GUARD = 64  # bytes before and after every buffer, which no operation may touch
 GUARD_BYTE = 0xA5
@@ -42,133 +57,26 @@ class GuardedBuffer:
         return self.array
 
 
-def all_reduce(comm: Communicator, case: Case) -> Array:
-    inputs = _inputs(comm, case)
-    buffer = GuardedBuffer("buffer", inputs[comm.rank], case)
-    comm.all_reduce(buffer.ptr, buffer.count, case.dtype, _op(case))
-    comm.sync()
-    return buffer.check(reduced(inputs, case.dtype, _op(case)), exact=False)
+def body(comm: Communicator, case: Case) -> Array | None:
+    return send_recv(comm, case) if case.operation == "send_recv" else collective(comm, case)
 
 
-def broadcast(comm: Communicator, case: Case) -> Array:
-    root = _root(case)
-    buffer = GuardedBuffer("buffer", contents(case, comm.rank, comm.world_size), case)
-    comm.broadcast(buffer.ptr, buffer.count, case.dtype, root)
-    comm.sync()
-    return buffer.check(contents(case, root, comm.world_size))
-
-
-def reduce(comm: Communicator, case: Case) -> Array | None:
-    root = _root(case)
-    inputs = _inputs(comm, case)
-    buffer = GuardedBuffer("buffer", inputs[comm.rank], case)
-    comm.reduce(buffer.ptr, buffer.count, case.dtype, _op(case), root)
-    comm.sync()
-    if comm.rank == root:
-        return buffer.check(reduced(inputs, case.dtype, _op(case)), exact=False)
-    buffer.check(inputs[comm.rank])
-    return None
-
-
-def all_gather(comm: Communicator, case: Case) -> Array:
-    inputs = _inputs(comm, case)
-    send, recv = _buffers(case, inputs[comm.rank], inputs[0].size * comm.world_size)
-    comm.all_gather(send.ptr, recv.ptr, send.count, case.dtype)
-    comm.sync()
-    send.check(inputs[comm.rank])
-    return recv.check(np.concatenate(inputs))
-
-
-def gather(comm: Communicator, case: Case) -> Array | None:
-    root = _root(case)
-    inputs = _inputs(comm, case)
-    send, recv = _buffers(case, inputs[comm.rank], inputs[0].size * comm.world_size)
-    comm.gather(send.ptr, recv.ptr if comm.rank == root else 0, send.count, case.dtype, root)
-    comm.sync()
-    send.check(inputs[comm.rank])
-    return recv.check(np.concatenate(inputs)) if comm.rank == root else None
-
-
-def scatter(comm: Communicator, case: Case) -> Array:
-    root, count = _root(case), case.shape[0]
-    whole = contents(case, root, comm.world_size, (count * comm.world_size,))
-    send, recv = _buffers(case, whole, count)
-    comm.scatter(send.ptr if comm.rank == root else 0, recv.ptr, count, case.dtype, root)
-    comm.sync()
-    send.check(whole)
-    return recv.check(block(case, root, comm.world_size, [count] * comm.world_size, comm.rank))
-
-
-def reduce_scatter(comm: Communicator, case: Case) -> Array:
-    count, n = case.shape[0], comm.world_size
-    mine = contents(case, comm.rank, n, (count * n,))
-    send, recv = _buffers(case, mine, count)
-    comm.reduce_scatter(send.ptr, recv.ptr, count, case.dtype, _op(case))
-    comm.sync()
-    send.check(mine)
-    return recv.check(_reduced_block(comm, case, [count] * n), exact=False)
-
-
-def all_to_all(comm: Communicator, case: Case) -> Array:
-    count, n, me = case.shape[0], comm.world_size, comm.rank
-    mine = contents(case, me, n, (count * n,))
-    send, recv = _buffers(case, mine, count * n)
-    comm.all_to_all(send.ptr, recv.ptr, count, case.dtype)
-    comm.sync()
-    send.check(mine)
-    return recv.check(np.concatenate([block(case, rank, n, [count] * n, me) for rank in range(n)]))
-
-
-def all_gather_v(comm: Communicator, case: Case) -> Array:
-    counts = uneven(case, comm.world_size)
-    inputs = [contents(case, rank, comm.world_size, (count,)) for rank, count in enumerate(counts)]
-    send, recv = _buffers(case, inputs[comm.rank], sum(counts))
-    comm.all_gather_v(send.ptr, recv.ptr, counts, case.dtype)
-    comm.sync()
-    send.check(inputs[comm.rank])
-    return recv.check(np.concatenate(inputs))
-
-
-def gather_v(comm: Communicator, case: Case) -> Array | None:
-    root, counts = _root(case), uneven(case, comm.world_size)
-    inputs = [contents(case, rank, comm.world_size, (count,)) for rank, count in enumerate(counts)]
-    send, recv = _buffers(case, inputs[comm.rank], sum(counts))
-    comm.gather_v(send.ptr, recv.ptr if comm.rank == root else 0, counts, case.dtype, root)
-    comm.sync()
-    send.check(inputs[comm.rank])
-    return recv.check(np.concatenate(inputs)) if comm.rank == root else None
-
-
-def scatter_v(comm: Communicator, case: Case) -> Array:
-    root, counts = _root(case), uneven(case, comm.world_size)
-    whole = contents(case, root, comm.world_size, (sum(counts),))
-    send, recv = _buffers(case, whole, counts[comm.rank])
-    comm.scatter_v(send.ptr if comm.rank == root else 0, recv.ptr, counts, case.dtype, root)
-    comm.sync()
-    send.check(whole)
-    return recv.check(block(case, root, comm.world_size, counts, comm.rank))
-
-
-def reduce_scatter_v(comm: Communicator, case: Case) -> Array:
-    counts = uneven(case, comm.world_size)
-    mine = contents(case, comm.rank, comm.world_size, (sum(counts),))
-    send, recv = _buffers(case, mine, counts[comm.rank])
-    comm.reduce_scatter_v(send.ptr, recv.ptr, counts, case.dtype, _op(case))
-    comm.sync()
-    send.check(mine)
-    return recv.check(_reduced_block(comm, case, counts), exact=False)
-
-
-def all_to_all_v(comm: Communicator, case: Case) -> Array:
+def collective(comm: Communicator, case: Case) -> Array | None:
     n, me = comm.world_size, comm.rank
-    counts = [uneven(case, n, salt=rank) for rank in range(n)]  # counts[i][j]: from rank i to rank j
-    mine = contents(case, me, n, (sum(counts[me]),))
-    received = [row[me] for row in counts]
-    send, recv = _buffers(case, mine, sum(received))
-    comm.all_to_all_v(send.ptr, recv.ptr, counts[me], received, case.dtype)
+    call, mine = _call_of(case, me, n), _sent(case, me, n)
+    operation = call.operation
+    send = recv = GuardedBuffer("send buffer", mine, case)
+    if "recv" in operation.takes:
+        recv = GuardedBuffer("recv buffer", _stale(case, operation.receives(call, me, n)), case)
+    # Off root, the address of a buffer of its own that only root uses is 0.
+    unused = operation.rooted if me != case.root and send is not recv else ""
+    call = call._replace(send=0 if unused == "reads" else send.ptr, recv=0 if unused == "writes" else recv.ptr)
+    getattr(comm, operation.name)(*call.arguments)
     comm.sync()
-    send.check(mine)
-    return recv.check(np.concatenate([block(case, rank, n, row, me) for rank, row in enumerate(counts)]))
+    writes = operation.rooted != "writes" or me == case.root
+    if not writes or send is not recv:
+        send.check(mine)
+    return recv.check(EXPECTED[call.vector(n).operation](case, me, n), exact=case.op is None) if writes else None
 
 
 def send_recv(comm: Communicator, case: Case) -> Array:
@@ -176,7 +84,7 @@ def send_recv(comm: Communicator, case: Case) -> Array:
     n, me = comm.world_size, comm.rank
     before = (me - 1) % n
     mine = contents(case, me, n)
-    send, recv = _buffers(case, mine, mine.size)
+    send, recv = GuardedBuffer("send buffer", mine, case), GuardedBuffer("recv buffer", _stale(case, mine.size), case)
     comm.send(send.ptr, send.count, case.dtype, (me + 1) % n, case.seed % 5)
     comm.recv(recv.ptr, recv.count, case.dtype, before, case.seed % 5)
     comm.sync()
@@ -184,39 +92,61 @@ def send_recv(comm: Communicator, case: Case) -> Array:
     return recv.check(contents(case, before, n))
 
 
-BODIES: dict[str, Callable[[Communicator, Case], Array | None]] = {
-    "all_reduce": all_reduce,
-    "broadcast": broadcast,
-    "reduce": reduce,
-    "all_gather": all_gather,
-    "gather": gather,
-    "scatter": scatter,
-    "reduce_scatter": reduce_scatter,
-    "all_to_all": all_to_all,
-    "all_gather_v": all_gather_v,
-    "gather_v": gather_v,
-    "scatter_v": scatter_v,
-    "reduce_scatter_v": reduce_scatter_v,
-    "all_to_all_v": all_to_all_v,
-    "send_recv": send_recv,
+def _call_of(case: Case, rank: int, n: int) -> Call:
+    """A rank's call, without the addresses."""
+    operation = BY_NAME[case.operation]
+    call = Call(operation, dtype=case.dtype, op=case.op, root=case.root)
+    if "send_counts" in operation.takes:
+        rows = _rows(case, n)
+        return call._replace(send_counts=rows[rank], recv_counts=[row[rank] for row in rows])
+    return call._replace(counts=uneven(case, n)) if operation.vectors else call._replace(count=case.shape[0])
+
+
+@lru_cache(1)
+def _rows(case: Case, n: int) -> list[list[int]]:
+    """rows[i][j]: how many elements rank i sends to rank j in an all_to_all_v."""
+    return [uneven(case, n, salt=source) for source in range(n)]
+
+
+def _sent(case: Case, rank: int, n: int) -> Array:
+    """What a rank sends."""
+    call = _call_of(case, rank, n)
+    return contents(case, rank, n, (call.operation.sends(call, rank, n),))
+
+
+def _everything(case: Case, n: int) -> list[Array]:
+    return [_sent(case, rank, n) for rank in range(n)]
+
+
+def _block(case: Case, source: int, target: int, n: int) -> Array:
+    """The block for rank `target` of what rank `source` sends."""
+    call = _call_of(case, source, n).vector(n)
+    counts: Sequence[int] = call.counts or call.send_counts or ()
+    start = [0, *accumulate(counts)][target]
+    return _sent(case, source, n)[start : start + counts[target]]
+
+
+def _blocks(case: Case, me: int, n: int) -> list[Array]:
+    """The blocks for this rank of what all ranks send."""
+    return [_block(case, rank, me, n) for rank in range(n)]
+
+
+EXPECTED: dict[Operation, Callable[[Case, int, int], Array]] = {
+    ALL_REDUCE: lambda case, me, n: reduced(_everything(case, n), case.dtype, _op(case)),
+    REDUCE: lambda case, me, n: reduced(_everything(case, n), case.dtype, _op(case)),
+    BROADCAST: lambda case, me, n: _sent(case, _root(case), n),
+    ALL_GATHER_V: lambda case, me, n: np.concatenate(_everything(case, n)),
+    GATHER_V: lambda case, me, n: np.concatenate(_everything(case, n)),
+    SCATTER_V: lambda case, me, n: _block(case, _root(case), me, n),
+    REDUCE_SCATTER_V: lambda case, me, n: reduced(_blocks(case, me, n), case.dtype, _op(case)),
+    ALL_TO_ALL_V: lambda case, me, n: np.concatenate(_blocks(case, me, n)),
 }
+"""By operation, what this rank receives."""
 
 
-def _inputs(comm: Communicator, case: Case) -> list[Array]:
-    return [contents(case, rank, comm.world_size) for rank in range(comm.world_size)]
-
-
-def _reduced_block(comm: Communicator, case: Case, counts: list[int]) -> Array:
-    """This rank's block of the reduction of inputs of sum(counts) elements."""
-    blocks = [block(case, rank, comm.world_size, counts, comm.rank) for rank in range(comm.world_size)]
-    return reduced(blocks, case.dtype, _op(case))
-
-
-def _buffers(case: Case, values: Array, receive: int) -> tuple[GuardedBuffer, GuardedBuffer]:
-    """A send buffer with `values`, and a receive buffer of `receive` elements that differ from any result."""
-    stale = np.frombuffer(b"\x5a" * (receive * case.dtype.itemsize), np.uint8)
-    kind = numpy_dtypes()[case.dtype]
-    return GuardedBuffer("send buffer", values, case), GuardedBuffer("recv buffer", stale.view(kind), case)
+def _stale(case: Case, count: int) -> Array:
+    """Elements that differ from any result."""
+    return np.frombuffer(b"\x5a" * (count * case.dtype.itemsize), np.uint8).view(numpy_dtypes()[case.dtype])
 
 
 def _root(case: Case) -> int:

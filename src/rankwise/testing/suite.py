@@ -58,7 +58,7 @@ class Result:
 def call(group: Group, level: str, case: Case) -> Array | None:
     """Run a case as one rank. Returns what the rank received; raises AssertionError if that is wrong."""
     if level == "pointer":
-        return pointer.BODIES[case.operation](group.comm, case)
+        return pointer.body(group.comm, case)
     return arrays.BODIES[case.operation](group, case)
 
 

@@ -17,7 +17,7 @@ from rankwise.contract.types import ITEMSIZE
 
 DESCRIPTION = 256  # bytes of a call's text, as sent to the other ranks
 
-SCATTER_ARRAY = Operation("scatter_array", ("root",), one_block, nothing, "reads", "scatter")
+SCATTER_ARRAY = Operation("scatter_array", "root", one_block, nothing, "reads", "scatter")
 """The first step of a scatter whose array only the root knows."""
 
 _BYTES = {"count": "size", "counts": "sizes", "send_counts": "send_sizes", "recv_counts": "recv_sizes"}
