@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rankwise._native import CallLock, reduce_local
 from rankwise.backends import tuning
+from rankwise.backends.composed import counting
 from rankwise.backends.composed.algorithms import binomial, halving_doubling, recursive_doubling
 from rankwise.backends.composed.algorithms.peers import Peers
 from rankwise.backends.composed.calls import MOVES, payload
@@ -25,10 +26,22 @@ from rankwise.backends.composed.memory import address, shares, sizes
 from rankwise.backends.composed.partial import Partial
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
-from rankwise.contract.operations import Call
+from rankwise.contract.message import ANY, Message
+from rankwise.contract.operations import Call, check_count, check_rank
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
+from rankwise.contract.work import Work
 
 ROOM = 1 << 20  # bytes of scratch memory that are kept at most
+
+
+class Channel(Protocol):
+    """How an engine's adapter sends and receives messages, whose arguments have been checked: see Communicator."""
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]: ...
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]: ...
+    def probe(self, src: int, tag: int) -> Message | None: ...
+    def recv_probed(self, ptr: int, message: Message, keep: object) -> Work[None] | None: ...
+    def sync(self) -> None: ...
 
 
 class ComposedCommunicator(ComparingCommunicator):
@@ -40,6 +53,7 @@ class ComposedCommunicator(ComparingCommunicator):
 
     settles_timeouts = True
     """Whether a rank that timed out waits until the others have said where they are."""
+    _channel: Channel
     _peers: Peers  # of the backends in tuning.MESSAGES
 
     def __init__(
@@ -66,6 +80,39 @@ class ComposedCommunicator(ComparingCommunicator):
             call = self._forcing(call)
         move, arguments = MOVES[call.operation]
         self._run(call, getattr(self, move), *arguments(call))
+
+    # ---- point-to-point, through a channel ----
+
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
+        self._check_message(count, dest, "dest", tag)
+        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag, keep)
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
+        self._check_message(count, src, "src", tag)
+        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag, keep)
+
+    def probe(self, src: int, tag: int) -> Message | None:
+        self._check_message(0, src, "src", tag)
+        return self._channel.probe(src, tag)
+
+    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
+        self._check_message(message.count, message.source, "src", message.tag)
+        return self._channel.recv_probed(ptr, message, keep)
+
+    def sync(self) -> None:
+        self._drain()
+        self._channel.sync()
+
+    def _check_message(self, count: int, peer: int, name: str, tag: int) -> None:
+        check_count(count)
+        if name == "dest" or peer != ANY:
+            check_rank(peer, self._world_size, name)
+        if tag < 0 and (name == "dest" or tag != ANY):
+            raise ValueError(f"tag={tag}: expected 0 or more")
+        if self._refusal is not None:
+            raise self._refused()
+
+    # ---- algorithms ----
 
     def _forcing(self, call: Call) -> Call:
         """The call with the algorithm that is forced. Raises UnsupportedError on every rank if `inline` cannot run."""

@@ -43,11 +43,9 @@ from rankwise.backends.gloo.store_gather import gather
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
-from rankwise.contract.message import ANY, Message
-from rankwise.contract.operations import Call, check_count, check_rank
+from rankwise.contract.operations import Call
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.work import Work
 
 CONNECTING = 10.0  # seconds within which the survivors of a group, which have just agreed, connect
 
@@ -83,6 +81,7 @@ class GlooCommunicator(ComposedCommunicator):
     backend = "gloo"
     any_source = True
     engine_errors = (RuntimeError,)
+    _channel: Channel
 
     def __init__(
         self,
@@ -125,31 +124,11 @@ class GlooCommunicator(ComposedCommunicator):
 
     # ---- point-to-point ----
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_message(count, dest, "dest", tag)
-        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag, keep)
-
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_message(count, src, "src", tag)
-        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag, keep)
-
-    def probe(self, src: int, tag: int) -> Message | None:
-        self._check_message(0, src, "src", tag)
-        return self._channel.probe(src, tag)
-
-    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
-        self._check_message(message.count, message.source, "src", message.tag)
-        return self._channel.recv_probed(ptr, message, keep)
-
     def await_arrival(self, seconds: float) -> None:
         self._channel.await_arrival(seconds)
 
     def left(self) -> Collection[int]:
         return self._channel.left()
-
-    def sync(self) -> None:
-        self._drain()
-        self._channel.sync()
 
     def _message_failed(self, operation: str, error: Exception) -> RankwiseError:
         """Fail the group because of an error in a message; returns what every call raises from now on."""
@@ -158,15 +137,6 @@ class GlooCommunicator(ComposedCommunicator):
                 error = self._explain(error, operation)
             self._fail(error)
         return self._refused()
-
-    def _check_message(self, count: int, peer: int, name: str, tag: int) -> None:
-        check_count(count)
-        if name == "dest" or peer != ANY:
-            check_rank(peer, self._world_size, name)
-        if tag < 0 and (name == "dest" or tag != ANY):
-            raise ValueError(f"tag={tag}: expected 0 or more")
-        if self._refusal is not None:
-            raise self._refused()
 
     # ---- a scatter whose array only its source knows ----
 

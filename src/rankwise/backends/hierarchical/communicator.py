@@ -31,7 +31,6 @@ import numpy as np
 
 from rankwise import _native
 from rankwise.backends import registry, tuning
-from rankwise.backends.composed import counting
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes
@@ -49,11 +48,8 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.failure import ERROR, LOST, Failure
 from rankwise.contract.job import Job
-from rankwise.contract.message import ANY, Message
-from rankwise.contract.operations import check_rank
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.work import Work
 
 T = TypeVar("T")
 
@@ -131,6 +127,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     backend = "hierarchical"
     engine_errors = ()  # the parts raise rankwise's errors
+    _channel: Channel
 
     def __init__(self, flat: Communicator, local: Communicator, lane: Communicator | None, layout: Layout) -> None:
         self._flat, self._local, self._lane, self._layout = flat, local, lane, layout
@@ -169,37 +166,15 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     # ---- point-to-point ----
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_peer(dest, "dest")
-        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag, keep)
-
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_peer(src, "src")
-        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag, keep)
-
-    def probe(self, src: int, tag: int) -> Message | None:
-        self._check_peer(src, "src")
-        return self._channel.probe(src, tag)
-
     def left(self) -> Collection[int]:
         here = {self._members[number] for number in self._local.left()}
         return here.union(set(self._flat.left()).difference(self._members))
-
-    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
-        self._check_peer(message.source, "src")
-        return self._channel.recv_probed(ptr, message, keep)
 
     def sync(self) -> None:
         self._drain()
         if self._refusal is not None:
             raise self._refused()
         self._channel.sync()
-
-    def _check_peer(self, peer: int, name: str) -> None:
-        if self._refusal is not None:
-            raise self._refused()
-        if name == "dest" or peer != ANY:
-            check_rank(peer, self._world_size, name)
 
     def _receive_failed(self, error: RankwiseError) -> RankwiseError:
         self._fail(error)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise._native import reduce_local
 from rankwise.backends import tuning
-from rankwise.backends.composed import counting
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.mpi import fault_tolerance
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
@@ -33,8 +32,6 @@ from rankwise.backends.mpi.watchdog import WATCHDOG
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
-from rankwise.contract.message import ANY, Message
-from rankwise.contract.operations import check_count, check_rank
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
@@ -90,6 +87,7 @@ class MpiCommunicator(ComposedCommunicator):
 
     backend = "mpi"
     any_source = True
+    _channel: Channel
     _peers: MpiPeers
 
     def __init__(self, comm: MPI.Intracomm, timeout: float, *, checks: bool, tolerance: FaultTolerance | None) -> None:
@@ -132,36 +130,11 @@ class MpiCommunicator(ComposedCommunicator):
 
     # ---- point-to-point ----
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
-        check_rank(dest, self._world_size, "dest")
-        self._check_message(count, tag)
-        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag, keep)
-
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        if src != ANY:
-            check_rank(src, self._world_size, "src")
-        self._check_message(count, max(tag, 0))
-        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag, keep)
-
-    def probe(self, src: int, tag: int) -> Message | None:
-        if self._refusal is not None:
-            raise self._refused()
-        return self._transport.probe(src, tag)
-
-    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
-        check_rank(message.source, self._world_size, "src")
-        self._check_message(message.count, message.tag)
-        return self._channel.recv_probed(ptr, message, keep)
-
     def await_arrival(self, seconds: float) -> None:
         if seconds >= LONGEST_SLEEP:
             time.sleep(seconds)
         elif seconds > SPIN:  # no sleep, as MPI makes progress only when it is called
             os.sched_yield()
-
-    def sync(self) -> None:
-        self._drain()
-        self._channel.sync()
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         if self._transport.concurrent:
@@ -174,14 +147,10 @@ class MpiCommunicator(ComposedCommunicator):
             self._fail(error if isinstance(error, RankwiseError) else self._explained(error, where))
         return self._refused()
 
-    def _check_message(self, count: int, tag: int) -> None:
-        check_count(count)
+    def _check_message(self, count: int, peer: int, name: str, tag: int) -> None:
+        super()._check_message(count, peer, name, tag)
         if tag >= self._transport.most_tags:
             raise UnsupportedError(f"tag={tag}", "mpi", f"this MPI has tags below {self._transport.most_tags}")
-        if tag < 0:
-            raise ValueError(f"tag={tag}: expected 0 or more")
-        if self._refusal is not None:
-            raise self._refused()
 
     # ---- moves ----
 

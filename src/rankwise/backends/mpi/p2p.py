@@ -52,6 +52,9 @@ class Channel:
         with self._receiving:
             return self._begin("recv", self.transport.recv, (ptr, count, dtype, src, tag), keep)
 
+    def probe(self, src: int, tag: int) -> Message | None:
+        return self.transport.probe(src, tag)
+
     def recv_probed(self, ptr: int, message: Message, keep: object) -> Request | None:
         """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
         with self._receiving:
