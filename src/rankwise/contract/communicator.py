@@ -45,10 +45,10 @@ class Collectives(ABC):
     def run(self, call: Call) -> None:
         """Run one collective: the one method by which a backend does all of them.
 
-        A backend of few words checks the call with `call.check`, looks up what to do by `call.operation`, and finds out
-        by `call.reads` and `call.writes` how many elements it reads at `call.send` and writes at `call.recv`, which are
-        equal in an operation that works in place. `call.vector` makes an operation its vector variant, so that either
-        suffices.
+        `call.check` checks the arguments, and `call.operation` says what to do. This rank reads `call.reads(...)`
+        elements at `call.send` and writes `call.writes(...)` at `call.recv`; the two addresses are equal if the
+        operation works in place. `call.vector` turns a call into one of the vector variant, so that a backend needs
+        only that variant. The backend may ignore `call.shape` and `call.part_of`, which serve the comparison of calls.
         """
 
     def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:

@@ -80,7 +80,7 @@ class CheckedCommunicator(ComparingCommunicator):
 
     def run(self, call: Call) -> None:
         call.check(self._world_size)
-        self._run(call, self._complete, call)
+        self._run(call, self._complete, (call,))
 
     def _complete(self, call: Call) -> None:
         self._inner.run(call)

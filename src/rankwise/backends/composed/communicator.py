@@ -79,7 +79,7 @@ class ComposedCommunicator(ComparingCommunicator):
         if self._forced:
             call = self._forcing(call)
         move, arguments = MOVES[call.operation]
-        self._run(call, getattr(self, move), *arguments(call))
+        self._run(call, getattr(self, move), arguments(call))
 
     # ---- point-to-point, through a channel ----
 

@@ -121,7 +121,7 @@ class ComparingCommunicator(OpenCommunicator):
         return self._queue.put(partial(self.call, function))
 
     def split(self, color: int, key: int = 0) -> Communicator | None:
-        return self._run(Call(SPLIT), self._split, color, key)
+        return self._run(Call(SPLIT), self._split, (color, key))
 
     def abort(self, reason: str) -> None:
         how = f"aborted the group: {reason}"
@@ -200,7 +200,7 @@ class ComparingCommunicator(OpenCommunicator):
 
     # ---- serialisation, comparison, failures ----
 
-    def _run(self, call: Call, move: Callable[..., T], *args: Any) -> T:
+    def _run(self, call: Call, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         """One collective, with no other at the same time: move(*args), if all ranks make this call."""
         if self._queue is not None:
             self._drain()

@@ -27,6 +27,10 @@ class _Described(Collectives):
         self._run(call if shape is None else call._replace(shape=shape))
 
 
+def _ignore(shape: tuple[int, ...]) -> None:
+    """The shape of the next call, which nobody compares."""
+
+
 class _Plain(PlainArrays, Shortcuts):
     """The native methods come first."""
 
@@ -54,12 +58,16 @@ def plain_arrays(comm: Communicator) -> Shortcuts:
     def recv(*args: Any) -> None:
         comm.recv(*args).wait()
 
-    of = _Described(comm)
+    of: Collectives = comm
+    describe = _ignore
+    if getattr(comm, "checks", True):  # the ranks compare their calls, so the shapes matter
+        of = described = _Described(comm)
+        describe = described.describe
     collectives = (
         *(of.all_reduce, of.reduce, of.broadcast, of.all_gather, of.gather, of.scatter),
         *(of.reduce_scatter, of.all_to_all),
     )
-    methods = (*collectives, send, recv, of.describe, comm.call)
+    methods = (*collectives, send, recv, describe, comm.call)
     args = comm.rank, comm.world_size, methods, list(DType), list(ReduceOp)
     announce = getattr(comm, "announce_array", None)
     if announce is None:

@@ -145,7 +145,7 @@ class GlooCommunicator(ComposedCommunicator):
         forced = self._forced.get("scatter", "")
         call = Call(SCATTER_ARRAY, count=header.size, dtype=DType.I64, root=src, algorithm=forced)
         parts = forced in ("", "inline")
-        part = self._run(call, self._announce_array, header, send, recv, src, parts)
+        part = self._run(call, self._announce_array, (header, send, recv, src, parts))
         if part is not None:
             whole = int(np.prod(header[2 : 2 + header[1]])) * ITEMSIZE[DType(header[0])]
             counting.moved("scatter", whole if src == self._rank else len(part))
