@@ -50,9 +50,10 @@ class Call(NamedTuple):
     @property
     def agreed(self) -> tuple[Any, ...]:
         """What must be equal on every rank."""
-        values = (getattr(self, name) for name in self.operation.agrees)
-        plain = (tuple(value) if isinstance(value, Sequence) else value for value in values)
-        return (self.operation.name, *plain, self.shape, self.part_of, self.algorithm)
+        values = self.operation.agreement(self)
+        if self.counts is not None:  # a list, perhaps
+            values = tuple(tuple(value) if value is self.counts else value for value in values)
+        return (self.operation.name, *values, self.shape, self.part_of, self.algorithm)
 
     @property
     def size(self) -> int:
@@ -92,9 +93,10 @@ class Call(NamedTuple):
 
     def check(self, world_size: int) -> None:
         """Raise ValueError or TypeError, which names the argument, if no group of this size can make the call."""
-        if self.root is not None:
+        if self.root is not None and not 0 <= self.root < world_size:
             check_rank(self.root, world_size)
-        check_count(self.count)
+        if self.count < 0:
+            check_count(self.count)
         if self.op is not None and (why := _REFUSED[self.dtype][self.op]) is not None:
             raise TypeError(f"op={self.op.name.lower()} of {DTYPE_NAMES[self.dtype]}: {why}")
         for name in self.operation.vectors:
@@ -165,7 +167,7 @@ class Operation:
         self.agrees = tuple(field for field in self.takes if field in AGREED)
         self.vectors = tuple(field for field in self.takes if field.endswith("counts"))
         """Which of its arguments have a count for each rank."""
-        self.arguments = fields_of(self.takes)
+        self.arguments, self.agreement = fields_of(self.takes), fields_of(self.agrees)
 
 
 def fields_of(names: Sequence[str]) -> Callable[[Call], tuple[Any, ...]]:
