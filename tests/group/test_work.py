@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
@@ -174,6 +175,19 @@ def test_a_complete_message_cannot_be_cancelled(backend: str) -> None:
         assert not group.all_reduce(1, async_op=True).cancel()
 
     run_ranks(1, ranks, backend=backend)
+
+
+def test_a_cancelled_receive_ends_the_wait_of_another_thread() -> None:
+    def ranks(group: Group) -> None:
+        work = group.irecv((1,), 1 - group.rank)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(work.wait)
+            time.sleep(0.1)  # most often it waits by now
+            assert work.cancel()
+            with pytest.raises(ClosedError, match=r"^the operation was cancelled$"):
+                waiting.result(20)
+
+    run_ranks(2, ranks)
 
 
 def test_a_batch_of_which_a_part_is_complete_can_be_cancelled() -> None:

@@ -267,7 +267,11 @@ class Communicator(Collectives):
 
     @abstractmethod
     def sync(self) -> None:
-        """Return when every pending operation of this rank is complete."""
+        """Return when every pending operation of this rank is complete.
+
+        A send of more than its receiver keeps without a receive is complete once a receive has matched it. So ranks
+        that have sent each other that much must start their receives before they call this, or `barrier`.
+        """
 
     @abstractmethod
     def split(self, color: int, key: int = 0) -> Communicator | None:
