@@ -33,11 +33,11 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 import rankwise as rw
 from rankwise.backends import registry
 from rankwise.backends.composed.opening import packed
-from rankwise.backends.gloo.late_store import LateStore
 from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.backends.gloo.roster import shortened
 from rankwise.backends.gloo.store_gather import gather
 from rankwise.contract.job import Job
+from rankwise.meeting.torch_store import LateStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "backends"))
 from counting_store import CountingStore

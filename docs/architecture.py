@@ -15,6 +15,7 @@ TEXTS = {
     "overlap": "gradients in buckets",
     "group": "operations on arrays",
     "launch": "starting ranks",
+    "meeting": "how ranks find each other",
     "observe": "jobs seen from outside",
     "wrappers": "checked, traced",
     "backends": "shm, gloo, mpi, nccl, …",

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from rankwise.backends.composed.opening import packed, unpacked
-from rankwise.backends.gloo.late_store import Connection, LateStore
 from rankwise.backends.gloo.roster import Roster, lengthened, shortened
 from rankwise.backends.gloo.store_gather import gather
 from rankwise.contract.errors import CollectiveTimeout
+from rankwise.meeting.torch_store import Connection, LateStore
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(Path(__file__).with_name("meeting_program.py"))

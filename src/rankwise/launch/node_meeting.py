@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from rankwise.contract.ranks import ranks_in_words
-from rankwise.launch.node_connection import LONGEST, PATIENCE, Connection
 from rankwise.launch.nodes import Address, Nodes
+from rankwise.meeting.connection import LONGEST, PATIENCE, Connection
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from types import TracebackType
 from rankwise.launch.clocks import SAMPLES, ClockOffset
 from rankwise.launch.ending import Ending, shortened
 from rankwise.launch.losses import too_few
-from rankwise.launch.node_connection import PATIENCE, Connection
+from rankwise.meeting.connection import PATIENCE, Connection
 
 LONGEST_REASON = 2000  # characters
 PIECE = 1 << 17  # characters of a trace in a message

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rankwise.backends.composed.work_queue import WorkQueue
-from rankwise.backends.gloo.late_store import LateStore
+from rankwise.meeting.torch_store import LateStore
 
 T = TypeVar("T")
 

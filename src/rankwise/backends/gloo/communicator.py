@@ -32,7 +32,6 @@ from rankwise.backends.gloo.agreement import Outcome
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
 from rankwise.backends.gloo.exchange import exchange
 from rankwise.backends.gloo.failure_record import FailureRecord, reason
-from rankwise.backends.gloo.late_store import LateStore
 from rankwise.backends.gloo.meeting import Meeting
 from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.peers import GlooPeers
@@ -46,6 +45,7 @@ from rankwise.contract.job import Job
 from rankwise.contract.operations import Call
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
+from rankwise.meeting.torch_store import LateStore
 
 CONNECTING = 10.0  # seconds within which the survivors of a group, which have just agreed, connect
 

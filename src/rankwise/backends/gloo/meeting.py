@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, NoReturn
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes, packed, unpacked
 from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.composed.work_queue import WorkQueue
-from rankwise.backends.gloo.late_store import Connection, LateStore
 from rankwise.backends.gloo.store_gather import PATIENCE, gather
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
@@ -32,6 +31,7 @@ from rankwise.contract.failure import Failure
 from rankwise.contract.job import Job
 from rankwise.contract.own_address import own_address
 from rankwise.contract.settings import Settings
+from rankwise.meeting.torch_store import Connection, LateStore
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

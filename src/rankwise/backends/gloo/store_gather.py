@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Mapping
 
 from rankwise.backends.composed.opening import packed, unpacked
-from rankwise.backends.gloo.late_store import LateStore
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.contract.ranks import ranks_in_words
+from rankwise.meeting.torch_store import LateStore
 
 PATIENCE = 1.0  # seconds for which the others wait longer than rank 0's process, whose answer says who is missing
 

@@ -1,4 +1,4 @@
-"""A connection between the launchers of two nodes, which carries messages: lines of JSON (see `nodes`)."""
+"""A connection that carries messages: lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6, "TCP_USE
 
 
 class Connection:
-    """A connection between two launchers, which carries messages."""
+    """One end of a connection."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(PATIENCE)
