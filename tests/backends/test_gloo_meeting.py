@@ -65,7 +65,7 @@ def test_a_rank_that_does_not_come_keeps_its_host_from_the_meeting() -> None:
     kind, missing, text = found.pop("2")
     assert (kind, missing) == ("CollectiveTimeout", [])
     assert "the 2 ranks of rank 2's host, numbered from 0, could not meet" in text
-    assert "ranks [1] did not join within 10 s" in text
+    assert "rank 1 did not come to init within the timeout of 10 s" in text
     assert sorted(found) == ["0", "1", "4", "5"]
     for kind, missing, text in found.values():
         assert (kind, missing) == ("CollectiveTimeout", [2, 3]), text

@@ -6,6 +6,7 @@ A *stranger* is a process of the same user that knows where rank 0 listens, but 
 from __future__ import annotations
 
 import fcntl
+import hmac
 import json
 import os
 import socket
@@ -26,19 +27,21 @@ from faults.trials import Trial, fault
 from rankwise._native import Segment
 from rankwise.backends.native import rendezvous
 from rankwise.contract.job import Job
+from rankwise.meeting import connection as meeting_connection
+from rankwise.meeting.served_store import NONCE
 
-LONGEST = 5000  # bytes; above the longest packet of the protocol
+LONGEST = 5000  # bytes; more than rank 0 reads of what a stranger says
 
 # What a stranger says, from the nonce that rank 0 greeted it with.
 Words = Callable[[bytes], bytes]
 
 
 def forged(identity: Any, secret: bytes) -> Words:
-    """A greeting that is right in all but the secret."""
+    """An introduction that is right in all but the secret, and an identity."""
 
     def words(nonce: bytes) -> bytes:
-        mine, text = os.urandom(16), json.dumps(identity).encode()
-        return mine + rendezvous._sign(Job(1, 2, id="fuzz", secret=secret), b"r", nonce + mine, text) + text
+        mine, text = os.urandom(NONCE), json.dumps({"set": {"1": json.dumps(identity)}, "get": "answer"}).encode()
+        return mine + hmac.digest(secret, b"client" + nonce + mine, "sha256") + text + b"\n"
 
     return words
 
@@ -62,7 +65,7 @@ strangers = st.lists(st.lists(packets, max_size=3), max_size=6)
 def connection(job: Job, gone: Callable[[], bool] = lambda: False) -> socket.socket | None:
     """Knock until rank 0 opens, or `gone`."""
     while not gone():
-        someone = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        someone = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         someone.settimeout(10)
         try:
             someone.connect(rendezvous._address(job))
@@ -78,7 +81,7 @@ def pester(job: Job, says: list[list[Words]]) -> None:
     for someone, words in there:
         assert someone is not None
         with someone, suppress(ConnectionError), open(os.devnull) as nothing:
-            nonce = someone.recv(16)
+            nonce = someone.recv(NONCE)
             for word in words:
                 socket.send_fds(someone, [word(nonce)], [nothing.fileno()])
 
@@ -101,7 +104,7 @@ def parsed() -> Iterator[list[bytes]]:
             return json.loads(text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendezvous, "json", Json)
+        patch.setattr(meeting_connection, "json", Json)
         yield seen
 
 
@@ -123,7 +126,7 @@ def test_strangers_connect_to_the_rendezvous(says: list[list[Words]]) -> None:
     assert len({os.fstat(segment.fd).st_ino for segment in segments}) == 1
     assert len(segments) == 3
     said = [json.loads(text) for text in texts]
-    assert sorted(words["rank"] for words in said if "rank" in words) == [1, 2]
+    assert sorted(rank for words in said for rank in words.get("set", ())) == ["1", "2"]
     assert len(said) == 2 + 2, "a stranger's words were parsed"  # two identities and the answers to them
     assert len(os.listdir("/proc/self/fd")) == before + 3, "a descriptor that a stranger sent was kept"
 
@@ -135,7 +138,7 @@ def test_a_stranger_listens_in_place_of_rank_0(answers: list[bytes], with_fd: bo
     name = f"garbage {uuid.uuid4()}"
     ranks = [Job(rank, 2, None, None, "test", id=name, secret=b"known to the ranks") for rank in range(2)]
     segments: list[Segment] = []
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stranger.bind(rendezvous._address(ranks[0]))
     stranger.listen()
     stranger.settimeout(30)
@@ -153,7 +156,7 @@ def test_a_stranger_listens_in_place_of_rank_0(answers: list[bytes], with_fd: bo
         host.join(40)
         other.join(40)
     assert len(segments) == 2
-    assert [json.loads(text).get("rank") for text in texts] == [1, None]  # the identity, and the answer to it
+    assert [list(json.loads(text)) for text in texts] == [["set", "get"], ["value"]]  # the identity, and the answer
     assert len(os.listdir("/proc/self/fd")) == before - 1 + 2, "a descriptor that a stranger sent was kept"
 
 

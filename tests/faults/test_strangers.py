@@ -20,7 +20,7 @@ def disturb(address: bytes, rng: random.Random, over: threading.Event) -> None:
     """Connect again and again; speak nonsense, too little, too much, late, or nothing at all."""
     kept: list[socket.socket] = []
     while not over.is_set():
-        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         stranger.settimeout(0.05)
         try:
             stranger.connect(address)

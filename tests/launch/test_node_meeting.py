@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from launch.launchers import HOST, free_port
-from rankwise.launch import node_meeting
 from rankwise.launch.node_meeting import Hello, meet
 from rankwise.launch.nodes import Nodes
+from rankwise.meeting import gathering
+from rankwise.meeting.served_store import StoreClient
 
 
 class Meeting:
@@ -103,7 +106,7 @@ def test_different_rules_for_losses(meeting: Meeting) -> None:
 
 
 def test_a_node_that_does_not_come(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_meeting, "NOTE_AFTER", -1.0)
+    monkeypatch.setattr(gathering, "NOTE_AFTER", -1.0)
     meeting.start(2, 4)
     meeting.start(0, 4, timeout=1.0)
     where = f"127.0.0.1:{meeting.port}"
@@ -112,17 +115,18 @@ def test_a_node_that_does_not_come(meeting: Meeting, monkeypatch: pytest.MonkeyP
 
 
 def test_a_node_that_waits_in_vain_for_the_others(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_meeting, "LONGER", 0.0)
+    monkeypatch.setattr(gathering, "PATIENCE", 0.0)
     with socket.create_server(("127.0.0.1", meeting.port)):  # a node 0 that does not answer
         meeting.start(1, timeout=0.3)
-        assert meeting.errors() == [f"not all nodes came to 127.0.0.1:{meeting.port} within 0.3 s"]
+        why = "what listens there does not answer as this job, or has another RANKWISE_SECRET"
+        assert meeting.errors() == [f"node 0 of 2 did not come to 127.0.0.1:{meeting.port} within 0.3 s ({why})"]
 
 
 def test_no_node_0(meeting: Meeting) -> None:
     meeting.start(1, timeout=0.3)
     (error,) = meeting.errors()
     where = f"127.0.0.1:{meeting.port}"
-    assert error == f"node 0's launcher could not be reached at {where} within 0.3 s (Connection refused)"
+    assert error == f"node 0 of 2 did not come to {where} within 0.3 s (Connection refused)"
 
 
 def test_an_address_that_is_not_this_hosts() -> None:
@@ -143,26 +147,38 @@ NOT_A_HELLO = [
     b"GET / HTTP/1.1\r\n\r\n",
     b"\xff\xfe\n",
     b"[" * 3000 + b"\n",
-    b"x" * 100_000,
+    b"x" * 300_000,
     b"null\n",
-    b'{"hello": 3}\n',
-    b'{"hello": {"node": 1}}\n',
-    b'{"hello": {"version": 1, "node": 1, "nodes": 2, "ranks": 1, "host": ""}}\n',
-    b'{"hello": {"version": "", "node": -1, "nodes": 2, "ranks": 1, "host": ""}}\n',
     b'{"end": 9}\n',
+    b'{"get": ["answer"]}\n',
+    b'{"add": ["1", 3]}\n',
+    b'{"set": 3}\n',
+    b'{"set": {"1": 3}, "get": "answer"}\n',
+    b'{"set": {"answer": "M"}}\n',
+    *(
+        json.dumps({"set": {"1": json.dumps(hello)}}).encode() + b"\n"
+        for hello in (
+            {"node": 1},
+            {"version": 1, "node": 1, "nodes": 2, "ranks": 1, "host": ""},
+            {"version": "", "node": -1, "nodes": 2, "ranks": 1, "host": ""},
+            {"version": "", "node": 2, "nodes": 2, "ranks": 1, "host": ""},
+        )
+    ),
 ]
 
 
-def test_strangers_do_no_harm(meeting: Meeting) -> None:
+@pytest.mark.parametrize("knows_the_secret", [False, True])
+def test_strangers_do_no_harm(meeting: Meeting, knows_the_secret: bool) -> None:
     meeting.start(0)
     strangers: list[socket.socket] = []
     for text in NOT_A_HELLO:
-        while True:
-            with suppress(ConnectionRefusedError):  # until node 0 listens
-                strangers.append(socket.create_connection(("127.0.0.1", meeting.port)))
-                break
+        stranger = connected(meeting.port)
+        strangers.append(stranger)
+        nonce = stranger.recv(16)
         with suppress(OSError):  # closed by node 0 already
-            strangers[-1].sendall(text)
+            if knows_the_secret:
+                stranger.sendall(bytes(16) + hmac.digest(b"", b"client" + nonce + bytes(16), "sha256"))
+            stranger.sendall(text)
     strangers[-1].close()
     meeting.start(1)
     together(meeting)
@@ -170,14 +186,30 @@ def test_strangers_do_no_harm(meeting: Meeting) -> None:
         stranger.close()
 
 
+def connected(port: int) -> socket.socket:
+    """A connection to node 0, once it listens."""
+    while True:
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port), 10)
+
+
 def test_a_launcher_that_ends_before_all_have_come_may_come_again(meeting: Meeting) -> None:
     meeting.start(0, 3)
-    while True:
-        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", meeting.port)) as early:
-            early.sendall(json.dumps({"hello": vars(Hello.own(1, 3, 1))}).encode() + b"\n")
-            early.shutdown(socket.SHUT_WR)
-            assert early.recv(100) == b""  # node 0 has noticed
-            break
+    early = StoreClient(connected(meeting.port), b"", time.monotonic() + 10)
+    early.set("1", json.dumps(vars(Hello.own(1, 3, 1))).encode())
+    early.connection.shut()
+    assert early.connection.arrives(time.monotonic() + 10)
+    assert early.connection.receive() is None  # node 0 has noticed
+    early.close()
     meeting.start(1, 3)
     meeting.start(2, 3)
     assert [each.sizes for each in meeting.finish() if isinstance(each, Nodes)] == [[1, 1, 1]] * 3, meeting.found
+
+
+def test_a_launcher_with_another_secret_gets_nothing(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_SECRET", "known to the launchers")
+    meeting.start(0)
+    with pytest.raises(ConnectionError, match="another RANKWISE_SECRET"):
+        StoreClient(connected(meeting.port), b"a guess", time.monotonic() + 10)
+    meeting.start(1)
+    together(meeting)

@@ -55,7 +55,8 @@ class Settings:
                             lost ranks again
     RANKWISE_SECRET         a text that only this job's ranks know, set by the launcher (128 random bits); ranks that
                             meet through a socket prove to each other that they know it, and no other user can guess
-                            the socket's name, which depends on it
+                            the socket's name, which depends on it; launchers of several nodes prove it if it is
+                            set for them
     RANKWISE_SOCKET_DIR     a directory that the containers of a host share, in which their ranks meet by a unix socket;
                             for containers in different network namespaces (docs/how-to/containers.md)
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)

@@ -1,33 +1,33 @@
 """How the launchers of a job on several nodes meet: all others connect to node 0, which numbers the ranks.
 
-If a launcher is lost before all have come, it may be started again. A connection whose first line is not a hello is
-closed, and does not disturb the others. `nodes` documents the messages.
+Node 0 serves a store at the rendezvous, in which every launcher leaves a hello. RANKWISE_SECRET, if it is set, keeps
+everybody else out. If a launcher is lost before all have come, it may be started again. Afterwards the connections
+carry the messages that `nodes` documents.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 
 from rankwise.contract.ranks import ranks_in_words
+from rankwise.contract.settings import Settings
 from rankwise.launch.nodes import Address, Nodes
-from rankwise.meeting.connection import LONGEST, PATIENCE, Connection
+from rankwise.meeting.connection import Connection, kept_alive
+from rankwise.meeting.gathering import Late, join, lead, opened
+from rankwise.meeting.served_store import StoreClient, StoreServer
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
     from typing import Any
 
-LONGER = 1.0  # seconds for which the others wait beyond their timeout: node 0's answer says who is missing
-RETRY = 0.1  # seconds between two attempts to reach node 0
-NOTE_AFTER = 2.0  # seconds after which node 0, and a launcher that cannot reach it, say for whom they wait
-LONGEST_HELLO = 4096  # bytes
-
 
 class Hello:
-    """The first message of a launcher. node: its number; nodes: how many the job has; ranks: how many this one has.
+    """What a launcher says of itself. node: its number; nodes: how many the job has; ranks: how many this one has.
 
     min_ranks: how many ranks must be left for the job to go on after a loss, or None if every loss ends it.
     """
@@ -49,20 +49,19 @@ class Hello:
         return cls(version("rankwise"), node, nodes, ranks, socket.gethostname(), min_ranks)
 
     @classmethod
-    def parse(cls, message: Mapping[str, Any]) -> Hello | None:
-        """The hello that this message contains; None if there is no valid one."""
-        fields = message.get("hello")
+    def parse(cls, value: bytes) -> Hello | None:
+        """The hello that this JSON contains; None if there is no valid one."""
         try:
-            hello = cls(**fields)  # type: ignore[arg-type]  # a TypeError if it is no dict with these keys
-        except TypeError:
+            hello = cls(**json.loads(value))  # a TypeError if it is no dict with these keys
+        except (ValueError, TypeError, RecursionError):
             return None
         kinds = {"version": str, "node": int, "nodes": int, "ranks": int, "host": str}
         right = all(isinstance(getattr(hello, name), kind) for name, kind in kinds.items())
         right = right and isinstance(hello.min_ranks, (int, type(None)))
         return hello if right and hello.node >= 0 and hello.ranks > 0 else None
 
-    def misfit(self, other: Hello, came: Mapping[int, Hello]) -> str:
-        """Why `other` cannot join this node 0 and the nodes that came before it; "" if it can."""
+    def misfit(self, other: Hello, first: Hello | None) -> str:
+        """Why `other` cannot join this node 0; "" if it can. first: who has come with the same number."""
         who = f"node {other.node} ({other.host})"
         if other.version != self.version:
             here = f"node 0 ({self.host}) runs rankwise {self.version}"
@@ -78,8 +77,7 @@ class Hello:
             return f"{who} was started {theirs}, node 0 ({self.host}) {ours}: expected the same on all nodes"
         if other.node >= self.nodes:
             return f"--node-rank {other.node} on {other.host}: expected 0 to {self.nodes - 1}, because of --nnodes"
-        if other.node == 0 or other.node in came:
-            first = self if other.node == 0 else came[other.node]
+        if first is not None:
             where = f"on {first.host} and on {other.host}"
             return f"two launchers have --node-rank {other.node}, {where}: expected a different number for each"
         return ""
@@ -100,175 +98,94 @@ def meet(
 
     min_ranks: as in Hello. spans: whether this node needs the spans of rankwise.trace. If node 0 does, all record them.
 
-    Raises TimeoutError after `timeout` seconds: on node 0 it names the nodes that did not come, on another node it says
-    that node 0 could not be reached. Raises ValueError if the launchers do not fit together, and also on the nodes that
-    have come if node 0 gives up. Raises OSError if node 0 cannot listen at the address.
+    Raises TimeoutError after `timeout` seconds, which names the nodes that did not come, and ValueError if the
+    launchers do not fit together, both also on the nodes that have come. Raises OSError if node 0 cannot listen at the
+    address.
     """
     hello = Hello.own(node, nodes, ranks, min_ranks)
-    if node == 0:
-        return _gather(hello, address, timeout, note, spans)
-    return _join(hello, address, timeout, note, spans)
+    where = f"{address[0]}:{address[1]}"
+
+    def who(missing: Sequence[int]) -> str:
+        return f"{ranks_in_words(missing, 'node')} of {nodes}"
+
+    def late(missing: Sequence[int], reason: str) -> TimeoutError:
+        why = f" ({reason})" if reason else ""
+        return TimeoutError(f"{who(missing)} did not come to {where} within {timeout:g} s{why}")
+
+    meet_others = _host if node == 0 else _join
+    end = time.monotonic() + timeout
+    return meet_others(hello, address, end, late, lambda missing: note(f"waiting for {who(missing)} at {where}"), spans)
 
 
-class _Gathering:
-    """Node 0's side of the rendezvous. It serves all connections at once, so that none can delay the others."""
-
-    def __init__(self, own: Hello, listener: socket.socket, selector: selectors.BaseSelector) -> None:
-        self.came: dict[int, tuple[Hello, Connection]] = {}
-        """The nodes that have said hello."""
-        self._own = own
-        self._listener = listener
-        self._selector = selector
-        self._silent: dict[Connection, float] = {}  # connections without a hello yet: until when they may wait
-        selector.register(listener, selectors.EVENT_READ)
-
-    @property
-    def missing(self) -> str:
-        """'node 3 of 4'; "" if all have come."""
-        numbers = set(range(1, self._own.nodes)) - set(self.came)
-        return f"{ranks_in_words(numbers, 'node')} of {self._own.nodes}" if numbers else ""
-
-    def step(self) -> None:
-        """Serve the connections for a moment. Raises ValueError if a launcher does not fit."""
-        now = time.monotonic()
-        for connection in [connection for connection, end in self._silent.items() if end < now]:
-            self._drop(connection)
-        for key, _ in self._selector.select(0.2):
-            if key.fileobj is self._listener:
-                self._accept(now + PATIENCE)
-            else:
-                self._read(key.data)
-
-    def refuse(self, why: str) -> None:
-        """Send all nodes that have come the reason why the job cannot start."""
-        for _, connection in self.came.values():
-            connection.send(refused=why)
-
-    def close(self) -> None:
-        for connection in (*self._silent, *(connection for _, connection in self.came.values())):
-            connection.close()
-
-    def close_silent(self) -> None:
-        for connection in list(self._silent):
-            self._drop(connection)
-
-    def _accept(self, end: float) -> None:
-        try:
-            connection = Connection(self._listener.accept()[0])
-        except OSError:
-            return  # the other side has closed it already
-        connection.limit = LONGEST_HELLO
-        self._silent[connection] = end
-        self._selector.register(connection, selectors.EVENT_READ, connection)
-
-    def _read(self, connection: Connection) -> None:
-        messages = connection.receive()
-        if messages == []:
-            return
-        hello = Hello.parse(messages[0]) if messages and connection in self._silent else None
-        if hello is None:  # a stranger, or a launcher that has ended before all have come
-            self._drop(connection)
-        elif why := self._own.misfit(hello, {node: other for node, (other, _) in self.came.items()}):
-            connection.send(refused=why)
-            raise ValueError(why)
-        else:
-            del self._silent[connection]
-            connection.limit = LONGEST
-            self.came[hello.node] = hello, connection
-
-    def _drop(self, connection: Connection) -> None:
-        self._silent.pop(connection, None)
-        self.came = {node: come for node, come in self.came.items() if come[1] is not connection}
-        self._selector.unregister(connection)
-        connection.close()
-
-
-def _gather(own: Hello, address: Address, timeout: float, note: Callable[[str], object], spans: bool) -> Nodes:
+def _host(
+    own: Hello, address: Address, end: float, late: Late, note: Callable[[list[int]], object], spans: bool
+) -> Nodes:
     """On node 0: wait for all others, and answer them."""
-    start = time.monotonic()
-    where = f"{address[0]}:{address[1]}"
-    noted = False
-    with _listener(address) as listener, selectors.DefaultSelector() as selector:
-        gathering = _Gathering(own, listener, selector)
-        try:
-            while missing := gathering.missing:
-                now = time.monotonic()
-                if now > start + timeout:
-                    raise TimeoutError(f"{missing} did not come to {where} within {timeout:g} s")
-                if not noted and now > start + NOTE_AFTER:
-                    note(f"waiting for {missing} at {where}")
-                    noted = True
-                gathering.step()
-            port = _reserved(listener)
-        except BaseException as error:
-            if isinstance(error, (OSError, ValueError)):
-                gathering.refuse(str(error))
-            gathering.close()
-            raise
-        gathering.close_silent()
-    came = gathering.came
-    sizes = [own.ranks, *(came[node][0].ranks for node in range(1, own.nodes))]
-    master, secret = (address[0], port.getsockname()[1]), os.urandom(16).hex()
-    for _, connection in came.values():
-        connection.send(place={"sizes": sizes, "port": master[1], "secret": secret, "spans": spans})
-    hosts = {node: hello.host for node, (hello, _) in came.items()}
-    connections = {node: connection for node, (_, connection) in came.items()}
-    return Nodes(0, sizes, hosts, master, secret, connections, port, min_ranks=own.min_ranks, spans=spans)
+    others: list[Hello] = []
+    port: list[socket.socket] = []
+
+    def accepts(key: str, value: bytes, previous: bytes | None) -> bool:
+        hello = Hello.parse(value)
+        if hello is None or key != str(hello.node):
+            return False
+        first = own if hello.node == 0 else Hello.parse(previous or b"")
+        if why := own.misfit(hello, first):
+            raise ValueError(why)
+        return True
+
+    def decide(hellos: list[bytes]) -> bytes:
+        others.extend(filter(None, map(Hello.parse, hellos)))
+        port.append(_reserved(listener))
+        sizes = [own.ranks, *(hello.ranks for hello in others)]
+        place = {"sizes": sizes, "port": port[0].getsockname()[1], "secret": os.urandom(16).hex(), "spans": spans}
+        return json.dumps(place).encode()
+
+    with _listener(address) as listener, closing(StoreServer(listener, Settings.read().secret, accepts)) as server:
+        place = lead(server, {0: b""}, own.nodes, end, late, decide, note)
+        connections = {int(key): connection for key, connection in server.detach().items()}
+    hosts = {hello.node: hello.host for hello in others}
+    return _nodes(own, address, place, hosts, connections, port[0], spans)
 
 
-def _join(own: Hello, address: Address, timeout: float, note: Callable[[str], object], spans: bool) -> Nodes:
+def _join(
+    own: Hello, address: Address, end: float, late: Late, note: Callable[[list[int]], object], spans: bool
+) -> Nodes:
     """On every other node: connect to node 0, and wait for its answer."""
-    start = time.monotonic()
-    where = f"{address[0]}:{address[1]}"
-    noted = False
-    reason = ""
-    while (left := start + timeout - time.monotonic()) > 0:
-        try:
-            connection = Connection(socket.create_connection(address, min(left, PATIENCE)))
-        except OSError as error:
-            reason = f" ({error.strerror or error})"
-        else:
-            answer = _introduce(own, connection, start + timeout + LONGER)
-            if answer is None:
-                answer = {"refused": f"not all nodes came to {where} within {timeout:g} s"}
-            if "refused" in answer:
-                connection.close()
-                raise ValueError(answer["refused"])
-            if "place" in answer:
-                place = answer["place"]
-                master = (address[0], place["port"])
-                return Nodes(
-                    own.node,
-                    place["sizes"],
-                    {},
-                    master,
-                    place["secret"],
-                    {0: connection},
-                    min_ranks=own.min_ranks,
-                    spans=spans or place["spans"],
-                )
-            connection.close()
-            reason = " (what listens there did not answer as a launcher)"
-        if not noted and time.monotonic() > start + NOTE_AFTER:
-            note(f"waiting for node 0 at {where}")
-            noted = True
-        time.sleep(RETRY)
-    raise TimeoutError(f"node 0's launcher could not be reached at {where} within {timeout:g} s{reason}")
+
+    def connect(deadline: float) -> StoreClient:
+        left = max(0.001, end - time.monotonic())
+        return StoreClient(kept_alive(socket.create_connection(address, left)), Settings.read().secret, deadline)
+
+    client, answer = join(connect, own.node, json.dumps(vars(own)).encode(), end, late, note)
+    try:
+        place = opened(answer)
+    except BaseException:
+        client.close()
+        raise
+    return _nodes(own, address, place, {}, {0: client.connection}, None, spans)
 
 
-def _introduce(own: Hello, connection: Connection, end: float) -> dict[str, Any] | None:
-    """Say hello. Returns the answer; {} if the connection ends before it comes, None if it has not come by `end`."""
-    connection.send(hello=vars(own))
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection, selectors.EVENT_READ)
-        while (left := end - time.monotonic()) > 0:
-            if selector.select(left):
-                messages = connection.receive()
-                if messages is None:
-                    return {}
-                if messages:
-                    return messages[0]
-    return None
+def _nodes(
+    own: Hello,
+    address: Address,
+    answer: bytes,
+    hosts: Mapping[int, str],
+    connections: Mapping[int, Connection],
+    port: socket.socket | None,
+    spans: bool,
+) -> Nodes:
+    place = json.loads(answer)
+    return Nodes(
+        own.node,
+        place["sizes"],
+        hosts,
+        (address[0], place["port"]),
+        place["secret"],
+        connections,
+        port,
+        min_ranks=own.min_ranks,
+        spans=spans or place["spans"],
+    )
 
 
 def _listener(address: Address) -> socket.socket:
@@ -276,9 +193,8 @@ def _listener(address: Address) -> socket.socket:
     if where[0] in ("127.0.1.1", "::1") and address[0] not in (where[0], "localhost"):
         here = f"{address[0]} is {where[0]} on this host, which other hosts cannot reach"
         raise OSError(f"--rendezvous {address[0]}:{address[1]}: {here}; expected an address that they can reach")
-    listener = _bound(family, where)
+    listener = kept_alive(_bound(family, where))
     listener.listen(socket.SOMAXCONN)
-    listener.settimeout(0)
     return listener
 
 

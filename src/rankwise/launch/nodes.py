@@ -6,10 +6,6 @@ their traces into one file. The loss of a launcher ends the job, unless the job 
 not node 0's. `node_meeting` describes how the launchers meet.
 
 Every message is a line of JSON, an object with these keys:
-    node -> node 0   hello: the fields of `Hello`
-    node 0 -> node   place: the number of ranks of each node, the port of the ranks' store, the job's secret, and
-                     whether the ranks record the spans of rankwise.trace
-                     refused: why the job cannot start
     node -> node 0   lost: the fields of `Loss`, for a lost rank of a job that goes on after losses
     both ways        end: the signal that stopped the job, 0 for a failure
     node -> node 0   report: the node's Ending, once its ranks have ended
@@ -142,27 +138,26 @@ class Nodes:
     def receive(self, fd: int) -> bool:
         """Handle what has arrived at one of `fds`. Returns False if the connection has ended."""
         node, connection = next(each for each in self._connections.items() if each[1].fileno() == fd)
-        messages = connection.receive()
-        if messages is None:
+        message = connection.receive()
+        if message is None:
             self._lose(node)
             return False
-        for message in messages:
-            if "end" in message:
-                self._end(message["end"], node)
-            elif "lost" in message:
-                self._note_loss(Loss(**message["lost"]))
-            elif "report" in message:
-                self._note(node, Ending(**message["report"]))
-            elif "outcome" in message:
-                self.outcome, self.collect = Ending(**message["outcome"]), message["collect"]
-            elif "clock" in message:
-                self._compare_clocks(connection, message["clock"])
-            elif "trace" in message:
-                self._trace_of(node).pieces.append(message["trace"])
-            elif "traced" in message:
-                trace = self._trace_of(node)
-                trace.offset, trace.within = message["traced"]
-                trace.complete = True
+        if "end" in message:
+            self._end(message["end"], node)
+        elif "lost" in message:
+            self._note_loss(Loss(**message["lost"]))
+        elif "report" in message:
+            self._note(node, Ending(**message["report"]))
+        elif "outcome" in message:
+            self.outcome, self.collect = Ending(**message["outcome"]), message["collect"]
+        elif "clock" in message:
+            self._compare_clocks(connection, message["clock"])
+        elif "trace" in message:
+            self._trace_of(node).pieces.append(message["trace"])
+        elif "traced" in message:
+            trace = self._trace_of(node)
+            trace.offset, trace.within = message["traced"]
+            trace.complete = True
         return True
 
     def end(self, signum: int) -> None:

@@ -255,7 +255,7 @@ def test_ranks_meet_in_a_shared_directory(container: Callable[..., tuple[str, ..
 def test_the_file_of_a_killed_rank_0_is_replaced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_SOCKET_DIR", str(directory))
     jobs = [Job(rank, 2, None, None, "test", "a job") for rank in range(2)]
-    left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     left.bind(rendezvous._address(jobs[0]))
     left.listen()
     with pytest.raises(MismatchError, match="another process is already rank 0"):

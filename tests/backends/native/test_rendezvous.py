@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+import json
 import os
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from rankwise._native import Segment
 from rankwise.backends.native import locality, rendezvous
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
+from rankwise.meeting.served_store import NONCE, PROOF
 
 
 def jobs(world_size: int, **other: Any) -> list[Job]:
@@ -63,7 +66,7 @@ def connection(job: Job) -> socket.socket:
     """Someone who knows where rank 0 listens, and comes as soon as it does."""
     end = time.monotonic() + 10
     while True:
-        someone = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        someone = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         someone.settimeout(10)
         try:
             someone.connect(rendezvous._address(job))
@@ -72,6 +75,12 @@ def connection(job: Job) -> socket.socket:
             someone.close()
             assert time.monotonic() < end
             time.sleep(0.01)
+
+
+def introduction(job: Job, nonce: bytes) -> bytes:
+    """What a rank that knows the secret says first, to rank 0 which greeted it with this nonce."""
+    mine = os.urandom(NONCE)
+    return mine + hmac.digest(rendezvous._key(job), b"client" + nonce + mine, "sha256")
 
 
 @pytest.mark.parametrize("secret", [b"", b"only we know"])
@@ -136,7 +145,7 @@ def test_a_client_without_the_secret_gets_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rendezvous, "_address", lambda job: address)
     results: list[Segment] = []
     with in_background(lambda: results.append(rendezvous.meet(ranks[0], 20.0))):
-        with pytest.raises(CollectiveTimeout, match=r"rank 0 could not be found within 0.5 s .*belongs to another job"):
+        with pytest.raises(CollectiveTimeout, match=r"rank 0 did not come .* 0.5 s .*does not answer as this job"):
             rendezvous.meet(stranger, 0.5)
         results.append(rendezvous.meet(ranks[1], 20.0))
     assert same_segment(results)
@@ -147,12 +156,12 @@ def test_a_replayed_greeting_gets_nothing() -> None:
     ranks = jobs(3)
     with in_background(lambda: meet_all([ranks[0], ranks[2]])):
         with connection(ranks[0]) as once, connection(ranks[0]) as again:
-            theirs, mine = once.recv(16), os.urandom(16)
-            identity = b"{}"
-            greeting = mine + rendezvous._sign(ranks[1], b"r", theirs + mine, identity) + identity
-            assert again.recv(16) != theirs
-            again.send(greeting)
+            theirs = once.recv(NONCE)
+            assert again.recv(NONCE) != theirs
+            again.send(introduction(ranks[1], theirs))
             assert again.recv(4096) == b""
+            once.send(introduction(ranks[1], theirs))
+            assert len(once.recv(4096)) == PROOF
         assert isinstance(rendezvous.meet(ranks[1], 20.0), Segment)
 
 
@@ -162,7 +171,7 @@ def test_missing_ranks_are_named() -> None:
     for error in results:
         assert isinstance(error, CollectiveTimeout)
         assert error.missing == (1, 3)
-        assert str(error).startswith("init: ranks [1, 3] did not join within 1 s")
+        assert str(error).startswith("ranks 1, 3 did not come to init within the timeout of 1 s; are all ranks")
     (error,) = meet_all([ranks[3]], timeout=0.3)
     assert isinstance(error, CollectiveTimeout)
     assert error.missing == (0,)
@@ -174,9 +183,9 @@ def test_a_rank_ends_while_the_others_wait() -> None:
 
     def ends() -> None:
         with connection(ranks[0]) as dying:
-            theirs, mine = dying.recv(16), os.urandom(16)
-            identity = rendezvous.json.dumps(rendezvous._identity(ranks[1])).encode()
-            dying.send(mine + rendezvous._sign(ranks[1], b"r", theirs + mine, identity) + identity)
+            dying.send(introduction(ranks[1], dying.recv(NONCE)))
+            identity = json.dumps(rendezvous._identity(ranks[1]))
+            dying.send(json.dumps({"set": {"1": identity}}).encode() + b"\n")
             time.sleep(0.2)
 
     with in_background(ends):
@@ -217,7 +226,7 @@ def test_ranks_on_other_hosts_are_not_accepted(part: str, monkeypatch: pytest.Mo
 @contextmanager
 def taken(job: Job, *, by: int) -> Iterator[None]:
     """A process of the user `by` listens where rank 0 would. Each process pretends to be of a user of its own."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other, pytest.MonkeyPatch.context() as patch:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, pytest.MonkeyPatch.context() as patch:
         other.bind(rendezvous._address(job))
         other.listen()
         patch.setattr(rendezvous, "_user", lambda connection: by)

@@ -1,0 +1,43 @@
+"""The interface of a store, in which ranks that cannot reach each other yet leave what the others need."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+
+
+class Missing(TimeoutError):
+    """Values were not there in time. keys: the keys of these values."""
+
+    def __init__(self, keys: Iterable[str], why: str = "no answer") -> None:
+        super().__init__(why)
+        self.keys = list(keys)
+
+
+class Store(ABC):
+    """Values under keys, the same for all processes that meet.
+
+    Only who knows the job's secret gets in, unless the store is torch's, which has no such check. A deadline is a time
+    of time.monotonic, after which Missing is raised. ConnectionError: the store cannot be reached, or has ended.
+    """
+
+    @abstractmethod
+    def set(self, key: str, value: bytes) -> None: ...
+
+    @abstractmethod
+    def get(self, key: str, deadline: float) -> bytes:
+        """The value, once it is there."""
+
+    @abstractmethod
+    def add(self, key: str, n: int) -> int:
+        """Add n to a number, which is 0 at first and whose decimal digits are the value. Returns the sum."""
+
+    def wait(self, keys: Iterable[str], deadline: float) -> list[bytes]:
+        """Wait until all values are there, and get them."""
+        return [self.get(key, deadline) for key in keys]
+
+    def exchange(self, values: Mapping[str, bytes], key: str, deadline: float) -> bytes:
+        """Set these values, and get the one of `key`."""
+        for each, value in values.items():
+            self.set(each, value)
+        return self.get(key, deadline)
