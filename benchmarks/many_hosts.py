@@ -33,11 +33,11 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 import rankwise as rw
 from rankwise.backends import registry
 from rankwise.backends.composed.opening import packed
+from rankwise.backends.gloo.meeting import gather
 from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.backends.gloo.roster import shortened
-from rankwise.backends.gloo.store_gather import gather
 from rankwise.contract.job import Job
-from rankwise.meeting.torch_store import LateStore
+from rankwise.meeting.torch_store import TorchStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "backends"))
 from counting_store import CountingStore
@@ -145,7 +145,7 @@ def meeting(options: argparse.Namespace) -> None:
             yield None
             start = time.monotonic()
             port = int(os.environ["MASTER_PORT"])
-            store = LateStore(lambda: tcp_store(port))
+            store = TorchStore(lambda: tcp_store(port))
             everybody = gather(store, values, hosts * ranks, TIMEOUT, end)
             assert len(everybody) == hosts * ranks
             yield start, time.monotonic(), time.process_time() - cpu, private() - before

@@ -19,7 +19,7 @@ from counting_store import CountingStore
 from pretended_hosts import PretendedHosts
 
 import rankwise as rw
-from rankwise.backends.gloo import store_gather
+from rankwise.backends.gloo import meeting
 
 TIMEOUT = 10.0
 
@@ -35,7 +35,7 @@ def main(case: str) -> None:
 
     def body(rank: int) -> Iterator[Any]:
         if rank in dead:
-            store_gather._awaited = killed
+            meeting.follow = killed
         if case == "late host" and rank in (4, 5):
             time.sleep(1.0)
         if rank in absent:

@@ -1,69 +1,85 @@
-"""A store to which a process connects on first use, so that few processes connect while a job starts."""
+"""The interface over a store of torch's. Only the names of its methods are needed here, and no import of torch."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+from rankwise.meeting.store import Missing, Store
+
+T = TypeVar("T")
 
 
-class Connection:
-    """One process's connection to a store, made when it is first called."""
+class OnFirstUse:
+    """One process's connection to a store of torch's, made when it is first called."""
 
-    def __init__(self, connect: Callable[[], Store]) -> None:
+    def __init__(self, connect: Callable[[], Any]) -> None:
         """connect: raises RuntimeError, or an error of rankwise, if the store cannot be reached."""
         self._connect = connect
-        self._store: Store | None = None
+        self._store: Any = None
         self._lock = threading.Lock()
 
-    def __call__(self) -> Store:
+    def __call__(self) -> Any:
         with self._lock:
             if self._store is None:
                 self._store = self._connect()
             return self._store
 
 
-class LateStore:
-    """The part of a store whose keys begin with a prefix. Its methods are named as in torch's Store."""
+class TorchStore(Store):
+    """The part of a store whose keys begin with a prefix."""
 
-    def __init__(self, connection: Callable[[], Store], prefix: str = "") -> None:
-        self._connection, self._prefix = connection, prefix
+    def __init__(self, connection: Callable[[], Any], prefix: str = "") -> None:
+        self.connection, self.prefix = connection, prefix
 
-    def under(self, name: str) -> LateStore:
+    def under(self, name: str) -> TorchStore:
         """A part of this part: its keys also begin with `name`."""
-        return LateStore(self._connection, self._key(f"{name}/"))
+        return TorchStore(self.connection, f"{self.prefix}{name}/")
 
-    def connect(self) -> None:
-        """Connect now, or begin to serve the store."""
-        self._connection()
+    def set(self, key: str, value: bytes) -> None:
+        self._ask(lambda store: store.set(self.prefix + key, value))
 
-    def set(self, key: str, value: str | bytes) -> None:
-        self._connection().set(self._key(key), value)  # type: ignore[arg-type]  # torch takes bytes too
+    def get(self, key: str, deadline: float) -> bytes:
+        return self.wait([key], deadline)[0]
 
-    def get(self, key: str) -> bytes:
-        return self._connection().get(self._key(key))
+    def add(self, key: str, n: int) -> int:
+        return self._ask(lambda store: int(store.add(self.prefix + key, n)))
 
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._connection().check([self._key(key) for key in keys])
+    def wait(self, keys: Iterable[str], deadline: float) -> list[bytes]:
+        awaited = list(keys)
+        names = [self.prefix + key for key in awaited]
+        limit = timedelta(seconds=max(0.001, deadline - time.monotonic()))
+        try:
+            self._ask(lambda store: store.wait(names, limit))
+        except ConnectionError as error:  # torch's timeout too; it may end a little early
+            # If the store is gone, a further request fails. It might also take for ever, so there is none for one key.
+            missing = awaited if len(awaited) == 1 else [key for key in awaited if not self.check([key])]
+            if missing:
+                raise Missing(missing, str(error)) from error
+        return self._ask(lambda store: list(store.multi_get(names)))
+
+    def exchange(self, values: Mapping[str, bytes], key: str, deadline: float) -> bytes:
+        keys = [self.prefix + each for each in values]
+        self._ask(lambda store: store.multi_set(keys, list(values.values())))
+        return self.get(key, deadline)
+
+    def check(self, keys: Iterable[str]) -> bool:
+        """Whether all values are there now."""
+        return self._ask(lambda store: bool(store.check([self.prefix + key for key in keys])))
+
+    def find(self, key: str) -> bytes | None:
+        """The value if it is there now."""
+        return self._ask(lambda store: bytes(store.get(self.prefix + key))) if self.check([key]) else None
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        return self._connection().compare_set(self._key(key), expected, value)
+        """Set the value if it is `expected`; "" means that there is none. Returns the value that is there then."""
+        return self._ask(lambda store: bytes(store.compare_set(self.prefix + key, expected, value)))
 
-    def wait(self, keys: Sequence[str], seconds: float) -> None:
-        """Wait until all keys have been set; RuntimeError after `seconds`."""
-        limit = timedelta(seconds=max(0.001, seconds))
-        self._connection().wait([self._key(key) for key in keys], limit)
-
-    def set_several(self, values: Mapping[str, bytes]) -> None:
-        store = self._connection()
-        store.multi_set([self._key(key) for key in values], list(values.values()))  # type: ignore[attr-defined]
-
-    def get_several(self, keys: Sequence[str]) -> list[bytes]:
-        return self._connection().multi_get([self._key(key) for key in keys])
-
-    def _key(self, key: str) -> str:
-        return self._prefix + key
+    def _ask(self, request: Callable[[Any], T]) -> T:
+        try:
+            return request(self.connection())
+        except RuntimeError as error:
+            raise ConnectionError(str(error).partition("\n")[0]) from error

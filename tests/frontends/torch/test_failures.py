@@ -201,4 +201,4 @@ def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
         env=os.environ,
         check=True,
     )
-    assert done.stdout == "CollectiveTimeout (1, 2) init: ranks [1, 2] did not join within 0.5 s\n"
+    assert done.stdout == "CollectiveTimeout (1, 2) ranks 1, 2 did not come to init within the timeout of 0.5 s\n"

@@ -66,14 +66,14 @@ class Agreements:
     def _decide(self, operation: str, flag: int, timeout: float, exclude: list[int]) -> tuple[bool, Outcome]:
         self._number += 1
         number, everybody = self._number, range(len(self._identities))
-        self._store.set(f"arrived {number} {self._rank}", json.dumps([operation, flag, exclude]))
+        self._store.set(f"arrived {number} {self._rank}", json.dumps([operation, flag, exclude]).encode())
         end = time.monotonic() + timeout
         arrived: dict[int, tuple[str, int, list[int]]] = {}
-        while not self._store.check([f"decision {number}"]):
+        while (decision := self._store.find(f"decision {number}")) is None:
             self._find_lost()
             for rank in everybody:
-                if rank not in arrived and self._store.check([f"arrived {number} {rank}"]):
-                    arrived[rank] = json.loads(self._store.get(f"arrived {number} {rank}"))
+                if rank not in arrived and (value := self._store.find(f"arrived {number} {rank}")) is not None:
+                    arrived[rank] = json.loads(value)
             counting = [rank for rank in everybody if rank not in self._lost and rank not in exclude]
             present = [rank for rank in counting if rank in arrived]
             if present == counting or time.monotonic() > end:
@@ -82,10 +82,11 @@ class Agreements:
                     both &= arrived[rank][1]
                 mixed = len({arrived[rank][0] for rank in present}) > 1
                 unequal = any(arrived[rank][2] != exclude for rank in present)
-                self._store.compare_set(f"decision {number}", "", json.dumps([present, both, mixed, unequal]))
+                proposal = json.dumps([present, both, mixed, unequal])
+                decision = self._store.compare_set(f"decision {number}", "", proposal)
                 break
             time.sleep(POLL)
-        present, both, mixed, unequal = json.loads(self._store.get(f"decision {number}"))
+        present, both, mixed, unequal = json.loads(decision)
         if self._rank not in present:
             how = "was excluded from the group, by the others' call or because it did not come before their timeout"
             raise PeerLostError(f"rank {self._rank} {how}", rank=self._rank, how=how)
@@ -106,7 +107,7 @@ class Agreements:
             if self._store.check([f"left/{rank}"]):
                 self._lost[rank] = "left the group"
             elif identity.gone:
-                self._store.set(f"gone {rank}", "")
+                self._store.set(f"gone {rank}", b"")
                 self._lost[rank] = "ended"
             elif self._store.check([f"gone {rank}"]):
                 self._lost[rank] = "ended"
@@ -114,7 +115,7 @@ class Agreements:
     def _reached(self, request: Callable[[], T]) -> T:
         try:
             return request()
-        except RuntimeError as error:
+        except ConnectionError as error:
             how = "ended" if self._identities[0].gone else "cannot be reached"
             text = f"rank 0, which serves the job's store, {how}: the others cannot meet; start the job again"
             raise PeerLostError(text, rank=0, how=how) from error

@@ -32,20 +32,19 @@ from rankwise.backends.gloo.agreement import Outcome
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
 from rankwise.backends.gloo.exchange import exchange
 from rankwise.backends.gloo.failure_record import FailureRecord, reason
-from rankwise.backends.gloo.meeting import Meeting
+from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.peers import GlooPeers
 from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.backends.gloo.roster import Gather, Roster
 from rankwise.backends.gloo.standing import StandingExchange
-from rankwise.backends.gloo.store_gather import gather
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.operations import Call
 from rankwise.contract.settings import Settings
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.meeting.torch_store import LateStore
+from rankwise.meeting.torch_store import TorchStore
 
 CONNECTING = 10.0  # seconds within which the survivors of a group, which have just agreed, connect
 
@@ -85,7 +84,7 @@ class GlooCommunicator(ComposedCommunicator):
 
     def __init__(
         self,
-        store: LateStore,
+        store: TorchStore,
         device: Any,
         rank: int,
         world_size: int,

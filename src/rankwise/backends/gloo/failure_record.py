@@ -14,7 +14,7 @@ from rankwise.backends.gloo.bounded_store import BoundedStore
 from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, error_of
 from rankwise.contract.failure import Failure
-from rankwise.meeting.torch_store import LateStore
+from rankwise.meeting.torch_store import TorchStore
 
 REPORTS = 1.0  # seconds within which the surviving ranks announce where they are, after a failure
 POLL = 0.005  # seconds between two requests to the store
@@ -26,7 +26,7 @@ class FailureRecord:
     The store, or its host, may be unreachable: each request takes 2 REPORTS at most.
     """
 
-    def __init__(self, store: LateStore, rank: int, identities: Sequence[ProcessIdentity]) -> None:
+    def __init__(self, store: TorchStore, rank: int, identities: Sequence[ProcessIdentity]) -> None:
         self._store = BoundedStore(store, 2 * REPORTS)
         self.agreements = Agreements(self._store, rank, identities)
         self._rank, self._identities = rank, identities
@@ -43,11 +43,11 @@ class FailureRecord:
         timed_out = isinstance(error, TimeoutError) or "imed out" in str(error)
         mine = {"call": where, "sequence": sequence, "timed_out": timed_out}
         try:
-            self._store.set(f"state/{self._rank}", json.dumps(mine))
+            self._store.set(f"state/{self._rank}", json.dumps(mine).encode())
             states, lost = self._reports(REPORTS if settles_timeouts or not timed_out else 0.0)
             if (recorded := self._recorded()) is not None:
                 return recorded
-        except RuntimeError:  # the store's process is gone: rank 0's, unless torchrun serves the store
+        except ConnectionError:  # the store's process is gone: rank 0's, unless torchrun serves the store
             how = "its process ended" if self._identities[0].gone else "it cannot be reached"
             return PeerLostError(
                 f"rank 0, which serves the job's store, was lost in {where} #{sequence}: {how} ({text})",
@@ -62,12 +62,12 @@ class FailureRecord:
         """Record that the group has failed with this error, unless another one was recorded first."""
         try:
             self._store.compare_set("failure", "", error.failure.to_json())
-        except RuntimeError:
+        except ConnectionError:
             log.debug("the store is gone, so the other ranks learn of the failure only when their connections end")
 
     def leave(self) -> None:
         """This rank closes the group."""
-        self._store.set(f"left/{self._rank}", "closed")
+        self._store.set(f"left/{self._rank}", b"closed")
 
     def wait_for_leaving(self, end: float) -> None:
         """Wait until every rank has left, or until `end` (of time.monotonic)."""
@@ -80,9 +80,8 @@ class FailureRecord:
 
     def _recorded(self) -> RankwiseError | None:
         """Why the group failed, as recorded by the first rank that knew."""
-        if not self._store.check(["failure"]):
-            return None
-        return error_of(Failure.from_json(self._store.get("failure")))
+        found = self._store.find("failure")
+        return None if found is None else error_of(Failure.from_json(found))
 
     def _reports(self, patience: float) -> tuple[dict[int, Any], dict[int, str]]:
         """What each rank reports that it is in, and how others were lost.
@@ -93,8 +92,8 @@ class FailureRecord:
         while True:
             states, lost = {}, {}
             for rank in range(self._world_size):
-                if self._store.check([f"state/{rank}"]):
-                    states[rank] = json.loads(self._store.get(f"state/{rank}"))
+                if (state := self._store.find(f"state/{rank}")) is not None:
+                    states[rank] = json.loads(state)
                 elif self._store.check([f"left/{rank}"]):
                     lost[rank] = "it closed the group"
                 elif self._identities[rank].gone:

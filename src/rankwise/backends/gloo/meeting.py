@@ -11,9 +11,9 @@ import os
 import socket
 import threading
 import time
+import zlib
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -22,21 +22,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes, packed, unpacked
 from rankwise.backends.composed.part_errors import of_the_group
-from rankwise.backends.composed.work_queue import WorkQueue
-from rankwise.backends.gloo.store_gather import PATIENCE, gather
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
-from rankwise.contract.failure import Failure
 from rankwise.contract.job import Job
 from rankwise.contract.own_address import own_address
 from rankwise.contract.settings import Settings
-from rankwise.meeting.torch_store import Connection, LateStore
+from rankwise.meeting.gathering import PATIENCE, failed, follow, lead, met, opened, ranks_late
+from rankwise.meeting.store import Missing, Store
+from rankwise.meeting.torch_store import OnFirstUse, TorchStore
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch._C._distributed_c10d import TCPStore
 
-PROBE = 0.1  # seconds between two checks that the store's process still runs, while a rank connects to it
+ATTEMPT = 0.1  # seconds of the first attempt to connect to the store; each further one takes twice as long
 
 
 class Meeting:
@@ -82,20 +81,18 @@ class Meeting:
             self._host.barrier()
         except RankwiseError as error:
             _fail(error, self._job, list(here))
-        if answer[:1] == _FAILED:
-            raise error_of(Failure.from_json(answer[1:]))
-        return unpacked(answer[1:])
+        return unpacked(opened(answer))
 
     def _answer(self, here: dict[int, bytes]) -> bytes:
         """What the leader sends to its host: all values, or why there are none."""
         try:
-            return _MET + packed(self._from_all_hosts(here))
+            return met(packed(self._from_all_hosts(here)))
         except CollectiveTimeout as error:
-            return _FAILED + error.failure.to_json().encode()
+            return failed(error)
 
     def _from_all_hosts(self, here: dict[int, bytes]) -> list[bytes]:
         if self._job.rank == 0 and not self._job.master_serves:
-            self.store.connect()  # rank 0 serves the store from now on
+            self.store.connection()  # rank 0 serves the store from now on
         if len(here) == self._job.world_size:
             return [here[rank] for rank in range(len(here))]
         return gather(self.store.under("meeting"), here, self._job.world_size, self._timeout, self._end)
@@ -115,7 +112,21 @@ class Meeting:
             self._host.close()
 
 
-_MET, _FAILED = b"M", b"F"
+def gather(store: Store, mine: Mapping[int, bytes], world_size: int, timeout: float, end: float) -> list[bytes]:
+    """Every rank's value, by rank. Each process passes the values of some ranks, and calls this once for this store.
+
+    Each process makes a constant number of requests. end: the time (time.monotonic) at which `timeout` seconds have
+    passed. Then CollectiveTimeout is raised, which names the ranks whose values are missing.
+    """
+    late = ranks_late(timeout)
+    try:
+        if 0 in mine:
+            answer = lead(store, mine, world_size, end, late, lambda values: zlib.compress(packed(values), 1))
+        else:
+            answer = opened(follow(store, mine, end))
+    except (Missing, ConnectionError) as error:
+        raise late([0], str(error)) from error
+    return unpacked(zlib.decompress(answer))
 
 
 def _place(job: Job) -> tuple[int, int]:
@@ -158,27 +169,27 @@ def _fail(error: RankwiseError, job: Job, ranks: Sequence[int]) -> NoReturn:
 
 # ---- stores ----
 
-_stores: dict[tuple[str, int], Connection] = {}
+_stores: dict[tuple[str, int], OnFirstUse] = {}
 _openings: Counter[tuple[str, int]] = Counter()
 _lock = threading.Lock()
 
 
-def _master_store(job: Job, master: tuple[str, int], timeout: float, *, leads: bool) -> LateStore:
+def _master_store(job: Job, master: tuple[str, int], timeout: float, *, leads: bool) -> TorchStore:
     """The store at the job's MASTER_ADDR, served by the launcher or by rank 0. It is kept for later groups."""
     serves = job.rank == 0 and not job.master_serves
     with _lock:
         if master not in _stores:
             now = partial(_reached, master, timeout, serves)
-            _stores[master] = Connection(now if serves or leads else partial(_known, master, timeout))
+            _stores[master] = OnFirstUse(now if serves or leads else partial(_known, master, timeout))
         _openings[master] += 1
         connection, number = _stores[master], _openings[master]
-    store = LateStore(connection).under(f"{job.id} {number}")
+    store = TorchStore(connection).under(f"{job.id} {number}")
     if serves and not leads:
-        store.connect()
+        store.connection()
     return store
 
 
-def _reached(master: tuple[str, int], timeout: float, serves: bool) -> Store:
+def _reached(master: tuple[str, int], timeout: float, serves: bool) -> TCPStore:
     """A connection to the store, which may not have started yet."""
     from torch._C._distributed_c10d import TCPStore
 
@@ -186,71 +197,48 @@ def _reached(master: tuple[str, int], timeout: float, serves: bool) -> Store:
     try:
         return TCPStore(*master, None, serves, limit, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
-        where = f"{master[0]}:{master[1]}"
         reason = str(error).partition("\n")[0]
-        text = (
-            f"init: rank 0's store at {where} (MASTER_ADDR and MASTER_PORT) could not be reached within {timeout:g} s"
-        )
-        raise CollectiveTimeout(f"{text}: {reason}", limit=timeout, missing=(0,), operation="init") from error
+        where = f"{master[0]}:{master[1]}, which MASTER_ADDR and MASTER_PORT name"
+        raise ranks_late(timeout)([0], f"its store at {where}, could not be reached: {reason}") from error
 
 
-def _known(address: tuple[str, int], timeout: float) -> Store:
-    """A connection to the store, which has started. RuntimeError if its process has ended, or ends meanwhile.
+def _known(address: tuple[str, int], timeout: float) -> TCPStore:
+    """A connection to the store, which has started. ConnectionError if its process has ended, or ends meanwhile.
 
     Once the process has ended, a plain connection fails at once, while torch's client would try until its timeout. So
-    this probes with plain connections while the client tries, for short times at first.
+    there is a plain connection before each attempt of that client, and the attempts are short at first.
     """
     from torch._C._distributed_c10d import TCPStore
 
-    end = time.monotonic() + timeout
-    made: list[Store] = []
-    given_up = threading.Event()
-
-    def connect() -> None:
-        attempt = PROBE
-        while not made and not given_up.is_set():
-            with suppress(RuntimeError):
-                limit = timedelta(seconds=attempt)
-                made.append(TCPStore(*address, None, False, limit, wait_for_workers=False, multi_tenant=True))
+    end, attempt = time.monotonic() + timeout, ATTEMPT
+    while True:
+        try:
+            socket.create_connection(address, timeout).close()
+            limit = timedelta(seconds=min(attempt, max(ATTEMPT, end - time.monotonic())))
+            store = TCPStore(*address, None, False, limit, wait_for_workers=False, multi_tenant=True)
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, OSError) or time.monotonic() > end:
+                raise ConnectionError(f"the store at {address[0]}:{address[1]} cannot be reached: {error}") from error
             attempt *= 2
-
-    _probe(address, timeout)
-    queue = WorkQueue("rankwise connects to the store")
-    try:
-        connected = queue.put(connect)
-        while not connected.until_over(PROBE):
-            _probe(address, timeout)
-            if time.monotonic() > end:
-                raise RuntimeError(f"the store at {address[0]}:{address[1]} did not answer within {timeout:g} s")
-        connected.wait()
-    finally:
-        given_up.set()
-        queue.close()
-    made[0].set_timeout(timedelta(seconds=timeout))
-    return made[0]
+        else:
+            store.set_timeout(timedelta(seconds=timeout))
+            return store
 
 
-def _probe(address: tuple[str, int], timeout: float) -> None:
-    try:
-        socket.create_connection(address, timeout).close()
-    except OSError as error:
-        raise RuntimeError(f"the store at {address[0]}:{address[1]} cannot be reached: {error}") from error
-
-
-def _host_store(host: EngineCommunicator | None, timeout: float) -> LateStore:
+def _host_store(host: EngineCommunicator | None, timeout: float) -> TorchStore:
     """Rank 0's store on the loopback interface; it announces the port to the other ranks of this host."""
     from torch._C._distributed_c10d import HashStore, TCPStore
 
     if host is None:
-        return LateStore(Connection(HashStore))
+        return TorchStore(OnFirstUse(HashStore))
     limit = timedelta(seconds=timeout)
     if host.rank:
         port = int(broadcast_bytes(host, b""))
-        return LateStore(Connection(partial(_known, ("127.0.0.1", port), timeout)))
+        return TorchStore(OnFirstUse(partial(_known, ("127.0.0.1", port), timeout)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         served = TCPStore(
             "127.0.0.1", port, None, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
         )
     broadcast_bytes(host, b"%d" % port)
-    return LateStore(Connection(lambda: served))
+    return TorchStore(OnFirstUse(lambda: served))

@@ -1,12 +1,11 @@
 """How the ranks of a torch process group meet: through torch's store they agree on a backend and a name.
 
-Rank 0 announces a meeting under a unique name, every other rank answers with its locality, and rank 0
-publishes the Plan, which the others follow. No tensor ever passes through the store.
+Rank 0 announces a numbered call, every other rank answers with its locality, and rank 0 publishes the Plan, which the
+others follow. No tensor ever passes through the store.
 
-A store may contain the entries of an earlier, possibly aborted meeting, for example in a file that is
-used again, or if a process creates its groups again. So every answer carries a mark, a nonce that its
-rank generated for this meeting, and a plan lists the marks that rank 0 has read. A rank that does not find
-its own mark ignores that plan and answers the next announcement.
+A store may contain the entries of an earlier, possibly aborted meeting, for example in a file that is used again, or if
+a process creates its groups again. So a rank ignores a call whose plan, or failure, was there before its own answer,
+and waits for the next call.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 
 from torch.distributed import Store
 
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import BackendUnavailable, CollectiveTimeout
 from rankwise.contract.job import Job
-from rankwise.contract.own_address import REMEDY, own_address
+from rankwise.contract.own_address import own_address
 from rankwise.contract.settings import Settings
 from rankwise.initialize import connect, locality
+from rankwise.meeting.gathering import ANSWER, PATIENCE, lead, opened, ranks_late
+from rankwise.meeting.store import Missing
+from rankwise.meeting.torch_store import TorchStore
 
 SEVERAL_HOSTS = "hierarchical"
 
@@ -36,24 +36,18 @@ SEVERAL_HOSTS = "hierarchical"
 class Plan:
     """Rank 0's decisions: the backend, the job's name, and a secret of its ranks.
 
-    marks: the marks of all ranks but rank 0 in this meeting, in the order of the ranks. host, port: the
-    address at which rank 0 serves a store for the backend, if the ranks are on several hosts. inherited:
-    whether these are the ranks of `rankwise run`, which use the launcher's segment and so learn how a
-    rank ended. part: the group's number in the default group's memory, if all its ranks share that
-    memory. out_of_memory, no_address: why there is no group, if rank 0 could not create it in that memory, or
-    has no address for the other hosts.
+    host, port: the address at which rank 0 serves a store for the backend, if the ranks are on several hosts.
+    inherited: whether these are the ranks of `rankwise run`, which use the launcher's segment and so learn how a
+    rank ended. part: the group's number in the default group's memory, if all its ranks share that memory.
     """
 
     backend: str
     id: str
     secret: str
-    marks: list[str]
     host: str = ""
     port: int = 0
     inherited: bool = False
     part: int | None = None
-    out_of_memory: str = ""
-    no_address: str = ""
 
 
 def meet(
@@ -73,37 +67,34 @@ def meet(
     if size == 1:
         return connect(Job(launcher="torch.distributed"), "solo", timeout)
     settings = Settings.read()
-    end = time.monotonic() + timeout
-    if rank == 0:
-        call = secrets.token_hex(8)
-        store.set("call", call)
-        answers = _read(store, {other: _answer_key(call, other) for other in range(1, size)}, timeout, end)
-        marks, places = zip(*map(json.loads, answers), strict=True)
-        plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16), list(marks))
+    end, late = time.monotonic() + timeout, ranks_late(timeout)
+    own = TorchStore(lambda: store)
+
+    def decide(localities: list[bytes]) -> bytes:
+        """The plan. Raises MemoryError or BackendUnavailable if there can be no group."""
+        plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16))
+        fits = _fits(settings, rank, size)
         try:
             part = parent.make_part(ranks) if parent is not None else None
-            if part is not None:
-                plan = replace(plan, part=part)
-            elif set(places) == {locality()}:
-                here = settings.local_world_size in (None, size)
-                plan = replace(plan, inherited=here and _fits(settings, rank, size))
-            else:
-                fits = _fits(settings, rank, size)
-                plan = replace(plan, backend=SEVERAL_HOSTS, host=_address(), port=_free_port(), inherited=fits)
-        except (MemoryError, BackendUnavailable) as error:  # the others must not wait for a plan
-            if isinstance(error, MemoryError):
-                plan = replace(plan, out_of_memory=f"rank 0 could not make the group: {error}")
-            else:
-                plan = replace(plan, no_address=error.missing)
-            store.set(_plan_key(call), json.dumps(asdict(plan)))
-            raise
-        store.set(_plan_key(call), json.dumps(asdict(plan)))
-    else:
-        plan = _answer(store, rank, timeout, end)
-        if plan.out_of_memory:
-            raise MemoryError(plan.out_of_memory)
-        if plan.no_address:
-            raise BackendUnavailable(SEVERAL_HOSTS, plan.no_address, REMEDY)
+        except MemoryError as error:
+            raise MemoryError(f"rank 0 could not make the group: {error}") from error
+        if part is not None:
+            plan = replace(plan, part=part)
+        elif len(set(localities)) == 1:
+            plan = replace(plan, inherited=fits and settings.local_world_size in (None, size))
+        else:
+            plan = replace(plan, backend=SEVERAL_HOSTS, host=_address(), port=_free_port(), inherited=fits)
+        return json.dumps(asdict(plan)).encode()
+
+    mine = locality().encode()
+    try:
+        if rank == 0:
+            answer = lead(own.under(str(own.add("call", 1))), {0: mine}, size, end, late, decide)
+        else:
+            answer = opened(_answered(own, rank, mine, end + PATIENCE))
+    except (Missing, ConnectionError) as error:
+        raise late([0], str(error)) from error
+    plan = Plan(**json.loads(answer))
     if plan.part is not None and parent is not None:
         comm = parent.take_part(plan.part)
         comm.timeout = timeout
@@ -146,51 +137,21 @@ def _free_port() -> int:
     return port
 
 
-def _answer_key(call: str, rank: int) -> str:
-    return f"{call} rank {rank}"
-
-
-def _plan_key(call: str) -> str:
-    return f"{call} plan"
-
-
-def _answer(store: Store, rank: int, timeout: float, end: float) -> Plan:
-    """Off rank 0: answer its call, and each later one, until there is a plan that was made of the answer."""
-    mark = secrets.token_hex(8)
-    call = _read(store, {0: "call"}, timeout, end)[0]
-    answered = ""
-    pause = _SHORTEST_PAUSE
+def _answered(store: TorchStore, rank: int, mine: bytes, end: float) -> bytes:
+    """Off rank 0: answer its call, and each later one, until one of them has been answered in turn."""
+    answered, pause = b"", _SHORTEST_PAUSE
     while True:
-        if call != answered:
-            store.set(_answer_key(call, rank), json.dumps([mark, locality()]))
-            answered = call
-        if store.check([_plan_key(call)]):
-            plan = Plan(**json.loads(store.get(_plan_key(call))))
-            if plan.marks[rank - 1] == mark:
-                return plan
+        call = store.get("call", end)
+        part = store.under(call.decode())
+        if call != answered and not (stale := part.check([ANSWER])):
+            part.set(str(rank), mine)
+        answered = call
+        if not stale and (answer := part.find(ANSWER)) is not None:
+            return answer
         if time.monotonic() > end:
-            raise _missing([0], timeout)
+            raise Missing([ANSWER])
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-        call = store.get("call").decode()
 
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 20e-3  # seconds
-
-
-def _read(store: Store, keys: dict[int, str], timeout: float, end: float) -> list[str]:
-    """The values of `keys`, each of which the rank that it is given for writes, once they are all there."""
-    try:
-        store.wait(list(keys.values()), timedelta(seconds=max(0.001, end - time.monotonic())))
-    except RuntimeError as error:
-        raise _missing([rank for rank, key in keys.items() if not store.check([key])], timeout) from error
-    return [store.get(key).decode() for key in keys.values()]
-
-
-def _missing(ranks: list[int], timeout: float) -> CollectiveTimeout:
-    return CollectiveTimeout(
-        f"init: ranks {ranks} did not join within {timeout:g} s",
-        limit=timeout,
-        missing=tuple(ranks),
-        operation="init",
-    )
