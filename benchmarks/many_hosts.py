@@ -34,10 +34,10 @@ import rankwise as rw
 from rankwise.backends import registry
 from rankwise.backends.composed.opening import packed
 from rankwise.backends.gloo.meeting import gather
-from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.backends.gloo.roster import shortened
 from rankwise.contract.job import Job
 from rankwise.meeting.torch_store import TorchStore
+from rankwise.system.process_identity import ProcessIdentity
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "backends"))
 from counting_store import CountingStore

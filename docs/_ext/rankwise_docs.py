@@ -62,7 +62,7 @@ class CommandHelp(SphinxDirective):
 
 def variables() -> dict[str, str]:
     """Each variable of `Settings`, and its description."""
-    from rankwise.contract.settings import Settings
+    from rankwise.system.settings import Settings
 
     found: dict[str, list[str]] = {}
     name = ""

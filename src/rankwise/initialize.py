@@ -11,16 +11,16 @@ from typing import Any
 
 from rankwise import _native
 from rankwise.backends import registry
-from rankwise.contract import failure_report, tuning_file
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, UnsupportedError
 from rankwise.contract.job import Job
-from rankwise.contract.membership import Membership
 from rankwise.contract.public import public
-from rankwise.contract.settings import Settings
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.group import Group
 from rankwise.launch.environment import find_job
+from rankwise.system import failure_report, tuning_file
+from rankwise.system.membership import Membership
+from rankwise.system.settings import Settings
 
 _default: Group | None = None
 _of_threads: dict[int, Group | None] = {}  # the default groups of threads that are ranks of their own
@@ -133,7 +133,7 @@ def locality() -> str:
     """The locality of this process: equal for processes that can share memory and watch each other."""
     import json
 
-    from rankwise.backends.native import locality
+    from rankwise.system import locality
 
     return json.dumps(locality.locality())
 

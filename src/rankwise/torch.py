@@ -26,7 +26,7 @@ def register() -> None:
     """
     from torch import distributed
 
-    from rankwise.contract.settings import torch_as
+    from rankwise.system.settings import torch_as
 
     if not distributed.is_available() or hasattr(distributed.Backend, NAME.upper()):
         return

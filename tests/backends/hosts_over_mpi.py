@@ -13,10 +13,10 @@ import sys
 from rankwise.backends.hierarchical import communicator as hierarchical
 from rankwise.backends.hierarchical.communicator import HierarchicalCommunicator
 from rankwise.backends.mpi.communicator import MpiCommunicator
-from rankwise.backends.native import locality
-from rankwise.contract.settings import Settings
 from rankwise.group.group import Group
 from rankwise.launch.environment import find_job
+from rankwise.system import locality
+from rankwise.system.settings import Settings
 from rankwise.testing.conformance import show_report
 from rankwise.testing.suite import check_group
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from typing import Any
 
-from rankwise.backends.native import locality
+from rankwise.system import locality
 
 Body = Callable[[int], Iterator[Any]]  # rank -> values that JSON can represent
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import rankwise as rw
-from rankwise.contract.settings import Settings
 from rankwise.group import guessed_names
 from rankwise.group.group import Group
+from rankwise.system.settings import Settings
 from rankwise.tools.cli import COMMANDS
 from snippets import ROOT, Snippet, file_name, read, write_files
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.contract.settings import STATE_MEMFD
 from rankwise.elastic import State, memory
+from rankwise.system.settings import STATE_MEMFD
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.contract.topology import parse_cpus
 from rankwise.launch.binding import places, remark
 from rankwise.launch.local import usable_cores
+from rankwise.system.topology import parse_cpus
 
 
 def machine(folder: Path, nodes: list[str], siblings: list[str]) -> str:

@@ -12,8 +12,8 @@ import pytest
 from rankwise.backends.native import shm
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.job import Job
-from rankwise.contract.settings import Settings
 from rankwise.launch.environment import find_job, starting_process
+from rankwise.system.settings import Settings
 
 ALONE = Settings({})
 

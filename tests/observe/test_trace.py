@@ -14,8 +14,8 @@ from itertools import pairwise
 import pytest
 
 import rankwise as rw
-from rankwise.contract.settings import SPANS_MEMFD
 from rankwise.observe import trace
+from rankwise.system.settings import SPANS_MEMFD
 
 
 @pytest.fixture

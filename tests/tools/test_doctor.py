@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from rankwise.contract.tuning_file import Measured, TuningFile, cpu_name, save
+from rankwise.system.tuning_file import Measured, TuningFile, cpu_name, save
 from rankwise.tools.doctor import command, containers
 from rankwise.tools.doctor.facts import FACTS, facts
 from rankwise.tools.doctor.trials import FOR, Trial, trials

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rankwise.contract.topology import parse_cpus
 from rankwise.observe import jobs
+from rankwise.system.topology import parse_cpus
 
 RANKWISE = [sys.executable, "-m", "rankwise"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankwise import _native
-from rankwise.contract.tuning_file import cpu_name, load, path_of
+from rankwise.system.tuning_file import cpu_name, load, path_of
 
 QUICK = ("--time", "0.001")
 

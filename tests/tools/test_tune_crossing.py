@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwise import _native
-from rankwise.contract.tuning_file import NEVER
+from rankwise.system.tuning_file import NEVER
 from rankwise.tools.tune.crossing import RULES, Costs, Rule, algorithms_at, blocks, points, rules, size_of, threshold
 
 FROM = Rule("from", ("a",), ("slow", "staged"), ("direct",), 1024, 16384)

@@ -297,7 +297,7 @@ def error_of(failure: Failure) -> RankwiseError:
 
 
 def _note(error: PeerLostError | MismatchError | CollectiveTimeout) -> None:
-    from rankwise.contract import failure_report
+    from rankwise.system import failure_report
 
     failure_report.note(error.failure)
 

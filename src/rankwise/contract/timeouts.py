@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 
 from rankwise.contract.errors import shown
-from rankwise.contract.settings import LONGEST_TIMEOUT, TIMEOUT, is_timeout
+from rankwise.system.settings import LONGEST_TIMEOUT, TIMEOUT, is_timeout
 
 
 def check_timeout(seconds: float) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rankwise._native import available_memory
-from rankwise.contract.settings import STATE_MEMFD
+from rankwise.system.settings import STATE_MEMFD
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.failure import LOST, TIMEOUT, Failure, failure_behind
-from rankwise.contract.membership import DONE
 from rankwise.elastic.state import Resumption, State
 from rankwise.group.group import Group
 from rankwise.initialize import init
+from rankwise.system.membership import DONE
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,9 +17,9 @@ from rankwise.arrays import dtypes
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import target
 from rankwise.contract.errors import ClosedError, RankwiseError
-from rankwise.contract.settings import STATE_MEMFD, Settings, is_memory
 from rankwise.elastic.memory import Bytes, CommitMemory
 from rankwise.group.group import Group
+from rankwise.system.settings import STATE_MEMFD, Settings, is_memory
 
 
 @dataclass(frozen=True)

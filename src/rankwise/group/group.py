@@ -15,7 +15,6 @@ import numpy as np
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import MismatchError
-from rankwise.contract.membership import LEFT_OUT, MEMBER, Membership
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout, check_wait
 from rankwise.group.base import integer_64
@@ -30,6 +29,7 @@ from rankwise.group.recovery import Recovery
 from rankwise.group.scan import Scans
 from rankwise.group.streams import GroupStream
 from rankwise.group.vector import VectorCollectives
+from rankwise.system.membership import LEFT_OUT, MEMBER, Membership
 
 
 @public

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
-from rankwise.contract.topology import SYSTEM, CpuSet, cores, nodes
+from rankwise.system.topology import SYSTEM, CpuSet, cores, nodes
 
 
 def places(bind: str, n: int, system: str = SYSTEM, allowed: Collection[int] | None = None) -> list[CpuSet]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rankwise.contract.job import Job
-from rankwise.contract.settings import Settings, integer
+from rankwise.system.settings import Settings, integer
 
 Environment = Mapping[str, str]
 

@@ -21,8 +21,6 @@ from types import TracebackType
 from rankwise._native import Segment, SegmentView
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
-from rankwise.contract.membership import DONE, LEFT_OUT, Membership
-from rankwise.contract.settings import FAILURES_MEMFD, SPANS_MEMFD, STATE_MEMFD
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
@@ -31,6 +29,8 @@ from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
 from rankwise.launch.rank_process import RankProcess, leave_terminal, placed
 from rankwise.launch.watchdog import Watchdog
+from rankwise.system.membership import DONE, LEFT_OUT, Membership
+from rankwise.system.settings import FAILURES_MEMFD, SPANS_MEMFD, STATE_MEMFD
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
@@ -454,8 +454,8 @@ class LocalJob:
 
     def _read_failure(self, rank: RankProcess) -> None:
         """What the rank has reported. If it ended for its own reasons after its last operation failed, that counts."""
-        from rankwise.contract import failure_report  # imports dataclasses, which take time
         from rankwise.contract.failure import ERROR
+        from rankwise.system import failure_report  # imports dataclasses, which take time
 
         report = failure_report.read(self._failures, rank.number)
         failure_report.forget(self._failures, rank.number)

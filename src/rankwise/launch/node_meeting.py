@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 from rankwise.contract.ranks import ranks_in_words
-from rankwise.contract.settings import Settings
 from rankwise.launch.nodes import Address, Nodes
 from rankwise.meeting.connection import Connection, kept_alive
 from rankwise.meeting.gathering import Late, join, lead, opened
 from rankwise.meeting.served_store import StoreClient, StoreServer
+from rankwise.system.settings import Settings
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from rankwise._native import end_with
-from rankwise.contract.settings import Settings
+from rankwise.system.settings import Settings
 
 RESULT, ERROR = b"R", b"E"
 """The first byte of a rank's report. After it comes the pickled result, or a pickle of the pickled error and its

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankwise._native import Operation, RankState, SegmentView
-from rankwise.contract.signals import signal_name
+from rankwise.system.signals import signal_name
 
 _NAME = "/memfd:rankwise "  # the kernel appends "(deleted)"
 

@@ -10,7 +10,7 @@ import time
 from contextlib import ContextDecorator
 from types import TracebackType
 
-from rankwise.contract.settings import SPANS_MEMFD, Settings, is_memory
+from rankwise.system.settings import SPANS_MEMFD, Settings, is_memory
 
 _MOST = 5_000  # spans buffered in memory
 _LIMIT = 200_000  # spans that a process may record; later ones are dropped

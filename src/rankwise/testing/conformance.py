@@ -13,9 +13,9 @@ import os
 import sys
 
 from rankwise.backends import registry
-from rankwise.contract.settings import Settings
 from rankwise.initialize import init
 from rankwise.launch.environment import find_job
+from rankwise.system.settings import Settings
 from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.ranks import close_pools
 from rankwise.testing.suite import Report, check_backend, check_group

@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
-from rankwise.contract.settings import Settings
 from rankwise.group.group import Group
 from rankwise.initialize import rank_of_this_thread
+from rankwise.system.settings import Settings
 
 T = TypeVar("T")
 

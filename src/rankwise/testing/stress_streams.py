@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays.ops import premul_sum
-from rankwise.contract.settings import Settings
 from rankwise.contract.work import Work
 from rankwise.group.group import Group
 from rankwise.group.streams import Stream
 from rankwise.initialize import init
 from rankwise.launch.environment import find_job
+from rankwise.system.settings import Settings
 from rankwise.testing.ranks import close_pools, run_ranks
 
 Array = np.ndarray[Any, Any]

@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 
-from rankwise.backends.native import locality, rendezvous
+from rankwise.backends.native import rendezvous
 from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.observe.jobs import running_jobs
+from rankwise.system import locality
 from seccomp import NUMBERS
 
 TESTS = Path(__file__).parents[2]

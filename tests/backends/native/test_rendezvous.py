@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 
 from rankwise._native import Segment
-from rankwise.backends.native import locality, rendezvous
+from rankwise.backends.native import rendezvous
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.meeting.served_store import NONCE, PROOF
+from rankwise.system import locality
 
 
 def jobs(world_size: int, **other: Any) -> list[Job]:

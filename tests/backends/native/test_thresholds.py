@@ -13,7 +13,7 @@ import pytest
 
 import rankwise as rw
 from rankwise import _native
-from rankwise.contract.tuning_file import NEVER, cpu_name, path_of
+from rankwise.system.tuning_file import NEVER, cpu_name, path_of
 from rankwise.testing import RanksFailed, run_ranks
 
 PROGRAM = """

@@ -99,7 +99,7 @@ def test_the_backend_is_there_without_an_import() -> None:
 
 def test_ranks_on_several_hosts(on_ranks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def body(rank: int, size: int) -> str:
-        from rankwise.backends.native import locality
+        from rankwise.system import locality
 
         dist = torch.distributed
         store = dist.distributed_c10d._get_default_store()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rankwise.backends.gloo.bounded_store import BoundedStore
-from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.contract.errors import MismatchError, PeerLostError
 from rankwise.contract.ranks import ranks_in_words
+from rankwise.system.process_identity import ProcessIdentity
 
 T = TypeVar("T")
 

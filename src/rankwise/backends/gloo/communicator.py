@@ -35,16 +35,16 @@ from rankwise.backends.gloo.failure_record import FailureRecord, reason
 from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.peers import GlooPeers
-from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.backends.gloo.roster import Gather, Roster
 from rankwise.backends.gloo.standing import StandingExchange
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.operations import Call
-from rankwise.contract.settings import Settings
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.meeting.torch_store import TorchStore
+from rankwise.system.process_identity import ProcessIdentity
+from rankwise.system.settings import Settings
 
 CONNECTING = 10.0  # seconds within which the survivors of a group, which have just agreed, connect
 

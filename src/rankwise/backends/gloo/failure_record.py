@@ -11,10 +11,10 @@ from rankwise.backends.composed import calls
 from rankwise.backends.composed.comparing import log
 from rankwise.backends.gloo.agreement import Agreements
 from rankwise.backends.gloo.bounded_store import BoundedStore
-from rankwise.backends.gloo.process_identity import ProcessIdentity
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, error_of
 from rankwise.contract.failure import Failure
 from rankwise.meeting.torch_store import TorchStore
+from rankwise.system.process_identity import ProcessIdentity
 
 REPORTS = 1.0  # seconds within which the surviving ranks announce where they are, after a failure
 POLL = 0.005  # seconds between two requests to the store

@@ -26,11 +26,11 @@ from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
 from rankwise.contract.job import Job
-from rankwise.contract.own_address import own_address
-from rankwise.contract.settings import Settings
 from rankwise.meeting.gathering import PATIENCE, failed, follow, lead, met, opened, ranks_late
 from rankwise.meeting.store import Missing, Store
 from rankwise.meeting.torch_store import OnFirstUse, TorchStore
+from rankwise.system.own_address import own_address
+from rankwise.system.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

@@ -42,14 +42,15 @@ from rankwise.backends.hierarchical import one_lane
 from rankwise.backends.hierarchical.hosts import Layout, cut, moves
 from rankwise.backends.hierarchical.neighbours import locality_mark, log_neighbour
 from rankwise.backends.hierarchical.p2p import Channel
-from rankwise.backends.native import locality, shm
+from rankwise.backends.native import shm
 from rankwise.backends.native.communicator import EngineCommunicator, join
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.failure import ERROR, LOST, Failure
 from rankwise.contract.job import Job
-from rankwise.contract.settings import Settings
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
+from rankwise.system import locality
+from rankwise.system.settings import Settings
 
 T = TypeVar("T")
 

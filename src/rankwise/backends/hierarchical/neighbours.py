@@ -9,7 +9,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 
-from rankwise.backends.native.locality import REMEDIES
+from rankwise.system.locality import REMEDIES
 
 _WHOLE, _PART = 32, 4  # bytes of a digest
 

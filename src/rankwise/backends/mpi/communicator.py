@@ -32,9 +32,9 @@ from rankwise.backends.mpi.watchdog import WATCHDOG
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
-from rankwise.contract.settings import Settings
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
+from rankwise.system.settings import Settings
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -11,15 +11,15 @@ from typing import TypeVar
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.native.works import EngineCall, EngineMessageWork, EngineReceives, EngineWork
-from rankwise.contract import topology, tuning_file
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.message import Message
 from rankwise.contract.operations import BARRIER, OPERATIONS, Call, Operation
-from rankwise.contract.settings import Settings
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
+from rankwise.system import topology, tuning_file
+from rankwise.system.settings import Settings
 
 T = TypeVar("T")
 

@@ -27,13 +27,13 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from rankwise import _native
-from rankwise.backends.native import locality
 from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
-from rankwise.contract.settings import Settings
 from rankwise.meeting.connection import close_all
 from rankwise.meeting.gathering import ANSWER, join, lead, opened, ranks_late
 from rankwise.meeting.served_store import StoreClient, StoreServer
+from rankwise.system import locality
+from rankwise.system.settings import Settings
 
 _RETRY = 0.01  # seconds between two attempts to listen
 _HINT = (

@@ -41,10 +41,10 @@ from rankwise.contract.errors import (
 from rankwise.contract.job import Job
 from rankwise.contract.message import Message
 from rankwise.contract.operations import Call
-from rankwise.contract.settings import Settings
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Completed, Work
+from rankwise.system.settings import Settings
 
 T = TypeVar("T")
 

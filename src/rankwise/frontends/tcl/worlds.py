@@ -16,11 +16,11 @@ import rankwise as rw
 from rankwise.arrays import dtypes
 from rankwise.arrays.ops import Op, resolve
 from rankwise.contract.job import Job
-from rankwise.contract.settings import Settings
 from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.value_types import BACKENDS
 from rankwise.launch.environment import find_job
+from rankwise.system.settings import Settings
 
 PORT = 29500
 """The default port of distributed_init, which is also torch's."""

@@ -22,12 +22,12 @@ from torch.distributed import Store
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
-from rankwise.contract.own_address import own_address
-from rankwise.contract.settings import Settings
 from rankwise.initialize import connect, locality
 from rankwise.meeting.gathering import ANSWER, PATIENCE, lead, opened, ranks_late
 from rankwise.meeting.store import Missing
 from rankwise.meeting.torch_store import TorchStore
+from rankwise.system.own_address import own_address
+from rankwise.system.settings import Settings
 
 SEVERAL_HOSTS = "hierarchical"
 

@@ -10,10 +10,10 @@ from torch.distributed import distributed_c10d
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
-from rankwise.contract.membership import LEFT_OUT, Membership
 from rankwise.contract.ranks import ranks_in_words
-from rankwise.contract.settings import Settings
 from rankwise.frontends.torch.core import Core
+from rankwise.system.membership import LEFT_OUT, Membership
+from rankwise.system.settings import Settings
 
 MAKES_THE_GROUP = "_create_shrunk_process_group"
 """The function of torch's that makes the new group, which `opening` replaces for groups of rankwise."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rankwise._native import algorithms
-from rankwise.contract import topology
-from rankwise.contract.settings import Settings
+from rankwise.system import topology
+from rankwise.system.settings import Settings
 from rankwise.tools.bench.cases import size_name
 from rankwise.tools.bench.report import OURS, number
 from rankwise.tools.bench.timing import Measurement

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from rankwise.contract.tuning_file import cpu_name
+from rankwise.system.tuning_file import cpu_name
 from rankwise.tools.bench.cases import OPERATIONS, size_name
 from rankwise.tools.bench.timing import Measurement
 from rankwise.tools.layout import width

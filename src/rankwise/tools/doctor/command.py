@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rankwise.contract.settings import TIMEOUT, Settings, is_timeout
 from rankwise.launch.environment import find_job
+from rankwise.system.settings import TIMEOUT, Settings, is_timeout
 from rankwise.tools.cli import Parser
 from rankwise.tools.doctor.facts import Fact, facts
 from rankwise.tools.doctor.trials import FOR, Trial, trials

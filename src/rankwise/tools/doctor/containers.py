@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rankwise.contract.settings import Settings
+from rankwise.system.settings import Settings
 
 LIMIT = 10.0  # seconds that a trial of two processes may take
 

@@ -16,9 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rankwise._native import thresholds
-from rankwise.contract import topology, tuning_file
-from rankwise.contract.settings import Settings
 from rankwise.launch.local import usable_cores
+from rankwise.system import topology, tuning_file
+from rankwise.system.settings import Settings
 from rankwise.tools.doctor import containers
 
 LIMIT = 10.0  # seconds that another program may take to report its version

@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rankwise._native import thresholds
-from rankwise.contract.tuning_file import NEVER, NONE, Measured, TuningFile, load, path_of, save
 from rankwise.launch.local import usable_cores
+from rankwise.system.tuning_file import NEVER, NONE, Measured, TuningFile, load, path_of, save
 from rankwise.tools.bench import peers
 from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, bound, launches, level, nodes
 from rankwise.tools.bench.cases import OPERATIONS, size_name

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rankwise.contract.tuning_file import NEVER
+from rankwise.system.tuning_file import NEVER
 from rankwise.tools.bench.cases import OPERATIONS
 
 GAIN = 1.05  # a threshold moves only if the calls whose algorithm changes become this much faster on average

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rankwise.contract.settings import Settings
+from rankwise.system.settings import Settings
 
 # What two localities may differ in, and what to do about it.
 REMEDIES = {

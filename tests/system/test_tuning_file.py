@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rankwise.contract import tuning_file
-from rankwise.contract.tuning_file import NEVER, Measured, TuningFile, in_force, load, path_of, save
+from rankwise.system import tuning_file
+from rankwise.system.tuning_file import NEVER, Measured, TuningFile, in_force, load, path_of, save
 
 NAMES = {"own_cores": {"flat_reduce": 16384, "put_all_gather": 1 << 20}, "shared_cores": {"flat_reduce": 16384}}
 RIGHT: dict[str, Any] = {

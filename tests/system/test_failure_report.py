@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankwise.contract import failure_report
 from rankwise.contract.failure import ERROR, LOST, MISMATCH, Failure
-from rankwise.contract.failure_report import Report
-from rankwise.contract.settings import FAILURES_MEMFD
+from rankwise.system import failure_report
+from rankwise.system.failure_report import Report
+from rankwise.system.settings import FAILURES_MEMFD
 
 LAST = 1023  # the last rank that one host can have
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rankwise.contract.failure import ERROR, LOST, AtRank, Failure, failure_behind
-from rankwise.contract.settings import failures_place
+from rankwise.system.settings import failures_place
 
 ROOM = 1 << 20  # bytes of a rank's report
 LONGEST = 300  # characters of an exception's text

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rankwise.contract.settings import Settings
+from rankwise.system.settings import Settings
 
 SWITCHES = {
     "RANKWISE_ALLOW_PICKLE": "allow_pickle",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from rankwise.contract.settings import MEMBERSHIP_MEMFD, Settings, is_memory
+from rankwise.system.settings import MEMBERSHIP_MEMFD, Settings, is_memory
 
 MEMBER, LEFT_OUT, DONE = range(3)
 """What is noted about a rank: it may meet the others again; the others have gone on without it, because it was lost or

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankwise.backends.native.locality import boot_id, pid_namespace
+from rankwise.system.locality import boot_id, pid_namespace
 
 
 @dataclass(frozen=True)

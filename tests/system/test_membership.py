@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from rankwise.contract.membership import DONE, LEFT_OUT, MEMBER, Membership
-from rankwise.contract.settings import Settings
+from rankwise.system.membership import DONE, LEFT_OUT, MEMBER, Membership
+from rankwise.system.settings import Settings
 
 
 @pytest.fixture

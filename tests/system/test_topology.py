@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.contract.topology import cores, cpus_text, last_level_caches, nodes, own_node, parse_cpus
+from rankwise.system.topology import cores, cpus_text, last_level_caches, nodes, own_node, parse_cpus
 
 ALL = frozenset(range(8))
 

@@ -1,0 +1,1 @@
+"""What surrounds this process: its environment, files, addresses, CPUs and signals."""
