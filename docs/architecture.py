@@ -20,6 +20,7 @@ TEXTS = {
     "wrappers": "checked, traced",
     "backends": "shm, gloo, mpi, nccl, …",
     "arrays": "any array as a buffer",
+    "system": "variables, CPUs, files",
     "contract": "the interface between them",
     NATIVE: "the engine, in C++",
 }

@@ -1,8 +1,8 @@
 """The rooms import each other only along the arrows, light modules import nothing heavy, files stay short.
 
 frontends, tools, elastic -> overlap -> group -> arrays -> contract <- backends -> native
-                           frontends, launch, backends -> meeting -> contract
-                                                          observe -> contract
+                 frontends, launch, backends -> meeting -> system -> contract
+                                         group, observe -> system
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ LONGEST_FILE = 600  # lines
 MAY_IMPORT = {
     "contract": set(),
     "arrays": {"contract"},
-    "group": {"contract", "arrays"},
-    "launch": {"contract", "meeting"},
-    "meeting": {"contract"},
-    "observe": {"contract"},
-    "backends": {"contract", "meeting", "_native"},
+    "group": {"contract", "arrays", "system"},
+    "launch": {"contract", "system", "meeting"},
+    "system": {"contract"},
+    "meeting": {"contract", "system"},
+    "observe": {"contract", "system"},
+    "backends": {"contract", "system", "meeting", "_native"},
     "wrappers": {"contract", "backends", "_native"},
     "overlap": {"contract", "arrays", "group", "rankwise"},
-    "elastic": {"contract", "arrays", "group", "rankwise"},
-    "frontends": {"contract", "meeting", "arrays", "group", "launch", "overlap", "rankwise"},
-    "tools": {"contract", "arrays", "group", "launch", "observe", "overlap", "rankwise"},
-    "testing": {"contract", "arrays", "group", "launch", "backends", "_native", "rankwise"},
+    "elastic": {"contract", "system", "arrays", "group", "rankwise"},
+    "frontends": {"contract", "system", "meeting", "arrays", "group", "launch", "overlap", "rankwise"},
+    "tools": {"contract", "system", "arrays", "group", "launch", "observe", "overlap", "rankwise"},
+    "testing": {"contract", "system", "arrays", "group", "launch", "backends", "_native", "rankwise"},
     # The package's own __init__.py.
-    "rankwise": {"contract", "arrays", "group", "launch", "observe", "overlap", "elastic", "testing"},
+    "rankwise": {"contract", "system", "arrays", "group", "launch", "observe", "overlap", "elastic", "testing"},
 }
-STANDARD_LIBRARY_ONLY = {"contract", "meeting"}  # besides what they may import of rankwise
+STANDARD_LIBRARY_ONLY = {"contract", "system", "meeting"}  # besides what they may import of rankwise
 # This file joins the group level with the backends.
 JOINS = {"initialize.py"}
 TOP = {"__init__.py", "initialize.py", "module_functions.py", "trace.py"}

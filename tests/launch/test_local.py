@@ -55,6 +55,8 @@ LOST = """
 import os, sys, time
 from pathlib import Path
 import rankwise as rw
+from rankwise.system import failure_report
+failure_report.reporter()  # as in rw.init
 if os.environ["RANKWISE_RANK"] == "1":
     while not Path("pid").exists() or "Z" not in Path(f"/proc/{Path('pid').read_text()}/stat").read_text():
         time.sleep(0.01)

@@ -16,7 +16,7 @@ from rankwise.system.settings import FAILURES_MEMFD
 
 LAST = 1023  # the last rank that one host can have
 
-BEGIN = "import os, sys\nfrom rankwise.contract import failure_report\nfailure_report.reporter()\n"
+BEGIN = "import os, sys\nfrom rankwise.system import failure_report\nfailure_report.reporter()\n"
 LOSS = "from rankwise.contract.errors import PeerLostError\nlost = PeerLostError('rank 1 was lost', rank=1)\n"
 
 
@@ -60,10 +60,6 @@ def test_the_last_failure_is_reported_without_an_exception(memory: int, end: str
     report = end_of(BEGIN + LOSS + end, memory)
     assert report.uncaught is None
     assert report.latest == Failure(LOST, "rank 1 was lost", to_blame=(1,))
-
-
-def test_an_error_alone_makes_the_process_report(memory: int) -> None:
-    assert end_of(LOSS + "raise lost", memory).uncaught == Failure(LOST, "rank 1 was lost", to_blame=(1,))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from rankwise.contract.public import public
 
 TYPE_CHECKING = False  # the launcher, which imports this file, needs no dataclasses unless something fails
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankwise.contract.failure import Failure
 
 
@@ -296,10 +298,13 @@ def error_of(failure: Failure) -> RankwiseError:
     return RankwiseError(failure.message)
 
 
-def _note(error: PeerLostError | MismatchError | CollectiveTimeout) -> None:
-    from rankwise.system import failure_report
+report_failure: Callable[[Failure], object] | None = None
+"""Told of each failure of a group, if a launcher reads what this process reports; see system/failure_report.py."""
 
-    failure_report.note(error.failure)
+
+def _note(error: PeerLostError | MismatchError | CollectiveTimeout) -> None:
+    if report_failure is not None:
+        report_failure(error.failure)
 
 
 def shown(value: object) -> str:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from numbers import Real
 
 from rankwise.contract.errors import shown
-from rankwise.system.settings import LONGEST_TIMEOUT, TIMEOUT, is_timeout
+
+LONGEST_TIMEOUT = 1e9
+"""Seconds, about 31 years. No wait is endless, and the clocks of all engines can add this much to the present time."""
+
+TIMEOUT = "a number of seconds above 0 and at most 10**9"
+"""What messages say was expected."""
+
+
+def is_timeout(seconds: float) -> bool:
+    """Whether an operation may be limited to so many seconds."""
+    return 0 < seconds <= LONGEST_TIMEOUT
 
 
 def check_timeout(seconds: float) -> float:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from rankwise.contract import errors
 from rankwise.contract.failure import ERROR, LOST, AtRank, Failure, failure_behind
 from rankwise.system.settings import failures_place
 
@@ -48,13 +49,6 @@ def forget(fd: int, rank: int) -> None:
     os.pwrite(fd, b"\0", rank * ROOM)
 
 
-def note(failure: Failure) -> None:
-    """A group of this process has failed. The failure of a message alone is not noted."""
-    mine = reporter()
-    if mine is not None and (failure.kind == LOST or failure.sequence > 0):
-        mine.latest = failure
-
-
 @lru_cache(1)
 def reporter() -> Reporter | None:
     """This process's reporter, which is made by the first call; None if no launcher reads it."""
@@ -68,7 +62,13 @@ class Reporter:
     def __init__(self, fd: int, rank: int) -> None:
         self.latest: Failure | None = None
         self._fd, self._rank, self._pid = fd, rank, os.getpid()
+        errors.report_failure = self.note
         atexit.register(self._write)
+
+    def note(self, failure: Failure) -> None:
+        """A group of this process has failed. The failure of a message alone is not noted."""
+        if failure.kind == LOST or failure.sequence > 0:
+            self.latest = failure
 
     def _write(self) -> None:
         if os.getpid() != self._pid:  # a fork, which is not the rank

@@ -6,6 +6,8 @@ import os
 import stat
 from collections.abc import Mapping
 
+from rankwise.contract.timeouts import TIMEOUT, is_timeout
+
 SPANS_MEMFD = "rankwise-spans"
 """The name of the memory behind RANKWISE_TRACE_FD, by which a rank recognises the descriptor."""
 
@@ -17,17 +19,6 @@ MEMBERSHIP_MEMFD = "rankwise-membership"
 
 FAILURES_MEMFD = "rankwise-failures"
 """The name of the memory behind RANKWISE_FAILURES_FD, likewise."""
-
-LONGEST_TIMEOUT = 1e9
-"""Seconds, about 31 years. No wait is endless, and the clocks of all engines can add this much to the present time."""
-
-TIMEOUT = "a number of seconds above 0 and at most 10**9"
-"""What messages say was expected."""
-
-
-def is_timeout(seconds: float) -> bool:
-    """Whether an operation may be limited to so many seconds."""
-    return 0 < seconds <= LONGEST_TIMEOUT
 
 
 def is_memory(fd: int | None, name: str) -> bool:

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
+from rankwise.contract.timeouts import TIMEOUT, is_timeout
 from rankwise.launch.limits import MOST_RANKS, too_few_files
 from rankwise.launch.local import LocalJob, adopt_orphans
 from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
-from rankwise.system.settings import TIMEOUT, Settings, is_timeout
+from rankwise.system.settings import Settings
 from rankwise.tools.cli import Parser
 from rankwise.tools.trace_policy import TracePolicy
 

@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from rankwise.contract.timeouts import TIMEOUT, is_timeout
 from rankwise.launch.environment import find_job
-from rankwise.system.settings import TIMEOUT, Settings, is_timeout
+from rankwise.system.settings import Settings
 from rankwise.tools.cli import Parser
 from rankwise.tools.doctor.facts import Fact, facts
 from rankwise.tools.doctor.trials import FOR, Trial, trials
