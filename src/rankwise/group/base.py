@@ -17,7 +17,7 @@ from rankwise.contract.errors import UnsupportedError, shown
 from rankwise.contract.message import ANY, Receives
 from rankwise.contract.operations import Call
 from rankwise.contract.types import DType
-from rankwise.contract.work import Work
+from rankwise.contract.work import Completed, Work
 from rankwise.group.receives import ReceiveQueue
 from rankwise.group.work import ArrayWork, Pending
 
@@ -43,6 +43,9 @@ class GroupBase:
         self.rank = comm.rank
         self.world_size = comm.world_size
         self._pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
+        self._sent = ArrayWork(Completed(), nothing, self._pending)
+        """The Work of every send that was complete when it had started: most short ones."""
+        self._sent.wait()
         self._queue = ReceiveQueue(comm) if comm.receives is None else None
         self._receives: Receives = self._queue or comm.receives  # type: ignore[assignment]  # one of them exists
         self._kept = [] if self._queue is None else self._queue.kept

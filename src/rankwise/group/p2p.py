@@ -111,7 +111,7 @@ class PointToPoint(GroupBase):
         """
         started = self._isend_array(x, dst, tag)
         if started is not None:
-            return ArrayWork(started, nothing, self._pending, self).started()
+            return self._sent if started.done() else ArrayWork(started, nothing, self._pending, self).started()
         return self._start_send(x, dst, tag).started()
 
     def _start_send(self, x: Any, dst: int | None, tag: int) -> ArrayWork[None]:
