@@ -138,10 +138,11 @@ struct ObjectBlock {
     }
     // The encoded object, or the length of the longest.
     nb::object get() const { return fits(bytes) && fits(longest) ? nb::object(nb::bytes(data, size_t(bytes))) : nb::object(nb::int_(longest)); }
-    // The object, if it is here and of basic types, else NotImplemented.
-    nb::object load(const nb::tuple& constructor) const {
+    // The object, if it is here and of basic types, else NotImplemented. own: this rank has encoded it.
+    nb::object load(const nb::tuple& constructor, bool own) const {
         const nb::object found = get();
-        return nb::isinstance<nb::bytes>(found) ? load_basic(found, constructor) : not_implemented();
+        if (!nb::isinstance<nb::bytes>(found)) return not_implemented();
+        return own ? Pickle::get().load(found) : load_basic(found, constructor);
     }
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
@@ -189,7 +190,7 @@ nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, n
     }
     const Calls calls(c, [&] { c.broadcast(&block, sizeof block, DType::U8, src); });
     if (sends && ObjectBlock::fits(block.longest)) return nb::borrow(object);
-    nb::object found = sends ? not_implemented() : block.load(constructor);
+    nb::object found = sends ? not_implemented() : block.load(constructor, false);
     return found.is(not_implemented()) ? rest(block.get(), sent) : found;
 }
 
@@ -206,7 +207,7 @@ nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::ha
     if (dst != c.rank() && all_fit) return nb::none();
     nb::list objects;
     for (const ObjectBlock& each : blocks) {
-        nb::object found = all_fit ? each.load(constructor) : not_implemented();
+        nb::object found = all_fit ? each.load(constructor, &each - blocks.data() == c.rank()) : not_implemented();
         if (found.is(not_implemented())) break;
         objects.append(found);
     }
@@ -235,7 +236,7 @@ nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb
     }
     ObjectBlock block;
     const Calls calls(c, [&] { c.scatter(blocks.data(), &block, sizeof block, DType::U8, src); });
-    nb::object found = block.load(constructor);
+    nb::object found = block.load(constructor, src == c.rank());
     return found.is(not_implemented()) ? rest(block.get(), sent) : found;
 }
 

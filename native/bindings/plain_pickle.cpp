@@ -83,20 +83,30 @@ constexpr auto kOpcodes = opcodes();
 }
 
 uint64_t little_endian(std::string_view bytes) {
+    if (bytes.size() == 1) return uint8_t(bytes[0]);
     uint64_t number = 0;
     for (size_t i = bytes.size(); i--;) number = number << 8 | uint8_t(bytes[i]);
     return number;
 }
 
-struct Value {
+class Value {
+public:
+    Value() = default;
+    Value(Kind k, int nested, std::string_view name = {}) : kind(k), depth(uint8_t(nested)), length_(uint8_t(std::min<size_t>(name.size(), UINT8_MAX))), text_(name.data()) {}
+    std::string_view text() const { return {text_, length_}; }  // its beginning, which is enough for a name
+
     Kind kind = Kind::kOther;
-    int depth = 0;  // exact for what cannot be changed; a list may get more items after it was put into another
-    std::string_view text{};
+    uint8_t depth = 0;  // exact for what cannot be changed; a list may get more items after it was put into another
+
+private:
+    uint8_t length_ = 0;
+    const char* text_ = nullptr;
 };
+static_assert(kMaxDepth < UINT8_MAX && sizeof(Value) == 16);
 
 // A name for a message: its beginning, in ASCII.
 std::string shown(const Value& name) {
-    std::string all(name.text.substr(0, 100));
+    std::string all(name.text().substr(0, 100));
     std::replace_if(all.begin(), all.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
     return all;
 }
@@ -146,7 +156,7 @@ private:
             else drop(1);
             break;
         case Does::kPopMark: drop(to_mark()); break;
-        case Does::kPush: push({opcode.kind, opcode.kind >= Kind::kList, data}); break;
+        case Does::kPush: stack_.emplace_back(opcode.kind, opcode.kind >= Kind::kList, data); break;
         case Does::kTuple: tuple(count(opcode)); break;
         case Does::kAdd: add(count(opcode), opcode.kind); break;
         case Does::kMemoize: memo_.push_back(top()); break;
@@ -166,7 +176,7 @@ private:
     }
 
     void tuple(size_t items) {
-        const int depth = 1 + depth_of(items);
+        const int depth = limited(1 + depth_of(items));
         drop(items);
         push({Kind::kOther, depth});
     }
@@ -175,14 +185,14 @@ private:
         const int depth = 1 + depth_of(items);
         drop(items);
         if (top().kind != to) invalid("adds items to a value that cannot have them");
-        top().depth = limited(std::max(top().depth, depth));
+        top().depth = uint8_t(limited(std::max<int>(top().depth, depth)));
     }
 
     void global() {
         const Value name = text(), module = text();
-        if (module.text != nb::cast<const char*>(constructor_[0]) || name.text != nb::cast<const char*>(constructor_[1]))
+        if (module.text() != nb::cast<const char*>(constructor_[0]) || name.text() != nb::cast<const char*>(constructor_[1]))
             not_plain("names " + shown(module) + "." + shown(name));
-        push({Kind::kConstructor});
+        push({Kind::kConstructor, 0});
     }
 
     void reduce() {
@@ -229,7 +239,7 @@ private:
         int deepest = 0;
         for (const Value& value : last(items)) {
             if (value.kind == Kind::kConstructor) invalid("has a constructor that it does not call");
-            deepest = std::max(deepest, value.depth);
+            deepest = std::max<int>(deepest, value.depth);
         }
         return deepest;
     }
@@ -239,10 +249,7 @@ private:
         return depth;
     }
 
-    void push(const Value& value) {
-        limited(value.depth);
-        stack_.push_back(value);
-    }
+    void push(const Value& value) { stack_.push_back(value); }
 
     std::string_view rest_;
     size_t after_frame_;  // how many bytes follow the present frame

@@ -39,6 +39,15 @@ template <class Take> std::optional<Arrival> Messages::take_short(int from, int 
     const auto lock = lock_requests();
     if (closing_ || group_.failed() || arrived_.first_for(from, tag)) return std::nullopt;
     const int first = from == kAny ? 0 : from, last = from == kAny ? n_ - 1 : from;
+    struct Waiting {
+        Messages* const messages;  // null if the progress thread does not sleep, and so needs no notice
+        explicit Waiting(Messages& m) : messages(m.thread_sleeps_ ? &m : nullptr) {
+            if (messages) messages->enter_wait();
+        }
+        ~Waiting() {
+            if (messages) messages->leave_wait();
+        }
+    } waiting(*this);
     for (int i = policy_.first_polls; i >= 0; --i) {
         for (int p = first; p <= last; ++p) {
             Channel* const c = p == rank_ ? nullptr : channel(p, rank_, false);

@@ -3,7 +3,7 @@
 //
 // A send copies at once into the ring what fits (eager). A thread that waits for a request makes progress on the rest,
 // and on receives without a message; so does a progress thread, which starts with the first request that no thread waits
-// for, and sleeps while there is nothing to move: senders wake it only while no other thread of this rank waits. A large message whose receive is already posted goes directly into the
+// for, and sleeps while there is nothing to move: senders wake it unless another thread of this rank waits, or has just waited. A large message whose receive is already posted goes directly into the
 // receiver's memory (rendezvous.cpp). Messages match by (source, tag) in the order sent. A message that arrives before its
 // receive is kept in this rank's private memory, so it never blocks the next one, and two ranks that send large messages
 // to each other both make progress.
@@ -173,7 +173,9 @@ private:
     // now: there is something to do at once.
     void ensure_thread(bool now = false);
     static void wake_progress(PeerSlot& peer_slot);
-    void publish_sleep();
+    void enter_wait();
+    void leave_wait();
+    void set_wakeable(bool now);
     bool may_progress() const;
     void run();
 
@@ -195,8 +197,11 @@ private:
     uint64_t arrivals_ = 0;
     ReachableRanges reachable_;                                   // guarded by mutex_
     std::condition_variable work_;
-    int waiting_ = 0;                                             // threads in wait_until
+    int waiting_ = 0;                                             // threads that wait for a message
+    bool waited_ = false;                                         // one has since the progress thread last looked
     bool thread_sleeps_ = false;                                  // the progress thread does, or will at once
+    bool wakeable_ = false;                                       // and peers wake it
+    bool parked_ = false;                                         // and the last thread to stop waiting does
     bool closing_ = false;                                        // then only who holds a lease touches the group's memory
     std::thread thread_;
 };

@@ -10,6 +10,10 @@ namespace {
 
 constexpr const char* kClosedTooEarly = "the communicator was closed before this request was complete";
 
+// How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round trips
+// beside 10,000 pending receives: 9 us without it, where every fifth message woke a progress thread.
+constexpr std::chrono::nanoseconds kStandAside = std::chrono::microseconds(500);
+
 std::string tag_text(int tag) { return tag == kAny ? "any tag" : "tag " + std::to_string(tag); }
 
 }  // namespace
@@ -69,14 +73,13 @@ template <class Done> bool Messages::wait_until(double timeout, Done&& done, Req
             since = now;
         }
     } timer(tracer_);
-    // While a thread waits for a request, reports say that this rank is in it; afterwards only if it is still pending. And
-    // while it waits, it moves what the progress thread would.
+    // While a thread waits for a request, reports say that this rank is in it; afterwards only if it is still pending.
     struct InForeground {
         Messages& messages;
         Request* const request;
         InForeground(Messages& m, Request* r, uint64_t since) : messages(m), request(r) {
             std::lock_guard lock(messages.mutex_);
-            if (++messages.waiting_ == 1) messages.publish_sleep();
+            messages.enter_wait();
             if (!request || request->complete_) return;
             request->waits_since_ = since;
             if (request->entry_) request->entry_->clear(kBackground);
@@ -84,10 +87,7 @@ template <class Done> bool Messages::wait_until(double timeout, Done&& done, Req
         }
         ~InForeground() {
             std::lock_guard lock(messages.mutex_);
-            if (--messages.waiting_ == 0) {
-                messages.publish_sleep();
-                if (messages.thread_sleeps_ && messages.may_progress()) wake_progress(messages.group_.peers[messages.rank_]);  // nobody did
-            }
+            messages.leave_wait();
             if (!request || !request->entry_) return;
             if (messages.group_.failed()) messages.end_trace(*request, true);
             else request->entry_->set(kBackground);
@@ -190,7 +190,23 @@ void Messages::wake_progress(PeerSlot& peer_slot) {
     futex_wake_all(peer_slot.progress_notifications);
 }
 
-void Messages::publish_sleep() { group_.peers[rank_].progress_sleeps.store(thread_sleeps_ && !waiting_); }
+// A thread that waits moves everything, so nobody wakes the progress thread meanwhile; nor soon after, since a program that
+// waits for one short message after another would be disturbed by it each time.
+void Messages::enter_wait() {
+    ++waiting_;
+    waited_ = true;
+    if (!wakeable_) return;
+    set_wakeable(false);
+    wake_progress(group_.peers[rank_]);  // so that it becomes wakeable again later
+}
+
+void Messages::leave_wait() {
+    if (--waiting_ == 0 && thread_sleeps_ && (parked_ || may_progress())) wake_progress(group_.peers[rank_]);
+}
+
+void Messages::set_wakeable(bool now) {
+    if (std::exchange(wakeable_, now) != now) group_.peers[rank_].progress_sleeps.store(now);
+}
 
 // Whether there may be something to move. Cheaper than progress(), and it throws nothing.
 bool Messages::may_progress() const {
@@ -211,7 +227,8 @@ void Messages::run() {
     std::unique_lock lock(mutex_);
     const auto set_sleeps = [&](bool sleeps) {
         thread_sleeps_ = sleeps;
-        publish_sleep();
+        parked_ = waiting_ > 0;
+        set_wakeable(sleeps && !std::exchange(waited_, parked_) && !parked_);
     };
     for (;;) {
         work_.wait(lock, [&] { return closing_ || pending(); });
@@ -230,8 +247,9 @@ void Messages::run() {
                 work_.wait(lock, [&] { return closing_; });
                 break;
             }
+            const bool parked = parked_, wakeable = wakeable_;
             lock.unlock();
-            futex_sleep(peer_slot.progress_notifications, seen, kLongestSleep);
+            futex_sleep(peer_slot.progress_notifications, seen, parked || wakeable ? std::chrono::nanoseconds(kLongestSleep) : kStandAside);
             lock.lock();
         }
         if (!closing_) set_sleeps(false);

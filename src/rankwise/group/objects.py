@@ -129,7 +129,9 @@ class ObjectCollectives(GroupBase):
                 for rank, (end, count, length) in enumerate(zip(ends, counts, lengths, strict=True)):
                     if length:
                         found[rank] = memory[end - count :][:length]
-        return [read(block, trusted, rank) for rank, block in enumerate(found)] if here else None
+        if not here:
+            return None
+        return [read(block, trusted or rank == self.rank, rank) for rank, block in enumerate(found)]
 
     def scatter_object(
         self,
@@ -182,7 +184,7 @@ class ObjectCollectives(GroupBase):
             self.comm.scatter_v(sent.ctypes.data, memory.ctypes.data, counts, DType.U8, src)
             self._sync()
             block = memory[: lengths[self.rank]]
-        return read(block, trusted, src)
+        return read(block, trusted or src == self.rank, src)
 
 
 Parts = Sequence[Any]
