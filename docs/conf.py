@@ -26,7 +26,7 @@ myst_heading_anchors = 4  # links to headings, as GitHub makes them
 intersphinx_mapping = {}
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # with their overloads, the signatures would be longer than the texts
+autodoc_typehints = "none"  # with their overloads, the signatures would be longer than the texts; the lists have types
 smartquotes = False  # in docstrings, quotes are those of the code
 default_role = "py:obj"  # what docstrings have in single backticks is code, and a link where it is a public name
 add_module_names = False

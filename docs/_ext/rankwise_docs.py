@@ -3,7 +3,8 @@
 - `command-help` prints what `rankwise COMMAND --help` prints, or `python -m MODULE --help`.
 - `environment-variables` describes the variables that it names, one a line, as `Settings` does.
 
-Docstrings are plain text that help() shows; `readable` makes reStructuredText of them.
+Docstrings are plain text that help() shows, with Google's sections (Args, Returns, Raises, Attributes, Example);
+`readable` makes reStructuredText of them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,24 @@ import os
 import re
 import subprocess
 import sys
-from inspect import cleandoc
+from collections.abc import Iterator
+from inspect import cleandoc, signature
 from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.util.docutils import SphinxDirective
 
-LABEL = re.compile(r"(\A|(?<=[.;])[ \n])((?:\A\w|[a-z_])\w*(?:, \w+)*):(?=\s)")
-"""Names and a colon, at the beginning of a paragraph or, in lower case, of a sentence."""
+LABEL = re.compile(r"\A([A-Z]\w+):(?=\s)")
+"""A word and a colon, at the beginning of a paragraph."""
+
+PARAMETER = re.compile(r":param (\w+):")
+
+OPAQUE = {"Any", "Counts", "Op", "T", "object"}
+"""Types whose names tell a reader nothing."""
+
+SECTIONS = Config(napoleon_use_ivar=True)  # Attributes become a list too
 
 MADE_BY_THE_LIBRARY = {
     "rankwise.Group",
@@ -93,19 +103,35 @@ class EnvironmentVariables(SphinxDirective):
 
 
 def readable(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Make reStructuredText of a docstring: names before a colon become bold, indented programs literal blocks."""
+    """Make reStructuredText of a docstring: its sections become lists, in which parameters have their types, indented
+    programs literal blocks, and a word and a colon that begin a paragraph bold.
+    """
+    # Without the name: for a property's, napoleon would take what is before a colon for a type.
+    listed = GoogleDocstring(lines, SECTIONS, app, what, obj=thing).lines()
     marked: list[str] = []
-    for paragraph in "\n".join(lines).split("\n\n"):
+    for paragraph in "\n".join(typed(listed, thing)).split("\n\n"):
         if not paragraph.lstrip().startswith(">>>"):
             indented = paragraph.startswith("    ")
             if indented and not (marked and marked[-1].startswith("    ")):
                 marked.append("::")
             elif not indented:
-                paragraph = re.sub(r"`[^`]*`|\*", lambda found: "\\*" if found[0] == "*" else found[0], paragraph)
-                paragraph = LABEL.sub(r"\1**\2**:", paragraph)
+                paragraph = re.sub(
+                    r"`[^`]*`|(?<!\\)\*", lambda found: "\\*" if found[0] == "*" else found[0], paragraph
+                )
+                paragraph = LABEL.sub(r"**\1**:", paragraph)
                 paragraph = re.sub(r"docs/([\w/-]+)\.md", r":doc:`/\1`", paragraph)
         marked.append(paragraph)
     lines[:] = "\n\n".join(marked).split("\n")
+
+
+def typed(lines: list[str], thing: Any) -> Iterator[str]:
+    """The lines, and before that of each parameter one with its type, as the annotation has it."""
+    for line in lines:
+        if found := PARAMETER.match(line):
+            annotation = signature(thing).parameters[found[1]].annotation
+            if not OPAQUE & set(annotation.split(" | ")):
+                yield f":type {found[1]}: {annotation}"
+        yield line
 
 
 def without_parameters(

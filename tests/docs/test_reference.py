@@ -165,11 +165,13 @@ def test_the_extension_marks_up_a_docstring() -> None:
         sys.path.pop(0)
     assert set(extension.variables()) >= {"RANKWISE_BACKEND", "RANKWISE_TCL_PYTHON"}
 
-    def function(x: int, tag: int) -> None: ...
+    def function(x: int, tag: Any) -> None: ...
 
-    lines = ["The sum of *xs.", "", "x: a number. tag: its tag, as `*tag`.", "", "    a = 1", "", ">>> tag: 1"]
+    lines = ["The sum of *xs.", "", "Order: any, as `*tag`.", "", "    a = 1", ""]
+    lines += ["Args:", "    x: a number.", "    tag: its tag.", "", "Example:", "    >>> tag * 1"]
     extension.readable(None, "function", "function", function, None, lines)
     assert lines == [
-        *("The sum of \\*xs.", "", "**x**: a number. **tag**: its tag, as `*tag`.", ""),
-        *("::", "", "    a = 1", "", ">>> tag: 1"),
+        *("The sum of \\*xs.", "", "**Order**: any, as `*tag`.", "", "::", "", "    a = 1", ""),
+        *(":type x: int", ":param x: a number.", ":param tag: its tag.", ""),
+        *(".. rubric:: Example", "", ">>> tag * 1", ""),
     ]

@@ -49,7 +49,8 @@ class Collectives(GroupBase):
         It does not wait for pending messages: a rank may have sends and receives in progress. (The communicator's
         barrier completes them.)
 
-        >>> group.barrier()
+        Example:
+            >>> group.barrier()
         """
         if async_op:
             work: Work[None] = self._call(Call(BARRIER), None, None, async_op)
@@ -72,28 +73,32 @@ class Collectives(GroupBase):
     @overload
     def all_reduce(self, x: T, op: Op = "sum", *, async_op: bool) -> T | Work[T]: ...
     def all_reduce(self, x: T, op: Op | Located = "sum", *, async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks, in place; every rank receives the result. Returns x.
+        """Reduce `x` over the ranks, in place; every rank receives the result.
 
-        op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", or a
-        ReduceOp; for type checkers, a name that is known only when the program runs becomes one by
-        `rw.ReduceOp[name]`, with the names SUM, PROD, MIN, ...; `rw.premul_sum(factor)`; "minloc" or
-        "maxloc", which return (x, ranks), x holding the extremes and ranks, int64 of x's shape, the lowest
-        rank that has each (for a number, numbers).
+        A function as op is called in the order of the ranks, function(function(x0, x1), x2), and may overwrite its
+        first argument. One rank collects the arrays, calls the function, and broadcasts the result: the bits are equal
+        on all ranks, but this is slow. If the function raises, that rank raises its error and the others raise
+        RankwiseError.
 
-        op may also be an associative function of two arrays that returns an array of the same shape and
-        dtype. It is called in the order of the ranks, function(function(x0, x1), x2), and may overwrite
-        its first argument. One rank collects the arrays, calls the function, and broadcasts the result:
-        the bits are equal on all ranks, but this is slow. If the function raises, that rank raises its
-        error and the others raise RankwiseError.
+        Args:
+            op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", or a ReduceOp; for type
+                checkers, a name that is known only when the program runs becomes one by `rw.ReduceOp[name]`, with the
+                names SUM, PROD, MIN, ...; `rw.premul_sum(factor)`; "minloc" or "maxloc"; or an associative function of
+                two arrays that returns an array of the same shape and dtype.
 
-        >>> group.all_reduce(np.array([1.0, group.rank])).tolist()
-        [2.0, 1.0]
-        >>> group.all_reduce(group.rank, "max")
-        1
-        >>> group.all_reduce(np.array([5, 3 + group.rank]), "maxloc")
-        (array([5, 4]), array([0, 1]))
-        >>> group.all_reduce(np.array([3.0, 4.0]), np.hypot).round(2).tolist()
-        [4.24, 5.66]
+        Returns:
+            x; for "minloc" and "maxloc" (x, ranks), x holding the extremes and ranks, int64 of x's shape, the lowest
+            rank that has each (for a number, numbers).
+
+        Example:
+            >>> group.all_reduce(np.array([1.0, group.rank])).tolist()
+            [2.0, 1.0]
+            >>> group.all_reduce(group.rank, "max")
+            1
+            >>> group.all_reduce(np.array([5, 3 + group.rank]), "maxloc")
+            (array([5, 4]), array([0, 1]))
+            >>> group.all_reduce(np.array([3.0, 4.0]), np.hypot).round(2).tolist()
+            [4.24, 5.66]
         """
         if not async_op and self._all_reduce_array(x, op):
             return x
@@ -111,10 +116,11 @@ class Collectives(GroupBase):
     @overload
     def broadcast(self, x: T, src: int = 0, *, async_op: bool) -> T | Work[T]: ...
     def broadcast(self, x: T, src: int = 0, *, async_op: bool = False) -> T | Work[T]:
-        """Copy rank `src`'s `x` into every rank's x. Returns x.
+        """Copy rank `src`'s `x` into every rank's x, and return x.
 
-        >>> group.broadcast(np.full(3, group.rank), src=1).tolist()
-        [1, 1, 1]
+        Example:
+            >>> group.broadcast(np.full(3, group.rank), src=1).tolist()
+            [1, 1, 1]
         """
         if not async_op and self._broadcast_array(x, src):
             return x
@@ -135,13 +141,18 @@ class Collectives(GroupBase):
     @overload
     def reduce(self, x: Any, dst: int = 0, op: Op | Located = "sum", *, async_op: bool) -> Any: ...
     def reduce(self, x: T, dst: int = 0, op: Op | Located = "sum", *, async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks, in place on rank `dst`. Returns x there, and None elsewhere, where x is unchanged.
+        """Reduce `x` over the ranks, in place on rank `dst`.
 
-        op: as for all_reduce.
+        Args:
+            op: as for all_reduce.
 
-        >>> total = group.reduce(np.ones(2), dst=1)
-        >>> total.tolist() if group.rank == 1 else [2.0, 2.0]
-        [2.0, 2.0]
+        Returns:
+            x on rank `dst`, and None elsewhere, where x is unchanged.
+
+        Example:
+            >>> total = group.reduce(np.ones(2), dst=1)
+            >>> total.tolist() if group.rank == 1 else [2.0, 2.0]
+            [2.0, 2.0]
         """
         if not async_op and self._reduce_array(x, dst, op):
             return x if dst == self.rank else None
@@ -167,11 +178,15 @@ class Collectives(GroupBase):
     @overload
     def gather(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any: ...
     def gather(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
-        """Collect every rank's `x` on rank `dst`: shape (world_size, *x.shape). None elsewhere, where `out` is unused.
+        """Collect every rank's `x` on rank `dst`.
 
-        >>> found = group.gather(np.full(2, group.rank), dst=0)
-        >>> found.tolist() if group.rank == 0 else [[0, 0], [1, 1]]
-        [[0, 0], [1, 1]]
+        Returns:
+            An array of shape (world_size, *x.shape); None elsewhere, where `out` is unused.
+
+        Example:
+            >>> found = group.gather(np.full(2, group.rank), dst=0)
+            >>> found.tolist() if group.rank == 0 else [[0, 0], [1, 1]]
+            [[0, 0], [1, 1]]
         """
         if not async_op and self._gather_array(x, dst, out):
             return out if dst == self.rank else None
@@ -197,8 +212,9 @@ class Collectives(GroupBase):
     def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
         """Collect every rank's `x` on every rank: shape (world_size, *x.shape).
 
-        >>> group.all_gather(np.full(2, group.rank)).tolist()
-        [[0, 0], [1, 1]]
+        Example:
+            >>> group.all_gather(np.full(2, group.rank)).tolist()
+            [[0, 0], [1, 1]]
         """
         if not async_op:
             into = out
@@ -224,14 +240,19 @@ class Collectives(GroupBase):
     @overload
     def scatter(self, x: Any = None, src: int = 0, *, out: Any = None, async_op: bool = False) -> Any: ...
     def scatter(self, x: Any = None, src: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
-        """Split rank `src`'s `x` along axis 0, as by numpy.array_split; returns this rank's part.
+        """Split rank `src`'s `x` along axis 0, as by numpy.array_split.
 
-        x: read only on rank `src`. Elsewhere it may be None, and the part is then a NumPy array; an array
-        passed there only determines the kind of array of the part.
+        Args:
+            x: read only on rank `src`. Elsewhere it may be None, and the part is then a NumPy array; an array passed
+                there only determines the kind of array of the part.
 
-        >>> part = group.scatter(np.arange(5) if group.rank == 0 else None)
-        >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
-        True
+        Returns:
+            This rank's part.
+
+        Example:
+            >>> part = group.scatter(np.arange(5) if group.rank == 0 else None)
+            >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
+            True
         """
         if not async_op and out is not None and self._scatter_array(x, src, out, self._scatter_described):
             return out
@@ -301,13 +322,18 @@ class Collectives(GroupBase):
     @overload
     def reduce_scatter(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any: ...
     def reduce_scatter(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks and split axis 0 as by numpy.array_split; returns this rank's part.
+        """Reduce `x` over the ranks and split axis 0 as by numpy.array_split.
 
-        op: as for all_reduce, but not "minloc" and "maxloc".
+        Args:
+            op: as for all_reduce, but not "minloc" and "maxloc".
 
-        >>> part = group.reduce_scatter(np.arange(4))
-        >>> part.tolist() == [[0, 2], [4, 6]][group.rank]
-        True
+        Returns:
+            This rank's part.
+
+        Example:
+            >>> part = group.reduce_scatter(np.arange(4))
+            >>> part.tolist() == [[0, 2], [4, 6]][group.rank]
+            True
         """
         if not async_op and self._reduce_scatter_array(x, op, out):
             return out
@@ -339,13 +365,19 @@ class Collectives(GroupBase):
     @overload
     def all_to_all(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any: ...
     def all_to_all(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
-        """Split axis 0 of `x` as by numpy.array_split and send part j to rank j; returns the parts received.
+        """Split axis 0 of `x` as by numpy.array_split and send part j to rank j.
 
-        They are concatenated by rank along axis 0. x has the same shape on every rank, so all received
-        parts are as long as this rank's own; other lengths raise MismatchError.
+        x has the same shape on every rank, so all received parts are as long as this rank's own.
 
-        >>> group.all_to_all(np.array([10, 11]) + 10 * group.rank).tolist() == [10 + group.rank, 20 + group.rank]
-        True
+        Returns:
+            The parts received, concatenated by rank along axis 0.
+
+        Raises:
+            MismatchError: the ranks' shapes differ.
+
+        Example:
+            >>> group.all_to_all(np.array([10, 11]) + 10 * group.rank).tolist() == [10 + group.rank, 20 + group.rank]
+            True
         """
         if not async_op and self._all_to_all_array(x, out):
             return out
