@@ -18,19 +18,25 @@ from rankwise.group.guessed_names import MESH
 class Mesh:
     """The ranks of `group` as a grid, the last axis fastest: Mesh(group, dp=2, pp=2, tp=2) for 8 ranks.
 
-    Every rank of the group creates it, with the same axes. One size may be -1 and is then computed from
-    the others. The group's ranks fill the grid row by row, so that adjacent ranks share the last axes.
+    Every rank of the group creates it, with the same axes. The group's ranks fill the grid row by row, so that adjacent
+    ranks share the last axes.
 
-    Each axis is an attribute, for example mesh.tp: the group of the ranks that differ from this one only
-    along that axis. axes: {name: size}. coordinates: {name: this rank's coordinate}. Closing the mesh, or
-    leaving its `with` block, closes its groups, but not the group from which it was made.
+    Each axis is an attribute, for example mesh.tp: the group of the ranks that differ from this one only along that
+    axis. Closing the mesh, or leaving its `with` block, closes its groups, but not the group from which it was made.
+    `shift` returns the neighbours along an axis, and `exchange_halo` fills an array's ghost cells from them.
 
-    periodic: the names of the axes along which the first rank follows the last, or True for all axes. `shift`
-    returns the neighbours along an axis, and `exchange_halo` fills an array's ghost cells from them.
+    Args:
+        periodic: the names of the axes along which the first rank follows the last, or True for all axes.
+        **axes: the size of each axis. One may be -1 and is then computed from the others.
 
-    >>> with rw.Mesh(group, dp=1, tp=2) as mesh:
-    ...     mesh.axes, mesh.coordinates["dp"], mesh.coordinates["tp"] == group.rank, mesh.tp.all_reduce(1)
-    ({'dp': 1, 'tp': 2}, 0, True, 2)
+    Attributes:
+        axes: {name: size}.
+        coordinates: {name: this rank's coordinate}.
+
+    Example:
+        >>> with rw.Mesh(group, dp=1, tp=2) as mesh:
+        ...     mesh.axes, mesh.coordinates["dp"], mesh.coordinates["tp"] == group.rank, mesh.tp.all_reduce(1)
+        ({'dp': 1, 'tp': 2}, 0, True, 2)
     """
 
     def __init__(self, group: Group, /, *, periodic: bool | str | Iterable[str] = False, **axes: int) -> None:
@@ -49,11 +55,13 @@ class Mesh:
     def balanced(cls, group: Group, axes: int | Iterable[str], *, periodic: bool | str | Iterable[str] = False) -> Mesh:
         """A mesh whose axes are as close in size as possible, the largest first, as with MPI_Dims_create.
 
-        axes: their names; or how many, and their names are axis0, axis1, ...
+        Args:
+            axes: their names; or how many, and their names are axis0, axis1, ...
 
-        >>> with rw.Mesh.balanced(group, ["rows", "columns"]) as mesh:
-        ...     mesh.axes
-        {'rows': 2, 'columns': 1}
+        Example:
+            >>> with rw.Mesh.balanced(group, ["rows", "columns"]) as mesh:
+            ...     mesh.axes
+            {'rows': 2, 'columns': 1}
         """
         if not isinstance(group, Group):
             raise TypeError(f"group: expected a Group, got {group!r}; a rank outside a group has no mesh of it")
@@ -87,9 +95,10 @@ class Mesh:
 
         The first call for a combination of several axes is collective over the mesh's group.
 
-        >>> with rw.Mesh(group, dp=2, tp=1) as mesh:
-        ...     mesh.along("dp", "tp").ranks, mesh.along("tp").world_size
-        ((0, 1), 1)
+        Example:
+            >>> with rw.Mesh(group, dp=2, tp=1) as mesh:
+            ...     mesh.along("dp", "tp").ranks, mesh.along("tp").world_size
+            ((0, 1), 1)
         """
         for name in names:
             if name not in self.axes:
@@ -104,9 +113,10 @@ class Mesh:
     def rank_at(self, **places: int) -> int:
         """The rank in the mesh's group at these coordinates; axes that are not named keep this rank's coordinate.
 
-        >>> with rw.Mesh(group, dp=2, tp=1) as mesh:
-        ...     mesh.rank_at(dp=1, tp=0)
-        1
+        Example:
+            >>> with rw.Mesh(group, dp=2, tp=1) as mesh:
+            ...     mesh.rank_at(dp=1, tp=0)
+            1
         """
         rank = 0
         for name, size in self.axes.items():
@@ -121,13 +131,17 @@ class Mesh:
     def shift(self, axis: str | int, by: int = 1) -> tuple[int | None, int | None]:
         """(source, destination) for data that moves `by` places along an axis, as with MPI_Cart_shift.
 
-        axis: its name or its number, 0 for the mesh's first.
-        Both are ranks of the mesh's group, or None, the null rank, beyond the edge of an axis that is not periodic.
+        Args:
+            axis: its name or its number, 0 for the mesh's first.
 
-        >>> with rw.Mesh(group, columns=2) as mesh:
-        ...     source, destination = mesh.shift("columns", +1)
-        ...     (source, destination) == ((None, 1) if group.rank == 0 else (0, None))
-        True
+        Returns:
+            Two ranks of the mesh's group; None, the null rank, beyond the edge of an axis that is not periodic.
+
+        Example:
+            >>> with rw.Mesh(group, columns=2) as mesh:
+            ...     source, destination = mesh.shift("columns", +1)
+            ...     (source, destination) == ((None, 1) if group.rank == 0 else (0, None))
+            True
         """
         axis = self._name(axis)
         before, after = self._neighbours(axis, integer(by, "by"))
@@ -136,25 +150,33 @@ class Mesh:
     def exchange_halo(
         self, x: Any, axis: str | int, width: int = 1, *, dimension: int | None = None, async_op: bool = False
     ) -> Any:
-        """Fill the ghost cells of `x` from the neighbours along `axis`, its name or number, in place; returns x.
+        """Fill the ghost cells of `x` from the neighbours along `axis`, in place; returns x.
 
-        x: this rank's part of a grid, a NumPy array or tensor with any strides. Along its `dimension`, the first and
-        the last `width` layers are ghost cells. They receive copies of the neighbours' layers that adjoin the
-        neighbours' own ghost cells. dimension: by default the number of the axis, 0 for the mesh's first. At the edge
-        of an axis that is not periodic, the ghost cells stay as they are. Along a periodic axis of one rank, the rank
-        is its own neighbour.
+        Ghost cells receive copies of the neighbours' layers that adjoin the neighbours' own ghost cells. At the edge of
+        an axis that is not periodic, they stay as they are. Along a periodic axis of one rank, the rank is its own
+        neighbour.
 
-        Whole layers are exchanged, including the ghost cells of the other dimensions, so exchanges along one axis
-        after another also fill the corners. Every rank along the axis calls it with the same width, dtype, dimension
-        and lengths of the other dimensions; a rank that receives another number of cells, or another dtype, raises
-        MismatchError. The length along the axis may differ; if it is less than three times the width, its rank raises
-        ValueError. With async_op=True, the Work's result is x. The exchange consists of messages only, in the group of
-        the axis, with the tags 1022 and 1023.
+        Whole layers are exchanged, including the ghost cells of the other dimensions, so exchanges along one axis after
+        another also fill the corners. Every rank along the axis calls it with the same width, dtype, dimension and
+        lengths of the other dimensions; the length along the axis may differ. The exchange consists of messages only,
+        in the group of the axis, with the tags 1022 and 1023.
 
-        >>> x = np.array([-1, group.rank, group.rank, -1])
-        >>> with rw.Mesh(group, columns=2) as mesh:
-        ...     mesh.exchange_halo(x, "columns").tolist() == ([-1, 0, 0, 1] if group.rank == 0 else [0, 1, 1, -1])
-        True
+        Args:
+            x: this rank's part of a grid, a NumPy array or tensor with any strides.
+            axis: its name or its number, 0 for the mesh's first.
+            width: how many layers are ghost cells, the first and the last of x along its `dimension`.
+            dimension: by default the number of the axis.
+            async_op: True returns a Work, whose result is x.
+
+        Raises:
+            MismatchError: this rank receives another number of cells, or another dtype.
+            ValueError: x's length along the axis is less than three times the width.
+
+        Example:
+            >>> x = np.array([-1, group.rank, group.rank, -1])
+            >>> with rw.Mesh(group, columns=2) as mesh:
+            ...     mesh.exchange_halo(x, "columns").tolist() == ([-1, 0, 0, 1] if group.rank == 0 else [0, 1, 1, -1])
+            True
         """
         axis = self._name(axis)
         before, after = self._neighbours(axis, 1)

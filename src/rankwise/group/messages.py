@@ -27,10 +27,11 @@ class Received(NamedTuple):
 
     From the null rank, source and tag are None, and the data is empty.
 
-    >>> sending = group.isend(np.arange(3), dst=group.rank, tag=4)
-    >>> message = group.recv_any(src=group.rank)
-    >>> message.data.tolist(), message.source == group.rank, message.tag
-    ([0, 1, 2], True, 4)
+    Example:
+        >>> sending = group.isend(np.arange(3), dst=group.rank, tag=4)
+        >>> message = group.recv_any(src=group.rank)
+        >>> message.data.tolist(), message.source == group.rank, message.tag
+        ([0, 1, 2], True, 4)
     """
 
     data: Any
@@ -49,19 +50,30 @@ class Messages(GroupBase):
     def recv_any(
         self, src: int | None = ANY, tag: int = ANY, *, dtype: Any = None, timeout: float | None = None
     ) -> Received:
-        """Receive the next array from `src` with `tag`, whatever its length; returns Received(data, source, tag).
+        """Receive the next array from `src` with `tag`, whatever its length.
 
-        Shapes are not sent, so the data has one dimension; a number arrives as one element. Several threads may
-        receive: each message goes to one of them. dtype: the dtype expected; a torch dtype gives a tensor. A message of
-        another dtype, or with an object, raises MismatchError, and the next receive of any kind that matches the
-        message gets it. timeout: seconds until CollectiveTimeout, by default the group's timeout; the group stays
-        usable, and the next receive gets the message, even if its data had begun to arrive.
+        Several threads may receive: each message goes to one of them.
 
-        >>> sending = group.isend(np.full(group.rank + 1, 7.5), dst=0)
-        >>> if group.rank == 0:
-        ...     received = [group.recv_any() for _ in range(2)]
-        ...     assert all(each.data.size == each.source + 1 for each in received)
-        >>> sending.wait()
+        Args:
+            dtype: the dtype expected, by default any; a torch dtype gives a tensor.
+            timeout: seconds, by default the group's timeout.
+
+        Returns:
+            Received(data, source, tag). Shapes are not sent, so the data has one dimension; a number arrives as one
+            element.
+
+        Raises:
+            MismatchError: the message has another dtype, or is an object; the next receive of any kind that matches the
+                message gets it.
+            CollectiveTimeout: no message came in time. The group stays usable, and the next receive gets the message,
+                even if its data had begun to arrive.
+
+        Example:
+            >>> sending = group.isend(np.full(group.rank + 1, 7.5), dst=0)
+            >>> if group.rank == 0:
+            ...     received = [group.recv_any() for _ in range(2)]
+            ...     assert all(each.data.size == each.source + 1 for each in received)
+            >>> sending.wait()
         """
         if timeout is not None:
             timeout = check_wait(timeout)
@@ -86,13 +98,17 @@ class Messages(GroupBase):
     def send_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> None:
         """Send a Python object to rank `dst`, which receives it with `recv_object`.
 
-        Plain data and allow_pickle are as in the object collectives: see `broadcast_object`. After an error the object
-        may still be delivered, as in `send`.
+        After an error the object may still be delivered, as in `send`.
 
-        >>> if group.rank == 0:
-        ...     group.send_object({"rows": [1, 2], "of": np.eye(2)}, dst=1)
-        ... else:
-        ...     assert group.recv_object(src=0)["rows"] == [1, 2]
+        Args:
+            obj: plain data, or with allow_pickle another object, as in `broadcast_object`.
+            allow_pickle: as in `broadcast_object`.
+
+        Example:
+            >>> if group.rank == 0:
+            ...     group.send_object({"rows": [1, 2], "of": np.eye(2)}, dst=1)
+            ... else:
+            ...     assert group.recv_object(src=0)["rows"] == [1, 2]
         """
         if self._send_object_plain(obj, dst, tag):
             return
@@ -104,10 +120,11 @@ class Messages(GroupBase):
     def isend_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> Work[None]:
         """Start to send an object, with its present content; it may be changed after the call returns.
 
-        >>> sending = group.isend_object(("rank", group.rank), dst=1 - group.rank)
-        >>> group.recv_object(src=1 - group.rank) == ("rank", 1 - group.rank)
-        True
-        >>> sending.wait()
+        Example:
+            >>> sending = group.isend_object(("rank", group.rank), dst=1 - group.rank)
+            >>> group.recv_object(src=1 - group.rank) == ("rank", 1 - group.rank)
+            True
+            >>> sending.wait()
         """
         to, number = self._destination(dst), check_tag(tag)
         parts = parts_of(obj, self._trusted(allow_pickle))
@@ -127,13 +144,23 @@ class Messages(GroupBase):
     ) -> Any:
         """Receive the next object that `src` sent with `tag`, either of which may be rw.ANY.
 
-        The Work of `irecv_object` also has the object's source and tag. Returns None from the null rank. If the message
-        is an array, MismatchError is raised, and the next `recv` or `recv_any` receives it. A pickle that is not
-        allowed raises TypeError. timeout: as in `recv_any`.
+        The Work of `irecv_object` also has the object's source and tag.
 
-        >>> sending = group.isend_object({"loss": 0.5}, dst=group.rank)
-        >>> group.recv_object(group.rank)
-        {'loss': 0.5}
+        Args:
+            allow_pickle: as in `broadcast_object`.
+            timeout: as in `recv_any`.
+
+        Returns:
+            The object; None from the null rank.
+
+        Raises:
+            MismatchError: the message is an array, which the next `recv` or `recv_any` receives.
+            TypeError: the message is a pickle, which is not allowed.
+
+        Example:
+            >>> sending = group.isend_object({"loss": 0.5}, dst=group.rank)
+            >>> group.recv_object(group.rank)
+            {'loss': 0.5}
         """
         if timeout is not None:
             timeout = check_wait(timeout)
@@ -146,15 +173,19 @@ class Messages(GroupBase):
     def irecv_object(
         self, src: int | None = ANY, tag: int = 0, *, allow_pickle: bool | None = None
     ) -> ReceiveWork[Any]:
-        """Start to receive an object. The Work's result is the object; its `source` and `tag` are the message's.
+        """Start to receive an object.
 
         Receives of objects match in the order in which they were started. Until this one is done, do not receive an
         array with the same src and tag: that receive could match the object.
 
-        >>> work = group.irecv_object(tag=rw.ANY)
-        >>> group.send_object("to myself", dst=group.rank, tag=6)
-        >>> work.wait(), work.source == group.rank, work.tag
-        ('to myself', True, 6)
+        Returns:
+            A Work whose result is the object; its `source` and `tag` are the message's.
+
+        Example:
+            >>> work = group.irecv_object(tag=rw.ANY)
+            >>> group.send_object("to myself", dst=group.rank, tag=6)
+            >>> work.wait(), work.source == group.rank, work.tag
+            ('to myself', True, 6)
         """
         return self._irecv_object(src, tag, _read_trusted if self._trusted(allow_pickle) else _read_plain).started()
 

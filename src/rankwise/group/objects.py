@@ -36,15 +36,21 @@ class ObjectCollectives(GroupBase):
     def broadcast_object(
         self, obj: Any = None, src: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False
     ) -> Any:
-        """Send rank `src`'s `obj` to every rank. Returns it; src returns obj itself.
+        """Send rank `src`'s `obj` to every rank.
 
-        obj: plain data, such as numbers, text, times, arrays, tensors, and lists, dicts and sets of them; all types are
-        listed in docs/how-to/objects.md. allow_pickle: whether it may be any object that can be pickled, which needs
-        True on every rank, and ranks that trust each other; by default as `rw.init` says.
+        Args:
+            obj: plain data, such as numbers, text, times, arrays, tensors, and lists, dicts and sets of them; all types
+                are listed in docs/how-to/objects.md.
+            allow_pickle: whether obj may be any object that can be pickled, which needs True on every rank, and ranks
+                that trust each other; by default as `rw.init` says.
 
-        >>> settings = group.broadcast_object({"layers": [3, 4], "rate": 0.1} if group.rank == 0 else None)
-        >>> settings["layers"]
-        [3, 4]
+        Returns:
+            The object; on rank `src` obj itself.
+
+        Example:
+            >>> settings = group.broadcast_object({"layers": [3, 4], "rate": 0.1} if group.rank == 0 else None)
+            >>> settings["layers"]
+            [3, 4]
         """
         trusted = self._trusted(allow_pickle)
         if not async_op:
@@ -77,17 +83,25 @@ class ObjectCollectives(GroupBase):
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on rank `dst`, as a list by rank; returns None elsewhere.
 
-        >>> found = group.gather_object(("rank", group.rank))
-        >>> found if group.rank == 0 else [("rank", 0), ("rank", 1)]
-        [('rank', 0), ('rank', 1)]
+        Args:
+            allow_pickle: as in `broadcast_object`.
+
+        Example:
+            >>> found = group.gather_object(("rank", group.rank))
+            >>> found if group.rank == 0 else [("rank", 0), ("rank", 1)]
+            [('rank', 0), ('rank', 1)]
         """
         return self._gather(obj, dst, self._trusted(allow_pickle), async_op)
 
     def all_gather_object(self, obj: Any, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on every rank, as a list by rank.
 
-        >>> group.all_gather_object({"rank": group.rank})
-        [{'rank': 0}, {'rank': 1}]
+        Args:
+            allow_pickle: as in `broadcast_object`.
+
+        Example:
+            >>> group.all_gather_object({"rank": group.rank})
+            [{'rank': 0}, {'rank': 1}]
         """
         return self._gather(obj, None, self._trusted(allow_pickle), async_op)
 
@@ -141,10 +155,15 @@ class ObjectCollectives(GroupBase):
         allow_pickle: bool | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Send rank `src`'s objs[i] to rank i. objs has one object per rank and is read only on src.
+        """Send rank `src`'s objs[i] to rank i, and return it there.
 
-        >>> group.scatter_object(["a", "b"] if group.rank == 0 else None) == "ab"[group.rank]
-        True
+        Args:
+            objs: one object for each rank; read only on rank `src`.
+            allow_pickle: as in `broadcast_object`.
+
+        Example:
+            >>> group.scatter_object(["a", "b"] if group.rank == 0 else None) == "ab"[group.rank]
+            True
         """
         trusted = self._trusted(allow_pickle)
         if not async_op:

@@ -70,10 +70,11 @@ class PointToPoint(GroupBase):
         After an error, such as CollectiveTimeout, x may be changed as well. The message is cancelled if the receiver
         cannot have begun to take its data; otherwise the receiver gets the whole message.
 
-        >>> if group.rank == 0:
-        ...     group.send(np.arange(3), dst=1)
-        ... else:
-        ...     assert group.recv((3,), src=0, dtype=int).tolist() == [0, 1, 2]
+        Example:
+            >>> if group.rank == 0:
+            ...     group.send(np.arange(3), dst=1)
+            ... else:
+            ...     assert group.recv((3,), src=0, dtype=int).tolist() == [0, 1, 2]
         """
         if not self._send_array(x, dst, tag):
             wait_or_cancel(self._start_send(x, dst, tag))
@@ -87,15 +88,20 @@ class PointToPoint(GroupBase):
     def recv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> Any:
         """Receive from rank `src` into the array `x` and return it.
 
-        x may also be a shape, a tuple of ints, for a new array of `dtype` (by default float64; a torch
-        dtype gives a tensor). The message must have that many elements of that dtype; `recv_any` receives
-        one of unknown length. src and tag may be rw.ANY; the Work of `irecv` then has the message's source
-        and tag. From the null rank, the array x is returned unchanged, and for a shape a new array of zeros.
+        The message must have that many elements of that dtype; `recv_any` receives one of unknown length.
 
-        >>> sending = group.isend(np.full(2, group.rank), dst=1 - group.rank)
-        >>> group.recv(np.empty(2, int), src=1 - group.rank).tolist() == [1 - group.rank] * 2
-        True
-        >>> sending.wait()
+        Args:
+            x: the array, or a shape, a tuple of ints, for a new array.
+            src: a rank or rw.ANY; the Work of `irecv` then has the message's source. From the null rank, the array x is
+                returned unchanged, and for a shape a new array of zeros.
+            tag: the message's, or rw.ANY; the Work of `irecv` then has the message's tag.
+            dtype: of the new array, by default float64; a torch dtype gives a tensor.
+
+        Example:
+            >>> sending = group.isend(np.full(2, group.rank), dst=1 - group.rank)
+            >>> group.recv(np.empty(2, int), src=1 - group.rank).tolist() == [1 - group.rank] * 2
+            True
+            >>> sending.wait()
         """
         if dtype is None and not self._kept and self._recv_array(x, src, tag):
             return x
@@ -104,10 +110,11 @@ class PointToPoint(GroupBase):
     def isend(self, x: Any, dst: int | None, tag: int = 0) -> Work[None]:
         """Start to send `x`, with its present content, to rank `dst`. x must not change before the Work is done.
 
-        >>> sending = group.isend(np.ones(3), dst=group.rank, tag=5)  # to oneself
-        >>> group.recv((3,), src=group.rank, tag=5).tolist()
-        [1.0, 1.0, 1.0]
-        >>> sending.wait()
+        Example:
+            >>> sending = group.isend(np.ones(3), dst=group.rank, tag=5)  # to oneself
+            >>> group.recv((3,), src=group.rank, tag=5).tolist()
+            [1.0, 1.0, 1.0]
+            >>> sending.wait()
         """
         started = self._isend_array(x, dst, tag)
         if started is not None:
@@ -129,15 +136,19 @@ class PointToPoint(GroupBase):
     @overload
     def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> ReceiveWork[Any]: ...
     def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> ReceiveWork[Any]:
-        """Start to receive, as `recv` does. The Work's result is the array; its `source` and `tag` are the message's.
+        """Start to receive, with the arguments of `recv`.
 
         x holds the message once the Work is done. If the Work was dropped, x holds the message after `close`, provided
         that it had arrived.
 
-        >>> sending = group.isend(np.full(2, 7.0), dst=group.rank, tag=3)
-        >>> work = group.irecv((2,), src=rw.ANY, tag=rw.ANY)
-        >>> work.wait().tolist(), work.source == group.rank, work.tag
-        ([7.0, 7.0], True, 3)
+        Returns:
+            A Work whose result is the array; its `source` and `tag` are the message's.
+
+        Example:
+            >>> sending = group.isend(np.full(2, 7.0), dst=group.rank, tag=3)
+            >>> work = group.irecv((2,), src=rw.ANY, tag=rw.ANY)
+            >>> work.wait().tolist(), work.source == group.rank, work.tag
+            ([7.0, 7.0], True, 3)
         """
         if dtype is None:
             started = self._irecv_array(x, src, tag)
@@ -158,12 +169,18 @@ class PointToPoint(GroupBase):
     ) -> Any:
         """Send `x` to rank `dst` and receive from rank `src` at the same time, so that no order can deadlock.
 
-        Returns what was received: a new array like x, or `out`, an array of any shape and dtype. With out=x
-        the array is exchanged in place. Both messages have the same tag. src may be rw.ANY. If dst is None,
-        nothing is sent; if src is None, nothing is received, and `out` or a new array of zeros is returned.
+        Args:
+            dst: None sends nothing.
+            src: a rank or rw.ANY; None receives nothing, and `out` or a new array of zeros is returned.
+            out: an array of any shape and dtype that receives the message. With out=x the array is exchanged in place.
+            tag: of both messages.
 
-        >>> group.sendrecv(np.full(2, group.rank), 1 - group.rank, 1 - group.rank).tolist() == [1 - group.rank] * 2
-        True
+        Returns:
+            What was received, in a new array like x or in `out`.
+
+        Example:
+            >>> group.sendrecv(np.full(2, group.rank), 1 - group.rank, 1 - group.rank).tolist() == [1 - group.rank] * 2
+            True
         """
         given, to, number = self._outgoing(x, dst, tag)
         if out is not None:
@@ -183,17 +200,25 @@ class PointToPoint(GroupBase):
     def probe(self, src: int | None = ANY, tag: int = ANY, *, timeout: float | None = 0.0) -> Message | None:
         """The first message from `src` with `tag` that has arrived and has not been received yet.
 
-        Returns Message(source, tag, count, dtype), or None if no message arrives within `timeout` seconds, where None
-        means the group's timeout; from the null rank, None at once. If the sender leaves the group while it waits, so
-        that no message can arrive any more, it raises PeerLostError, as `recv` does. Another thread may receive the
-        message before this one does; `recv_any` finds and receives a message in one step.
+        Another thread may receive the message before this one does; `recv_any` finds and receives a message in one
+        step.
 
-        >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
-        >>> message = group.probe(src=group.rank, timeout=10)
-        >>> message.tag, message.count, message.dtype.name
-        (9, 5, 'I64')
-        >>> group.recv((message.count,), message.source, message.tag, dtype=message.dtype).tolist()
-        [0, 1, 2, 3, 4]
+        Args:
+            timeout: the seconds to wait for a message; None means the group's timeout.
+
+        Returns:
+            Message(source, tag, count, dtype), or None if no message arrives in time; from the null rank, None at once.
+
+        Raises:
+            PeerLostError: the sender leaves the group meanwhile, so that no message can arrive any more, as in `recv`.
+
+        Example:
+            >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
+            >>> message = group.probe(src=group.rank, timeout=10)
+            >>> message.tag, message.count, message.dtype.name
+            (9, 5, 'I64')
+            >>> group.recv((message.count,), message.source, message.tag, dtype=message.dtype).tolist()
+            [0, 1, 2, 3, 4]
         """
         wanted, number = self._source(src), label(tag)
         if wanted is None:
@@ -203,16 +228,22 @@ class PointToPoint(GroupBase):
     def batch(
         self, sends: Sequence[Sequence[Any]] = (), recvs: Sequence[Sequence[Any]] = (), *, async_op: bool = False
     ) -> Any:
-        """Send and receive several messages at once; returns the list of received arrays.
+        """Send and receive several messages at once.
 
-        sends: for each message the arguments of `send`, (x, dst) or (x, dst, tag). recvs: for each the
-        arguments of `recv`, (x, src), (x, src, tag) or (x, src, tag, dtype). All are checked before the
-        first is started, and all are started before any is awaited, so that no order can deadlock. Messages
-        to and from the null rank, None, are left out; the result of such a receive is as in `recv`.
+        All are checked before the first is started, and all are started before any is awaited, so that no order can
+        deadlock. Messages to and from the null rank, None, are left out; the result of such a receive is as in `recv`.
 
-        >>> other = 1 - group.rank
-        >>> group.batch([(np.ones(2), other), (np.zeros(3), other)], [((2,), other), ((3,), other)])
-        [array([1., 1.]), array([0., 0., 0.])]
+        Args:
+            sends: for each message the arguments of `send`, (x, dst) or (x, dst, tag).
+            recvs: for each message the arguments of `recv`, (x, src), (x, src, tag) or (x, src, tag, dtype).
+
+        Returns:
+            The list of the received arrays.
+
+        Example:
+            >>> other = 1 - group.rank
+            >>> group.batch([(np.ones(2), other), (np.zeros(3), other)], [((2,), other), ((3,), other)])
+            [array([1., 1.]), array([0., 0., 0.])]
         """
         return self._exchange_all(sends, recvs, list, async_op)
 

@@ -45,14 +45,18 @@ class PersistentOperations(GroupBase):
     """
 
     def all_reduce_plan(self, x: Any, op: Op = "sum") -> Callable[[], None]:
-        """The fastest all_reduce of `x` in a loop: plan() reduces it in place. op: a name or a ReduceOp.
+        """The fastest all_reduce of `x` in a loop: plan() reduces it in place.
 
-        >>> x = np.ones(2)
-        >>> plan = group.all_reduce_plan(x)
-        >>> for _ in range(3):
-        ...     plan()
-        >>> x.tolist()
-        [8.0, 8.0]
+        Args:
+            op: a name or a ReduceOp.
+
+        Example:
+            >>> x = np.ones(2)
+            >>> plan = group.all_reduce_plan(x)
+            >>> for _ in range(3):
+            ...     plan()
+            >>> x.tolist()
+            [8.0, 8.0]
         """
         buffer = _lasting(x)
         reduce_op = ops.resolve(op, buffer.dtype)
@@ -61,13 +65,14 @@ class PersistentOperations(GroupBase):
     def broadcast_plan(self, x: Any, src: int = 0) -> Callable[[], None]:
         """The fastest broadcast of `x` in a loop: plan() copies rank `src`'s x into every rank's x.
 
-        >>> x = np.zeros(2)
-        >>> plan = group.broadcast_plan(x, src=1)
-        >>> for step in range(3):
-        ...     x += group.rank * step
-        ...     plan()
-        >>> x.tolist()
-        [3.0, 3.0]
+        Example:
+            >>> x = np.zeros(2)
+            >>> plan = group.broadcast_plan(x, src=1)
+            >>> for step in range(3):
+            ...     x += group.rank * step
+            ...     plan()
+            >>> x.tolist()
+            [3.0, 3.0]
         """
         buffer = _lasting(x)
         root = self._rank(src, "src")
@@ -76,16 +81,20 @@ class PersistentOperations(GroupBase):
     def send_plan(self, x: Any, dst: int | None, tag: int = 0) -> MessagePlan:
         """A send of `x` to rank `dst` in a loop: plan() sends the present content of x, plan.start() returns a Work.
 
-        The receiver may use `recv_plan`, `recv` or any other receive. If dst is None, plan() does nothing. x must not
-        change between start() and the completion of its Work.
+        The receiver may use `recv_plan`, `recv` or any other receive.
 
-        >>> x = np.zeros(2)
-        >>> sends, receives = group.send_plan(x, 1 - group.rank), group.recv_plan(np.empty(2), 1 - group.rank)
-        >>> for step in range(3):
-        ...     x[...] = step
-        ...     sending = sends.start()
-        ...     receives()
-        ...     sending.wait()
+        Args:
+            x: the array, which must not change between start() and the completion of its Work.
+            dst: if it is None, plan() does nothing.
+
+        Example:
+            >>> x = np.zeros(2)
+            >>> sends, receives = group.send_plan(x, 1 - group.rank), group.recv_plan(np.empty(2), 1 - group.rank)
+            >>> for step in range(3):
+            ...     x[...] = step
+            ...     sending = sends.start()
+            ...     receives()
+            ...     sending.wait()
         """
         buffer = source(x)
         if buffer.packed or not buffer.in_place:
@@ -95,15 +104,20 @@ class PersistentOperations(GroupBase):
     def recv_plan(self, x: Any, src: int | None, tag: int = 0) -> MessagePlan:
         """A receive from rank `src` into `x` in a loop: plan() returns when x holds the next message.
 
-        plan.start() returns a Work. src and tag may be rw.ANY. If src is None, plan() does nothing.
+        plan.start() returns a Work.
 
-        >>> x = np.zeros(1)
-        >>> plan = group.recv_plan(x, group.rank)
-        >>> for step in range(3):
-        ...     group.isend(np.full(1, 2.0 * step), group.rank).wait()
-        ...     plan()
-        >>> x.tolist()
-        [4.0]
+        Args:
+            src: a rank or rw.ANY; if it is None, plan() does nothing.
+            tag: the message's, or rw.ANY.
+
+        Example:
+            >>> x = np.zeros(1)
+            >>> plan = group.recv_plan(x, group.rank)
+            >>> for step in range(3):
+            ...     group.isend(np.full(1, 2.0 * step), group.rank).wait()
+            ...     plan()
+            >>> x.tolist()
+            [4.0]
         """
         buffer, wanted, number = _lasting(x), self._source(src), label(tag)
         if wanted is not None and ANY in (wanted, number) and not self.comm.any_source:

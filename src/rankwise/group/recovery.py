@@ -11,28 +11,35 @@ class Recovery(GroupBase):
     def failed(self) -> dict[int, str]:
         """The ranks of this group that are lost, as far as this rank knows, and how: {2: "was killed by SIGKILL"}.
 
-        Lost are ranks whose process has ended, that have closed the group, or without which the others went on. A
-        group that failed for another reason, such as a mismatch, has lost none. Not collective. ULFM splits this
-        into MPIX_Comm_failure_ack and MPIX_Comm_failure_get_acked, for which there is no need here.
+        Lost are ranks whose process has ended, that have closed the group, or without which the others went on. A group
+        that failed for another reason, such as a mismatch, has lost none. Not collective. ULFM splits this into
+        MPIX_Comm_failure_ack and MPIX_Comm_failure_get_acked, for which there is no need here.
 
-        >>> lost = group.failed()
-        >>> group.barrier()  # nobody closes the group before
-        >>> lost
-        {}
+        Example:
+            >>> lost = group.failed()
+            >>> group.barrier()  # nobody closes the group before
+            >>> lost
+            {}
         """
         return self.comm.failed()
 
     def agree(self, flag: int) -> int:
         """The bitwise AND of the living ranks' flags, the same on each of them even if ranks die meanwhile.
 
-        Collective over the ranks of this group that live, as ULFM's MPIX_Comm_agree: `if group.agree(done)` takes
-        the same branch on all of them. flag: an int of at most 64 bits, or a bool. It waits for every rank that is
-        not lost, at most `group.timeout`; then the others go on without the ranks that are missing. Such a rank is
-        lost to the group, and its own call raises PeerLostError with its own number. (ULFM waits for ever, and
-        reports failures that were not acknowledged; here the result says nothing about failures.)
+        Collective over the ranks of this group that live, as ULFM's MPIX_Comm_agree: `if group.agree(done)` takes the
+        same branch on all of them. It waits for every rank that is not lost, at most `group.timeout`; then the others
+        go on without the ranks that are missing. (ULFM waits for ever, and reports failures that were not acknowledged;
+        here the result says nothing about failures.)
 
-        >>> group.agree(True), group.agree(6 if group.rank == 0 else 3)
-        (1, 2)
+        Args:
+            flag: an int of at most 64 bits, or a bool.
+
+        Raises:
+            PeerLostError: with this rank's own number, if the others went on without it; it is lost to the group.
+
+        Example:
+            >>> group.agree(True), group.agree(6 if group.rank == 0 else 3)
+            (1, 2)
         """
         return self.comm.agree(integer_64(flag, "flag"))
 
@@ -43,12 +50,13 @@ class Recovery(GroupBase):
         operations raise it too. No process ends, and all ranks may go on by `shrink`. Not collective. It is ULFM's
         MPIX_Comm_revoke, with a reason; ncclCommAbort ends only the calling rank's part.
 
-        >>> with group.dup() as part:
-        ...     part.abort("the loss is not a number")
-        ...     try:
-        ...         part.barrier()
-        ...     except rw.PeerLostError as error:
-        ...         print(error.how.endswith("aborted the group: the loss is not a number"))
-        True
+        Example:
+            >>> with group.dup() as part:
+            ...     part.abort("the loss is not a number")
+            ...     try:
+            ...         part.barrier()
+            ...     except rw.PeerLostError as error:
+            ...         print(error.how.endswith("aborted the group: the loss is not a number"))
+            True
         """
         self.comm.abort(reason)

@@ -39,12 +39,17 @@ class Scans(GroupBase):
     @overload
     def scan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any: ...
     def scan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks up to this one, itself included. Returns a new array of x's shape.
+        """Reduce `x` over the ranks up to this one, itself included.
 
-        op: as for all_reduce; not "mean", which is scan / (rank + 1).
+        Args:
+            op: as for all_reduce; not "mean", which is scan / (rank + 1).
 
-        >>> group.scan(np.array([1, 10])).tolist() == [[1, 10], [2, 20]][group.rank]
-        True
+        Returns:
+            A new array of x's shape.
+
+        Example:
+            >>> group.scan(np.array([1, 10])).tolist() == [[1, 10], [2, 20]][group.rank]
+            True
         """
         return self._scan(x, op, out, async_op, exclusive=False)
 
@@ -63,12 +68,14 @@ class Scans(GroupBase):
     def exscan(self, x: Any, op: Op = "sum", *, out: Any = None, async_op: bool = False) -> Any:
         """Reduce `x` over the ranks before this one. If x is a length, the sum is the offset of this rank's share.
 
-        On rank 0 the result is the op's neutral element: 0 for "sum", "bor" and "bxor", 1 for "product",
-        all bits set for "band", the largest value (infinity) for "min", the smallest for "max", and None
-        for a function.
+        Returns:
+            As scan; on rank 0 the op's neutral element, which is 0 for "sum", "bor" and "bxor", 1 for "product", all
+            bits set for "band", the largest value (infinity) for "min", the smallest for "max", and None for a
+            function.
 
-        >>> int(group.exscan(5)) == 5 * group.rank
-        True
+        Example:
+            >>> int(group.exscan(5)) == 5 * group.rank
+            True
         """
         return self._scan(x, op, out, async_op, exclusive=True)
 

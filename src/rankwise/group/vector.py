@@ -42,8 +42,9 @@ class VectorCollectives(GroupBase):
     def all_gather_v(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
         """Concatenate every rank's `x` by rank along axis 0, on every rank. The lengths of axis 0 may differ.
 
-        >>> group.all_gather_v(np.full(1 + group.rank, group.rank)).tolist()
-        [0, 1, 1]
+        Example:
+            >>> group.all_gather_v(np.full(1 + group.rank, group.rank)).tolist()
+            [0, 1, 1]
         """
         given = source(x)
         check_axis_0(given)
@@ -67,9 +68,10 @@ class VectorCollectives(GroupBase):
     def gather_v(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
         """Like all_gather_v, but only rank `dst` receives the result; the others return None and ignore `out`.
 
-        >>> rows = group.gather_v(np.full(2 - group.rank, group.rank), dst=1)
-        >>> rows.tolist() if group.rank == 1 else [0, 0, 1]
-        [0, 0, 1]
+        Example:
+            >>> rows = group.gather_v(np.full(2 - group.rank, group.rank), dst=1)
+            >>> rows.tolist() if group.rank == 1 else [0, 0, 1]
+            [0, 0, 1]
         """
         dst = self._rank(dst, "dst")
         given = source(x)
@@ -137,13 +139,15 @@ class VectorCollectives(GroupBase):
     ) -> Any:
         """Split rank `src`'s `x` along axis 0, counts[i] rows for rank i; returns this rank's rows.
 
-        x, counts: read only on rank `src`; the counts add up to the length of axis 0. Elsewhere x is as
-        in scatter.
+        Args:
+            x: read only on rank `src`. Elsewhere it is as in scatter.
+            counts: read only on rank `src`; they add up to the length of axis 0.
 
-        >>> x, counts = (np.arange(4), [1, 3]) if group.rank == 0 else (None, None)
-        >>> part = group.scatter_v(x, counts)
-        >>> part.tolist() == [[0], [1, 2, 3]][group.rank]
-        True
+        Example:
+            >>> x, counts = (np.arange(4), [1, 3]) if group.rank == 0 else (None, None)
+            >>> part = group.scatter_v(x, counts)
+            >>> part.tolist() == [[0], [1, 2, 3]][group.rank]
+            True
         """
         src = self._rank(src, "src")
         given = None
@@ -200,11 +204,15 @@ class VectorCollectives(GroupBase):
     def reduce_scatter_v(
         self, x: Any, counts: Counts, op: Op = "sum", *, out: Any = None, async_op: bool = False
     ) -> Any:
-        """Reduce `x` over the ranks; rank i receives the next counts[i] rows. All ranks pass the same counts.
+        """Reduce `x` over the ranks; rank i receives the next counts[i] rows.
 
-        >>> part = group.reduce_scatter_v(np.arange(4), [3, 1])
-        >>> part.tolist() == [[0, 2, 4], [6]][group.rank]
-        True
+        Args:
+            counts: the numbers of rows, by rank, the same on all ranks.
+
+        Example:
+            >>> part = group.reduce_scatter_v(np.arange(4), [3, 1])
+            >>> part.tolist() == [[0, 2, 4], [6]][group.rank]
+            True
         """
         given = source(x)
         check_axis_0(given)
@@ -234,13 +242,18 @@ class VectorCollectives(GroupBase):
         self, x: Any, counts: Counts, *, out: Any = None, async_op: bool = False
     ) -> tuple[Any, list[int]]: ...
     def all_to_all_v(self, x: Any, counts: Counts, *, out: Any = None, async_op: bool = False) -> Any:
-        """Send the next counts[j] rows of `x` to rank j. Returns the rows received, and how many came from each rank.
+        """Send the next counts[j] rows of `x` to rank j.
 
-        The rows are concatenated by rank along axis 0. Each rank passes its own counts.
+        Args:
+            counts: the numbers of rows, by rank; each rank passes its own.
 
-        >>> x = np.full(3, group.rank)
-        >>> group.all_to_all_v(x, [1, 2])[0].tolist() == ([0, 1] if group.rank == 0 else [0, 0, 1, 1])
-        True
+        Returns:
+            The rows received, concatenated by rank along axis 0, and how many came from each rank.
+
+        Example:
+            >>> x = np.full(3, group.rank)
+            >>> group.all_to_all_v(x, [1, 2])[0].tolist() == ([0, 1] if group.rank == 0 else [0, 0, 1, 1])
+            True
         """
         given = source(x)
         check_axis_0(given)
