@@ -37,27 +37,31 @@ def init(
 ) -> Group:
     """Meet the other ranks of this job and return the group of all ranks, which becomes the default group.
 
-    The rank and the number of ranks come from `rankwise run`, torchrun, mpiexec or Slurm; without any of
-    these the group is this process alone. Further calls return the same group, or the one that took its place by
-    shrink or restore, until it is closed. In a process that replaces a lost rank, it waits for the survivors' restore.
-    In a function that `rw.testing.run_ranks` runs, it returns the group that the function receives.
+    The rank and the number of ranks come from `rankwise run`, torchrun, mpiexec or Slurm; without any of these the
+    group is this process alone. Further calls return the same group, or the one that took its place by shrink or
+    restore, until it is closed. In a process that replaces a lost rank, it waits for the survivors' restore. In a
+    function that `rw.testing.run_ranks` runs, it returns the group that the function receives.
 
-    backend: a name; by default RANKWISE_BACKEND, else a backend that suits the job. timeout: seconds that
-    this and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT, else 300. tuning: the
-    file in which `rankwise tune` wrote which algorithm suits which size, the same on all ranks of a host, or "none" for
-    the default thresholds; by default RANKWISE_TUNING, else this user's file for this CPU, if there is one. It changes
-    how ranks of one host exchange data; the other backends ignore it. allow_pickle: whether operations on objects
-    allow pickles unless their argument says otherwise, in this group and those made of it; the same on all ranks; by
-    default RANKWISE_ALLOW_PICKLE, else no. Unpickling runs code that the sender chose, so the ranks must trust each
-    other.
+    Args:
+        backend: a name; by default RANKWISE_BACKEND, else a backend that suits the job.
+        timeout: seconds that this and every later operation may wait for the other ranks; by default RANKWISE_TIMEOUT,
+            else 300.
+        tuning: the file in which `rankwise tune` wrote which algorithm suits which size, the same on all ranks of a
+            host, or "none" for the default thresholds; by default RANKWISE_TUNING, else this user's file for this CPU,
+            if there is one. It changes how ranks of one host exchange data; the other backends ignore it.
+        allow_pickle: whether operations on objects allow pickles unless their argument says otherwise, in this group
+            and those made of it; the same on all ranks; by default RANKWISE_ALLOW_PICKLE, else no. Unpickling runs code
+            that the sender chose, so the ranks must trust each other.
 
-    Raises ValueError for an unknown backend, for one that differs from the default group's, and for a tuning file that
-    cannot be used, even one found by default, so that it is never ignored silently; CollectiveTimeout or PeerLostError
-    if ranks do not arrive.
+    Raises:
+        ValueError: the backend is unknown, or differs from the default group's; or the tuning file cannot be used, even
+            one found by default, so that it is never ignored silently.
+        CollectiveTimeout, PeerLostError: ranks do not arrive.
 
-    >>> world = rw.init()
-    >>> world.world_size, rw.init() is world
-    (2, True)
+    Example:
+        >>> world = rw.init()
+        >>> world.world_size, rw.init() is world
+        (2, True)
     """
     global _default
     if timeout is not None:
@@ -190,13 +194,17 @@ def _latest(group: Group | None) -> Group | None:
 def registered(group: Any = None) -> Iterator[None]:
     """A context in which NumPy allocates arrays of at least a page in the registered memory of `group`.
 
-    group: by default the group of all ranks. Use it for arrays that are created in code which cannot call
-    `group.empty`. Temporaries are allocated there too, so keep the block short. It affects this thread only.
+    Use it for arrays that are created in code which cannot call `group.empty`. Temporaries are allocated there too, so
+    keep the block short. It affects this thread only.
 
-    >>> with rw.registered():
-    ...     gradients = np.zeros(100_000)
-    >>> group.all_reduce(gradients).shape
-    (100000,)
+    Args:
+        group: by default the group of all ranks.
+
+    Example:
+        >>> with rw.registered():
+        ...     gradients = np.zeros(100_000)
+        >>> group.all_reduce(gradients).shape
+        (100000,)
     """
     if group is None:
         group = default_group()

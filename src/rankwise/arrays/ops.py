@@ -22,10 +22,14 @@ class PremulSum:
 def premul_sum(factor: float | complex) -> PremulSum:
     """An `op` for reductions: the sum of `factor` * x over the ranks, each with its own factor.
 
-    The products are rounded to x's type before they are added. For integers the factor must be an int.
+    The products are rounded to x's type before they are added.
 
-    >>> group.all_reduce(np.array([1.0, 2.0]), rw.premul_sum(0.5)).tolist()
-    [1.0, 2.0]
+    Args:
+        factor: for integers an int.
+
+    Example:
+        >>> group.all_reduce(np.array([1.0, 2.0]), rw.premul_sum(0.5)).tolist()
+        [1.0, 2.0]
     """
     if isinstance(factor, bool) or not isinstance(factor, (int, float, complex)):
         raise TypeError(f"factor={factor!r}: expected a number, got {type(factor).__name__}")

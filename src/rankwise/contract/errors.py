@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 class RankwiseError(Exception):
     """The base class of rankwise's errors.
 
-    >>> with group.dup() as part:
-    ...     try:
-    ...         part.all_reduce(np.ones(2 + part.rank))
-    ...     except rw.RankwiseError as error:
-    ...         print(type(error).__name__)
-    MismatchError
+    Example:
+        >>> with group.dup() as part:
+        ...     try:
+        ...         part.all_reduce(np.ones(2 + part.rank))
+        ...     except rw.RankwiseError as error:
+        ...         print(type(error).__name__)
+        MismatchError
     """
 
     @property
@@ -49,13 +50,18 @@ class RankwiseError(Exception):
 class PeerLostError(RankwiseError):
     """A rank of the group died, ended early, left, or aborted the group.
 
-    rank: the lost rank's number in the group; how: how it ended, with its signal or exit status;
-    operation: the operation that this rank was in; sequence: the number of that operation in the group.
-    host, pid: the lost process's, if known.
+    Attributes:
+        rank: the lost rank's number in the group.
+        how: how it ended, with its signal or exit status.
+        operation: the operation that this rank was in.
+        sequence: the number of that operation in the group.
+        host: the lost process's host, if known.
+        pid: the lost process's, if known.
 
-    >>> error = rw.PeerLostError("rank 1 was killed by SIGKILL", rank=1, how="SIGKILL", operation="all_reduce")
-    >>> error.rank, error.how, error.operation
-    (1, 'SIGKILL', 'all_reduce')
+    Example:
+        >>> error = rw.PeerLostError("rank 1 was killed by SIGKILL", rank=1, how="SIGKILL", operation="all_reduce")
+        >>> error.rank, error.how, error.operation
+        (1, 'SIGKILL', 'all_reduce')
     """
 
     def __init__(
@@ -98,16 +104,18 @@ class PeerLostError(RankwiseError):
 class MismatchError(RankwiseError):
     """The ranks of a group called different operations, or one operation with different arguments.
 
-    calls: {rank: description}, what each rank called and where, as far as this rank knows; sites:
-    {rank: "file:line"}, the call sites of the ranks that were in a call of the group; different: the
-    ranks whose call differs from most ranks' call.
+    Attributes:
+        calls: {rank: description}, what each rank called and where, as far as this rank knows.
+        sites: {rank: "file:line"}, the call sites of the ranks that were in a call of the group.
+        different: the ranks whose call differs from most ranks' call.
 
-    >>> with group.dup() as part:
-    ...     try:
-    ...         part.all_reduce(np.ones(2 + part.rank))
-    ...     except rw.MismatchError as error:
-    ...         print(sorted(error.calls))
-    [0, 1]
+    Example:
+        >>> with group.dup() as part:
+        ...     try:
+        ...         part.all_reduce(np.ones(2 + part.rank))
+        ...     except rw.MismatchError as error:
+        ...         print(sorted(error.calls))
+        [0, 1]
     """
 
     def __init__(
@@ -151,20 +159,25 @@ def _v_variant(calls: dict[int, str]) -> str:
 class CollectiveTimeout(RankwiseError, TimeoutError):
     """A rank did not arrive before the timeout.
 
-    limit: seconds; missing: the ranks that did not arrive; states: {rank: description}, where each rank
-    is; stacks: {rank: text}, the Python stacks of the missing ranks that run on this host, or why there
-    is none (the process is stopped, or holds its GIL). The message contains all of these, and is the
-    same on all ranks that were in the operation.
+    The message contains all of the attributes, and is the same on all ranks that were in the operation.
 
-    >>> work = group.irecv((1,), src=group.rank)
-    >>> try:
-    ...     work.wait(timeout=0.01)
-    ... except rw.CollectiveTimeout as error:
-    ...     error.limit
-    0.01
-    >>> group.send(1.0, group.rank)
-    >>> work.wait().tolist()
-    [1.0]
+    Attributes:
+        limit: seconds.
+        missing: the ranks that did not arrive.
+        states: {rank: description}, where each rank is.
+        stacks: {rank: text}, the Python stacks of the missing ranks that run on this host, or why there is none (the
+            process is stopped, or holds its GIL).
+
+    Example:
+        >>> work = group.irecv((1,), src=group.rank)
+        >>> try:
+        ...     work.wait(timeout=0.01)
+        ... except rw.CollectiveTimeout as error:
+        ...     error.limit
+        0.01
+        >>> group.send(1.0, group.rank)
+        >>> work.wait().tolist()
+        [1.0]
     """
 
     def __init__(
@@ -205,10 +218,14 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
 
 @public
 class UnsupportedError(RankwiseError):
-    """This backend cannot do this; `remedy` says what to do instead.
+    """This backend cannot do this.
 
-    >>> print(rw.UnsupportedError("all_reduce of fp8", "gloo", "it has no such type", "convert to float32"))
-    all_reduce of fp8 is not supported by the gloo backend: it has no such type; convert to float32
+    Attributes:
+        remedy: what to do instead.
+
+    Example:
+        >>> print(rw.UnsupportedError("all_reduce of fp8", "gloo", "it has no such type", "convert to float32"))
+        all_reduce of fp8 is not supported by the gloo backend: it has no such type; convert to float32
     """
 
     def __init__(self, operation: str, backend: str, why: str = "", remedy: str = "") -> None:
@@ -229,10 +246,14 @@ class UnsupportedError(RankwiseError):
 
 @public
 class BackendUnavailable(RankwiseError, ImportError):
-    """A backend's library or device is missing; `remedy` says how to get it.
+    """A backend's library or device is missing.
 
-    >>> print(rw.BackendUnavailable("mpi", "no module mpi4py", "pip install mpi4py"))
-    backend 'mpi' is not available here: no module mpi4py; pip install mpi4py
+    Attributes:
+        remedy: how to get it.
+
+    Example:
+        >>> print(rw.BackendUnavailable("mpi", "no module mpi4py", "pip install mpi4py"))
+        backend 'mpi' is not available here: no module mpi4py; pip install mpi4py
     """
 
     def __init__(self, backend: str, missing: str, remedy: str = "") -> None:
@@ -252,13 +273,14 @@ class BackendUnavailable(RankwiseError, ImportError):
 class ClosedError(RankwiseError):
     """The communicator (or the group over it) was closed, or belongs to this process's parent.
 
-    >>> part = group.dup()
-    >>> part.close()
-    >>> try:
-    ...     part.barrier()
-    ... except rw.ClosedError:
-    ...     print("closed")
-    closed
+    Example:
+        >>> part = group.dup()
+        >>> part.close()
+        >>> try:
+        ...     part.barrier()
+        ... except rw.ClosedError:
+        ...     print("closed")
+        closed
     """
 
 

@@ -15,9 +15,10 @@ from rankwise.contract.work import Work
 class Wildcard(IntEnum):
     """`rw.ANY`: as src of a receive it means any rank, as tag any tag.
 
-    >>> sending = group.isend(1.5, dst=group.rank, tag=8)
-    >>> group.recv((), src=rw.ANY, tag=rw.ANY).item()
-    1.5
+    Example:
+        >>> sending = group.isend(1.5, dst=group.rank, tag=8)
+        >>> group.recv((), src=rw.ANY, tag=rw.ANY).item()
+        1.5
     """
 
     ANY = -1
@@ -34,11 +35,12 @@ ANY = Wildcard.ANY
 class Message:
     """A message that can be received: its source, tag, number of elements and dtype.
 
-    >>> sending = group.isend(np.zeros(4, np.float32), dst=group.rank)
-    >>> group.probe(timeout=10) == rw.Message(group.rank, 0, 4, rw.DType.F32)
-    True
-    >>> group.recv((4,), group.rank, dtype="float32").tolist()
-    [0.0, 0.0, 0.0, 0.0]
+    Example:
+        >>> sending = group.isend(np.zeros(4, np.float32), dst=group.rank)
+        >>> group.probe(timeout=10) == rw.Message(group.rank, 0, 4, rw.DType.F32)
+        True
+        >>> group.recv((4,), group.rank, dtype="float32").tolist()
+        [0.0, 0.0, 0.0, 0.0]
     """
 
     source: int

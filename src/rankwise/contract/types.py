@@ -11,8 +11,9 @@ from rankwise.contract.public import public
 class DType(IntEnum):
     """The type of one element of a buffer.
 
-    >>> rw.DType.BF16.itemsize, rw.DType.I32.is_integral, rw.DType.C64.is_complex
-    (2, True, True)
+    Example:
+        >>> rw.DType.BF16.itemsize, rw.DType.I32.is_integral, rw.DType.C64.is_complex
+        (2, True, True)
     """
 
     F64 = 0
@@ -60,13 +61,14 @@ DTYPE_NAMES = {dtype: _NAMES.get(dtype) or _KINDS[dtype.name[0]] + dtype.name[1:
 class ReduceOp(IntEnum):
     """How a reduction combines the ranks' elements.
 
-    f16, bf16 and fp8 are accumulated in f32 and rounded once. MIN and MAX propagate NaN. Integers
-    wrap. MEAN divides the sum by the world size.
+    f16, bf16 and fp8 are accumulated in f32 and rounded once. MIN and MAX propagate NaN. Integers wrap. MEAN divides
+    the sum by the world size.
 
-    >>> group.all_reduce(3 + group.rank, rw.ReduceOp.MAX)
-    4
-    >>> rw.ReduceOp.BAND.refused_for(rw.DType.F32)
-    'bitwise operations are for integers and bool'
+    Example:
+        >>> group.all_reduce(3 + group.rank, rw.ReduceOp.MAX)
+        4
+        >>> rw.ReduceOp.BAND.refused_for(rw.DType.F32)
+        'bitwise operations are for integers and bool'
     """
 
     SUM = 0

@@ -19,30 +19,31 @@ W = TypeVar("W", bound="Work[Any]")
 class Work(ABC, Generic[T]):
     """One asynchronous operation. Its methods mean what those of concurrent.futures.Future mean; `wait` is `result`.
 
-    Its buffers must not be touched until `wait` has returned or `done` has returned True; after that
-    the operation never writes to them. Work queued after it on a stream may use them without calling
-    either. Any thread may use it. In asyncio, `await work` waits while other tasks run.
+    Its buffers must not be touched until `wait` has returned or `done` has returned True; after that the operation
+    never writes to them. Work queued after it on a stream may use them without calling either. Any thread may use it.
+    In asyncio, `await work` waits while other tasks run.
 
-    timeout, of every method that has it: the seconds that the call may block. None means the communicator's timeout,
-    which a collective has from when it begins to run, and a message from when the call begins to wait for it. A
-    function on a stream of its own has no communicator, and so None is no limit there.
+    Every `timeout` of its methods is the seconds that the call may block. None means the communicator's timeout, which
+    a collective has from when it begins to run, and a message from when the call begins to wait for it. A function on a
+    stream of its own has no communicator, and so None is no limit there.
 
-    >>> x = np.ones(3)
-    >>> work = group.all_reduce(x, async_op=True)
-    >>> work.wait() is x
-    True
-    >>> work.done(), work.exception()
-    (True, None)
-    >>> work.add_done_callback(lambda work: print(work.result()))
-    [2. 2. 2.]
+    Example:
+        >>> x = np.ones(3)
+        >>> work = group.all_reduce(x, async_op=True)
+        >>> work.wait() is x
+        True
+        >>> work.done(), work.exception()
+        (True, None)
+        >>> work.add_done_callback(lambda work: print(work.result()))
+        [2. 2. 2.]
     """
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> T:
-        """Block until the operation is complete and return its result.
+        """Block until the operation is complete and return its result, or raise its error.
 
-        Raises CollectiveTimeout when the timeout has passed (the operation stays pending if nothing was lost), or the
-        operation's own error.
+        Raises:
+            CollectiveTimeout: the timeout has passed; the operation stays pending if nothing was lost.
         """
 
     @abstractmethod
@@ -52,9 +53,12 @@ class Work(ABC, Generic[T]):
     def cancel(self) -> bool:
         """Cancel a send or receive that is not complete, if the engine can: over shared memory and between threads.
 
-        Returns whether it was cancelled. If so, it has failed with ClosedError and its buffer is not used any more. The
-        message that it would have received stays for another receive; one that it was sending is still delivered if the
-        receiver may have begun to take its data. Returns False, and changes nothing, if the operation is complete.
+        A cancelled operation has failed with ClosedError, and its buffer is not used any more. The message that it
+        would have received stays for another receive; one that it was sending is still delivered if the receiver may
+        have begun to take its data.
+
+        Returns:
+            Whether it was cancelled. If the operation is complete, False, and nothing changes.
         """
         return False
 

@@ -47,37 +47,38 @@ class Group(
 ):
     """An ordered set of ranks that communicate, seen from one of them.
 
-    rank, world_size: this rank's number in the group, and the number of ranks. ranks: the numbers of the
-    group's ranks in the world (the group that init made), in this group's order. name: shown in messages
-    and traces.
-
-    Arrays: NumPy and anything with `__array_interface__`, the buffer protocol or DLPack, torch
-    tensors, and Python or NumPy numbers; over nccl also arrays in CUDA memory: torch tensors and anything
-    with `__cuda_array_interface__`. Types: bool, integers, floats, complex, bfloat16, float8_e4m3fn,
-    float8_e5m2. A new result has the input's kind (torch for torch, NumPy for most others) and dtype; if
-    `out=` is given, it receives the result and is returned. Numbers count as 0-d arrays; for them,
-    operations that work in place return a new number. Arrays that are not contiguous work too, at the
-    cost of a copy; for immutable arrays a new array is returned. While grad mode is on, a tensor that
-    requires grad is refused, because no gradient would be computed; `rw.autograd` has operations with
+    Arrays: NumPy and anything with `__array_interface__`, the buffer protocol or DLPack, torch tensors, and Python or
+    NumPy numbers; over nccl also arrays in CUDA memory: torch tensors and anything with `__cuda_array_interface__`.
+    Types: bool, integers, floats, complex, bfloat16, float8_e4m3fn, float8_e5m2. A new result has the input's kind
+    (torch for torch, NumPy for most others) and dtype; if `out=` is given, it receives the result and is returned.
+    Numbers count as 0-d arrays; for them, operations that work in place return a new number. Arrays that are not
+    contiguous work too, at the cost of a copy; for immutable arrays a new array is returned. While grad mode is on, a
+    tensor that requires grad is refused, because no gradient would be computed; `rw.autograd` has operations with
     gradients.
 
-    Every rank of the group must call the same operations in the same order, with the same shape, dtype,
-    op and root. A difference raises MismatchError on the ranks, a dead rank PeerLostError, and a rank
-    that does not arrive within `timeout` CollectiveTimeout. After these errors the group stays failed; the
-    ranks that live may go on in a new one (`shrink`, `restore`). Groups that contain no lost rank stay usable. A
-    bad argument raises TypeError or ValueError on this rank before anything is sent, and does no harm.
+    Every rank of the group must call the same operations in the same order, with the same shape, dtype, op and root. A
+    difference raises MismatchError on the ranks, a dead rank PeerLostError, and a rank that does not arrive within
+    `timeout` CollectiveTimeout. After these errors the group stays failed; the ranks that live may go on in a new one
+    (`shrink`, `restore`). Groups that contain no lost rank stay usable. A bad argument raises TypeError or ValueError
+    on this rank before anything is sent, and does no harm.
 
-    Operations block until their result is available. With async_op=True they return at once a Work,
-    whose result is the return value of the blocking call. Several may be pending; they run in the order
-    of the calls, and before any later blocking call. An operation reads and writes its arrays when it
-    runs on `group.stream`, not when it is called. The program must not touch them until the Work is
-    done, except in streams for which the group waits before the operation, or which wait for the group
-    after it. An operation runs even if nobody waits for it; if it fails, `group.stream.synchronize`
-    raises its error, or it is logged when the group is closed. Any thread may call. The group owns its
-    communicator and closes it in close, at the end of a `with` block, and in the destructor.
+    Operations block until their result is available. With async_op=True they return at once a Work, whose result is the
+    return value of the blocking call. Several may be pending; they run in the order of the calls, and before any later
+    blocking call. An operation reads and writes its arrays when it runs on `group.stream`, not when it is called. The
+    program must not touch them until the Work is done, except in streams for which the group waits before the
+    operation, or which wait for the group after it. An operation runs even if nobody waits for it; if it fails,
+    `group.stream.synchronize` raises its error, or it is logged when the group is closed. Any thread may call. The
+    group owns its communicator and closes it in close, at the end of a `with` block, and in the destructor.
 
-    >>> group.world_size, group.ranks, group.rank in group.ranks, group.name
-    (2, (0, 1), True, 'world')
+    Attributes:
+        rank: this rank's number in the group.
+        world_size: the number of ranks.
+        ranks: the numbers of the group's ranks in the world (the group that init made), in this group's order.
+        name: shown in messages and traces.
+
+    Example:
+        >>> group.world_size, group.ranks, group.rank in group.ranks, group.name
+        (2, (0, 1), True, 'world')
     """
 
     def __init__(
@@ -116,9 +117,10 @@ class Group(
     def timeout(self) -> float:
         """Seconds that an operation may wait for the other ranks; may be set, to at most 10**9. No wait is endless.
 
-        >>> group.timeout = 30
-        >>> group.timeout
-        30.0
+        Example:
+            >>> group.timeout = 30
+            >>> group.timeout
+            30.0
         """
         return self.comm.timeout
 
@@ -130,13 +132,14 @@ class Group(
     def stream(self) -> GroupStream:
         """The stream of the group's asynchronous operations. It can wait for other streams, and they for it.
 
-        >>> with rw.overlap.Stream() as compute:
-        ...     numbers = compute.submit(np.arange, 3)
-        ...     group.stream.wait_stream(compute)
-        ...     done = group.barrier(async_op=True)
-        ...     group.stream.record_event().synchronize()
-        ...     numbers.done(), done.done()
-        (True, True)
+        Example:
+            >>> with rw.overlap.Stream() as compute:
+            ...     numbers = compute.submit(np.arange, 3)
+            ...     group.stream.wait_stream(compute)
+            ...     done = group.barrier(async_op=True)
+            ...     group.stream.record_event().synchronize()
+            ...     numbers.done(), done.done()
+            (True, True)
         """
         return GroupStream(self.comm, self._pending)
 
@@ -144,11 +147,12 @@ class Group(
     def timeout_of(self, seconds: float) -> Iterator[None]:
         """Change the timeout for the operations in a block: `with group.timeout_of(5): group.barrier()`.
 
-        It affects this group in all threads. An operation started with async_op=True uses the timeout that
-        is set when it runs; pass a timeout to its `wait` instead.
+        It affects this group in all threads. An operation started with async_op=True uses the timeout that is set when
+        it runs; pass a timeout to its `wait` instead.
 
-        >>> with group.timeout_of(5):
-        ...     group.barrier()
+        Example:
+            >>> with group.timeout_of(5):
+            ...     group.barrier()
         """
         before = self.timeout
         self.timeout = seconds
@@ -161,8 +165,9 @@ class Group(
     def closed(self) -> bool:
         """Whether the group has been closed.
 
-        >>> group.closed
-        False
+        Example:
+            >>> group.closed
+            False
         """
         return self._closed
 
@@ -173,16 +178,21 @@ class Group(
     def split(self, color: int | None, key: int = 0, name: str | None = None) -> Group | None:
         """Collective: the ranks that pass the same color form a new group, ordered by (key, rank).
 
-        With color None this rank takes no part and receives None. A negative color means the same, as in
-        MPI, but type checkers assume that an int color returns a group.
+        Args:
+            color: None takes no part. A negative color means the same, as in MPI, but type checkers assume that an int
+                color returns a group.
 
-        >>> turned = group.split(color=0, key=-group.rank)
-        >>> turned.rank == 1 - group.rank, turned.ranks
-        (True, (1, 0))
-        >>> turned.close()
-        >>> first = group.split(0 if group.rank == 0 else None)
-        >>> first.world_size if first is not None else group.rank
-        1
+        Returns:
+            The group of this rank's color, or None if this rank takes no part.
+
+        Example:
+            >>> turned = group.split(color=0, key=-group.rank)
+            >>> turned.rank == 1 - group.rank, turned.ranks
+            (True, (1, 0))
+            >>> turned.close()
+            >>> first = group.split(0 if group.rank == 0 else None)
+            >>> first.world_size if first is not None else group.rank
+            1
         """
         color, key = -1 if color is None else integer_64(color, "color"), integer_64(key, "key")
         comm = self.comm.split(color, key)
@@ -195,12 +205,18 @@ class Group(
     def subgroup(self, ranks: Sequence[int], name: str | None = None) -> Group | None:
         """Collective: a new group of `ranks`, in that order; None on a rank that is not among them.
 
-        Every rank of this group calls it. One call may create several disjoint groups: ranks may pass
-        different `ranks`, but all members of a group must pass the same, else MismatchError.
+        Every rank of this group calls it. One call may create several disjoint groups.
 
-        >>> first = group.subgroup([0], name="first")
-        >>> first is None if group.rank == 1 else first.all_reduce(5) == 5
-        True
+        Args:
+            ranks: may differ, but all members of a group must pass the same.
+
+        Raises:
+            MismatchError: two members of a group passed different `ranks`.
+
+        Example:
+            >>> first = group.subgroup([0], name="first")
+            >>> first is None if group.rank == 1 else first.all_reduce(5) == 5
+            True
         """
         members = [self._rank(rank, "ranks") for rank in ranks]
         if not members or len(set(members)) != len(members):
@@ -221,9 +237,10 @@ class Group(
     def dup(self, name: str | None = None) -> Group:
         """Collective: another group of the same ranks. Operations and messages of the two groups never match.
 
-        >>> with group.dup("for a library") as copy:
-        ...     copy.all_reduce(1), copy.name
-        (2, 'for a library')
+        Example:
+            >>> with group.dup("for a library") as copy:
+            ...     copy.all_reduce(1), copy.name
+            (2, 'for a library')
         """
         comm = self.comm.split(0, self.rank)
         assert comm is not None  # color >= 0
@@ -233,27 +250,31 @@ class Group(
         """A new group of the ranks that live, in their order and numbered anew.
 
         Collective over the living ranks of this group, which may have failed; as ULFM's MPIX_Comm_shrink and NCCL's
-        ncclCommShrink, which takes the lost ranks as an argument where this finds them itself. Ranks die at any
-        moment, also during the call: all survivors get the same group, and if a rank of it is already lost, its first
-        operation raises PeerLostError, after which it can be shrunk in turn. It waits for each rank that is not lost,
-        at most `timeout`; then the others go on without the ranks that are missing, whose own call of shrink, or whose
-        next operation, raises an error that says so. This group stays failed and should be closed. If it was the
-        default group, the new one is from now on.
+        ncclCommShrink, which takes the lost ranks as an argument where this finds them itself. Ranks die at any moment,
+        also during the call: all survivors get the same group, and if a rank of it is already lost, its first operation
+        raises PeerLostError, after which it can be shrunk in turn. It waits for each rank that is not lost, at most
+        `timeout`; then the others go on without the ranks that are missing, whose own call of shrink, or whose next
+        operation, raises an error that says so. This group stays failed and should be closed. If it was the default
+        group, the new one is from now on.
 
-        exclude: other ranks of this group to leave out although they may live: nobody waits for them, and they need not
-        call anything. No rank need have failed. All callers pass the same ranks. Asynchronous operations that are still
-        pending after a second fail, because they wait for one of these ranks; over gloo they may last until the
-        timeout. Sends and receives stay pending.
+        Args:
+            exclude: other ranks of this group to leave out although they may live; no rank need have failed. Nobody
+                waits for them, and they need not call anything. All callers pass the same ranks. Asynchronous
+                operations that are still pending after a second fail, because they wait for one of these ranks; over
+                gloo they may last until the timeout. Sends and receives stay pending.
 
-        Raises PeerLostError with this rank's own number if the others went on without it; MismatchError on every caller
-        if they exclude different ranks, after which they may call shrink again; MemoryError on every caller if there is
-        no room for the new group; ValueError if `exclude` contains this rank or a number that is no rank of the group;
-        UnsupportedError if the backend is mpi and `exclude` is not empty, or MPI does not report lost ranks.
+        Raises:
+            PeerLostError: with this rank's own number, if the others went on without it.
+            MismatchError: on every caller if they exclude different ranks, after which they may call shrink again.
+            MemoryError: on every caller if there is no room for the new group.
+            ValueError: `exclude` contains this rank or a number that is no rank of the group.
+            UnsupportedError: the backend is mpi and `exclude` is not empty, or MPI does not report lost ranks.
 
-        >>> smaller = group.shrink()
-        >>> smaller.ranks, smaller.all_reduce(1)
-        ((0, 1), 2)
-        >>> smaller.close()
+        Example:
+            >>> smaller = group.shrink()
+            >>> smaller.ranks, smaller.all_reduce(1)
+            ((0, 1), 2)
+            >>> smaller.close()
         """
         without = [self._rank(rank, "exclude") for rank in exclude]
         if self.rank in without:
@@ -271,18 +292,21 @@ class Group(
 
         Collective over all living ranks of the job, on the group of all ranks or on what `shrink` made of it; in a
         process that replaces a lost one, `init` is its part of the call. It needs `rankwise run --restarts N`. It waits
-        for each lost rank, at most `timeout`, however often its replacements die. As Horovod's elastic mode, but
-        the survivors' processes, connections and memory stay as they are. Groups with a lost rank stay failed; split
-        them off anew.
+        for each lost rank, at most `timeout`, however often its replacements die. As Horovod's elastic mode, but the
+        survivors' processes, connections and memory stay as they are. Groups with a lost rank stay failed; split them
+        off anew.
 
-        Raises UnsupportedError if no launcher starts lost ranks again; PeerLostError if the launcher has given one up,
-        and CollectiveTimeout if a rank did not come, after which the living ranks may still `shrink`.
+        Raises:
+            UnsupportedError: no launcher starts lost ranks again.
+            PeerLostError: the launcher has given a rank up; the living ranks may still `shrink`.
+            CollectiveTimeout: a rank did not come; the living ranks may still `shrink`.
 
-        >>> try:
-        ...     group.restore()
-        ... except rw.UnsupportedError as error:
-        ...     print(error.remedy or error.why)  # doctest: +ELLIPSIS
-        the launcher does not start lost ranks again; ...
+        Example:
+            >>> try:
+            ...     group.restore()
+            ... except rw.UnsupportedError as error:
+            ...     print(error.remedy or error.why)  # doctest: +ELLIPSIS
+            the launcher does not start lost ranks again; ...
         """
         new = Group(self.comm.restore(), self.name, self.backend, self)
         self.membership.note(new.ranks, MEMBER)
@@ -296,11 +320,13 @@ class Group(
     def translate_rank(self, rank: int, other: Group) -> int | None:
         """The number that `rank` of this group has in `other`, or None if it is not in that group.
 
-        Raises ValueError if the two groups come from different worlds.
+        Raises:
+            ValueError: the two groups come from different worlds.
 
-        >>> with group.split(0, -group.rank) as turned:
-        ...     [group.translate_rank(rank, turned) for rank in range(2)]
-        [1, 0]
+        Example:
+            >>> with group.split(0, -group.rank) as turned:
+            ...     [group.translate_rank(rank, turned) for rank in range(2)]
+            [1, 0]
         """
         rank = self._rank(rank, "rank")
         if other._world is not self._world:
@@ -311,14 +337,17 @@ class Group(
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give pending work up to `timeout` seconds, then release everything. May be repeated.
 
-        Raises TypeError or ValueError if `timeout` is not a number of seconds; nothing is closed then. Other errors are
-        logged to the logger `rankwise`. So is a difference between the ranks' last calls that no operation has raised,
-        for example if every rank broadcasts with itself as src.
+        Other errors than the following are logged to the logger `rankwise`. So is a difference between the ranks' last
+        calls that no operation has raised, for example if every rank broadcasts with itself as src.
 
-        >>> part = group.split(0)
-        >>> part.close()
-        >>> part.closed
-        True
+        Raises:
+            TypeError, ValueError: `timeout` is not a number of seconds; nothing is closed then.
+
+        Example:
+            >>> part = group.split(0)
+            >>> part.close()
+            >>> part.closed
+            True
         """
         if not self._closed:
             timeout = check_wait(timeout, optional=False)

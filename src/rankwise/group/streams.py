@@ -40,19 +40,20 @@ MOST_FAILURES = 100  # failures that one stream keeps until `synchronize` raises
 class Event:
     """A mark in a stream, for which other streams and threads can wait.
 
-    It is recorded at the present end of a stream's queue, and is complete when everything queued there
-    has run; a function that raised has run too. A wait refers to the last record before the wait, and a
-    later record does not change it. A wait for an event that was never recorded returns at once. An event
-    can never complete if its stream is closed before reaching it, or belongs to a group that has failed
-    by then; work that waits for it is then dropped and fails for that reason.
+    It is recorded at the present end of a stream's queue, and is complete when everything queued there has run; a
+    function that raised has run too. A wait refers to the last record before the wait, and a later record does not
+    change it. A wait for an event that was never recorded returns at once. An event can never complete if its stream is
+    closed before reaching it, or belongs to a group that has failed by then; work that waits for it is then dropped and
+    fails for that reason.
 
-    >>> ready = rw.overlap.Event()
-    >>> with rw.overlap.Stream() as compute:
-    ...     work = compute.submit(lambda: 6 * 7)
-    ...     ready.record(compute)
-    ...     ready.synchronize()
-    ...     ready.query(), work.done(), work.wait()
-    (True, True, 42)
+    Example:
+        >>> ready = rw.overlap.Event()
+        >>> with rw.overlap.Stream() as compute:
+        ...     work = compute.submit(lambda: 6 * 7)
+        ...     ready.record(compute)
+        ...     ready.synchronize()
+        ...     ready.query(), work.done(), work.wait()
+        (True, True, 42)
     """
 
     def __init__(self) -> None:
@@ -80,8 +81,12 @@ class Event:
     def synchronize(self, timeout: float | None = None) -> None:
         """Block the calling thread until the event is complete.
 
-        timeout: seconds, after which CollectiveTimeout is raised; None waits without limit. If the event can
-        never complete, raises ClosedError or the error of the group that failed.
+        Args:
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            CollectiveTimeout: the time is over.
+            ClosedError: the event can never complete; or the error of the group that failed is raised.
         """
         HostEvents.synchronize(self.handle, None if timeout is None else check_wait(timeout))
 
@@ -111,10 +116,14 @@ class StreamWork(Work[T]):
         self._function = None
 
     def wait(self, timeout: float | None = None) -> T:
-        """Block until the function has run. timeout: seconds; None waits without limit.
+        """Block until the function has run.
 
-        Raises CollectiveTimeout when the time is over; the function stays queued. If the function was
-        dropped, raises ClosedError or the error of the group for which it waited.
+        Args:
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            CollectiveTimeout: the time is over; the function stays queued.
+            ClosedError: the function was dropped; or the error of the group for which it waited is raised.
         """
         self._task.wait(None if timeout is None else check_wait(timeout))
         if self._error is not None:
@@ -160,23 +169,25 @@ class _Failures:
 class Stream:
     """An ordered queue of functions, run one after the other by a thread of the stream's own.
 
-    The thread starts with the first function and sleeps while the queue is empty. Any thread may submit.
-    The error of a function is raised by its Work, or else by the next `synchronize`; an error that
-    neither has raised is logged. Later functions run regardless.
+    The thread starts with the first function and sleeps while the queue is empty. Any thread may submit. The error of a
+    function is raised by its Work, or else by the next `synchronize`; an error that neither has raised is logged. Later
+    functions run regardless.
 
-    `close`, the end of a `with` block, the destructor and the end of the program give queued functions
-    one second, then drop the rest (their Works raise ClosedError) and log that; they never raise and
-    never hang. A function that is still running then is left running on its thread.
+    `close`, the end of a `with` block, the destructor and the end of the program give queued functions one second, then
+    drop the rest (their Works raise ClosedError) and log that; they never raise and never hang. A function that is
+    still running then is left running on its thread.
 
     A stream that waits for an event which can never complete drops all later work: see Event.
 
-    name: shown in messages.
+    Args:
+        name: shown in messages.
 
-    >>> with rw.overlap.Stream() as compute:
-    ...     works = [compute.submit(pow, 2, exponent) for exponent in range(4)]
-    ...     compute.synchronize()
-    ...     [work.wait() for work in works]
-    [1, 2, 4, 8]
+    Example:
+        >>> with rw.overlap.Stream() as compute:
+        ...     works = [compute.submit(pow, 2, exponent) for exponent in range(4)]
+        ...     compute.synchronize()
+        ...     [work.wait() for work in works]
+        [1, 2, 4, 8]
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -196,7 +207,11 @@ class Stream:
         return self._native.handle
 
     def submit(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Work[T]:
-        """Queue `function(*args, **kwargs)` and return its Work at once. ClosedError after `close`."""
+        """Queue `function(*args, **kwargs)` and return its Work at once.
+
+        Raises:
+            ClosedError: the stream is closed.
+        """
         return StreamWork(self, (lambda: function(*args, **kwargs)) if args or kwargs else function)
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -221,7 +236,12 @@ class Stream:
         """Block the caller until all functions submitted so far have run.
 
         Then raises the first error of a function whose Work has not been waited for, if there is one.
-        timeout: seconds, after which CollectiveTimeout is raised; None waits without limit.
+
+        Args:
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            CollectiveTimeout: the time is over.
         """
         self._native.sync(None if timeout is None else check_wait(timeout))
         self._failures.raise_first()
@@ -229,8 +249,8 @@ class Stream:
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give queued functions up to `timeout` seconds, then drop the rest. May be repeated.
 
-        Raises TypeError or ValueError if `timeout` is not a number of seconds; nothing is closed then; else it never
-        raises.
+        Raises:
+            TypeError, ValueError: `timeout` is not a number of seconds; nothing is closed then. It raises nothing else.
         """
         if self._closed or os.getpid() != self._pid:  # after a fork the thread exists only in the parent
             return
@@ -258,18 +278,19 @@ class Stream:
 class GroupStream:
     """The stream of a group, `group.stream`: its operations with async_op=True, in the order of the calls.
 
-    Blocking operations run after all of them; messages (send, recv and the like) run independently. On a
-    backend without streams (its `stream_sync` is None) `wait_event` and `wait_stream` block the caller, and
-    recording an event here blocks until the operations before it are complete.
+    Blocking operations run after all of them; messages (send, recv and the like) run independently. On a backend
+    without streams (its `stream_sync` is None) `wait_event` and `wait_stream` block the caller, and recording an event
+    here blocks until the operations before it are complete.
 
-    >>> x = np.ones(3)
-    >>> with rw.overlap.Stream() as compute:
-    ...     work = compute.submit(np.multiply, x, 2, out=x)
-    ...     group.stream.wait_stream(compute)
-    ...     reducing = group.all_reduce(x, async_op=True)
-    ...     compute.wait_stream(group.stream)
-    ...     compute.submit(np.add, x, 1).wait().tolist()
-    [5.0, 5.0, 5.0]
+    Example:
+        >>> x = np.ones(3)
+        >>> with rw.overlap.Stream() as compute:
+        ...     work = compute.submit(np.multiply, x, 2, out=x)
+        ...     group.stream.wait_stream(compute)
+        ...     reducing = group.all_reduce(x, async_op=True)
+        ...     compute.wait_stream(group.stream)
+        ...     compute.submit(np.add, x, 1).wait().tolist()
+        [5.0, 5.0, 5.0]
     """
 
     def __init__(self, comm: Communicator, pending: Pending) -> None:
@@ -296,10 +317,13 @@ class GroupStream:
         self.wait_event(stream.record_event())
 
     def synchronize(self) -> None:
-        """Block the caller until all operations started so far have run; CollectiveTimeout after `timeout`.
+        """Block the caller until all operations started so far have run.
 
-        Then raises the first error of an operation whose Work has not been waited for, if there is one, or
-        else the group's failure if the group has failed.
+        Then raises the first error of an operation whose Work has not been waited for, if there is one, or else the
+        group's failure if the group has failed.
+
+        Raises:
+            CollectiveTimeout: the operations take longer than the group's `timeout`.
         """
         failure = None
         try:

@@ -261,12 +261,15 @@ def wait_or_cancel(work: Work[T], timeout: float | None = None) -> T:
 def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     """Wait for every Work and return their results, in the order given.
 
-    timeout: seconds for all of them together; None means each communicator's timeout, as in `Work`. If some
-    fail, all are waited for, and then the error of the first is raised.
+    If some fail, all are waited for, and then the error of the first is raised.
 
-    >>> works = [group.all_reduce(np.full(2, i), async_op=True) for i in (1, 2)]
-    >>> [x.tolist() for x in rw.wait_all(works)]
-    [[2, 2], [4, 4]]
+    Args:
+        timeout: seconds for all of them together; None means each communicator's timeout, as in `Work`.
+
+    Example:
+        >>> works = [group.all_reduce(np.full(2, i), async_op=True) for i in (1, 2)]
+        >>> [x.tolist() for x in rw.wait_all(works)]
+        [[2, 2], [4, 4]]
     """
     end = None if timeout is None else time.monotonic() + check_wait(timeout)
     results: list[T] = []
@@ -283,14 +286,22 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
 
 @public
 def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
-    """Wait until a Work is complete or has failed, and return its index in `works`, the lowest of several.
+    """Wait until a Work is complete or has failed.
 
-    timeout: seconds, after which CollectiveTimeout is raised. None waits without limit: the communicator's timeout
-    ends a collective, but a message may never come.
+    Args:
+        timeout: seconds. None waits without limit: the communicator's timeout ends a collective, but a message may
+            never come.
 
-    >>> works = [group.barrier(async_op=True)]
-    >>> rw.wait_any(works)
-    0
+    Returns:
+        The index of the Work in `works`, the lowest of several.
+
+    Raises:
+        CollectiveTimeout: the time is over.
+
+    Example:
+        >>> works = [group.barrier(async_op=True)]
+        >>> rw.wait_any(works)
+        0
     """
     if not works:
         raise ValueError("works: expected at least one Work, got none")

@@ -41,25 +41,29 @@ class RankTraceback(Exception):
 def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[T]:
     """Run `fn(*args, **kwargs)` on n new ranks of this host; return its results, by rank.
 
-    Each rank is a new interpreter in which `rankwise.init()` finds its rank. fn, its arguments and its
-    results are pickled; functions of a notebook or script, lambdas and closures need cloudpickle
-    (pip install 'rankwise[notebook]'). The
-    ranks' output appears in this process's sys.stdout and sys.stderr, in whole lines; the ranks have no
-    standard input.
+    Each rank is a new interpreter in which `rankwise.init()` finds its rank. fn, its arguments and its results are
+    pickled; functions of a notebook or script, lambdas and closures need cloudpickle (pip install
+    'rankwise[notebook]'). The ranks' output appears in this process's sys.stdout and sys.stderr, in whole lines; the
+    ranks have no standard input.
 
-    timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else
-    300. It does not limit fn's own time.
+    When fn raises on a rank, the other ranks are ended and the error is raised here; its cause is the traceback on that
+    rank. Of several errors the first is raised that does not merely report the loss of another rank. No process is left
+    running in any case.
 
-    When fn raises on a rank, the other ranks are ended and the error is raised here; its cause is the
-    traceback on that rank. Of several errors the first is raised that does not merely report the loss of
-    another rank. An error that cannot be pickled becomes a RankwiseError with its text. A rank that ends
-    without a result raises PeerLostError here. If no rank failed, but one called a collective at its end that
-    another never called, MismatchError is raised. No process is left running in any case. Raises TypeError
-    if fn or its arguments cannot be pickled, or a result cannot be unpickled here, and ValueError for n below 1
-    or above 1024.
+    Args:
+        timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else 300. It does not
+            limit fn's own time.
 
-    >>> rw.spawn(divmod, 2, 7, 2)  # any function, here one that does not communicate
-    [(3, 1), (3, 1)]
+    Raises:
+        RankwiseError: fn's error cannot be pickled; it has the error's text.
+        PeerLostError: a rank ended without a result.
+        MismatchError: no rank failed, but one called a collective at its end that another never called.
+        TypeError: fn or its arguments cannot be pickled, or a result cannot be unpickled here.
+        ValueError: n is below 1 or above 1024.
+
+    Example:
+        >>> rw.spawn(divmod, 2, 7, 2)  # any function, here one that does not communicate
+        [(3, 1), (3, 1)]
     """
     if not callable(fn):
         raise TypeError(f"fn={fn!r}: expected a function")
