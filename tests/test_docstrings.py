@@ -1,8 +1,11 @@
-"""Every public name is documented, with an example, and the examples are right: they run on two ranks."""
+"""Every public name is documented, with an example, and the examples are right: they run on two ranks. The sections are
+those that IDEs and the reference read.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -55,9 +58,24 @@ def run_examples(group: Group, with_torch: bool) -> list[str]:
 
 
 def test_every_public_name_has_an_example() -> None:
-    without = [name for name, thing in documented() if ">>>" not in (inspect.getdoc(thing) or "")]
+    without = [name for name, thing in documented() if "\nExample:\n    >>> " not in (inspect.getdoc(thing) or "")]
     # Work's own methods are shown in its docstring, close of a mesh in the mesh's.
     assert set(without) <= {"Mesh.close"}
+
+
+def test_the_arguments_that_a_docstring_describes_are_parameters() -> None:
+    described = {}
+    for name, thing in documented():
+        for section in re.findall(r"^Args:\n((?: {4}.*\n)+)", inspect.getdoc(thing) or "", re.M):
+            described[name] = re.findall(r"^ {4}\**(\w+): ", section, re.M)
+            assert set(described[name]) <= set(inspect.signature(thing).parameters), name
+    assert described["init"] == ["backend", "timeout", "tuning", "allow_pickle"]
+
+
+def test_no_argument_is_described_outside_the_sections() -> None:
+    for name, thing in documented():
+        text = re.split(r"^\w+:$", inspect.getdoc(thing) or "", maxsplit=1, flags=re.M)[0]
+        assert not re.search(r"(\A|[.;]\s|\n\n)[a-z_]\w*(, \w+)*:\s", text), name
 
 
 @pytest.mark.parametrize("with_torch", [False, pytest.param(True, marks=pytest.mark.slow)])

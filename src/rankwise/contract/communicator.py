@@ -206,13 +206,14 @@ class Communicator(Collectives):
     def start(self, call: Call, keep: object = None) -> Work[None]:
         """Start a collective: `start(Call(BROADCAST, ptr, ptr, count, dtype, root=root))`.
 
-        Started operations run in that order, before any later blocking call. A backend without a stream of its own
-        runs the operation at once.
+        Started operations run in that order, before any later blocking call. A backend without a stream of its own runs
+        the operation at once.
 
-        keep: what owns the memory, here and in `send` and `recv`. The communicator holds it from before the operation
-        begins until it no longer uses the memory, so nothing is freed too early even if an exception, such as a signal
-        handler's, takes the place of the Work; a message is then cancelled. Without `keep`, the caller keeps the memory
-        alive until the Work is done.
+        Args:
+            keep: what owns the memory, here and in `send` and `recv`. The communicator holds it from before the
+                operation begins until it no longer uses the memory, so nothing is freed too early even if an exception,
+                such as a signal handler's, takes the place of the Work; a message is then cancelled. Without `keep`,
+                the caller keeps the memory alive until the Work is done.
         """
         return self.start_call(partial(run_keeping, self.run, (call,), keep))
 
@@ -277,7 +278,8 @@ class Communicator(Collectives):
     def split(self, color: int, key: int = 0) -> Communicator | None:
         """Collective: ranks that pass the same color form a new group, ordered by (key, rank).
 
-        color < 0: this rank takes no part and receives None.
+        Args:
+            color: with a negative one this rank takes no part and receives None.
         """
 
     def make_part(self, ranks: Sequence[int]) -> int | None:
@@ -295,12 +297,17 @@ class Communicator(Collectives):
     def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
         """Allocate registered memory, on which the ranks' operations work in place.
 
-        Returns an object with `__array_interface__` that owns the memory and may outlive the
-        communicator, or None if the backend has no registered memory. Without `zeroed` its content is
-        undefined, as `numpy.empty`'s is, which saves time where it will be overwritten. Memory that was freed
-        is kept for the next request of the same size until the communicator is closed: at most an eighth of
-        the available memory for all ranks together. The call is not collective.
-        Operations accept any other memory too, with the same results.
+        Memory that was freed is kept for the next request of the same size until the communicator is closed: at most an
+        eighth of the available memory for all ranks together. The call is not collective. Operations accept any other
+        memory too, with the same results.
+
+        Args:
+            zeroed: without it the content is undefined, as `numpy.empty`'s is, which saves time where it will be
+                overwritten.
+
+        Returns:
+            An object with `__array_interface__` that owns the memory and may outlive the communicator, or None if the
+            backend has no registered memory.
         """
         return None
 
@@ -321,10 +328,15 @@ class Communicator(Collectives):
     def agree(self, flag: int) -> int:
         """The bitwise AND of what the living ranks pass, the same on each of them even if ranks die meanwhile.
 
-        Collective over the ranks of this group that live, as MPI's (ULFM's) MPIX_Comm_agree. flag: a signed integer
-        of at most 64 bits. It waits for every rank that is not lost, at most the timeout. Then the others go on
-        without the ranks that are missing; these are lost to the group, and raise PeerLostError that names
-        themselves.
+        Collective over the ranks of this group that live, as MPI's (ULFM's) MPIX_Comm_agree. It waits for every rank
+        that is not lost, at most the timeout. Then the others go on without the ranks that are missing; these are lost
+        to the group.
+
+        Args:
+            flag: a signed integer of at most 64 bits.
+
+        Raises:
+            PeerLostError: with this rank's own number, if the others went on without it.
         """
         raise self._cannot("agree")
 
@@ -334,8 +346,12 @@ class Communicator(Collectives):
         Collective over these, and it waits as `agree` does. `former_ranks` of the new communicator are its ranks'
         numbers in this one. This one stays as it is, and must be closed.
 
-        exclude: other ranks of this communicator, which may live; nobody waits for them, and from then on they count as
-        lost. All callers pass the same ranks; otherwise all raise MismatchError, and may call shrink again.
+        Args:
+            exclude: other ranks of this communicator, which may live; nobody waits for them, and from then on they
+                count as lost. All callers pass the same ranks.
+
+        Raises:
+            MismatchError: the callers exclude different ranks; all raise it, and may call shrink again.
         """
         raise self._cannot("shrink")
 
@@ -345,10 +361,12 @@ class Communicator(Collectives):
     def restore(self) -> Communicator:
         """A new communicator of all ranks of the job, lost ones replaced by processes that the launcher started.
 
-        Collective over all living ranks of the job, whichever communicator they call it on; a replacement takes
-        part by opening its communicator. It waits, at most the timeout, for a replacement of every lost rank.
-        PeerLostError names a rank that the launcher does not start again; CollectiveTimeout, ranks that did not
-        come.
+        Collective over all living ranks of the job, whichever communicator they call it on; a replacement takes part by
+        opening its communicator. It waits, at most the timeout, for a replacement of every lost rank.
+
+        Raises:
+            PeerLostError: the launcher does not start the rank that it names again.
+            CollectiveTimeout: names the ranks that did not come.
         """
         raise self._cannot("restore")
 

@@ -21,8 +21,11 @@ MOST_COUNTS = 16  # per-rank counts that are written out
 class Call(NamedTuple):
     """One call of a collective: the operation and its arguments; those that it does not take keep their defaults.
 
-    send, recv: the addresses that it reads and writes, which are equal if it works in place. send_counts, recv_counts:
-    what this rank sends to, and receives from, each rank.
+    Attributes:
+        send: the address that it reads, which equals `recv` if it works in place.
+        recv: the address that it writes.
+        send_counts: what this rank sends to each rank.
+        recv_counts: what this rank receives from each rank.
     """
 
     operation: Operation
@@ -92,7 +95,11 @@ class Call(NamedTuple):
         return elements(self, rank, world_size) * ITEMSIZE[self.dtype]
 
     def check(self, world_size: int) -> None:
-        """Raise ValueError or TypeError, which names the argument, if no group of this size can make the call."""
+        """Raise an error, which names the argument, if no group of this size can make the call.
+
+        Raises:
+            ValueError, TypeError: the call is impossible.
+        """
         if self.root is not None and not 0 <= self.root < world_size:
             check_rank(self.root, world_size)
         if self.count < 0:
@@ -156,10 +163,14 @@ class Operation:
     def __init__(
         self, name: str, takes: str, sends: Extent, receives: Extent, rooted: str = "", label: str = ""
     ) -> None:
-        """takes: the arguments of its method, as fields of Call, in order; one that works in place has `send` alone.
+        """What the operation takes, reads and writes.
 
-        sends, receives: how much its buffers hold, where they are used. rooted: whether only root "reads" or "writes".
-        label: its name in texts, if that is another.
+        Args:
+            takes: the arguments of its method, as fields of Call, in order; one that works in place has `send` alone.
+            sends: how much its send buffer holds, where it is used.
+            receives: how much its receive buffer holds, where it is used.
+            rooted: whether only root "reads" or "writes".
+            label: its name in texts, if that is another.
         """
         self.name, self.label = name, label or name
         self.takes = tuple(takes.split())

@@ -70,7 +70,10 @@ class StreamSyncOps(ABC):
 
     @abstractmethod
     def sync_comm_stream(self) -> None:
-        """Block until everything on the communicator's stream has run; raises CollectiveTimeout past its limit.
+        """Block until everything on the communicator's stream has run.
 
         If the group has failed, raises its failure. Other errors of an operation are raised by its Work.
+
+        Raises:
+            CollectiveTimeout: it takes longer than the timeout.
         """

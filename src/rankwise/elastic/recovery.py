@@ -26,40 +26,44 @@ def run(
 ) -> Callable[[Callable[Concatenate[Group, State, P], T]], Callable[P, T]]:
     """Decorate a function `f(group, state, ...)`, which every rank calls, so that it goes on after a loss.
 
-    The decorated function is called without group and state. group: by default the group of all ranks.
+    The decorated function is called without group and state.
 
-    Each time before it calls f, all ranks of the group agree on the newest step that all of them have
-    committed, and put it back into their State; at first that is step 0, the arrays and objects as they are
-    when the decorated function is called. f reads `state.step` to know where to go on, and calls
-    `state.commit()` after each step that must not be lost.
+    Each time before it calls f, all ranks of the group agree on the newest step that all of them have committed, and
+    put it back into their State; at first that is step 0, the arrays and objects as they are when the decorated
+    function is called. f reads `state.step` to know where to go on, and calls `state.commit()` after each step that
+    must not be lost.
 
-    If f ends with an error because ranks were lost, the remaining ranks make a new group, and call f again
-    with it. Under `rankwise run --restarts` it has its full size again: the launcher starts a lost rank
-    again, whose own call of the decorated function meets the others. Otherwise, and if the launcher has
-    given up a rank, the new group consists of the remaining ranks (`Group.shrink`). If more ranks are lost
-    meanwhile, the others make another group. Other errors end the function as usual. When f has returned on all ranks,
-    so does the decorated function; its ranks are then no longer replaced, because the others could not run f again. A
-    rank that is lost after that has failed, and the others run to their end.
+    If f ends with an error because ranks were lost, the remaining ranks make a new group, and call f again with it.
+    Under `rankwise run --restarts` it has its full size again: the launcher starts a lost rank again, whose own call of
+    the decorated function meets the others. Otherwise, and if the launcher has given up a rank, the new group consists
+    of the remaining ranks (`Group.shrink`). If more ranks are lost meanwhile, the others make another group. Other
+    errors end the function as usual. When f has returned on all ranks, so does the decorated function; its ranks are
+    then no longer replaced, because the others could not run f again. A rank that is lost after that has failed, and
+    the others run to their end.
 
-    A replacement runs the program from the start, so the program must not communicate between `rw.init`
-    and the decorated function, which its other ranks have already entered. The new group is the default
-    group if the old one was; groups, Mesh, torch process groups and the like that f needs are made in f.
-    A rank that hangs is left out at the group's timeout.
+    A replacement runs the program from the start, so the program must not communicate between `rw.init` and the
+    decorated function, which its other ranks have already entered. The new group is the default group if the old one
+    was; groups, Mesh, torch process groups and the like that f needs are made in f. A rank that hangs is left out at
+    the group's timeout.
 
-    As in Horovod's elastic mode, f is called again after a loss, and commits are what it goes on from.
-    Unlike there, f takes the group; each rank has a state of its own, which nobody broadcasts; a commit is
-    collective; and no rank joins that was not there at the beginning.
+    As in Horovod's elastic mode, f is called again after a loss, and commits are what it goes on from. Unlike there, f
+    takes the group; each rank has a state of its own, which nobody broadcasts; a commit is collective; and no rank
+    joins that was not there at the beginning.
 
-    >>> total = np.zeros(1)
-    >>> state = rw.elastic.State(arrays={"total": total})
-    >>> @rw.elastic.run(state, group=group)
-    ... def train(group, state):
-    ...     while state.step < 3:
-    ...         total[0] += group.all_reduce(1)
-    ...         state.commit()
-    >>> train()
-    >>> total.tolist()
-    [6.0]
+    Args:
+        group: by default the group of all ranks.
+
+    Example:
+        >>> total = np.zeros(1)
+        >>> state = rw.elastic.State(arrays={"total": total})
+        >>> @rw.elastic.run(state, group=group)
+        ... def train(group, state):
+        ...     while state.step < 3:
+        ...         total[0] += group.all_reduce(1)
+        ...         state.commit()
+        >>> train()
+        >>> total.tolist()
+        [6.0]
     """
 
     def decorate(function: Callable[Concatenate[Group, State, P], T]) -> Callable[P, T]:

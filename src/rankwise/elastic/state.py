@@ -26,12 +26,16 @@ from rankwise.system.settings import STATE_MEMFD, Settings, is_memory
 class Resumption:
     """How this rank went on after a loss, and what that cost.
 
-    lost: {number of a rank in the job: how it was lost}. seconds: from the error on this rank until its function
-    was called again. reached: its `State.step` at the error. resumed: the step from which it went on.
+    Attributes:
+        lost: {number of a rank in the job: how it was lost}.
+        seconds: from the error on this rank until its function was called again.
+        reached: its `State.step` at the error.
+        resumed: the step from which it went on.
 
-    >>> one = rw.elastic.Resumption({1: "was killed by SIGKILL"}, seconds=0.3, reached=7, resumed=6)
-    >>> f"{one.reached - one.resumed} step again"
-    '1 step again'
+    Example:
+        >>> one = rw.elastic.Resumption({1: "was killed by SIGKILL"}, seconds=0.3, reached=7, resumed=6)
+        >>> f"{one.reached - one.resumed} step again"
+        '1 step again'
     """
 
     lost: dict[int, str]
@@ -43,33 +47,36 @@ class Resumption:
 class State:
     """What a rank needs to go on after a loss: arrays and objects, which it commits step by step.
 
-    arrays: {name: array or tensor}, contiguous or strided; each can be written in place and keeps its shape.
-    objects: {name: object}, which pickle can write. If an object has `state_dict` and `load_state_dict`, as
-    torch's modules, optimizers and schedulers have, these save and restore it; else restoring puts a new
-    object into `state.objects`. Change the arrays in place, and the objects in `state.objects`.
+    `commit` copies everything to memory of the job, where the last two commits are kept. Under `rankwise run
+    --restarts` this memory outlives the rank: a State that its replacement makes takes up the commits of the lost rank.
+    Otherwise it ends with the process, and serves to go back to a commit. It takes twice the size of the arrays, from
+    the time at which the State is made, and twice that of the pickled objects; it is ordinary memory of the host, not
+    /dev/shm. A rank has one State at a time.
 
-    `commit` copies everything to memory of the job, where the last two commits are kept. Under
-    `rankwise run --restarts` this memory outlives the rank: a State that its replacement makes takes up the
-    commits of the lost rank. Otherwise it ends with the process, and serves to go back to a commit. It takes
-    twice the size of the arrays, from the time at which the State is made, and twice that of the pickled
-    objects; it is ordinary memory of the host, not /dev/shm. A rank has one State at a time.
+    Unlike in Horovod's elastic mode, each rank has its own state, which may differ from the others', such as its shard
+    of an optimizer's; nothing is sent to a replacement, which finds what its predecessor committed.
 
-    Unlike in Horovod's elastic mode, each rank has its own state, which may differ from the others', such
-    as its shard of an optimizer's; nothing is sent to a replacement, which finds what its predecessor
-    committed.
+    Args:
+        arrays: {name: array or tensor}, contiguous or strided; each can be written in place and keeps its shape. Change
+            them in place.
+        objects: {name: object}, which pickle can write. If an object has `state_dict` and `load_state_dict`, as torch's
+            modules, optimizers and schedulers have, these save and restore it; else restoring puts a new object into
+            `state.objects`. Change the objects in `state.objects`.
 
-    Raises TypeError and ValueError for arrays that cannot be written in place, and if the memory holds the
-    commits of other arrays; MemoryError, which says how much is needed and how much available.
+    Raises:
+        TypeError, ValueError: an array cannot be written in place, or the memory holds the commits of other arrays.
+        MemoryError: says how much is needed and how much available.
 
-    >>> weights = np.zeros(3)
-    >>> state = rw.elastic.State(arrays={"weights": weights}, objects={"losses": []})
-    >>> weights += 1
-    >>> state.commit()
-    >>> weights += 1
-    >>> state.restore()
-    >>> weights.tolist(), state.step
-    ([1.0, 1.0, 1.0], 1)
-    >>> state.close()
+    Example:
+        >>> weights = np.zeros(3)
+        >>> state = rw.elastic.State(arrays={"weights": weights}, objects={"losses": []})
+        >>> weights += 1
+        >>> state.commit()
+        >>> weights += 1
+        >>> state.restore()
+        >>> weights.tolist(), state.step
+        ([1.0, 1.0, 1.0], 1)
+        >>> state.close()
     """
 
     def __init__(self, arrays: Mapping[str, Any] | None = None, objects: Mapping[str, Any] | None = None) -> None:
@@ -103,12 +110,13 @@ class State:
     def commit(self) -> None:
         """Keep the arrays and objects as they are now, as commit number `step` + 1. The program has done a step.
 
-        In a function under `run` this is collective: every rank calls it after the same steps. It begins
-        with a barrier, so that no rank is more than one commit ahead of another, and raises what the barrier
-        raises. If the rank is killed during the commit, the commit before it counts.
+        In a function under `run` this is collective: every rank calls it after the same steps. It begins with a
+        barrier, so that no rank is more than one commit ahead of another, and raises what the barrier raises. If the
+        rank is killed during the commit, the commit before it counts. If there is no room for larger objects, or pickle
+        raises, the last commit still counts.
 
-        Raises MemoryError if there is no room for larger objects, and what pickle raises; then the last
-        commit still counts.
+        Raises:
+            MemoryError: there is no room for larger objects.
         """
         if self.group is not None:
             self.group.barrier()
@@ -117,9 +125,11 @@ class State:
     def restore(self) -> None:
         """Put the last commit back into the arrays and objects, on this rank alone.
 
-        Raises RankwiseError if nothing has been committed, and whatever pickle raises; in both cases nothing changes.
-        Also raises what an object's `load_state_dict` raises. This is called before anything else is restored, so
-        only that object and the objects with a `load_state_dict` before it may then have changed.
+        If pickle raises, nothing changes. If an object's `load_state_dict` raises, only that object and the objects
+        with a `load_state_dict` before it may have changed, because this is called before anything else is restored.
+
+        Raises:
+            RankwiseError: nothing has been committed; nothing changes.
         """
         commits = self.commits
         if not commits:

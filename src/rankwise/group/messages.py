@@ -155,7 +155,7 @@ class Messages(GroupBase):
 
         Raises:
             MismatchError: the message is an array, which the next `recv` or `recv_any` receives.
-            TypeError: the message is a pickle, which is not allowed.
+            TypeError: the message is a pickle that is not allowed.
 
         Example:
             >>> sending = group.isend_object({"loss": 0.5}, dst=group.rank)

@@ -15,14 +15,18 @@ from rankwise.contract import measuring
 class OperationTotals:
     """The totals of all operations of one name.
 
-    count: how many have ended. seconds: how long they took. waited: how many of these seconds they spent waiting for
-    other ranks. bytes: the size of this rank's arguments.
+    Attributes:
+        count: how many have ended.
+        seconds: how long they took.
+        waited: how many of these seconds they spent waiting for other ranks.
+        bytes: the size of this rank's arguments.
 
-    >>> with rw.trace.measure() as m:
-    ...     x = group.all_gather(np.ones(3))
-    >>> done = m.by_operation["all_gather"]
-    >>> done.count, done.bytes, 0 <= done.waited <= done.seconds
-    (1, 24, True)
+    Example:
+        >>> with rw.trace.measure() as m:
+        ...     x = group.all_gather(np.ones(3))
+        >>> done = m.by_operation["all_gather"]
+        >>> done.count, done.bytes, 0 <= done.waited <= done.seconds
+        (1, 24, True)
     """
 
     count: int = 0
@@ -32,28 +36,26 @@ class OperationTotals:
 
 
 class measure:
-    """Measures the communication of this process while a `with` block runs.
-
-    elapsed: how many seconds the block took; within the block, the seconds so far. by_operation: the OperationTotals
-    (count, seconds, waited, bytes) of each operation, by its name. waited, moved: the sums of `waited` and `bytes`.
-    str() returns a table. Within the block, all of them include what has ended so far.
+    """Measures the communication of this process while a `with` block runs. str() returns a table.
 
     Every operation that ends within the block is counted, on any group and in any thread of the process; if several
-    ranks are threads of it, the operations of all of them are. Measurements may be nested or overlap. Operations on
-    objects, vector collectives and reductions with a custom `op` consist of simpler operations, which are counted
-    instead. The seconds of an asynchronous collective are those in which it ran, even if the program computed
-    meanwhile; the seconds of a message that isend or irecv began are those in which the program waited for it.
+    ranks are threads of it, the operations of all of them are. Measurements may be nested or overlap. Within the block,
+    the attributes include what has ended so far. Operations on objects, vector collectives and reductions with a custom
+    `op` consist of simpler operations, which are counted instead. The seconds of an asynchronous collective are those
+    in which it ran, even if the program computed meanwhile; the seconds of a message that isend or irecv began are
+    those in which the program waited for it.
 
-    Over shared memory, a wait is counted if it takes longer than about a microsecond. Over other backends, an
-    operation does not know how long it waited, so all of its time counts as waiting, and a message is counted when it
-    starts, not when it ends. Over nccl, operations only start the device's work, and the operation `sync` waits for
-    it. A backend of another package that does not derive from rankwise's classes counts nothing.
+    Over shared memory, a wait is counted if it takes longer than about a microsecond. Over other backends, an operation
+    does not know how long it waited, so all of its time counts as waiting, and a message is counted when it starts, not
+    when it ends. Over nccl, operations only start the device's work, and the operation `sync` waits for it. A backend
+    of another package that does not derive from rankwise's classes counts nothing.
 
-    >>> with rw.trace.measure() as m:
-    ...     total = group.all_reduce(np.ones(1000))
-    ...     group.barrier()
-    >>> m.by_operation["all_reduce"].count, m.moved, 0 <= m.waited <= m.elapsed
-    (1, 8000, True)
+    Example:
+        >>> with rw.trace.measure() as m:
+        ...     total = group.all_reduce(np.ones(1000))
+        ...     group.barrier()
+        >>> m.by_operation["all_reduce"].count, m.moved, 0 <= m.waited <= m.elapsed
+        (1, 8000, True)
     """
 
     def __init__(self) -> None:
@@ -95,17 +97,17 @@ class measure:
 
     @property
     def by_operation(self) -> dict[str, OperationTotals]:
-        """The totals of each operation, by its name; the operation that took longest comes first."""
+        """The OperationTotals of each operation, by its name; the operation that took longest comes first."""
         return self._done_so_far() if self._done is None else self._done
 
     @property
     def waited(self) -> float:
-        """How many seconds the operations waited for other ranks."""
+        """How many seconds the operations waited for other ranks: the sum of their `waited`."""
         return _sum(self.by_operation.values()).waited
 
     @property
     def moved(self) -> int:
-        """The size in bytes of this rank's arguments."""
+        """The size in bytes of this rank's arguments: the sum of the operations' `bytes`."""
         return _sum(self.by_operation.values()).bytes
 
     def __repr__(self) -> str:

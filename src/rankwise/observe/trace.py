@@ -25,8 +25,9 @@ _pid = 0  # the process for which _fd was determined
 def on() -> bool:
     """Whether spans are recorded, because this process is a rank of `rankwise run --trace FILE`.
 
-    >>> rw.trace.on()
-    False
+    Example:
+        >>> rw.trace.on()
+        False
     """
     global _fd, _pid
     if _pid != os.getpid():
@@ -40,14 +41,20 @@ def on() -> bool:
 
 
 def add(name: str, begin: int, end: int, lane: str = "program") -> None:
-    """Record a span of this rank. begin, end: ns since the epoch, as time.time_ns() returns them.
+    """Record a span of this rank.
 
-    lane: the row in which the span is shown. Spans of one lane may be nested. Raises ValueError if the
-    span ends before it begins.
+    Args:
+        begin: ns since the epoch, as time.time_ns() returns them.
+        end: the same.
+        lane: the row in which the span is shown. Spans of one lane may be nested.
 
-    >>> import time
-    >>> begin = time.time_ns()
-    >>> rw.trace.add("forward", begin, time.time_ns(), lane="compute")
+    Raises:
+        ValueError: the span ends before it begins.
+
+    Example:
+        >>> import time
+        >>> begin = time.time_ns()
+        >>> rw.trace.add("forward", begin, time.time_ns(), lane="compute")
     """
     if end < begin:
         raise ValueError(f"end={end}: expected not before begin={begin}")
@@ -66,10 +73,12 @@ def add(name: str, begin: int, end: int, lane: str = "program") -> None:
 class span(ContextDecorator):
     """Records how long a `with` block, or each call of a decorated function, takes.
 
-    lane: the row in which the span is shown; threads that add spans at the same time need one each.
+    Args:
+        lane: the row in which the span is shown; threads that add spans at the same time need one each.
 
-    >>> with rw.trace.span("forward", lane="compute"):
-    ...     total = sum(range(1000))
+    Example:
+        >>> with rw.trace.span("forward", lane="compute"):
+        ...     total = sum(range(1000))
     """
 
     def __init__(self, name: str, lane: str = "program") -> None:

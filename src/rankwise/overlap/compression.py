@@ -15,13 +15,14 @@ from rankwise.overlap.reducer import Bucket
 class BF16Hook:
     """Reduces float32 and float64 buckets in bfloat16: half the bytes, or a quarter, and 8 bits of precision.
 
-    Sums are accumulated in float32 and rounded once. Buckets of other dtypes are sent unchanged. NumPy
-    arrays need the package ml_dtypes.
+    Sums are accumulated in float32 and rounded once. Buckets of other dtypes are sent unchanged. NumPy arrays need the
+    package ml_dtypes.
 
-    >>> reducer = rw.overlap.GradientReducer([np.zeros(3)], group, hook=rw.overlap.BF16Hook())
-    >>> reducer.mark_ready(0, np.array([1.0, 1.001, group.rank]))
-    >>> reducer.wait_and_unpack()[0].tolist()
-    [1.0, 1.0, 0.5]
+    Example:
+        >>> reducer = rw.overlap.GradientReducer([np.zeros(3)], group, hook=rw.overlap.BF16Hook())
+        >>> reducer.mark_ready(0, np.array([1.0, 1.001, group.rank]))
+        >>> reducer.wait_and_unpack()[0].tolist()
+        [1.0, 1.0, 0.5]
     """
 
     def __init__(self) -> None:
@@ -43,21 +44,24 @@ class BF16Hook:
 class TopKHook:
     """Sends only the largest elements of each bucket, and keeps the rest for later steps (error feedback).
 
-    fraction: the share of a bucket's elements that is sent, the largest by magnitude. A rank adds the
-    elements that it does not send to its next gradients, so they are delayed but not lost (Stich et
-    al., "Sparsified SGD with Memory", NeurIPS 2018). For float32 and float64 in host memory; other
-    buckets are sent unchanged.
+    A rank adds the elements that it does not send to its next gradients, so they are delayed but not lost (Stich et
+    al., "Sparsified SGD with Memory", NeurIPS 2018). For float32 and float64 in host memory; other buckets are sent
+    unchanged.
 
-    >>> hook = rw.overlap.TopKHook(1 / 64)
-    >>> reducer = rw.overlap.GradientReducer([np.zeros(64)], group, hook=hook)
-    >>> gradient = np.zeros(64)
-    >>> gradient[:2] = 3.0, 1.0
-    >>> for step in range(2):
-    ...     reducer.mark_ready(0, gradient)
-    ...     print(reducer.wait_and_unpack()[0][:2].tolist())
-    ...     gradient[0] = 0.0
-    [3.0, 0.0]
-    [0.0, 2.0]
+    Args:
+        fraction: the share of a bucket's elements that is sent, the largest by magnitude.
+
+    Example:
+        >>> hook = rw.overlap.TopKHook(1 / 64)
+        >>> reducer = rw.overlap.GradientReducer([np.zeros(64)], group, hook=hook)
+        >>> gradient = np.zeros(64)
+        >>> gradient[:2] = 3.0, 1.0
+        >>> for step in range(2):
+        ...     reducer.mark_ready(0, gradient)
+        ...     print(reducer.wait_and_unpack()[0][:2].tolist())
+        ...     gradient[0] = 0.0
+        [3.0, 0.0]
+        [0.0, 2.0]
     """
 
     def __init__(self, fraction: float = 0.01) -> None:

@@ -27,15 +27,18 @@ OPS = ("sum", "mean")
 class Bucket:
     """Gradients that are stored together and reduced at once.
 
-    flat: all elements, one-dimensional; the padding between gradients is zero. members: the numbers of
-    the bucket's parameters. views: each member's gradient, as a view of flat in the parameter's shape.
-    index: the bucket's position in the order of reduction, which is the same on all ranks. op: the
-    reducer's, "mean" or "sum".
+    Attributes:
+        flat: all elements, one-dimensional; the padding between gradients is zero.
+        members: the numbers of the bucket's parameters.
+        views: each member's gradient, as a view of flat in the parameter's shape.
+        index: the bucket's position in the order of reduction, which is the same on all ranks.
+        op: the reducer's, "mean" or "sum".
 
-    >>> reducer = rw.overlap.GradientReducer([np.zeros(3), np.zeros((2, 2))], group)
-    >>> [bucket] = reducer.buckets
-    >>> bucket.members, bucket.flat.shape, bucket.views[1].shape
-    ((1, 0), (16,), (2, 2))
+    Example:
+        >>> reducer = rw.overlap.GradientReducer([np.zeros(3), np.zeros((2, 2))], group)
+        >>> [bucket] = reducer.buckets
+        >>> bucket.members, bucket.flat.shape, bucket.views[1].shape
+        ((1, 0), (16,), (2, 2))
     """
 
     def __init__(
@@ -73,18 +76,19 @@ class Bucket:
 class BucketHook(Protocol):
     """Reduces a bucket in another way than by one all_reduce.
 
-    `hook(bucket, group)` stores in bucket.flat the result that the reducer returns: the mean or sum over
-    the ranks, as bucket.op says, with the same bits on all of them. It runs on the group's stream (with
-    async_op=False: in the thread that fills the bucket), on every rank for the same buckets in the same
-    order, and may call blocking operations of `group`. It may keep state between steps, for one reducer.
+    `hook(bucket, group)` stores in bucket.flat the result that the reducer returns: the mean or sum over the ranks, as
+    bucket.op says, with the same bits on all of them. It runs on the group's stream (with async_op=False: in the thread
+    that fills the bucket), on every rank for the same buckets in the same order, and may call blocking operations of
+    `group`. It may keep state between steps, for one reducer.
 
-    >>> def halves(bucket, group):
-    ...     half = bucket.flat.astype(np.float16)
-    ...     bucket.flat[...] = group.all_reduce(half, bucket.op)
-    >>> reducer = rw.overlap.GradientReducer([np.zeros(3)], group, hook=halves)
-    >>> reducer.mark_ready(0, np.full(3, 0.5 + group.rank))
-    >>> reducer.wait_and_unpack()[0].tolist()
-    [1.0, 1.0, 1.0]
+    Example:
+        >>> def halves(bucket, group):
+        ...     half = bucket.flat.astype(np.float16)
+        ...     bucket.flat[...] = group.all_reduce(half, bucket.op)
+        >>> reducer = rw.overlap.GradientReducer([np.zeros(3)], group, hook=halves)
+        >>> reducer.mark_ready(0, np.full(3, 0.5 + group.rank))
+        >>> reducer.wait_and_unpack()[0].tolist()
+        [1.0, 1.0, 1.0]
     """
 
     def __call__(self, bucket: Bucket, group: Group, /) -> None: ...
@@ -93,32 +97,38 @@ class BucketHook(Protocol):
 class GradientReducer:
     """Averages gradients over the ranks of a group, bucket by bucket, while the next ones are being computed.
 
-    params: the parameters, NumPy arrays or tensors of any mixture of dtypes; only their shapes and
-    dtypes matter. group: by default the group of all ranks. bucket_bytes: the size of a bucket, which
-    holds one dtype. op: "mean" or "sum". hook: reduces a bucket in another way, see BucketHook. stream:
-    the `rw.overlap.Stream` whose functions compute the gradients, if there is one. async_op: with False the
-    thread that marks the last gradient of a bucket reduces the bucket before mark_ready returns. If
-    computation occupies all cores, this is faster: no other thread needs a core, and the gradients are
-    still in the cache, if buckets and gradients are no larger than half a core's L2 cache (for example 1 MiB).
+    In each step call `mark_ready(i, gradient)` for each parameter, in any order, and then `wait_and_unpack()`. A full
+    bucket is reduced on the group's stream, by one all_reduce in registered memory, while the program continues; on a
+    backend without streams it is reduced at once, with the same results. All ranks reduce the buckets in the same
+    order, so a bucket that is full early waits for those before it. Buckets are first packed from the last parameter to
+    the first, the usual order of a backward pass, and from the second step on in the order in which rank 0's gradients
+    became ready.
 
-    In each step call `mark_ready(i, gradient)` for each parameter, in any order, and then
-    `wait_and_unpack()`. A full bucket is reduced on the group's stream, by one all_reduce in registered
-    memory, while the program continues; on a backend without streams it is reduced at once, with the same
-    results. All ranks reduce the buckets in the same order, so a bucket that is full early waits for those
-    before it. Buckets are first packed from the last parameter to the
-    first, the usual order of a backward pass, and from the second step on in the order in which rank 0's
-    gradients became ready.
+    Every rank creates its reducer at the same time, with the same parameters and options. `wait_and_unpack` raises the
+    errors of reductions (with async_op=False, `mark_ready` does). Any thread may call mark_ready.
 
-    Every rank creates its reducer at the same time, with the same parameters and options; a difference
-    raises MismatchError. `wait_and_unpack` raises the errors of reductions (with async_op=False,
-    `mark_ready` does). Any thread may call mark_ready.
+    Args:
+        params: the parameters, NumPy arrays or tensors of any mixture of dtypes; only their shapes and dtypes matter.
+        group: by default the group of all ranks.
+        bucket_bytes: the size of a bucket, which holds one dtype.
+        op: "mean" or "sum".
+        hook: reduces a bucket in another way, see BucketHook.
+        stream: the `rw.overlap.Stream` whose functions compute the gradients, if there is one.
+        async_op: with False the thread that marks the last gradient of a bucket reduces the bucket before mark_ready
+            returns. If computation occupies all cores, this is faster: no other thread needs a core, and the gradients
+            are still in the cache, if buckets and gradients are no larger than half a core's L2 cache (for example 1
+            MiB).
 
-    >>> weights, bias = np.zeros((2, 3), np.float32), np.zeros(3, np.float32)
-    >>> reducer = rw.overlap.GradientReducer([weights, bias], group)
-    >>> reducer.mark_ready(1, np.full(3, group.rank, np.float32))
-    >>> reducer.mark_ready(0, np.ones((2, 3), np.float32))
-    >>> [gradient.tolist() for gradient in reducer.wait_and_unpack()]
-    [[[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [0.5, 0.5, 0.5]]
+    Raises:
+        MismatchError: the ranks' parameters or options differ.
+
+    Example:
+        >>> weights, bias = np.zeros((2, 3), np.float32), np.zeros(3, np.float32)
+        >>> reducer = rw.overlap.GradientReducer([weights, bias], group)
+        >>> reducer.mark_ready(1, np.full(3, group.rank, np.float32))
+        >>> reducer.mark_ready(0, np.ones((2, 3), np.float32))
+        >>> [gradient.tolist() for gradient in reducer.wait_and_unpack()]
+        [[[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [0.5, 0.5, 0.5]]
     """
 
     def __init__(
@@ -215,10 +225,15 @@ class GradientReducer:
     def mark_ready(self, i: int, grad: Any, *, lend: bool = False) -> None:
         """Declare that the gradient of parameter `i` is computed. It is copied, and full buckets are reduced.
 
-        With a `stream`, the gradient is taken when the work queued there has run; the call does not
-        block. lend: promises that the gradient will not change before wait_and_unpack has returned, so
-        that it may be copied later, in the background. Raises ValueError if the shape or dtype differs
-        from the parameter's, or if the parameter was already marked in this step.
+        With a `stream`, the gradient is taken when the work queued there has run; the call does not block.
+
+        Args:
+            lend: promises that the gradient will not change before wait_and_unpack has returned, so that it may be
+                copied later, in the background.
+
+        Raises:
+            ValueError: the shape or dtype differs from the parameter's, or the parameter was already marked in this
+                step.
         """
         if not 0 <= i < len(self.parameters):
             raise ValueError(f"i={i}: expected the number of a parameter, 0 to {len(self.parameters) - 1}")

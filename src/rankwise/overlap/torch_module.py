@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 class DataParallel:
     """A module that is trained on all ranks of a group; `data_parallel` creates it.
 
-    It is called like the module and has the module's attributes (parameters(), train(), state_dict(),
-    ...). module: the wrapped module. reducer: the GradientReducer of its gradients.
+    It is called like the module and has the module's attributes (parameters(), train(), state_dict(), ...).
 
-    >>> import torch
-    >>> model = rw.overlap.data_parallel(torch.nn.Linear(2, 1, bias=False), group)
-    >>> with model.no_sync():
-    ...     model(torch.ones(1, 2)).sum().backward()
-    >>> model(torch.ones(1, 2) * group.rank).sum().backward()
-    >>> next(model.parameters()).grad.tolist()
-    [[1.5, 1.5]]
+    Attributes:
+        module: the wrapped module.
+        reducer: the GradientReducer of its gradients.
+
+    Example:
+        >>> import torch
+        >>> model = rw.overlap.data_parallel(torch.nn.Linear(2, 1, bias=False), group)
+        >>> with model.no_sync():
+        ...     model(torch.ones(1, 2)).sum().backward()
+        >>> model(torch.ones(1, 2) * group.rank).sum().backward()
+        >>> next(model.parameters()).grad.tolist()
+        [[1.5, 1.5]]
     """
 
     def __init__(
@@ -148,27 +152,32 @@ def data_parallel(
 ) -> DataParallel:
     """Train a torch module on all ranks of `group`: each backward pass leaves the ranks' mean gradients.
 
-    Collective. Rank 0's parameters and buffers are copied to all ranks; afterwards each rank updates its
-    own buffers (`broadcast_buffers` copies them again). Use the returned object in place of the module.
+    Collective. Rank 0's parameters and buffers are copied to all ranks; afterwards each rank updates its own buffers
+    (`broadcast_buffers` copies them again). Use the returned object in place of the module.
 
-    Gradients are reduced in buckets during the backward pass (see GradientReducer), and are views of the
-    buckets afterwards. After zero_grad() the next backward pass creates new gradients, which are copied
-    into the buckets in the background; after zero_grad(set_to_none=False) torch adds to the views in
-    place, which is slower. Do not touch gradients before backward() has returned. A parameter that no
-    rank used keeps its gradient, which may be None; if some ranks used it, it counts as zeros on the
-    others. Every rank must run the same number of backward passes outside `no_sync`, and use at least
-    one parameter in each. If a pass raises, all gradients become None, and the next pass starts afresh. For that,
-    the pass must have raised on all ranks, and at the same depth: if one rank had a gradient before the error and
-    another had none, they have begun different reductions, and the next pass raises MismatchError. group: by
-    default the group of all ranks. hook, async_op: as for GradientReducer.
+    Gradients are reduced in buckets during the backward pass (see GradientReducer), and are views of the buckets
+    afterwards. After zero_grad() the next backward pass creates new gradients, which are copied into the buckets in the
+    background; after zero_grad(set_to_none=False) torch adds to the views in place, which is slower. Do not touch
+    gradients before backward() has returned. A parameter that no rank used keeps its gradient, which may be None; if
+    some ranks used it, it counts as zeros on the others. Every rank must run the same number of backward passes outside
+    `no_sync`, and use at least one parameter in each. If a pass raises, all gradients become None, and the next pass
+    starts afresh. For that, the pass must have raised on all ranks, and at the same depth: if one rank had a gradient
+    before the error and another had none, they have begun different reductions, and the next pass raises MismatchError.
 
-    >>> import torch
-    >>> model = rw.overlap.data_parallel(torch.nn.Linear(3, 1), group)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> model(torch.full((1, 3), float(group.rank))).sum().backward()
-    >>> model.weight.grad.tolist(), model.bias.grad.tolist()
-    ([[0.5, 0.5, 0.5]], [1.0])
-    >>> optimizer.step()  # the same on both ranks
+    Args:
+        group: by default the group of all ranks.
+        bucket_bytes: as for GradientReducer.
+        hook: as for GradientReducer.
+        async_op: as for GradientReducer.
+
+    Example:
+        >>> import torch
+        >>> model = rw.overlap.data_parallel(torch.nn.Linear(3, 1), group)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model(torch.full((1, 3), float(group.rank))).sum().backward()
+        >>> model.weight.grad.tolist(), model.bias.grad.tolist()
+        ([[0.5, 0.5, 0.5]], [1.0])
+        >>> optimizer.step()  # the same on both ranks
     """
     if group is None:
         from rankwise.initialize import default_group

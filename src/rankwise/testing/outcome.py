@@ -30,7 +30,11 @@ class Outcome(Generic[T]):
 
 
 class RanksFailed(Exception):
-    """A function failed on some ranks. failures: {rank: the failure with its traceback}."""
+    """A function failed on some ranks.
+
+    Attributes:
+        failures: {rank: the failure with its traceback}.
+    """
 
     def __init__(self, outcomes: Sequence[Outcome[Any]]) -> None:
         self.failures = {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure}

@@ -31,20 +31,21 @@ def run_ranks(
 ) -> list[T]:
     """Run `fn(group)` on `n` ranks at once and return what it returns, by rank. In `fn`, rw.init() returns that group.
 
-    backend: "threads" runs n threads of this process. "shm", or any registered backend whose ranks
-    are processes, runs n processes on this host, which are kept for later calls; `fn` and its return
-    value are pickled (with cloudpickle if it is installed, so that lambdas and functions of a script
-    work). "solo" takes n=1 and runs in the calling thread. A function
-    `open(job, timeout) -> Communicator`, as backends register it, is called in n threads.
+    The failure of one rank fails the group, so that no other rank waits for it forever. `fn` must leave no message
+    unreceived, since processes keep their group between calls.
 
-    timeout: seconds that the whole call may take, and that an operation of the group may wait.
+    Args:
+        backend: "threads" runs n threads of this process. "shm", or any registered backend whose ranks are processes,
+            runs n processes on this host, which are kept for later calls; `fn` and its return value are pickled (with
+            cloudpickle if it is installed, so that lambdas and functions of a script work). "solo" takes n=1 and runs
+            in the calling thread. A function `open(job, timeout) -> Communicator`, as backends register it, is called
+            in n threads.
+        timeout: seconds that the whole call may take, and that an operation of the group may wait.
 
-    Raises RanksFailed if `fn` raises on a rank, a rank's process dies, or the time is up. It has the traceback
-    of each rank that raised an error of its own, and one line for each that failed only because another did.
-    The failure of one rank fails the group, so that no other rank waits for it forever. Raises ValueError for
-    fewer than 1 rank and for an unknown backend.
-
-    `fn` must leave no message unreceived, since processes keep their group between calls.
+    Raises:
+        RanksFailed: `fn` raises on a rank, a rank's process dies, or the time is up. It has the traceback of each rank
+            that raised an error of its own, and one line for each that failed only because another did.
+        ValueError: n is less than 1, or the backend is unknown.
     """
     if n < 1:
         raise ValueError(f"n={n}: expected at least 1 rank")

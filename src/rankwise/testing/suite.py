@@ -176,11 +176,14 @@ def check_backend(
     timeout: float = 60.0,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """Run the whole suite on `n` ranks. backend: as for `run_ranks`.
+    """Run the whole suite on `n` ranks.
 
-    operations: check only these, and no scenarios; if empty, check everything. seed: selects other
-    cases. timeout: seconds for all cases of one operation. progress: called with the name of each part
-    as it begins.
+    Args:
+        backend: as for `run_ranks`.
+        operations: check only these, and no scenarios; if empty, check everything.
+        seed: selects other cases.
+        timeout: seconds for all cases of one operation.
+        progress: called with the name of each part as it begins.
     """
     run = partial(run_ranks, n, backend=backend, timeout=timeout)
     return _check(Report(backend if isinstance(backend, str) else backend.__name__, n), run, operations, seed, progress)
