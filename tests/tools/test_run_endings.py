@@ -170,7 +170,7 @@ deep(group, 40)
 
 @pytest.mark.parametrize("options", [[], ["--tag-output"]])
 def test_a_rank_that_only_lost_a_peer_is_not_blamed(tmp_path: Path, options: list[str]) -> None:
-    """Even if the launcher cannot see which rank was lost, as on gloo: these ranks never call rankwise.init."""
+    """Even if the launcher cannot see which rank was lost, as on gloo."""
     (tmp_path / "program.py").write_text("""
 import os, sys, time
 from pathlib import Path
@@ -178,6 +178,8 @@ from pathlib import Path
 gone = Path(sys.argv[1])
 if os.environ["RANKWISE_RANK"] == "0":
     from rankwise import PeerLostError
+    from rankwise.system import failure_report
+    failure_report.reporter()  # as in rankwise.init
     gone.write_text(str(os.getpid()))
     raise PeerLostError("rank 1 closed its socket", rank=1, how="ended")
 while not gone.exists() or "Z" not in Path(f"/proc/{gone.read_text() or os.getpid()}/stat").read_text():
