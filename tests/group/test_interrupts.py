@@ -224,12 +224,14 @@ def alarms() -> Iterator[Callable[[float], None]]:
         armed = seconds > 0
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
-    gc.collect()  # groups of earlier tests, whose weak references would be called amid the signals
+    gc.collect()
+    gc.disable()  # an Interruption in what it calls, such as weak references to earlier groups, would go nowhere
     before = signal.signal(signal.SIGALRM, handler)
     try:
         yield arm
     finally:
         arm(0)
+        gc.enable()
         signal.signal(signal.SIGALRM, before)
 
 
