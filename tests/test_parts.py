@@ -95,8 +95,8 @@ def test_every_command_can_be_formatted_and_is_right_for_the_shell() -> None:
 def test_make_has_few_targets_and_its_help_lists_the_parts() -> None:
     targets = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert len(" ".join(targets).split()) <= 15
-    told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    shown = re.findall(r"^  (?:make|PART=) ?(\S+)  ", told.stdout, re.MULTILINE)
+    listed = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    shown = re.findall(r"^  (?:make|PART=) ?(\S+)  ", listed.stdout, re.MULTILINE)
     assert shown == [*" ".join(targets).split(), *parts.PARTS]
 
 

@@ -115,7 +115,7 @@ def test_a_node_that_does_not_come(meeting: Meeting, monkeypatch: pytest.MonkeyP
 
 
 def test_a_node_that_waits_in_vain_for_the_others(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "PATIENCE", 0.0)
+    monkeypatch.setattr(gathering, "GRACE", 0.0)
     with socket.create_server(("127.0.0.1", meeting.port)):  # a node 0 that does not answer
         meeting.start(1, timeout=0.3)
         why = "what listens there does not answer as this job, or has another RANKWISE_SECRET"

@@ -321,7 +321,7 @@ def error_of(failure: Failure) -> RankwiseError:
 
 
 report_failure: Callable[[Failure], object] | None = None
-"""Told of each failure of a group, if a launcher reads what this process reports; see system/failure_report.py."""
+"""Called with each failure of a group. system/failure_report.py sets it if a launcher reads this process's reports."""
 
 
 def _note(error: PeerLostError | MismatchError | CollectiveTimeout) -> None:

@@ -100,10 +100,9 @@ class Call(NamedTuple):
         Raises:
             ValueError, TypeError: the call is impossible.
         """
-        if self.root is not None and not 0 <= self.root < world_size:
+        if self.root is not None:
             check_rank(self.root, world_size)
-        if self.count < 0:
-            check_count(self.count)
+        check_count(self.count)
         if self.op is not None and (why := _REFUSED[self.dtype][self.op]) is not None:
             raise TypeError(f"op={self.op.name.lower()} of {DTYPE_NAMES[self.dtype]}: {why}")
         for name in self.operation.vectors:

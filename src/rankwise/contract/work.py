@@ -130,7 +130,7 @@ def call_when_done(work: W, function: Callable[[W], object], wait: Callable[[flo
         _in_a_thread(wait_and_call)
 
 
-_PERIOD = 1.0  # seconds after which the thread looks whether another one has cancelled the Work
+_PERIOD = 1.0  # seconds between two checks whether another thread has cancelled the Work
 
 
 def _outcome(work: Work[T]) -> asyncio.Future[tuple[T, None] | tuple[Any, BaseException]]:

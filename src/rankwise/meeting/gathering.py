@@ -23,7 +23,7 @@ from rankwise.meeting.served_store import StoreClient
 from rankwise.meeting.store import Missing, Store
 
 ANSWER = "answer"
-PATIENCE = 1.0  # seconds for which the others wait longer than rank 0, whose answer says who is missing
+GRACE = 1.0  # seconds for which the others wait longer than rank 0, whose answer says who is missing
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.1  # seconds between two attempts to reach rank 0
 NOTE_AFTER = 2.0  # seconds after which a note says who is missing
 
@@ -71,7 +71,7 @@ def lead(
 
 def follow(store: Store, mine: Mapping[int, bytes], end: float) -> bytes:
     """In another process: leave the values of its ranks and wait for the answer, which `opened` opens."""
-    return store.exchange({str(rank): value for rank, value in mine.items()}, ANSWER, end + PATIENCE)
+    return store.exchange({str(rank): value for rank, value in mine.items()}, ANSWER, end + GRACE)
 
 
 def join(
@@ -89,7 +89,7 @@ def join(
     reason, pause, noted = "", SHORTEST_PAUSE, time.monotonic() + NOTE_AFTER
     while time.monotonic() < end:
         try:
-            client = connect(end + PATIENCE)
+            client = connect(end + GRACE)
             return client, follow(client, {rank: mine}, end)
         except OSError as error:
             reason = error.strerror or str(error)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NONCE = 16  # bytes
 PROOF = 32
-BREATH = 0.2  # seconds after which silent connections are looked for again
+CHECK_EVERY = 0.2  # seconds between two checks for connections that stay silent
 
 
 class StoreServer(Store):
@@ -80,7 +80,7 @@ class StoreServer(Store):
                 raise Missing(missing)
             for silent in [each for each, end in self._strangers.items() if end < now]:
                 self._drop(silent)
-            for ready, _ in self._selector.select(min(deadline - now, BREATH)):
+            for ready, _ in self._selector.select(min(deadline - now, CHECK_EVERY)):
                 ready.data()
         return [self._values[key] for key in awaited]
 

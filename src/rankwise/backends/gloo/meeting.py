@@ -26,7 +26,7 @@ from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
 from rankwise.contract.job import Job
-from rankwise.meeting.gathering import PATIENCE, failed, follow, lead, met, opened, ranks_late
+from rankwise.meeting.gathering import GRACE, failed, follow, lead, met, opened, ranks_late
 from rankwise.meeting.store import Missing, Store
 from rankwise.meeting.torch_store import OnFirstUse, TorchStore
 from rankwise.system.own_address import own_address
@@ -151,7 +151,7 @@ def _host(job: Job, number: int, size: int, timeout: float) -> EngineCommunicato
     name = f"{job.id or job.launcher} gloo {segment} {'' if job.node is None else job.node}"
     meeting = replace(job, rank=number, world_size=size, segment_fd=None, id=name)
     try:
-        comm = rendezvous.meet(meeting, timeout).join(number, timeout + 2 * PATIENCE, True)
+        comm = rendezvous.meet(meeting, timeout).join(number, timeout + 2 * GRACE, True)
     except RankwiseError as error:
         _fail(error, job, range(size) if size == job.world_size else ())
     return EngineCommunicator(comm, "shm")

@@ -23,7 +23,7 @@ from torch.distributed import Store
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
 from rankwise.initialize import connect, locality
-from rankwise.meeting.gathering import ANSWER, PATIENCE, lead, opened, ranks_late
+from rankwise.meeting.gathering import ANSWER, GRACE, lead, opened, ranks_late
 from rankwise.meeting.store import Missing
 from rankwise.meeting.torch_store import TorchStore
 from rankwise.system.own_address import own_address
@@ -91,7 +91,7 @@ def meet(
         if rank == 0:
             answer = lead(own.under(str(own.add("call", 1))), {0: mine}, size, end, late, decide)
         else:
-            answer = opened(_answered(own, rank, mine, end + PATIENCE))
+            answer = opened(_answered(own, rank, mine, end + GRACE))
     except (Missing, ConnectionError) as error:
         raise late([0], str(error)) from error
     plan = Plan(**json.loads(answer))
