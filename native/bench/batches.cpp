@@ -39,10 +39,11 @@ std::function<void()> call_of(Comm& c, const std::string& operation, const Array
     throw BadArgument("operation: '" + operation + "' given, expected one that can be timed");
 }
 
-std::vector<double> time_batches(nb::handle comm, const std::string& operation, Address x, Address out, uint64_t count, int dtype, int op,
-                                 uint64_t iterations, uint64_t batches) {
+std::vector<double> time_batches(nb::handle comm, const std::string& operation, Address x, Address out, uint64_t count,
+                                 int dtype, int op, uint64_t iterations, uint64_t batches) {
     Comm* engine = nullptr;
-    if (!nb::try_cast(comm, engine) || !engine) throw BadArgument("comm: expected a communicator of the native engine, which this backend does not use");
+    if (!nb::try_cast(comm, engine) || !engine)
+        throw BadArgument("comm: expected a communicator of the native engine, which this backend does not use");
     Comm& c = *engine;
     const auto call = call_of(c, operation, {pointer(x), pointer(out), count, checked_dtype(dtype), checked_op(op)});
     std::vector<double> seconds;
@@ -60,7 +61,8 @@ std::vector<double> time_batches(nb::handle comm, const std::string& operation, 
 }  // namespace
 
 void bind_batches(nb::module_& m) {
-    m.def("time_batches", &time_batches, nb::arg("comm"), nb::arg("operation"), nb::arg("x"), nb::arg("out"), nb::arg("count"),
-          nb::arg("dtype"), nb::arg("op"), nb::arg("iterations"), nb::arg("batches"),
-          "The seconds that each of `batches` batches of `iterations` calls took on this rank; a barrier precedes each.");
+    m.def(
+        "time_batches", &time_batches, nb::arg("comm"), nb::arg("operation"), nb::arg("x"), nb::arg("out"),
+        nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("iterations"), nb::arg("batches"),
+        "The seconds that each of `batches` batches of `iterations` calls took on this rank; a barrier precedes each.");
 }

@@ -73,8 +73,9 @@ void run_part(const Move& move, size_t which, size_t parts, size_t item, ReduceK
     }
 }
 
-std::vector<double> bound_seconds(const std::string& operation, const std::vector<Address>& x, const std::vector<Address>& out, uint64_t count, int dtype,
-                                  int op, uint64_t iterations, uint64_t batches) {
+std::vector<double> bound_seconds(const std::string& operation, const std::vector<Address>& x,
+                                  const std::vector<Address>& out, uint64_t count, int dtype, int op,
+                                  uint64_t iterations, uint64_t batches) {
     const size_t item = itemsize(checked_dtype(dtype));
     RankArrays arrays{{}, {}, count * item};
     for (Address a : x) arrays.x.push_back(static_cast<uint8_t*>(pointer(a)));
@@ -107,9 +108,10 @@ std::vector<double> bound_seconds(const std::string& operation, const std::vecto
 }  // namespace
 
 void bind_bound(nb::module_& m) {
-    m.def("bound_seconds", &bound_seconds, nb::arg("operation"), nb::arg("x"), nb::arg("out"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"),
-          nb::arg("iterations"), nb::arg("batches"),
-          "The seconds that each of `batches` batches took, each of which does the loads and stores of an operation\n"
-          "`iterations` times, with one thread per core, on the arrays of all ranks: addresses `x`, of `count` elements\n"
-          "each, and `out`, 0 if a rank has none. Each thread always does the same part, so only the data itself moves.");
+    m.def(
+        "bound_seconds", &bound_seconds, nb::arg("operation"), nb::arg("x"), nb::arg("out"), nb::arg("count"),
+        nb::arg("dtype"), nb::arg("op"), nb::arg("iterations"), nb::arg("batches"),
+        "The seconds that each of `batches` batches took, each of which does the loads and stores of an operation\n"
+        "`iterations` times, with one thread per core, on the arrays of all ranks: addresses `x`, of `count` elements\n"
+        "each, and `out`, 0 if a rank has none. Each thread always does the same part, so only the data itself moves.");
 }

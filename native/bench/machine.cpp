@@ -1,5 +1,5 @@
-// What the machine can do without an engine, for `rankwise bench machine`: the rates that limit every way of moving data
-// between two ranks.
+// What the machine can do without an engine, for `rankwise bench machine`: the rates that limit every way of moving
+// data between two ranks.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -80,11 +80,13 @@ double core_seconds(const std::string& what, size_t bytes) {
     if (what == "copy")
         return shortest(bytes, [](int) {}, [&](int w) { std::memcpy(to[w].get(), from[w].get(), bytes); });
     if (what == "read")
-        return shortest(bytes, [&](int w) { std::memset(from[w].get(), w, bytes); },
-                        [&](int w) { sink += read_all(from[1 - w].get(), bytes); });
+        return shortest(
+            bytes, [&](int w) { std::memset(from[w].get(), w, bytes); },
+            [&](int w) { sink += read_all(from[1 - w].get(), bytes); });
     if (what == "write")
-        return shortest(bytes, [&](int w) { sink += read_all(from[1 - w].get(), bytes); },
-                        [&](int w) { std::memset(from[w].get(), w, bytes); });
+        return shortest(
+            bytes, [&](int w) { sink += read_all(from[1 - w].get(), bytes); },
+            [&](int w) { std::memset(from[w].get(), w, bytes); });
     throw BadArgument("what: '" + what + "' given, expected copy, read or write");
 }
 
@@ -110,7 +112,9 @@ double line_seconds() {
 
 void bind_machine(nb::module_& m) {
     m.def("core_seconds", &core_seconds, nb::arg("what"), nb::arg("bytes"),
-          "The seconds that each of two cores needs for so many bytes, both at once: to 'copy' its own memory, 'read' what\n"
+          "The seconds that each of two cores needs for so many bytes, both at once: to 'copy' its own memory, 'read' "
+          "what\n"
           "the other core wrote last, or 'write' what it read last. Plain loads and stores; the best of many rounds.");
-    m.def("line_seconds", &line_seconds, "The seconds until two cores see each other's new cache line, both ways at once.");
+    m.def("line_seconds", &line_seconds,
+          "The seconds until two cores see each other's new cache line, both ways at once.");
 }

@@ -26,13 +26,16 @@ nb::object describe(nb::handle array) {
     if (!shape) nb::raise_python_error();
     for (int i = 0; i < ndim; ++i) PyTuple_SET_ITEM(shape, i, PyLong_FromSsize_t(PyArray_DIMS(a)[i]));
     const int flags = PyArray_FLAGS(a);
-    return nb::make_tuple(Address(PyArray_DATA(a)), elements(a), dtype, nb::steal(shape), (flags & NPY_ARRAY_C_CONTIGUOUS) != 0 && (flags & NPY_ARRAY_ALIGNED) != 0,
+    return nb::make_tuple(Address(PyArray_DATA(a)), elements(a), dtype, nb::steal(shape),
+                          (flags & NPY_ARRAY_C_CONTIGUOUS) != 0 && (flags & NPY_ARRAY_ALIGNED) != 0,
                           (flags & NPY_ARRAY_WRITEABLE) != 0);
 }
 
 void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t count, int dtype, int op, int divisor) {
     ReduceKernel kernel = reduce_kernel(checked_dtype(dtype), checked_op(op));
-    if (!kernel) throw BadArgument(std::string("op: ") + name(checked_op(op)) + " is not defined for " + name(checked_dtype(dtype)));
+    if (!kernel)
+        throw BadArgument(std::string("op: ") + name(checked_op(op)) + " is not defined for " +
+                          name(checked_dtype(dtype)));
     if (sources.empty()) throw BadArgument("sources: none given, expected at least one");
     std::vector<const void*> from;
     for (Address a : sources) from.push_back(pointer(a));
@@ -43,7 +46,8 @@ void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t cou
 constexpr size_t kWithGil = 64 << 10;  // bytes that are copied before another thread could have used the GIL
 
 void copy_blocks(const std::vector<Address>& dst, const std::vector<Address>& src, const std::vector<size_t>& bytes) {
-    if (dst.size() != bytes.size() || src.size() != bytes.size()) throw BadArgument("dst, src and bytes: expected lists of one length");
+    if (dst.size() != bytes.size() || src.size() != bytes.size())
+        throw BadArgument("dst, src and bytes: expected lists of one length");
     const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t(0));
     const Copy copy = copy_for(total >= non_temporal_from());
     const auto all = [&] {
@@ -56,7 +60,9 @@ void copy_blocks(const std::vector<Address>& dst, const std::vector<Address>& sr
 
 void convert_local(Address dst, Address src, uint64_t count, int dtype, bool widen) {
     ConvertKernel kernel = widen ? widen_kernel(checked_dtype(dtype)) : narrow_kernel(checked_dtype(dtype));
-    if (!kernel) throw BadArgument(std::string("dtype: expected float16, bfloat16 or an 8-bit float, got ") + name(checked_dtype(dtype)));
+    if (!kernel)
+        throw BadArgument(std::string("dtype: expected float16, bfloat16 or an 8-bit float, got ") +
+                          name(checked_dtype(dtype)));
     nb::gil_scoped_release released;
     kernel(pointer(dst), pointer(src), count);
 }
@@ -68,9 +74,13 @@ void bind_arrays(nb::module_& m) {
           "(address, elements, dtype, shape, contiguous and aligned, writable) of a NumPy array whose dtype "
           "ranks can exchange, or None for anything else.");
     m.def("kernel_isa", &kernel_isa, "The instruction set of the reduction kernels on this machine.");
-    m.def("reduce_local", &reduce_local, nb::arg("dst"), nb::arg("sources"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"),
-          nb::arg("divisor"), "dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels.");
-    m.def("copy_blocks", &copy_blocks, nb::arg("dst"), nb::arg("src"), nb::arg("bytes"), "Copy blocks of memory: bytes[i] bytes from src[i] to dst[i].");
-    m.def("convert_local", &convert_local, nb::arg("dst"), nb::arg("src"), nb::arg("count"), nb::arg("dtype"), nb::arg("widen"),
-          "widen: convert src, of a narrow dtype, to float32 in dst; else convert src, float32, to that dtype, rounded.");
+    m.def("reduce_local", &reduce_local, nb::arg("dst"), nb::arg("sources"), nb::arg("count"), nb::arg("dtype"),
+          nb::arg("op"), nb::arg("divisor"),
+          "dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels.");
+    m.def("copy_blocks", &copy_blocks, nb::arg("dst"), nb::arg("src"), nb::arg("bytes"),
+          "Copy blocks of memory: bytes[i] bytes from src[i] to dst[i].");
+    m.def(
+        "convert_local", &convert_local, nb::arg("dst"), nb::arg("src"), nb::arg("count"), nb::arg("dtype"),
+        nb::arg("widen"),
+        "widen: convert src, of a narrow dtype, to float32 in dst; else convert src, float32, to that dtype, rounded.");
 }

@@ -32,7 +32,9 @@ using Address = uint64_t;
 inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
 inline uint64_t checked_count(int64_t count) {
-    if (count < 0) throw rankwise::BadArgument("count: " + std::to_string(count) + " given, expected a number of elements of at least 0");
+    if (count < 0)
+        throw rankwise::BadArgument("count: " + std::to_string(count) +
+                                    " given, expected a number of elements of at least 0");
     return uint64_t(count);
 }
 

@@ -1,6 +1,6 @@
-// Serialises the calls of a communicator in Python and records the current call. The thread that holds the lock may lock
-// it again, so that several of its calls follow each other with no other thread's in between. It is in C++ because a
-// Python lock, acquired and released by `with`, costs as much as a short message.
+// Serialises the calls of a communicator in Python and records the current call. The thread that holds the lock may
+// lock it again, so that several of its calls follow each other with no other thread's in between. It is in C++ because
+// a Python lock, acquired and released by `with`, costs as much as a short message.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -20,10 +20,11 @@ namespace {
 
 class CallLock {
 public:
-    // other: shares its lock, so that the two communicators' calls are serialised. refused(comm): returns the error of a
-    // call while `refuses` is set. failing(comm, error): called with the error of a call; may raise a better one.
+    // other: shares its lock, so that the two communicators' calls are serialised. refused(comm): returns the error of
+    // a call while `refuses` is set. failing(comm, error): called with the error of a call; may raise a better one.
     CallLock(const CallLock* other, nb::object refused, nb::object failing)
-        : lock_(other ? other->lock_ : std::make_shared<Lock>()), refused_(std::move(refused)), failing_(std::move(failing)) {}
+        : lock_(other ? other->lock_ : std::make_shared<Lock>()), refused_(std::move(refused)),
+          failing_(std::move(failing)) {}
 
     nb::object run(nb::handle comm, nb::handle call, nb::handle move, nb::handle args) {
         const Inside inside(*this);
@@ -97,13 +98,14 @@ private:
 
 void bind_call_lock(nb::module_& m) {
     nb::class_<CallLock>(m, "CallLock", "Serialises the calls of a communicator in Python.")
-        .def(nb::init<const CallLock*, nb::object, nb::object>(), nb::arg("other").none() = nb::none(), nb::arg("refused").none() = nb::none(),
-             nb::arg("failing").none() = nb::none())
+        .def(nb::init<const CallLock*, nb::object, nb::object>(), nb::arg("other").none() = nb::none(),
+             nb::arg("refused").none() = nb::none(), nb::arg("failing").none() = nb::none())
         .def_prop_rw("refuses", &CallLock::refuses, &CallLock::set_refuses)
         .def("run", &CallLock::run, nb::arg("comm"), nb::arg("call"), nb::arg("move"), nb::arg("args"))
         .def("__enter__", &CallLock::enter)
-        .def("__exit__", [](CallLock& c, nb::handle, nb::handle, nb::handle) { c.leave(); }, nb::arg("kind").none(), nb::arg("value").none(),
-             nb::arg("trace").none())
+        .def(
+            "__exit__", [](CallLock& c, nb::handle, nb::handle, nb::handle) { c.leave(); }, nb::arg("kind").none(),
+            nb::arg("value").none(), nb::arg("trace").none())
         .def("acquire", &CallLock::acquire, nb::arg("timeout"))
         .def("release", &CallLock::leave)
         .def_prop_ro("held", &CallLock::held)

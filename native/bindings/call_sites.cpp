@@ -12,7 +12,8 @@ namespace {
 // The folder of this package's Python files, with a trailing slash.
 const std::string& package() {
     static const std::string folder = [] {
-        const std::string file = nb::cast<std::string>(nb::module_::import_("rankwise.contract.errors").attr("__file__"));
+        const std::string file =
+            nb::cast<std::string>(nb::module_::import_("rankwise.contract.errors").attr("__file__"));
         return file.substr(0, file.rfind("contract"));
     }();
     return folder;
@@ -21,7 +22,8 @@ const std::string& package() {
 // Whether a frame of this file only passes a call on: in this package, torch.distributed, or Python's frozen modules.
 bool passes_on(const char* file) {
     const std::string_view name(file);
-    return name.starts_with(package()) || name.starts_with("<frozen ") || name.find("/torch/distributed/") != std::string_view::npos;
+    return name.starts_with(package()) || name.starts_with("<frozen ") ||
+           name.find("/torch/distributed/") != std::string_view::npos;
 }
 
 }  // namespace

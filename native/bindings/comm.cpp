@@ -28,7 +28,9 @@ template <> struct From<Counts> {
     using Type = std::vector<int64_t>;
     static Counts convert(const Type& counts) {
         for (int64_t count : counts)
-            if (count < 0) throw BadArgument("counts: " + std::to_string(count) + " given among them, expected numbers of elements of at least 0");
+            if (count < 0)
+                throw BadArgument("counts: " + std::to_string(count) +
+                                  " given among them, expected numbers of elements of at least 0");
         return Counts(counts.begin(), counts.end());
     }
 };
@@ -72,7 +74,8 @@ void describe(Comm&, std::vector<int64_t> shape, const std::string& operation) {
     Op named = Op::None;
     for (Op op : {Op::Scan, Op::Exscan})
         if (operation == name(op)) named = op;
-    if (named == Op::None && !operation.empty()) throw BadArgument("operation: '" + operation + "' given, expected scan or exscan");
+    if (named == Op::None && !operation.empty())
+        throw BadArgument("operation: '" + operation + "' given, expected scan or exscan");
     described.emplace(named, std::move(shape));
     described_view = described->description();
     next_description = &described_view;
@@ -97,11 +100,14 @@ template <class... A> auto blocking(void (Comm::*operation)(A...)) {
 template <class... A> auto started(void (Comm::*operation)(A...)) {
     return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args, nb::object keep) -> TaskHandle {
         auto owner = kept(std::move(keep));
-        auto task = c.start([&c, operation, site = python_call_site(), owned = consume_description(), ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
-            const Description description = owned ? owned->description() : Description();
-            const StartedCall call(site, owned ? &description : nullptr);
-            (c.*operation)(converted...);
-        }, false, owner);
+        auto task = c.start(
+            [&c, operation, site = python_call_site(), owned = consume_description(),
+             ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
+                const Description description = owned ? owned->description() : Description();
+                const StartedCall call(site, owned ? &description : nullptr);
+                (c.*operation)(converted...);
+            },
+            false, owner);
         return {std::move(task), std::move(owner)};
     };
 }
@@ -149,7 +155,8 @@ nb::dict default_thresholds() {
 
 std::pair<std::string, nb::dict> thresholds_of(const Comm& c) {
     const rankwise::Conditions& agreed = c.conditions();
-    return {rankwise::tuning::kCores[rankwise::tuning::cores_of(agreed.oversubscribed, agreed.yields)].first, by_name(agreed.thresholds)};
+    return {rankwise::tuning::kCores[rankwise::tuning::cores_of(agreed.oversubscribed, agreed.yields)].first,
+            by_name(agreed.thresholds)};
 }
 
 std::shared_ptr<Comm> split_comm(Comm& c, int64_t color, int64_t key) {
@@ -186,7 +193,9 @@ void bind_comm(nb::module_& m) {
     const auto keep = nb::arg("keep").none() = nb::none();
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def("allocate", &Comm::allocate, nb::arg("bytes"), nb::arg("zeroed") = true)
-        .def("in_segment", [](const Comm& c, Address ptr, size_t bytes) { return c.in_segment(pointer(ptr), bytes); }, nb::arg("ptr"), nb::arg("bytes"))
+        .def(
+            "in_segment", [](const Comm& c, Address ptr, size_t bytes) { return c.in_segment(pointer(ptr), bytes); },
+            nb::arg("ptr"), nb::arg("bytes"))
         .def_prop_ro("segment", [](const Comm& c) { return c.segment(); })
         .def_prop_ro("rank", &Comm::rank)
         .def_prop_ro("world_size", &Comm::world_size)
@@ -221,13 +230,16 @@ void bind_comm(nb::module_& m) {
     bind_shortcuts(m, comm);
 
     // Every collective as a blocking call, and as start_<name>, which returns a Task.
-    const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"), op("op"), root("root");
+    const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"),
+        op("op"), root("root");
     auto both = [&](const char* name, auto operation, const auto&... args) {
         comm.def(name, blocking(operation), args..., Release());
         comm.def(("start_" + std::string(name)).c_str(), started(operation), args..., keep);
     };
-    for (const auto& [name, operation] : {std::pair("barrier", &Comm::barrier), std::pair("barrier_without_sync", &Comm::barrier_without_sync)})
-        comm.def(name, blocking(operation), nb::call_guard<ReleaseGilToWait>()).def(("start_" + std::string(name)).c_str(), started(operation), keep);
+    for (const auto& [name, operation] :
+         {std::pair("barrier", &Comm::barrier), std::pair("barrier_without_sync", &Comm::barrier_without_sync)})
+        comm.def(name, blocking(operation), nb::call_guard<ReleaseGilToWait>())
+            .def(("start_" + std::string(name)).c_str(), started(operation), keep);
     both("all_reduce", &Comm::all_reduce, ptr, count, dtype, op);
     both("broadcast", &Comm::broadcast, ptr, count, dtype, root);
     both("reduce", &Comm::reduce, ptr, count, dtype, op, root);

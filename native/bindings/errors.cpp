@@ -34,14 +34,16 @@ void raise_translated(const std::exception_ptr& p) {
                                             nb::arg("operation") = e.operation, nb::arg("sequence") = e.sequence,
                                             nb::arg("host") = e.host, nb::arg("pid") = e.pid));
     } catch (const Mismatch& e) {
-        raise(python_error("MismatchError")(e.what(), nb::arg("calls") = by_rank(e.calls), nb::arg("sequence") = e.sequence,
-                                            nb::arg("sites") = by_rank(e.sites), nb::arg("different") = ranks(e.different)));
+        raise(python_error("MismatchError")(e.what(), nb::arg("calls") = by_rank(e.calls),
+                                            nb::arg("sequence") = e.sequence, nb::arg("sites") = by_rank(e.sites),
+                                            nb::arg("different") = ranks(e.different)));
     } catch (const TimedOut& e) {
         nb::dict stacks = by_rank(e.stacks);
         const std::string text = e.what() + stacks_text(stacks);
         raise(python_error("CollectiveTimeout")(text, nb::arg("limit") = e.limit, nb::arg("missing") = ranks(e.missing),
-                                                nb::arg("states") = by_rank(e.states), nb::arg("operation") = e.operation,
-                                                nb::arg("sequence") = e.sequence, nb::arg("stacks") = stacks));
+                                                nb::arg("states") = by_rank(e.states),
+                                                nb::arg("operation") = e.operation, nb::arg("sequence") = e.sequence,
+                                                nb::arg("stacks") = stacks));
     } catch (const Closed& e) {
         raise(python_error("ClosedError")(e.what()));
     } catch (const Unsupported& e) {

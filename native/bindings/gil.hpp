@@ -53,8 +53,8 @@ private:
     PyThreadState* released_ = nullptr;
 };
 
-// Python code that is called while the GIL is held so must be called within acquiring_gil, as it may release the GIL and
-// request it again: the destructor would run while the stack is unwound, without the GIL.
+// Python code that is called while the GIL is held so must be called within acquiring_gil, as it may release the GIL
+// and request it again: the destructor would run while the stack is unwound, without the GIL.
 class HoldGil {
 public:
     HoldGil() : state_(acquiring_gil([] { return PyGILState_Ensure(); })) {}

@@ -15,14 +15,17 @@ private:
     PyObject* object_;
 };
 
-inline std::shared_ptr<Kept> kept(nb::object object) { return object.is_none() ? nullptr : std::make_shared<Kept>(std::move(object)); }
+inline std::shared_ptr<Kept> kept(nb::object object) {
+    return object.is_none() ? nullptr : std::make_shared<Kept>(std::move(object));
+}
 
 // A Request or Task as Python holds it. If a signal handler raises before the caller has it, Python loses it while
-// it is pending. A Request is then cancelled, unless nothing owns its memory: then it goes on, and the caller answers for
-// the memory.
+// it is pending. A Request is then cancelled, unless nothing owns its memory: then it goes on, and the caller answers
+// for the memory.
 template <class T> class Handle {
 public:
-    Handle(std::shared_ptr<T> operation, std::shared_ptr<Kept> kept) : operation_(std::move(operation)), kept_(std::move(kept)) {}
+    Handle(std::shared_ptr<T> operation, std::shared_ptr<Kept> kept)
+        : operation_(std::move(operation)), kept_(std::move(kept)) {}
     Handle(Handle&&) = default;
     ~Handle() {
         if (kept_ && cancel(*operation_)) kept_->release();

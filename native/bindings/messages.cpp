@@ -26,7 +26,8 @@ std::vector<Part> parts_of(const nb::list& objects) {
 }
 
 // start: Comm::send or Comm::recv.
-template <auto start> RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
+template <auto start>
+RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
     const DType type = checked_dtype(dtype);
     const uint64_t elements = checked_count(count);
     auto owner = kept(std::move(keep));
@@ -35,7 +36,8 @@ template <auto start> RequestHandle start_message(Comm& c, Address ptr, int64_t 
 }
 
 // The same for a plain array; None, with nothing done, for another one, or if peer or tag is not an int from least on.
-template <auto start, int least> std::optional<RequestHandle> start_array(Comm& c, nb::object array, nb::handle peer, nb::handle label) {
+template <auto start, int least>
+std::optional<RequestHandle> start_array(Comm& c, nb::object array, nb::handle peer, nb::handle label) {
     const int rank = rank_or_tag(peer, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, least == kAny);
     if (!x || rank < least || tag < least) return std::nullopt;
@@ -44,7 +46,8 @@ template <auto start, int least> std::optional<RequestHandle> start_array(Comm& 
     return RequestHandle((c.*start)(x.data, x.count, DType(x.dtype), rank, tag, owner), owner);
 }
 
-std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag, nb::object keep) {
+std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag,
+                                         nb::object keep) {
     const Arrival found{src, tag, checked_count(count), checked_dtype(dtype), false};
     auto owner = kept(std::move(keep));
     ReleaseGil released;
@@ -126,11 +129,16 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def_prop_ro("tag", [](const RequestHandle& r) { return r->tag(); })
         .def_prop_ro("dtype", [](const RequestHandle& r) { return int(r->dtype()); });
     const auto keep = nb::arg("keep").none() = nb::none();
-    comm.def("send", &start_message<&Comm::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"), nb::arg("tag"), keep)
-        .def("recv", &start_message<&Comm::recv>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), keep)
-        .def("isend_array", &start_array<&Comm::send, 0>, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none())
-        .def("irecv_array", &start_array<&Comm::recv, kAny>, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none())
-        .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"), keep)
+    comm.def("send", &start_message<&Comm::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"),
+             nb::arg("tag"), keep)
+        .def("recv", &start_message<&Comm::recv>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
+             nb::arg("tag"), keep)
+        .def("isend_array", &start_array<&Comm::send, 0>, nb::arg("x").none(), nb::arg("dst").none(),
+             nb::arg("tag").none())
+        .def("irecv_array", &start_array<&Comm::recv, kAny>, nb::arg("x").none(), nb::arg("src").none(),
+             nb::arg("tag").none())
+        .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
+             nb::arg("tag"), keep)
         .def("send_object", &start_send_object, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"))
         .def("recv_any", &start_recv_any, nb::arg("object"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("send_object_now", &send_object_now, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"))

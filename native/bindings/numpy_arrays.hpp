@@ -33,8 +33,11 @@ struct PlainArray {
     npy_intp dim(int i) const { return PyArray_DIMS(array)[i]; }
     rankwise::Description description() const { return {rankwise::Op::None, dims(), PyArray_DIMS(array)}; }
     size_t bytes() const { return count * rankwise::itemsize(rankwise::DType(dtype)); }
-    bool apart_from(const PlainArray& other) const { return data + bytes() <= other.data || other.data + other.bytes() <= data; }
-    // Whether the shapes are equal without the first `skip` axes of this array and the first `other_skip` axes of `other`.
+    bool apart_from(const PlainArray& other) const {
+        return data + bytes() <= other.data || other.data + other.bytes() <= data;
+    }
+    // Whether the shapes are equal without the first `skip` axes of this array and the first `other_skip` axes of
+    // `other`.
     bool same_shape(const PlainArray& other, int skip, int other_skip) const {
         if (dims() - skip != other.dims() - other_skip) return false;
         for (int i = skip; i < dims(); ++i)

@@ -82,7 +82,8 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
     const auto into_block = [&](const Header& h) -> uint8_t* {
         if (bool(h.object) != object || !PyGILState_Check()) return nullptr;
         const auto length = Py_ssize_t(h.bytes);
-        nb::object block = nb::steal(object ? PyBytes_FromStringAndSize(nullptr, length) : PyByteArray_FromStringAndSize(nullptr, length));
+        nb::object block = nb::steal(object ? PyBytes_FromStringAndSize(nullptr, length)
+                                            : PyByteArray_FromStringAndSize(nullptr, length));
         if (!block) {
             PyErr_Clear();
             return nullptr;
@@ -93,7 +94,8 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
     std::shared_ptr<Request> request;
     {
         const ReleaseGilToWait released;
-        request = c.recv_any_now({object ? Wanted::Object : Wanted::Array}, from, tag, std::ref(into_block), received.arrival, timeout);
+        request = c.recv_any_now({object ? Wanted::Object : Wanted::Array}, from, tag, std::ref(into_block),
+                                 received.arrival, timeout);
     }
     if (request && object && received.arrival.count <= tuning::kShortObject) {
         const Memory memory = request->take_memory();
@@ -105,10 +107,12 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
 }
 
 // read(block, source): decodes what is not basic.
-nb::object recv_object_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle read, const nb::tuple& constructor) {
+nb::object recv_object_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle read,
+                             const nb::tuple& constructor) {
     const auto received = receive(c, true, src, label, timeout);
     if (!received) return not_implemented();
-    nb::object found = nb::isinstance<nb::bytes>(received->block) ? load_basic(received->block, constructor) : not_implemented();
+    nb::object found =
+        nb::isinstance<nb::bytes>(received->block) ? load_basic(received->block, constructor) : not_implemented();
     return found.is(not_implemented()) ? read(received->block, received->arrival.source) : found;
 }
 
@@ -122,8 +126,8 @@ nb::object recv_any_plain(Comm& c, nb::handle src, nb::handle label, std::option
 
 // ---- collectives ----
 
-// What the ranks exchange first: the length of an encoded object, and the object itself if it fits. In group/objects.py it
-// has the same form, because some of the ranks may take that path.
+// What the ranks exchange first: the length of an encoded object, and the object itself if it fits. In group/objects.py
+// it has the same form, because some of the ranks may take that path.
 struct ObjectBlock {
     static constexpr size_t kBytes = 256;
     uint64_t bytes;
@@ -137,7 +141,10 @@ struct ObjectBlock {
         if (fits(longest)) std::memcpy(data, stream.data(), bytes);
     }
     // The encoded object, or the length of the longest.
-    nb::object get() const { return fits(bytes) && fits(longest) ? nb::object(nb::bytes(data, size_t(bytes))) : nb::object(nb::int_(longest)); }
+    nb::object get() const {
+        return fits(bytes) && fits(longest) ? nb::object(nb::bytes(data, size_t(bytes)))
+                                            : nb::object(nb::int_(longest));
+    }
     // The object, if it is here and of basic types, else NotImplemented. own: this rank has encoded it.
     nb::object load(const nb::tuple& constructor, bool own) const {
         const nb::object found = get();
@@ -173,11 +180,13 @@ nb::list parts(const nb::bytes& stream) {
     return one;
 }
 
-// Each of these returns NotImplemented, with nothing done, if an object that this rank sends has other than basic types.
-// If another rank's has, or is long, rest(found, sent) completes the operation, with no other call in between. found: the
-// encoded object, or its length if it is longer than a block; of a gather, a list of these. sent: what this rank sends, in parts (group/object_block.py).
+// Each of these returns NotImplemented, with nothing done, if an object that this rank sends has other than basic
+// types. If another rank's has, or is long, rest(found, sent) completes the operation, with no other call in between.
+// found: the encoded object, or its length if it is longer than a block; of a gather, a list of these. sent: what this
+// rank sends, in parts (group/object_block.py).
 
-nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, nb::handle rest, const nb::tuple& constructor) {
+nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, nb::handle rest,
+                                  const nb::tuple& constructor) {
     const int src = rank_or_tag(from, c.world_size());
     const bool sends = src == c.rank();
     if (src < 0 || (sends && !is_basic(object))) return not_implemented();
@@ -195,7 +204,8 @@ nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, n
 }
 
 // to: None for every rank.
-nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::handle rest, const nb::tuple& constructor) {
+nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::handle rest,
+                               const nb::tuple& constructor) {
     const int dst = to.is_none() ? c.rank() : rank_or_tag(to, c.world_size());
     if (dst < 0 || !is_basic(object)) return not_implemented();
     const nb::bytes sent = Pickle::get().dump(object);
@@ -203,7 +213,8 @@ nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::ha
     block.set(sent);
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
     const Calls calls(c, [&] { c.all_gather(&block, blocks.data(), sizeof block, DType::U8); });
-    const bool all_fit = std::all_of(blocks.begin(), blocks.end(), [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
+    const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
+                                     [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
     if (dst != c.rank() && all_fit) return nb::none();
     nb::list objects;
     for (const ObjectBlock& each : blocks) {
@@ -217,7 +228,8 @@ nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::ha
     return rest(found, parts(sent));
 }
 
-nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb::handle rest, const nb::tuple& constructor) {
+nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb::handle rest,
+                                const nb::tuple& constructor) {
     const int src = rank_or_tag(from, c.world_size());
     if (src < 0) return not_implemented();
     nb::list sent;
@@ -248,14 +260,21 @@ nb::object received_bytes(Request& request) {
 }
 
 void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
-    nb::class_<ReceivedBytes>(m, "ReceivedBytes", nb::type_slots(received_bytes_slots), "A received message: writable bytes, by the buffer protocol.")
+    nb::class_<ReceivedBytes>(m, "ReceivedBytes", nb::type_slots(received_bytes_slots),
+                              "A received message: writable bytes, by the buffer protocol.")
         .def("__len__", &ReceivedBytes::bytes);
     m.def("load_basic", &load_basic, nb::arg("stream"), nb::arg("constructor"),
-          "The object of a pickle that makes only basic types, with no call of the constructor (see check_plain), else NotImplemented.");
-    comm.def("send_object_plain", &send_object_plain, nb::arg("object").none(), nb::arg("dst").none(), nb::arg("tag").none())
-        .def("recv_object_plain", &recv_object_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none(), nb::arg("read"), nb::arg("constructor"))
+          "The object of a pickle that makes only basic types, with no call of the constructor (see check_plain), else "
+          "NotImplemented.");
+    comm.def("send_object_plain", &send_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
+             nb::arg("tag").none())
+        .def("recv_object_plain", &recv_object_plain, nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("timeout").none(), nb::arg("read"), nb::arg("constructor"))
         .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
-        .def("broadcast_object_plain", &broadcast_object_plain, nb::arg("object").none(), nb::arg("src").none(), nb::arg("rest"), nb::arg("constructor"))
-        .def("gather_object_plain", &gather_object_plain, nb::arg("object").none(), nb::arg("dst").none(), nb::arg("rest"), nb::arg("constructor"))
-        .def("scatter_object_plain", &scatter_object_plain, nb::arg("objects").none(), nb::arg("src").none(), nb::arg("rest"), nb::arg("constructor"));
+        .def("broadcast_object_plain", &broadcast_object_plain, nb::arg("object").none(), nb::arg("src").none(),
+             nb::arg("rest"), nb::arg("constructor"))
+        .def("gather_object_plain", &gather_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
+             nb::arg("rest"), nb::arg("constructor"))
+        .def("scatter_object_plain", &scatter_object_plain, nb::arg("objects").none(), nb::arg("src").none(),
+             nb::arg("rest"), nb::arg("constructor"));
 }

@@ -14,7 +14,20 @@ constexpr int kMaxBasic = 1 << 16;  // values; a list that contains another twic
 // ---- the opcodes of plain data ----
 
 enum class Does : uint8_t {
-    kRefuse, kProtocol, kFrame, kStop, kMark, kPop, kPopMark, kPush, kTuple, kAdd, kMemoize, kGet, kGlobal, kReduce,
+    kRefuse,
+    kProtocol,
+    kFrame,
+    kStop,
+    kMark,
+    kPop,
+    kPopMark,
+    kPush,
+    kTuple,
+    kAdd,
+    kMemoize,
+    kGet,
+    kGlobal,
+    kReduce,
     kNextBuffer,
 };
 enum class Kind : uint8_t { kOther, kText, kList, kDict, kSet, kConstructor };
@@ -65,9 +78,9 @@ constexpr std::array<Opcode, 256> opcodes() {
     all['u'] = {Does::kAdd, 0, false, Kind::kDict, kToMark};                 // SETITEMS
     all[0x90] = {Does::kAdd, 0, false, Kind::kSet, kToMark};                 // ADDITEMS
     all[0x94] = {Does::kMemoize};
-    all['h'] = {Does::kGet, 1};                                              // BINGET
-    all['j'] = {Does::kGet, 4};                                              // LONG_BINGET
-    all[0x93] = {Does::kGlobal};                                             // STACK_GLOBAL
+    all['h'] = {Does::kGet, 1};   // BINGET
+    all['j'] = {Does::kGet, 4};   // LONG_BINGET
+    all[0x93] = {Does::kGlobal};  // STACK_GLOBAL
     all['R'] = {Does::kReduce};
     all[0x97] = {Does::kNextBuffer};
     return all;
@@ -92,7 +105,9 @@ uint64_t little_endian(std::string_view bytes) {
 class Value {
 public:
     Value() = default;
-    Value(Kind k, int nested, std::string_view name = {}) : kind(k), depth(uint8_t(nested)), length_(uint8_t(std::min<size_t>(name.size(), UINT8_MAX))), text_(name.data()) {}
+    Value(Kind k, int nested, std::string_view name = {})
+        : kind(k), depth(uint8_t(nested)), length_(uint8_t(std::min<size_t>(name.size(), UINT8_MAX))),
+          text_(name.data()) {}
     std::string_view text() const { return {text_, length_}; }  // its beginning, which is enough for a name
 
     Kind kind = Kind::kOther;
@@ -121,7 +136,8 @@ public:
 
     // Whether the stream calls the constructor.
     bool run() {
-        while (step()) {}
+        while (step()) {
+        }
         if (stack_.size() != 1 || !marks_.empty()) invalid("does not make exactly one value");
         depth_of(1);
         if (!rest_.empty()) invalid("goes on after its end");
@@ -190,7 +206,8 @@ private:
 
     void global() {
         const Value name = text(), module = text();
-        if (module.text() != nb::cast<const char*>(constructor_[0]) || name.text() != nb::cast<const char*>(constructor_[1]))
+        if (module.text() != nb::cast<const char*>(constructor_[0]) ||
+            name.text() != nb::cast<const char*>(constructor_[1]))
             not_plain("names " + shown(module) + "." + shown(name));
         push({Kind::kConstructor, 0});
     }
@@ -264,8 +281,8 @@ bool check_plain(const nb::bytes& stream, size_t buffers, const nb::tuple& const
     return Checker({stream.c_str(), stream.size()}, buffers, constructor).run();
 }
 
-// Whether the stream is one value of basic types, with so few containers that they cannot be nested too deep. It is false of
-// some others too: of those, a Checker decides.
+// Whether the stream is one value of basic types, with so few containers that they cannot be nested too deep. It is
+// false of some others too: of those, a Checker decides.
 bool obviously_basic(std::string_view rest) {
     std::array<int, kMaxDepth> marks;
     int marked = 0, values = 0;  // on the Unpickler's stack
@@ -347,10 +364,11 @@ bool makes_basic(const nb::bytes& stream, const nb::tuple& constructor) noexcept
 }
 
 void bind_plain_pickle(nb::module_& m) {
-    m.def("check_plain", &check_plain, nb::arg("stream"), nb::arg("buffers"), nb::arg("constructor"),
-          "Check that a pickle with so many buffers is plain data: that it can only make Python's basic types, and call "
-          "one constructor, given as (module, name). Nothing is loaded. Returns whether it calls that. TypeError: it "
-          "is not plain data. ValueError: it is invalid.");
+    m.def(
+        "check_plain", &check_plain, nb::arg("stream"), nb::arg("buffers"), nb::arg("constructor"),
+        "Check that a pickle with so many buffers is plain data: that it can only make Python's basic types, and call "
+        "one constructor, given as (module, name). Nothing is loaded. Returns whether it calls that. TypeError: it "
+        "is not plain data. ValueError: it is invalid.");
     m.def("is_basic", &is_basic, nb::arg("object").none(),
           "Whether an object consists of at most 65,536 None, bool, int, float, str and bytes, in lists, tuples and "
           "dicts.");

@@ -131,6 +131,8 @@ nb::object use_handler(nb::handle handler) {
 void bind_registered(nb::module_& m) {
     nb::class_<Registered>(m, "Registered", "Memory of this rank in the segment; given back with this object.")
         .def_prop_ro("__array_interface__", &interface_of);
-    m.def("memory_handler", &memory_handler, nb::arg("comm"), "A NumPy memory handler whose arrays lie in the communicator's segment.");
-    m.def("use_handler", &use_handler, nb::arg("handler").none(), "Let NumPy, in this context, allocate arrays with it; returns the previous handler.");
+    m.def("memory_handler", &memory_handler, nb::arg("comm"),
+          "A NumPy memory handler whose arrays lie in the communicator's segment.");
+    m.def("use_handler", &use_handler, nb::arg("handler").none(),
+          "Let NumPy, in this context, allocate arrays with it; returns the previous handler.");
 }

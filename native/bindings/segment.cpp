@@ -13,7 +13,8 @@ using NamePairs = std::vector<std::pair<std::string, std::string>>;
 
 void check_rank(const Segment& s, int rank) {
     if (rank < 0 || rank >= s.world_size())
-        throw rankwise::BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(s.world_size() - 1));
+        throw rankwise::BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " +
+                                    std::to_string(s.world_size() - 1));
 }
 
 }  // namespace
@@ -27,17 +28,27 @@ void bind_segment(nb::module_& m) {
         .def_prop_ro("allocated_blocks", [](const Segment& s) { return s.heap().allocated_blocks(); })
         .def(
             "join",
-            [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const NamePairs& algorithms, std::optional<bool> oversubscribed,
-               bool single_copy, const std::string& backend, uint32_t restart, bool part, const std::vector<rankwise::tuning::NamedValue>& tuning, int numa_node,
+            [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const NamePairs& algorithms,
+               std::optional<bool> oversubscribed, bool single_copy, const std::string& backend, uint32_t restart,
+               bool part, const std::vector<rankwise::tuning::NamedValue>& tuning, int numa_node,
                const std::vector<int>& numa_nodes, uint64_t unexpected_bytes) {
-                const rankwise::Settings settings{rankwise::tuning::parse_forced(algorithms, backend), oversubscribed, single_copy, backend, part,
-                                                  rankwise::tuning::parse_tuning(tuning), numa_node, unexpected_bytes, numa_nodes};
+                const rankwise::Settings settings{rankwise::tuning::parse_forced(algorithms, backend),
+                                                  oversubscribed,
+                                                  single_copy,
+                                                  backend,
+                                                  part,
+                                                  rankwise::tuning::parse_tuning(tuning),
+                                                  numa_node,
+                                                  unexpected_bytes,
+                                                  numa_nodes};
                 ReleaseGil released;
                 return Comm::join(std::move(segment), rank, timeout, process, settings, restart);
             },
-            nb::arg("rank"), nb::arg("timeout"), nb::arg("process"), nb::arg("algorithms") = NamePairs(), nb::arg("oversubscribed").none() = nb::none(),
-            nb::arg("single_copy") = true, nb::arg("backend") = "shm", nb::arg("restart") = 0, nb::arg("part") = false,
-            nb::arg("tuning") = std::vector<rankwise::tuning::NamedValue>(), nb::arg("numa_node") = 0, nb::arg("numa_nodes") = std::vector<int>(),
+            nb::arg("rank"), nb::arg("timeout"), nb::arg("process"), nb::arg("algorithms") = NamePairs(),
+            nb::arg("oversubscribed").none() = nb::none(), nb::arg("single_copy") = true, nb::arg("backend") = "shm",
+            nb::arg("restart") = 0, nb::arg("part") = false,
+            nb::arg("tuning") = std::vector<rankwise::tuning::NamedValue>(), nb::arg("numa_node") = 0,
+            nb::arg("numa_nodes") = std::vector<int>(),
             nb::arg("unexpected_bytes") = rankwise::Settings().unexpected_bytes)
         .def(
             "mark_exited",
@@ -70,8 +81,10 @@ void bind_segment(nb::module_& m) {
                 check_rank(s, rank);
                 const rankwise::Whereabouts where = rankwise::whereabouts(s.header(), rank);
                 const bool begun = where.inside || where.begun();
-                return std::make_tuple(std::string(name(begun ? where.operation->kind : rankwise::Op::None)), begun ? where.operation->sequence : 0,
-                                       begun ? to_string(*where.operation, 0) : "", s.record(rank).pid.load().number, where.inside);
+                return std::make_tuple(std::string(name(begun ? where.operation->kind : rankwise::Op::None)),
+                                       begun ? where.operation->sequence : 0,
+                                       begun ? to_string(*where.operation, 0) : "", s.record(rank).pid.load().number,
+                                       where.inside);
             },
             nb::arg("rank"))
         .def("lost_rank", [](const Segment& s) -> std::optional<int> {
@@ -79,8 +92,10 @@ void bind_segment(nb::module_& m) {
             if (f.cause != rankwise::Cause::PeerLost) return std::nullopt;
             return f.rank;
         });
-    m.def("available_memory", &rankwise::available_memory, "Bytes that can still be allocated before the machine or the cgroup runs out of memory.");
-    m.def("usable_cores", &rankwise::usable_cores, "Cores that this process may use: its affinity, limited by its cgroup's quota.");
+    m.def("available_memory", &rankwise::available_memory,
+          "Bytes that can still be allocated before the machine or the cgroup runs out of memory.");
+    m.def("usable_cores", &rankwise::usable_cores,
+          "Cores that this process may use: its affinity, limited by its cgroup's quota.");
     m.def("end_with", &rankwise::end_with, nb::arg("pid"), "End this process when the process `pid` ends.");
     m.def(
         "adopt_orphans", [](bool on) { prctl(PR_SET_CHILD_SUBREAPER, on ? 1UL : 0UL, 0UL, 0UL, 0UL); }, nb::arg("on"),

@@ -1,6 +1,6 @@
 // The common case of the array level in one call from Python: plain NumPy arrays of one dtype, whose shapes fit. Each
-// function returns whether it did the operation. If it returns False, nothing was done, and the caller takes the general
-// path, which also reports errors. C is the engine's Comm or a PythonCommunicator.
+// function returns whether it did the operation. If it returns False, nothing was done, and the caller takes the
+// general path, which also reports errors. C is the engine's Comm or a PythonCommunicator.
 #include "shortcuts.hpp"
 
 #include <cstring>
@@ -38,20 +38,34 @@ class PythonCommunicator {
 public:
     // methods: the communicator's methods, in the order of Method; send and recv must also complete before they return.
     // dtypes, ops: the contract's enum members, indexed by their numbers.
-    PythonCommunicator(int rank, int world_size, std::vector<nb::object> methods, std::vector<nb::object> dtypes, std::vector<nb::object> ops)
-        : rank_(rank), world_size_(world_size), methods_(std::move(methods)), dtypes_(std::move(dtypes)), ops_(std::move(ops)) {
-        if (methods_.size() != kMethods) throw BadArgument("methods: " + std::to_string(methods_.size()) + " given, expected " + std::to_string(kMethods));
+    PythonCommunicator(int rank, int world_size, std::vector<nb::object> methods, std::vector<nb::object> dtypes,
+                       std::vector<nb::object> ops)
+        : rank_(rank), world_size_(world_size), methods_(std::move(methods)), dtypes_(std::move(dtypes)),
+          ops_(std::move(ops)) {
+        if (methods_.size() != kMethods)
+            throw BadArgument("methods: " + std::to_string(methods_.size()) + " given, expected " +
+                              std::to_string(kMethods));
     }
 
     int rank() const { return rank_; }
     int world_size() const { return world_size_; }
     void all_reduce(void* x, uint64_t count, DType d, ReduceOp op) { call(AllReduce, at(x), count, of(d), of(op)); }
-    void reduce(void* x, uint64_t count, DType d, ReduceOp op, int root) { call(Reduce, at(x), count, of(d), of(op), root); }
+    void reduce(void* x, uint64_t count, DType d, ReduceOp op, int root) {
+        call(Reduce, at(x), count, of(d), of(op), root);
+    }
     void broadcast(void* x, uint64_t count, DType d, int root) { call(Broadcast, at(x), count, of(d), root); }
-    void all_gather(const void* x, void* out, uint64_t count, DType d) { call(AllGather, at(x), at(out), count, of(d)); }
-    void gather(const void* x, void* out, uint64_t count, DType d, int root) { call(Gather, at(x), at(out), count, of(d), root); }
-    void scatter(const void* x, void* out, uint64_t count, DType d, int root) { call(Scatter, at(x), at(out), count, of(d), root); }
-    void reduce_scatter(const void* x, void* out, uint64_t count, DType d, ReduceOp op) { call(ReduceScatter, at(x), at(out), count, of(d), of(op)); }
+    void all_gather(const void* x, void* out, uint64_t count, DType d) {
+        call(AllGather, at(x), at(out), count, of(d));
+    }
+    void gather(const void* x, void* out, uint64_t count, DType d, int root) {
+        call(Gather, at(x), at(out), count, of(d), root);
+    }
+    void scatter(const void* x, void* out, uint64_t count, DType d, int root) {
+        call(Scatter, at(x), at(out), count, of(d), root);
+    }
+    void reduce_scatter(const void* x, void* out, uint64_t count, DType d, ReduceOp op) {
+        call(ReduceScatter, at(x), at(out), count, of(d), of(op));
+    }
     void all_to_all(const void* x, void* out, uint64_t count, DType d) { call(AllToAll, at(x), at(out), count, of(d)); }
     void send_now(const void* x, uint64_t count, DType d, int to, int tag) { call(Send, at(x), count, of(d), to, tag); }
     void recv_now(void* x, uint64_t count, DType d, int from, int tag) { call(Recv, at(x), count, of(d), from, tag); }
@@ -68,7 +82,21 @@ public:
     void unlock() {}  // `calls` does
 
 private:
-    enum Method { AllReduce, Reduce, Broadcast, AllGather, Gather, Scatter, ReduceScatter, AllToAll, Send, Recv, Describe, Calls, kMethods };
+    enum Method {
+        AllReduce,
+        Reduce,
+        Broadcast,
+        AllGather,
+        Gather,
+        Scatter,
+        ReduceScatter,
+        AllToAll,
+        Send,
+        Recv,
+        Describe,
+        Calls,
+        kMethods
+    };
     template <class... A> void call(Method method, const A&... args) {
         acquiring_gil([&] { return methods_[method](args...); });
     }
@@ -107,11 +135,14 @@ private:
 
 // Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
 template <class C> bool fits_gathered(const C& c, const PlainArray& x, const PlainArray& out) {
-    return x && out && out.dtype == x.dtype && out.dims() > 0 && out.dim(0) == c.world_size() && x.same_shape(out, 0, 1) && x.apart_from(out);
+    return x && out && out.dtype == x.dtype && out.dims() > 0 && out.dim(0) == c.world_size() &&
+           x.same_shape(out, 0, 1) && x.apart_from(out);
 }
 template <class C> bool fits_split(const C& c, const PlainArray& x, const PlainArray& out, bool part) {
-    if (!x || !out || out.dtype != x.dtype || x.dims() == 0 || x.dim(0) % c.world_size() || !x.apart_from(out)) return false;
-    return out.dims() == x.dims() && out.dim(0) == (part ? x.dim(0) / c.world_size() : x.dim(0)) && x.same_shape(out, 1, 1);
+    if (!x || !out || out.dtype != x.dtype || x.dims() == 0 || x.dim(0) % c.world_size() || !x.apart_from(out))
+        return false;
+    return out.dims() == x.dims() && out.dim(0) == (part ? x.dim(0) / c.world_size() : x.dim(0)) &&
+           x.same_shape(out, 1, 1);
 }
 
 template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op) {
@@ -217,7 +248,8 @@ struct Received {
     std::vector<uint8_t> other;  // receives a part that travels with the header and does not fit
 
     bool fits() const {
-        bool same = header.dtype == part.dtype && header.dims == part.dims() && header.dim[0] % n == 0 && header.dim[0] / n == part.dim(0);
+        bool same = header.dtype == part.dtype && header.dims == part.dims() && header.dim[0] % n == 0 &&
+                    header.dim[0] / n == part.dim(0);
         for (int i = 1; same && i < part.dims(); ++i) same = i < ArrayHeader::kDims && header.dim[i] == part.dim(i);
         return same;
     }
@@ -297,7 +329,8 @@ bool scatter_in_calls(PythonCommunicator& c, nb::handle array, nb::handle from, 
 // Returns None if the parts follow in another call, else this rank's part (empty on src).
 nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t recv, int src) {
     const PlainArray given(header_, true);
-    if (!given || given.bytes() != sizeof(ArrayHeader)) throw BadArgument("header: expected an array of " + std::to_string(kHeaderWords) + " int64");
+    if (!given || given.bytes() != sizeof(ArrayHeader))
+        throw BadArgument("header: expected an array of " + std::to_string(kHeaderWords) + " int64");
     ArrayHeader header;
     std::memcpy(&header, given.data, sizeof header);
     std::vector<uint8_t> part;
@@ -308,7 +341,8 @@ nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t
     bool with_header = false;
     {
         const ReleaseToWait<Comm> released{};
-        with_header = c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv), std::ref(part_buffer), src);
+        with_header = c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv),
+                                          std::ref(part_buffer), src);
     }
     const UnlockAtEnd<Comm> unlock{with_header ? nullptr : &c};
     std::memcpy(given.data, &header, sizeof header);
@@ -350,14 +384,16 @@ template <class C> void define(nb::class_<C>& comm) {
 
 void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
     const auto define_scatter = [](auto& c, auto&& function) {
-        c.def("scatter_array", function, nb::arg("x").none(), nb::arg("src").none(), nb::arg("out").none(), nb::arg("rest"));
+        c.def("scatter_array", function, nb::arg("x").none(), nb::arg("src").none(), nb::arg("out").none(),
+              nb::arg("rest"));
     };
     define(comm);
     define_scatter(comm, &scatter<Comm>);
     comm.def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
-    nb::class_<PythonCommunicator> in_python(m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
-    in_python.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(), nb::arg("rank"), nb::arg("world_size"),
-                nb::arg("methods"), nb::arg("dtypes"), nb::arg("ops"));
+    nb::class_<PythonCommunicator> in_python(
+        m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
+    in_python.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(),
+                  nb::arg("rank"), nb::arg("world_size"), nb::arg("methods"), nb::arg("dtypes"), nb::arg("ops"));
     define(in_python);
     define_scatter(in_python, &scatter_in_calls);
 }

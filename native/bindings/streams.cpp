@@ -27,7 +27,8 @@ private:
 
 void call_and_release(PyObject* function) {
     HoldGil gil;
-    PyObject* result = acquiring_gil([&] { return PyObject_CallNoArgs(function); });  // it may still run when the interpreter shuts down
+    PyObject* result = acquiring_gil(
+        [&] { return PyObject_CallNoArgs(function); });  // it may still run when the interpreter shuts down
     if (result) Py_DECREF(result);
     else PyErr_WriteUnraisable(function);
     Py_DECREF(function);
@@ -94,7 +95,9 @@ void bind_streams(nb::module_& m) {
     nb::class_<HostEvents>(m, "HostEvents", "Events of this process and its streams, by number.")
         .def_static("create", &events::create)
         .def_static("destroy", &events::destroy, nb::arg("event"))
-        .def_static("record", [](uint64_t event, uint64_t stream) { events::record(event, stream); }, nb::arg("event"), nb::arg("stream"))
+        .def_static(
+            "record", [](uint64_t event, uint64_t stream) { events::record(event, stream); }, nb::arg("event"),
+            nb::arg("stream"))
         .def_static("wait", &events::wait, nb::arg("stream"), nb::arg("event"), Release())
         .def_static("reached", &events::reached, nb::arg("event"))
         .def_static("synchronize", &synchronize, nb::arg("event"), nb::arg("timeout").none() = nb::none());

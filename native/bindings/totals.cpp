@@ -36,7 +36,8 @@ std::vector<NamedTotal> totals() {
 }
 
 // Python code does not know how much of the time it waited for other ranks: all of it counts as waiting.
-nb::object counted(const std::string& operation, uint64_t operations, uint64_t bytes, nb::callable function, nb::args args) {
+nb::object counted(const std::string& operation, uint64_t operations, uint64_t bytes, nb::callable function,
+                   nb::args args) {
     struct Measured {
         const Op op;
         Total done;
@@ -64,6 +65,7 @@ void bind_totals(nb::module_& m) {
     m.def("begin_measurement", &Totals::begin);
     m.def("end_measurement", &Totals::end);
     m.def("totals", &totals);
-    m.def("counted", &counted, nb::arg("operation"), nb::arg("operations"), nb::arg("bytes"), nb::arg("function"), nb::arg("args"));
+    m.def("counted", &counted, nb::arg("operation"), nb::arg("operations"), nb::arg("bytes"), nb::arg("function"),
+          nb::arg("args"));
     m.def("uncounted", &uncounted, nb::arg("function"), nb::arg("args"));
 }

@@ -17,7 +17,8 @@ namespace {
 
 void check_rank(const SegmentView& v, int rank) {
     if (rank < 0 || rank >= v.header().world_size)
-        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(v.header().world_size - 1));
+        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " +
+                          std::to_string(v.header().world_size - 1));
 }
 
 const RankRecord& record(const SegmentView& v, int rank) {
@@ -36,12 +37,19 @@ struct RankState {
 
 RankState state(const SegmentView& v, int rank) {
     const RankRecord& r = record(v, rank);
-    const bool joined = r.joined.load() || r.operations.load();  // a rank that runs another backend only writes its trace
+    const bool joined =
+        r.joined.load() || r.operations.load();  // a rank that runs another backend only writes its trace
     const uint32_t ended = r.exited.load(), latest = std::max(r.joined.load(), ended);  // processes
     const uint64_t status = r.exit_status.load();
     const bool exited = ended > 0 && ended == latest;
-    return {r.pid.load(), joined, exited, status >> 32 && status >> 32 == latest ? std::optional(int(int32_t(uint32_t(status)))) : std::nullopt,
-            r.operations.load(), r.bytes.load(), ns_of_ticks(v.header(), r.waited.load()), whereabouts(v.header(), rank)};
+    return {r.pid.load(),
+            joined,
+            exited,
+            status >> 32 && status >> 32 == latest ? std::optional(int(int32_t(uint32_t(status)))) : std::nullopt,
+            r.operations.load(),
+            r.bytes.load(),
+            ns_of_ticks(v.header(), r.waited.load()),
+            whereabouts(v.header(), rank)};
 }
 
 class TraceWriter;
@@ -49,7 +57,8 @@ class TraceWriter;
 // An operation in the trace, which ends with this object at the latest.
 class WrittenOperation {
 public:
-    WrittenOperation(std::shared_ptr<TraceWriter> writer, TraceEntry* entry, uint64_t began) : writer_(std::move(writer)), entry_(entry), waits_since_(began) {}
+    WrittenOperation(std::shared_ptr<TraceWriter> writer, TraceEntry* entry, uint64_t began)
+        : writer_(std::move(writer)), entry_(entry), waits_since_(began) {}
     WrittenOperation(const WrittenOperation&) = delete;
     ~WrittenOperation() { end(false); }
     void wait();
@@ -60,13 +69,14 @@ public:
 
 private:
     std::shared_ptr<TraceWriter> writer_;
-    TraceEntry* entry_;      // null where there is no room, in a forked child, and once it has ended
-    uint64_t waits_since_;   // 0 while nobody waits for it
+    TraceEntry* entry_;     // null where there is no room, in a forked child, and once it has ended
+    uint64_t waits_since_;  // 0 while nobody waits for it
 };
 
 class TraceWriter {
 public:
-    TraceWriter(int segment_fd, int rank) : segment_(Segment::attach(segment_fd)), tracer_(*segment_, checked(rank)), owner_(getpid()) {
+    TraceWriter(int segment_fd, int rank)
+        : segment_(Segment::attach(segment_fd)), tracer_(*segment_, checked(rank)), owner_(getpid()) {
         segment_->record(rank).pid = QualifiedPid::own();
     }
 
@@ -85,16 +95,20 @@ public:
 private:
     int checked(int rank) const {
         if (rank >= 0 && rank < segment_->world_size()) return rank;
-        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(segment_->world_size() - 1));
+        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " +
+                          std::to_string(segment_->world_size() - 1));
     }
     std::shared_ptr<Segment> segment_;
     Tracer tracer_;
     const int owner_;
 };
 
-std::shared_ptr<WrittenOperation> begin(std::shared_ptr<TraceWriter> writer, const std::string& operation, uint32_t group, uint64_t sequence, uint64_t bytes,
-                                        int dtype, int op, int peer, int tag, bool background) {
-    const uint64_t what = make_call(op_named(operation), DType(dtype), ReduceOp(op), peer).what | (background ? kBackground : 0), now = ticks();
+std::shared_ptr<WrittenOperation> begin(std::shared_ptr<TraceWriter> writer, const std::string& operation,
+                                        uint32_t group, uint64_t sequence, uint64_t bytes, int dtype, int op, int peer,
+                                        int tag, bool background) {
+    const uint64_t what = make_call(op_named(operation), DType(dtype), ReduceOp(op), peer).what |
+                          (background ? kBackground : 0),
+                   now = ticks();
     TraceEntry* entry = writer->begin(what, group, tag, sequence, bytes, now);
     return std::make_shared<WrittenOperation>(std::move(writer), entry, background ? 0 : now);
 }
@@ -106,7 +120,8 @@ void WrittenOperation::wait() {
 }
 
 void WrittenOperation::end(bool failed) {
-    if (TraceEntry* entry = std::exchange(entry_, nullptr)) writer_->end(entry, waits_since_ ? ticks() - waits_since_ : 0, failed);
+    if (TraceEntry* entry = std::exchange(entry_, nullptr))
+        writer_->end(entry, waits_since_ ? ticks() - waits_since_ : 0, failed);
 }
 
 }  // namespace
@@ -118,8 +133,11 @@ void bind_trace(nb::module_& m) {
         .def_ro("group", &Operation::group)
         .def_ro("group_name", &Operation::group_name)
         .def_ro("sequence", &Operation::sequence)
-        .def_prop_ro("dtype", [](const Operation& o) { return o.dtype ? std::optional<std::string>(name(*o.dtype)) : std::nullopt; })
-        .def_prop_ro("op", [](const Operation& o) { return o.op ? std::optional<std::string>(name(*o.op)) : std::nullopt; })
+        .def_prop_ro(
+            "dtype",
+            [](const Operation& o) { return o.dtype ? std::optional<std::string>(name(*o.dtype)) : std::nullopt; })
+        .def_prop_ro("op",
+                     [](const Operation& o) { return o.op ? std::optional<std::string>(name(*o.op)) : std::nullopt; })
         .def_ro("root", &Operation::root)
         .def_ro("peer", &Operation::peer)
         .def_ro("tag", &Operation::tag)
@@ -130,7 +148,8 @@ void bind_trace(nb::module_& m) {
         .def_ro("failed", &Operation::failed)
         .def_ro("background", &Operation::background)
         .def_ro("part", &Operation::part)
-        .def("__repr__", [](const Operation& o) { return "<Operation " + to_string(o, 0) + (o.end ? ">" : ", in progress>"); });
+        .def("__repr__",
+             [](const Operation& o) { return "<Operation " + to_string(o, 0) + (o.end ? ">" : ", in progress>"); });
     nb::class_<RankState>(m, "RankState", "What a segment records about one rank.")
         .def_prop_ro("pid", [](const RankState& s) { return s.pid.number; })
         .def_prop_ro("pid_namespace", [](const RankState& s) { return s.pid.pid_namespace; })
@@ -143,7 +162,9 @@ void bind_trace(nb::module_& m) {
         .def_prop_ro("operation", [](const RankState& s) { return s.where.operation; })
         .def_prop_ro("inside", [](const RankState& s) { return s.where.inside; })
         .def_prop_ro("since", [](const RankState& s) { return s.where.since; })
-        .def_prop_ro("description", [](const RankState& s) { return s.joined ? to_string(s.where, 0) : std::string("has not joined"); });
+        .def_prop_ro("description", [](const RankState& s) {
+            return s.joined ? to_string(s.where, 0) : std::string("has not joined");
+        });
     nb::class_<SegmentView>(m, "SegmentView", "A job's segment as seen from outside its ranks, mapped read-only.")
         .def(nb::init<int>(), nb::arg("fd"))
         .def_prop_ro("world_size", [](const SegmentView& v) { return v.header().world_size; })
@@ -162,8 +183,9 @@ void bind_trace(nb::module_& m) {
         .def("end", &WrittenOperation::end, nb::arg("failed") = false);
     nb::class_<TraceWriter>(m, "TraceWriter", "Writes the trace of a rank whose operations another library does.")
         .def(nb::init<int, int>(), nb::arg("segment_fd"), nb::arg("rank"))
-        .def("begin", &begin, nb::arg("operation"), nb::arg("group"), nb::arg("sequence"), nb::arg("bytes"), nb::arg("dtype") = 0, nb::arg("op") = 0,
-             nb::arg("peer") = 0, nb::arg("tag") = 0, nb::arg("background") = false)
+        .def("begin", &begin, nb::arg("operation"), nb::arg("group"), nb::arg("sequence"), nb::arg("bytes"),
+             nb::arg("dtype") = 0, nb::arg("op") = 0, nb::arg("peer") = 0, nb::arg("tag") = 0,
+             nb::arg("background") = false)
         .def("new_group", &TraceWriter::new_group)
         .def("name_group", &TraceWriter::name_group, nb::arg("number"), nb::arg("name"));
 }

@@ -8,7 +8,8 @@ namespace rankwise {
 
 namespace {
 
-constexpr double kUserCodeTimeout = 0.2;      // seconds that close waits for a function of the program that runs on the stream
+constexpr double kUserCodeTimeout =
+    0.2;  // seconds that close waits for a function of the program that runs on the stream
 constexpr std::chrono::seconds kToNotice{5};  // for a call to notice that the group has failed, or is closed
 
 template <class Condition> bool wait_while(Clock::time_point until, const Condition& condition) {
@@ -28,31 +29,39 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     const GroupMemory::Lease lease(*memory_);  // so that what follows may use the memory too
     std::string trouble;
     try {
-        // Operations in progress, also those of other threads, may finish within the timeout; then the group is failed. If
-        // a signal handler closes it in the middle of a call of its own thread, that call cannot finish.
-        const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(timeout, 1e9)));
+        // Operations in progress, also those of other threads, may finish within the timeout; then the group is failed.
+        // If a signal handler closes it in the middle of a call of its own thread, that call cannot finish.
+        const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                              std::chrono::duration<double>(std::min(timeout, 1e9)));
         const bool interrupts = memory_->in_own_call();
         const auto in_progress = [&] { return memory_->in_call_of_others() || !stream_.idle_but_for_caller(); };
         const bool pending = interrupts || in_progress();
-        const auto may_finish = [&] { return in_progress() && (!group_.failed() || memory_->in_call_of_others()); };  // what is left on the stream of a failed group will not run
+        const auto may_finish = [&] {
+            return in_progress() && (!group_.failed() || memory_->in_call_of_others());
+        };  // what is left on the stream of a failed group will not run
         if ((interrupts || !wait_while(until, may_finish)) && !group_.failed()) {
             trouble = "an operation was still in progress and was abandoned";
-            fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "closed the group while one of its own calls was in progress");
+            fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(),
+                       "closed the group while one of its own calls was in progress");
         }
         memory_->close();
-        const bool ended = wait_while(Clock::now() + kToNotice, [&] { return memory_->in_call_of_others(); }) && !interrupts;
-        if (pending && trouble.empty() && group_.failed()) trouble = "an operation was still in progress when the group failed";
+        const bool ended =
+            wait_while(Clock::now() + kToNotice, [&] { return memory_->in_call_of_others(); }) && !interrupts;
+        if (pending && trouble.empty() && group_.failed())
+            trouble = "an operation was still in progress when the group failed";
         try {
             if (!pending && ended) protocol_.compare_last();
         } catch (const Error& e) {
             trouble = e.what();
         }
-        if (!stream_.close(kUserCodeTimeout)) trouble = "a function of the program on the communicator's stream did not return and was abandoned";
+        if (!stream_.close(kUserCodeTimeout))
+            trouble = "a function of the program on the communicator's stream did not return and was abandoned";
         if (group_.failed()) messages_->close(0);
         else if (std::string left = messages_->close(timeout); !left.empty()) trouble = left;
         group_.peers[rank()].left.store(1);
         wake_all(group_);
-        if (!wait_while(Clock::now() + kToNotice, [&] { return memory_->used_by_others(); })) trouble = "a call of another thread did not end; the group's memory is freed when it does";
+        if (!wait_while(Clock::now() + kToNotice, [&] { return memory_->used_by_others(); }))
+            trouble = "a call of another thread did not end; the group's memory is freed when it does";
         buffers_->leave();
     } catch (const std::exception& e) {
         trouble = e.what();

@@ -50,7 +50,8 @@ void Comm::SerialCall::keep_lock() {
 bool Comm::begin_call() {
     check_open();
     const auto begin_locked = [&] {
-        if (memory_->in_own_call()) throw Error("a signal handler cannot call an operation of a group in the middle of another one");
+        if (memory_->in_own_call())
+            throw Error("a signal handler cannot call an operation of a group in the middle of another one");
         if (!memory_->begin_locked()) throw_closed();
         return false;
     };
@@ -73,8 +74,8 @@ void Comm::wait_for_calls() {
         check_open();
         if (interrupted()) throw Interrupted();
         if (Clock::now() - since > std::chrono::duration<double>(timeout()))
-            throw TimedOut("another thread's call on this communicator did not finish within " + seconds(timeout()), timeout(), {},
-                           protocol_.states(), "", -1);
+            throw TimedOut("another thread's call on this communicator did not finish within " + seconds(timeout()),
+                           timeout(), {}, protocol_.states(), "", -1);
     }
 }
 
@@ -91,11 +92,14 @@ void Comm::unlock() {
     memory_->unlock();
 }
 
-std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings, uint32_t restart) {
+std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process,
+                                 const Settings& settings, uint32_t restart) {
     if (rank < 0 || rank >= segment->world_size())
-        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " + std::to_string(segment->world_size() - 1));
+        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " +
+                          std::to_string(segment->world_size() - 1));
     RankRecord& me = segment->record(rank);
-    if (me.joined.load() > restart) throw BadArgument("rank: " + std::to_string(rank) + " given, which has already joined this segment");
+    if (me.joined.load() > restart)
+        throw BadArgument("rank: " + std::to_string(rank) + " given, which has already joined this segment");
     SegmentHeader& header = segment->header();
     if (restart > 0) prepare_replacement(*segment, rank, restart);
     const TracedCall traced(*segment, rank, Op::Join, 0, settings.part);
@@ -137,7 +141,8 @@ void Comm::await_joined() {
                 for (int m = 0; m < header.world_size; ++m)
                     if (!segment_->record(m).joined.load()) missing.push_back(m);
                 throw TimedOut("init: " + std::to_string(missing.size()) + " of " + std::to_string(header.world_size) +
-                                   " ranks did not join within " + seconds(timeout()) + "; the first is rank " + std::to_string(missing[0]),
+                                   " ranks did not join within " + seconds(timeout()) + "; the first is rank " +
+                                   std::to_string(missing[0]),
                                timeout(), missing, protocol_.states(), name(Op::Join), -1);
             }
             futex_sleep(header.roster, roster, sleep_limit(left));
@@ -147,9 +152,9 @@ void Comm::await_joined() {
 }
 
 // In three steps: each rank posts the address of a word and its scheduler session; each tests whether it can read
-// the next rank's word and may write there, and posts the result, its cores and its settings; all confirm that they have
-// read. Single copy requires that all ranks can access the next one's memory, and yielding that all are in one scheduler
-// session, because a rank cannot yield its core to another session.
+// the next rank's word and may write there, and posts the result, its cores and its settings; all confirm that they
+// have read. Single copy requires that all ranks can access the next one's memory, and yielding that all are in one
+// scheduler session, because a rank cannot yield its core to another session.
 void Comm::agree_on_conditions() {
     CallGuard call(*this, make_call(Op::Join));
     static const uint64_t word = 0x72616e6b77697365;
@@ -166,7 +171,14 @@ void Comm::agree_on_conditions() {
     };
     static_assert(sizeof(Proposal) <= kInline);
     const int8_t oversubscribed = settings_.oversubscribed ? *settings_.oversubscribed : -1;
-    Proposal own{settings_.single_copy && protocol_.n > 1, true, oversubscribed, settings_.forced, settings_.tuning.digest(), process_cores(), digest(settings_.numa_nodes), settings_.numa_node};
+    Proposal own{settings_.single_copy && protocol_.n > 1,
+                 true,
+                 oversubscribed,
+                 settings_.forced,
+                 settings_.tuning.digest(),
+                 process_cores(),
+                 digest(settings_.numa_nodes),
+                 settings_.numa_node};
     const bool one_each = settings_.numa_nodes.size() == size_t(segment_->world_size());
     if (one_each) own.numa_node = settings_.numa_nodes[group_.member()[rank()]];
     if (const int next = (rank() + 1) % protocol_.n; next != rank()) {
@@ -177,7 +189,8 @@ void Comm::agree_on_conditions() {
         if (theirs[1] != mine[1]) own.yields = false;
     }
     const uint64_t step = protocol_.post(&own, sizeof own);
-    Conditions agreed{protocol_.n, false, own.yields, own.single_copy, protocol_.n > 1 ? own.forced : Forced{}, settings_.backend};
+    Conditions agreed{protocol_.n,      false, own.yields, own.single_copy, protocol_.n > 1 ? own.forced : Forced{},
+                      settings_.backend};
     std::string difference;
     std::vector<ProcessCores> cores{own.cores};
     std::vector<int> nodes(size_t(protocol_.n), own.numa_node);
@@ -190,17 +203,26 @@ void Comm::agree_on_conditions() {
         agreed.yields &= theirs.yields;
         cores.push_back(theirs.cores);
         nodes[size_t(p)] = theirs.numa_node;
-        if (theirs.numa_nodes != own.numa_nodes) difference = "RANKWISE_NUMA_NODES differs between rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
-        if (theirs.oversubscribed != oversubscribed) difference = "RANKWISE_OVERSUBSCRIBED differs between rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
+        if (theirs.numa_nodes != own.numa_nodes)
+            difference =
+                "RANKWISE_NUMA_NODES differs between rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
+        if (theirs.oversubscribed != oversubscribed)
+            difference = "RANKWISE_OVERSUBSCRIBED differs between rank " + std::to_string(rank()) + " and rank " +
+                         std::to_string(p);
         if (theirs.forced != own.forced)
-            difference = "RANKWISE_ALGORITHM forces " + tuning::text_of(own.forced) + " on rank " + std::to_string(rank()) + " and " +
-                         tuning::text_of(theirs.forced) + " on rank " + std::to_string(p);
-        if (theirs.tuning != own.tuning) difference = "the thresholds of the tuning files (RANKWISE_TUNING) differ between rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
+            difference = "RANKWISE_ALGORITHM forces " + tuning::text_of(own.forced) + " on rank " +
+                         std::to_string(rank()) + " and " + tuning::text_of(theirs.forced) + " on rank " +
+                         std::to_string(p);
+        if (theirs.tuning != own.tuning)
+            difference = "the thresholds of the tuning files (RANKWISE_TUNING) differ between rank " +
+                         std::to_string(rank()) + " and rank " + std::to_string(p);
     }
     protocol_.await_all(protocol_.post());  // all ranks have read the words
     if (!difference.empty()) throw BadArgument(difference + "; expected the same on all ranks");
     if (!settings_.numa_nodes.empty() && !one_each)
-        throw BadArgument("RANKWISE_NUMA_NODES: " + std::to_string(settings_.numa_nodes.size()) + " nodes given, expected one for each of the " + std::to_string(segment_->world_size()) + " ranks of this host");
+        throw BadArgument("RANKWISE_NUMA_NODES: " + std::to_string(settings_.numa_nodes.size()) +
+                          " nodes given, expected one for each of the " + std::to_string(segment_->world_size()) +
+                          " ranks of this host");
     agreed.oversubscribed = settings_.oversubscribed.value_or(share_cores(cores));
     agreed.yields &= agreed.oversubscribed;
     agreed.thresholds = settings_.tuning.*tuning::kCores[tuning::cores_of(agreed.oversubscribed, agreed.yields)].second;
@@ -210,8 +232,15 @@ void Comm::agree_on_conditions() {
 }
 
 Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings)
-    : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()), memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()), members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process), settings_(settings),
-      protocol_(*segment_, group_, rank, WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())), settings.part), messages_(Messages::make(segment_, memory_, protocol_, settings.unexpected_bytes)), excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
+    : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()),
+      memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()),
+      members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process),
+      settings_(settings),
+      protocol_(*segment_, group_, rank,
+                WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())),
+                settings.part),
+      messages_(Messages::make(segment_, memory_, protocol_, settings.unexpected_bytes)),
+      excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
     set_timeout(timeout);
     group_.peers[rank].pid = QualifiedPid::own();
     buffers_->join();
@@ -242,13 +271,14 @@ Comm::OpenLease::OpenLease(const Comm& comm) : lease(*comm.memory_) {
 
 void Comm::check_root(int root, const char* argument) const {
     if (root < 0 || root >= world_size())
-        throw BadArgument(std::string(argument) + ": rank " + std::to_string(root) + " given, expected 0 to " + std::to_string(world_size() - 1));
+        throw BadArgument(std::string(argument) + ": rank " + std::to_string(root) + " given, expected 0 to " +
+                          std::to_string(world_size() - 1));
 }
 
 void Comm::check_counts(const Counts& counts, const char* argument) const {
     if (counts.size() != size_t(world_size()))
-        throw BadArgument(std::string(argument) + ": " + std::to_string(counts.size()) + " counts given, expected one for each of " +
-                          std::to_string(world_size()) + " ranks");
+        throw BadArgument(std::string(argument) + ": " + std::to_string(counts.size()) +
+                          " counts given, expected one for each of " + std::to_string(world_size()) + " ranks");
 }
 
 std::shared_ptr<Registered> Comm::allocate(size_t bytes, bool zeroed) {
@@ -310,10 +340,12 @@ void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, in
     collectives::scatter(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)), root);
 }
 
-bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv, const collectives::PartBuffer& part_buffer, int root) {
+bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
+                             const collectives::PartBuffer& part_buffer, int root) {
     check_root(root);
     CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header);
-    const bool scattered = collectives::scatter_described(protocol_, header, bytes(send), bytes(recv), part_buffer, root);
+    const bool scattered =
+        collectives::scatter_described(protocol_, header, bytes(send), bytes(recv), part_buffer, root);
     if (scattered) protocol_.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(protocol_.n));
     else call.keep_lock();
     return scattered;
@@ -324,11 +356,14 @@ void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dt
     CallGuard call(*this, make_call(Op::ReduceScatter, dtype, op, 0, count), count * itemsize(dtype));
     const size_t item = itemsize(dtype);
     if (protocol_.n == 1) copy(recv, send, count * item);
-    else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * item), item, kernel);
+    else
+        collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * item), item,
+                                    kernel);
 }
 
 void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
-    CallGuard call(*this, make_call(Op::AllToAll, dtype, {}, 0, count), count * itemsize(dtype) * uint64_t(protocol_.n));
+    CallGuard call(*this, make_call(Op::AllToAll, dtype, {}, 0, count),
+                   count * itemsize(dtype) * uint64_t(protocol_.n));
     const Blocks blocks(protocol_.n, count * itemsize(dtype));
     if (protocol_.n == 1) copy(recv, send, blocks.size(0));
     else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks, blocks, blocks.largest());
@@ -336,28 +371,33 @@ void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype)
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
     check_counts(counts, "counts");
-    CallGuard call(*this, make_call(Op::AllGatherV, dtype, {}, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::AllGatherV, dtype, {}, 0, digest(counts)),
+                   counts[size_t(rank())] * itemsize(dtype));
     collectives::all_gather(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)));
 }
 
 void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     check_root(root);
     check_counts(counts, "counts");
-    CallGuard call(*this, make_call(Op::GatherV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::GatherV, dtype, {}, root, digest(counts)),
+                   counts[size_t(rank())] * itemsize(dtype));
     collectives::gather(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)), root);
 }
 
 void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     check_root(root);
     check_counts(counts, "counts");
-    CallGuard call(*this, make_call(Op::ScatterV, dtype, {}, root, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
-    collectives::scatter(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)), root);
+    CallGuard call(*this, make_call(Op::ScatterV, dtype, {}, root, digest(counts)),
+                   counts[size_t(rank())] * itemsize(dtype));
+    collectives::scatter(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)),
+                         root);
 }
 
 void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op) {
     const ReduceKernel kernel = checked_kernel(dtype, op);
     check_counts(counts, "counts");
-    CallGuard call(*this, make_call(Op::ReduceScatterV, dtype, op, 0, digest(counts)), counts[size_t(rank())] * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::ReduceScatterV, dtype, op, 0, digest(counts)),
+                   counts[size_t(rank())] * itemsize(dtype));
     const size_t item = itemsize(dtype);
     const Blocks blocks(counts.data(), protocol_.n, item);
     if (protocol_.n == 1) copy(recv, send, blocks.size(0));
@@ -367,7 +407,8 @@ void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, 
 void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype) {
     check_counts(out, "send_counts");
     check_counts(in, "recv_counts");
-    CallGuard call(*this, make_call(Op::AllToAllV, dtype), std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype));
+    CallGuard call(*this, make_call(Op::AllToAllV, dtype),
+                   std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype));
     const int n = protocol_.n;
     const size_t item = itemsize(dtype);
     // The ranks exchange their counts, to check them and to agree on the number of rounds.
@@ -380,8 +421,9 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
     for (int from = 0; from < n; ++from) {
         const uint64_t sent = all[size_t(from) * n + rank()];
         if (sent == in[from]) continue;
-        const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) + " elements to rank " +
-                                 std::to_string(rank()) + ", which expects " + std::to_string(in[from]);
+        const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) +
+                                 " elements to rank " + std::to_string(rank()) + ", which expects " +
+                                 std::to_string(in[from]);
         fail_group(group_, Cause::Mismatch, rank(), protocol_.calls(), text);
         protocol_.throw_failure(name(Op::AllToAllV));
     }
@@ -406,17 +448,20 @@ void Comm::record_event(uint64_t event) {
 
 void Comm::wait_event(uint64_t event) {
     check_open();
-    if (const auto mark = events::mark(event); mark && !mark->succeeded()) stream_.submit([this, mark] { wait_for_mark(mark); });
+    if (const auto mark = events::mark(event); mark && !mark->succeeded())
+        stream_.submit([this, mark] { wait_for_mark(mark); });
 }
 
-// Runs as a task of the stream. The tasks behind it must not run unless the mark is reached, so otherwise the group fails.
+// Runs as a task of the stream. The tasks behind it must not run unless the mark is reached, so otherwise the group
+// fails.
 void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
     const auto since = Clock::now();
     const auto late = [&] { return Clock::now() - since > std::chrono::duration<double>(timeout()); };
     switch (stream_.wait_for(mark, [&] { return group_.failed() || late(); })) {
     case Stream::Outcome::Reached: return;
     case Stream::Outcome::Closing: return;  // no task behind it will run
-    case Stream::Outcome::Failed: return abort("waited, before its next operation, for an event that can no longer be reached");
+    case Stream::Outcome::Failed:
+        return abort("waited, before its next operation, for an event that can no longer be reached");
     case Stream::Outcome::Stopped: break;
     }
     if (late()) fail_group(group_, Cause::TimedOut, rank(), protocol_.calls(), std::to_string(rank()));
@@ -449,13 +494,15 @@ std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     const int32_t* members = segment_->contains(&group, sizeof(GroupSegment)) ? group.member() : nullptr;
     const int n = members ? group.nranks : 0;
     const int index = int(std::find(members, members + n, group_.member()[rank()]) - members);
-    if (index == n) throw BadArgument("part: " + std::to_string(part) + " given, expected a group that contains this rank");
+    if (index == n)
+        throw BadArgument("part: " + std::to_string(part) + " given, expected a group that contains this rank");
     auto comm = std::make_shared<Comm>(buffers_, part, index, timeout(), settings_);
     Conditions conditions = protocol_.conditions();
     conditions.ranks = n;
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
     std::vector<int> ranks;  // of the members in this group
-    for (int m = 0; m < n; ++m) ranks.push_back(int(std::find(group_.member(), group_.member() + world_size(), members[m]) - group_.member()));
+    for (int m = 0; m < n; ++m)
+        ranks.push_back(int(std::find(group_.member(), group_.member() + world_size(), members[m]) - group_.member()));
     conditions.set_nodes(conditions.nodes.part(ranks));
     comm->protocol_.set_conditions(conditions);
     return comm;
@@ -492,7 +539,9 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     if (color < 0) return nullptr;
     const uint64_t offset = offsets[ranks[0]];
     if (offset == kNotCreated) {
-        if (trouble.empty()) trouble = "shared memory: " + mib(group_segment_bytes(ranks.size())) + " needed, which rank " + std::to_string(ranks[0]) + " could not allocate";
+        if (trouble.empty())
+            trouble = "shared memory: " + mib(group_segment_bytes(ranks.size())) + " needed, which rank " +
+                      std::to_string(ranks[0]) + " could not allocate";
         throw OutOfMemory("split: " + trouble);
     }
     return take_part(offset);

@@ -21,12 +21,12 @@ using Counts = std::vector<uint64_t>;
 
 class Comm {
 public:
-    // Joins `segment` as `rank`, and returns when all its ranks have joined. process: this rank is a process of its own,
-    // so its peers are watched. All ranks must give the same settings; if they differ, every rank throws BadArgument.
-    // Throws PeerLost, TimedOut, BadArgument.
-    // restart: 0, or, in a process that replaces a lost one, how many have been started for this rank before: then it joins
-    // the survivors, which call restore.
-    static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const Settings& settings = {}, uint32_t restart = 0);
+    // Joins `segment` as `rank`, and returns when all its ranks have joined. process: this rank is a process of its
+    // own, so its peers are watched. All ranks must give the same settings; if they differ, every rank throws
+    // BadArgument. Throws PeerLost, TimedOut, BadArgument. restart: 0, or, in a process that replaces a lost one, how
+    // many have been started for this rank before: then it joins the survivors, which call restore.
+    static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process,
+                                      const Settings& settings = {}, uint32_t restart = 0);
     Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings);
     // Closes, and waits until no other thread uses this any more.
     ~Comm();
@@ -35,7 +35,8 @@ public:
     int world_size() const { return protocol_.n; }
     double timeout() const { return protocol_.timeout; }
     void set_timeout(double seconds);
-    // Whether measurements count this communicator's operations; not if they are parts of another one's (trace/totals.hpp).
+    // Whether measurements count this communicator's operations; not if they are parts of another one's
+    // (trace/totals.hpp).
     void set_counted(bool now) {
         protocol_.set_counted(now);
         messages_->set_counted(now);
@@ -61,7 +62,8 @@ public:
     void all_to_all(const void* send, void* recv, uint64_t count, DType dtype);
     // Scatter to ranks that do not know root's array; see collectives.hpp. If it returns false, the parts have not been
     // sent, and the calling thread has called lock(), for the call that sends them.
-    bool scatter_described(collectives::ArrayHeader& header, const void* send, void* recv, const collectives::PartBuffer& part_buffer, int root);
+    bool scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
+                           const collectives::PartBuffer& part_buffer, int root);
     void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype);
     void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
     void scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
@@ -69,8 +71,10 @@ public:
     void all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype);
 
     // keep: what owns the memory of a send, a receive or a started operation. It stays alive with the Request or Task.
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, std::shared_ptr<void> keep = {});
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag,
+                                  std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
+                                  std::shared_ptr<void> keep = {});
     // A message that has arrived and not been received; `from` and `tag` may be kAny, here and in recv.
     std::optional<Arrival> probe(int from, int tag);
     // The same, waiting at most `timeout` seconds for it.
@@ -83,10 +87,11 @@ public:
     // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
     // order started, before any later blocking call. The Task's wait rethrows what it throws.
     // user_code: it is the program's own code, which may never return.
-    std::shared_ptr<Task> start(std::function<void()> operation, bool user_code = false, std::shared_ptr<void> keep = {});
-    // Events (stream/events.hpp) on the stream. A recorded event is reached when all operations started so far have run,
-    // if the group has not failed by then. After wait_event, later operations, started or called, wait for the event. A
-    // wait that exceeds the timeout, or whose event can never be reached, fails the group.
+    std::shared_ptr<Task> start(std::function<void()> operation, bool user_code = false,
+                                std::shared_ptr<void> keep = {});
+    // Events (stream/events.hpp) on the stream. A recorded event is reached when all operations started so far have
+    // run, if the group has not failed by then. After wait_event, later operations, started or called, wait for the
+    // event. A wait that exceeds the timeout, or whose event can never be reached, fails the group.
     void record_event(uint64_t event);
     void wait_event(uint64_t event);
     // Waits until all operations started so far have run. Throws TimedOut, and, if the group has failed, its failure.
@@ -100,14 +105,17 @@ public:
     void recv_now(void* data, uint64_t count, DType dtype, int from, int tag);
     void send_object_now(std::vector<Part> parts, int to, int tag);
     // Returns the completed receive, or null if a short message was stored where `accept` said; `arrival` describes it.
-    std::shared_ptr<Request> recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept, Arrival& arrival, std::optional<double> timeout);
+    std::shared_ptr<Request> recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept,
+                                          Arrival& arrival, std::optional<double> timeout);
     void sync();
-    // A new group of these ranks of this group, in their order. One of the ranks creates it with make_part and sends the
-    // result to the others; each rank joins it with take_part. They throw BadArgument, OutOfMemory.
+    // A new group of these ranks of this group, in their order. One of the ranks creates it with make_part and sends
+    // the result to the others; each rank joins it with take_part. They throw BadArgument, OutOfMemory.
     uint64_t make_part(const std::vector<int>& ranks);
     std::shared_ptr<Comm> take_part(uint64_t part);
     // The algorithms that a call of `op` on this group tries, in order, if each rank's array has so many bytes.
-    std::vector<Algorithm> algorithms(Op op, size_t bytes) const { return tuning::choices(protocol_.conditions(), op, bytes, group_.non_temporal_from); }
+    std::vector<Algorithm> algorithms(Op op, size_t bytes) const {
+        return tuning::choices(protocol_.conditions(), op, bytes, group_.non_temporal_from);
+    }
     const Conditions& conditions() const { return protocol_.conditions(); }
     // Collective. color < 0: this rank joins no new group and gets nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
@@ -121,9 +129,9 @@ public:
     // These two are collective over the ranks that live: they wait for every rank that has not been lost, at most the
     // timeout, and then go on without those that are missing. All ranks have the same outcome, although others die
     // meanwhile. A rank without which the others went on throws PeerLost, which names that rank itself.
-    int64_t agree(int64_t flags);     // the AND of the ranks' flags; throws the failure if other ranks call shrink instead
-    // A new group of these ranks, in their order. exclude: other ranks to leave out although they may live; nobody waits
-    // for them. Throws Mismatch if the callers exclude different ranks, BadArgument if `exclude` has this rank.
+    int64_t agree(int64_t flags);  // the AND of the ranks' flags; throws the failure if other ranks call shrink instead
+    // A new group of these ranks, in their order. exclude: other ranks to leave out although they may live; nobody
+    // waits for them. Throws Mismatch if the callers exclude different ranks, BadArgument if `exclude` has this rank.
     std::shared_ptr<Comm> shrink(const std::vector<int>& exclude = {});
     // Collective over the ranks of the whole job: a new group of all of them, once a replacement of each lost rank has
     // joined. Throws Unsupported if no launcher starts replacements, PeerLost if it gave up a rank, TimedOut.
@@ -134,15 +142,17 @@ public:
     void name_group(const std::string& name) { segment_->name_group(group_.number, name); }
     // The process is about to end: peers that lose it may wait for its exit status.
     void announce_end() { segment_->record(members_[size_t(rank())]).ending = process_ + 1; }
-    // Idempotent, never throws. Returns a text if something went wrong. A call of another thread that does not end in time
-    // keeps the group's memory until it ends, and so does a call of this thread, whose signal handler may call this.
+    // Idempotent, never throws. Returns a text if something went wrong. A call of another thread that does not end in
+    // time keeps the group's memory until it ends, and so does a call of this thread, whose signal handler may call
+    // this.
     std::optional<std::string> close(double timeout) noexcept;
 
 private:
     // A call: it uses the group's memory, and no call of another thread of this rank runs meanwhile.
     class SerialCall {
     public:
-        explicit SerialCall(Comm& comm) : comm_(comm), keeps_lock_(!comm.begin_call()), use_(GroupMemory::Use::call(*comm.memory_)) {}
+        explicit SerialCall(Comm& comm)
+            : comm_(comm), keeps_lock_(!comm.begin_call()), use_(GroupMemory::Use::call(*comm.memory_)) {}
         ~SerialCall() {
             if (keeps_lock_) comm_.memory_->end_call();
             else comm_.memory_->end_call_and_unlock();
@@ -172,7 +182,8 @@ private:
     Outcome decide(Op op, int64_t flags, std::string& trouble, const RankSet& exclude);
     void exclude_all_but(const RankSet& present, const RankSet& left_out);
     static void prepare_replacement(Segment& segment, int rank, uint32_t process);
-    static std::shared_ptr<Comm> meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process, double timeout, const Settings& settings, const GroupMemory* memory = nullptr);
+    static std::shared_ptr<Comm> meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process,
+                                      double timeout, const Settings& settings, const GroupMemory* memory = nullptr);
     void wait_for_mark(const std::shared_ptr<Task>& mark);
     void complete(const std::shared_ptr<Request>& request, std::optional<double> timeout = {});
     void check_open() const;
@@ -183,17 +194,19 @@ private:
     std::shared_ptr<Segment> segment_;
     const std::shared_ptr<GroupMemory> memory_;
     GroupSegment& group_;
-    const std::vector<int> members_;  // the world rank of each rank, like process_ also known when the group's memory is gone
-    const uint32_t process_;          // number of this rank's process
+    const std::vector<int>
+        members_;             // the world rank of each rank, like process_ also known when the group's memory is gone
+    const uint32_t process_;  // number of this rank's process
     const Settings settings_;
     SlotProtocol protocol_;
     std::shared_ptr<Messages> messages_;
     Stream stream_;
     std::atomic<std::thread::id> lock_owner_{};  // the thread between lock and unlock
-    int lock_depth_ = 0;                // how deep that is nested
-    std::atomic<bool> closing_{false};  // close has begun; operations in progress may still finish
-    std::vector<std::atomic<bool>> excluded_;  // the ranks without which the others went on; this rank may be one of them
-    const unsigned forks_;              // forks_so_far() when this was created
+    int lock_depth_ = 0;                         // how deep that is nested
+    std::atomic<bool> closing_{false};           // close has begun; operations in progress may still finish
+    std::vector<std::atomic<bool>>
+        excluded_;          // the ranks without which the others went on; this rank may be one of them
+    const unsigned forks_;  // forks_so_far() when this was created
 };
 
 }  // namespace rankwise

@@ -3,13 +3,15 @@
 
 namespace rankwise {
 
-std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag, std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag,
+                                    std::shared_ptr<void> keep) {
     check_root(to, "dest");
     check_open();
     return messages_->send(data, count, dtype, to, tag, false, std::move(keep));
 }
 
-std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag, std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag,
+                                    std::shared_ptr<void> keep) {
     if (from != kAny) check_root(from, "src");
     check_open();
     return messages_->recv(data, count, dtype, from, tag, false, std::move(keep));
@@ -43,13 +45,15 @@ void Comm::complete(const std::shared_ptr<Request>& request, std::optional<doubl
 void Comm::send_now(const void* data, uint64_t count, DType dtype, int to, int tag) {
     check_root(to, "dest");
     check_open();
-    if (!messages_->send_short(data, count, dtype, to, tag)) complete(messages_->send(data, count, dtype, to, tag, true));
+    if (!messages_->send_short(data, count, dtype, to, tag))
+        complete(messages_->send(data, count, dtype, to, tag, true));
 }
 
 void Comm::recv_now(void* data, uint64_t count, DType dtype, int from, int tag) {
     check_root(from, "src");
     check_open();
-    if (!messages_->recv_short(data, count, dtype, from, tag)) complete(messages_->recv(data, count, dtype, from, tag, true));
+    if (!messages_->recv_short(data, count, dtype, from, tag))
+        complete(messages_->recv(data, count, dtype, from, tag, true));
 }
 
 void Comm::send_object_now(std::vector<Part> parts, int to, int tag) {
@@ -59,7 +63,8 @@ void Comm::send_object_now(std::vector<Part> parts, int to, int tag) {
     complete(messages_->send_object(std::move(parts), to, tag, true));
 }
 
-std::shared_ptr<Request> Comm::recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept, Arrival& arrival, std::optional<double> timeout) {
+std::shared_ptr<Request> Comm::recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept,
+                                            Arrival& arrival, std::optional<double> timeout) {
     if (from != kAny) check_root(from, "src");
     check_open();
     if (const auto received = messages_->recv_short(from, tag, accept)) {

@@ -27,7 +27,8 @@ public:
     std::string trouble;  // why this rank could not create the group
 
 protected:
-    CreatingAgreement(Segment& segment, Agreements& shared, int rank, int n, uint32_t process, Op op, const GroupMemory* memory)
+    CreatingAgreement(Segment& segment, Agreements& shared, int rank, int n, uint32_t process, Op op,
+                      const GroupMemory* memory)
         : Agreement(shared, rank, n, process, op, memory), segment_(segment) {}
     ~CreatingAgreement() = default;
     void create(Outcome& proposal, const std::vector<Member>& members) {
@@ -49,7 +50,8 @@ class GroupAgreement : public CreatingAgreement {
 public:
     // excluded: the ranks that are left out, whether or not they come.
     GroupAgreement(Segment& segment, const GroupMemory& memory, int rank, const RankSet& excluded, Op op)
-        : CreatingAgreement(segment, *reinterpret_cast<Agreements*>(memory.group().base() + memory.group().agreements), rank, memory.group().nranks, memory.group().peers[rank].process, op, &memory),
+        : CreatingAgreement(segment, *reinterpret_cast<Agreements*>(memory.group().base() + memory.group().agreements),
+                            rank, memory.group().nranks, memory.group().peers[rank].process, op, &memory),
           group_(memory.group()), excluded_(excluded) {
         group_.sleepers.fetch_add(1);  // so that a rank that dies while it leaves the group is noticed
     }
@@ -57,7 +59,8 @@ public:
 
 private:
     bool absent(int r) const override {
-        return excluded_.contains(r) || group_.peers[r].left.load() || segment_.ended(group_.member()[r], group_.peers[r].process);
+        return excluded_.contains(r) || group_.peers[r].left.load() ||
+               segment_.ended(group_.member()[r], group_.peers[r].process);
     }
     int64_t process_of(int r) const override { return absent(r) ? -1 : int64_t(group_.peers[r].process); }
     bool futile() const override { return false; }
@@ -83,7 +86,8 @@ private:
 class JobAgreement : public CreatingAgreement {
 public:
     JobAgreement(Segment& segment, int rank, uint32_t process, const GroupMemory* memory)
-        : CreatingAgreement(segment, *segment.at<Agreements>(segment.header().restores), rank, segment.world_size(), process, Op::Restore, memory) {}
+        : CreatingAgreement(segment, *segment.at<Agreements>(segment.header().restores), rank, segment.world_size(),
+                            process, Op::Restore, memory) {}
 
 private:
     int64_t process_of(int r) const override { return segment_.present_process(r); }
@@ -98,12 +102,17 @@ private:
     void complete(Outcome& proposal) override {
         std::vector<Member> members;
         for (int r = 0; r < n_; ++r) {
-            if (proposal.present.contains(r)) members.push_back({r, uint32_t(std::max<int64_t>(0, segment_.present_process(r)))});
-            else proposal.status = std::max(proposal.status, segment_.record(r).given_up.load() ? Outcome::Status::GivenUp : Outcome::Status::Late);
+            if (proposal.present.contains(r))
+                members.push_back({r, uint32_t(std::max<int64_t>(0, segment_.present_process(r)))});
+            else
+                proposal.status =
+                    std::max(proposal.status,
+                             segment_.record(r).given_up.load() ? Outcome::Status::GivenUp : Outcome::Status::Late);
         }
         if (proposal.status != Outcome::Status::Agreed) return;
         create(proposal, members);
-        if (proposal.group) segment_.at<GroupSegment>(proposal.group)->attached.fetch_add(1);  // the header refers to it too
+        if (proposal.group)
+            segment_.at<GroupSegment>(proposal.group)->attached.fetch_add(1);  // the header refers to it too
     }
     std::atomic<uint32_t>& notifications() override { return segment_.header().roster; }
     void wake() override { segment_.announce_roster(); }
@@ -121,7 +130,8 @@ void free_lost_buffers(Segment& segment) {
             in_use = in_use || group.peers[r].writing.load();
             for (int to = 0; to < group.nranks; ++to)
                 if (const uint64_t channel = ended(to) ? group.channel(r, to).load() : 0)
-                    in_use = in_use || !segment.heap().room(channel, BlockKind::Channel) || segment.at<Channel>(channel)->rendezvous.writing.load();
+                    in_use = in_use || !segment.heap().room(channel, BlockKind::Channel) ||
+                             segment.at<Channel>(channel)->rendezvous.writing.load();
         }
     });
     if (!in_use) segment.heap().free_lost_buffers();
@@ -134,13 +144,18 @@ void free_lost_buffers(Segment& segment) {
         missing.push_back(r);
         if (outcome.status != Outcome::Status::GivenUp || !segment.record(r).given_up.load()) continue;
         const std::string how = segment.how_it_ended(r, std::max(segment.record(r).exited.load(), 1u) - 1);
-        throw PeerLost("rank " + std::to_string(r) + " " + how + ", and the launcher does not start it again; the other ranks may go on without it by shrink", r, how, name(Op::Restore), -1);
+        throw PeerLost("rank " + std::to_string(r) + " " + how +
+                           ", and the launcher does not start it again; the other ranks may go on without it by shrink",
+                       r, how, name(Op::Restore), -1);
     }
-    throw TimedOut("restore: " + list_ranks(missing) + " did not come within " + seconds(timeout), timeout, missing, {}, name(Op::Restore), -1);
+    throw TimedOut("restore: " + list_ranks(missing) + " did not come within " + seconds(timeout), timeout, missing, {},
+                   name(Op::Restore), -1);
 }
 
 [[noreturn]] void no_memory(Op op, const std::string& trouble) {
-    throw OutOfMemory(std::string(name(op)) + ": " + (trouble.empty() ? "another rank could not allocate the shared memory of the new group" : trouble));
+    throw OutOfMemory(
+        std::string(name(op)) + ": " +
+        (trouble.empty() ? "another rank could not allocate the shared memory of the new group" : trouble));
 }
 
 }  // namespace
@@ -157,14 +172,15 @@ std::map<int, std::string> Comm::failed() const {
     return found;
 }
 
-// Takes part in an agreement of this group, without the ranks `exclude`. If a rank does not come in time, the group fails, and
-// the others may go on without it. The late rank then takes part in no later agreement, so that it never goes on alone as
-// if the others had been lost. If some ranks call agree while others, which have noticed a failure, shrink the group,
-// agree throws the failure, so that all come to shrink.
+// Takes part in an agreement of this group, without the ranks `exclude`. If a rank does not come in time, the group
+// fails, and the others may go on without it. The late rank then takes part in no later agreement, so that it never
+// goes on alone as if the others had been lost. If some ranks call agree while others, which have noticed a failure,
+// shrink the group, agree throws the failure, so that all come to shrink.
 Outcome Comm::decide(Op op, int64_t flags, std::string& trouble, const RankSet& exclude) {
     const TracedCall traced(*segment_, group_.member()[rank()], op, group_.number, settings_.part);
     const auto throw_excluded = [&] {
-        const std::string how = "was excluded from the group, by the others' call or because it did not come to " + std::string(name(op)) + " before their timeout";
+        const std::string how = "was excluded from the group, by the others' call or because it did not come to " +
+                                std::string(name(op)) + " before their timeout";
         throw PeerLost("rank " + std::to_string(rank()) + " " + how, rank(), how, name(op), -1);
     };
     if (excluded_[size_t(rank())]) throw_excluded();
@@ -193,7 +209,8 @@ void Comm::exclude_all_but(const RankSet& present, const RankSet& left_out) {
     for (int r = 0; r < world_size(); ++r) {
         if (present.contains(r) || excluded_[size_t(r)]) continue;
         excluded_[size_t(r)] = true;
-        if (!left_out.contains(r) && !protocol_.ended(r) && !group_.peers[r].left.load()) add_to_list(missing, std::to_string(r), ",");
+        if (!left_out.contains(r) && !protocol_.ended(r) && !group_.peers[r].left.load())
+            add_to_list(missing, std::to_string(r), ",");
     }
     if (!missing.empty()) fail_group(group_, Cause::TimedOut, rank(), protocol_.calls(), missing);
 }
@@ -208,17 +225,22 @@ std::shared_ptr<Comm> Comm::shrink(const std::vector<int>& exclude) {
     RankSet excluded;
     for (int r : exclude) {
         check_root(r, "exclude");
-        if (r == rank()) throw BadArgument("exclude: rank " + std::to_string(r) + " given, which is this rank; expected others");
+        if (r == rank())
+            throw BadArgument("exclude: rank " + std::to_string(r) + " given, which is this rank; expected others");
         excluded.add(r);
     }
     const OpenLease lease(*this);
     // What is still pending after a second waits for a rank that is left out.
-    if (!exclude.empty() && !stream_.drain(1)) fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), "went on without " + list_ranks(exclude));
+    if (!exclude.empty() && !stream_.drain(1))
+        fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(),
+                   "went on without " + list_ranks(exclude));
     const SerialCall call(*this);
     std::string trouble;
     const Outcome outcome = decide(Op::Shrink, flags_of(excluded, world_size()), trouble, excluded);
     if (outcome.status == Outcome::Status::Unequal)
-        throw Mismatch("shrink: the ranks do not all exclude the same ranks; rank " + std::to_string(rank()) + " excludes " + (exclude.empty() ? "none" : list_ranks(exclude)), {}, {}, {}, -1);
+        throw Mismatch("shrink: the ranks do not all exclude the same ranks; rank " + std::to_string(rank()) +
+                           " excludes " + (exclude.empty() ? "none" : list_ranks(exclude)),
+                       {}, {}, {}, -1);
     if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Shrink, trouble);
     auto comm = take_part(outcome.group);
     if (comm->rank() == 0) free_lost_buffers(*segment_);
@@ -235,13 +257,16 @@ std::vector<int> Comm::numbers_in(const Comm& former) const {
 std::shared_ptr<Comm> Comm::restore() {
     const SerialCall call(*this);
     if (!segment_->header().restarts_expected.load())
-        throw Unsupported("restore", settings_.backend, "the launcher does not start lost ranks again; start the program by `rankwise run --restarts N`, or go on without the lost ranks by shrink");
+        throw Unsupported("restore", settings_.backend,
+                          "the launcher does not start lost ranks again; start the program by `rankwise run --restarts "
+                          "N`, or go on without the lost ranks by shrink");
     const int32_t me = group_.member()[rank()];
     const TracedCall traced(*segment_, me, Op::Restore, group_.number, settings_.part);
     return meet(buffers_, me, group_.peers[rank()].process, timeout(), settings_, memory_.get());
 }
 
-std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process, double timeout, const Settings& settings, const GroupMemory* memory) {
+std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process,
+                                 double timeout, const Settings& settings, const GroupMemory* memory) {
     const std::shared_ptr<Segment> segment = buffers->segment().shared_from_this();
     const auto since = Clock::now();
     for (;;) {
@@ -250,11 +275,13 @@ std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, in
         const Outcome outcome = agreement.decide(-1, timeout - spent.count());
         if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Restore, agreement.trouble);
         const bool present = outcome.present.contains(rank);
-        if (outcome.group && segment->at<GroupSegment>(outcome.group)->peers[rank].process != process) continue;  // with the process before this one
+        if (outcome.group && segment->at<GroupSegment>(outcome.group)->peers[rank].process != process)
+            continue;                                             // with the process before this one
         if (!outcome.group && process > 0 && !present) continue;  // decided before this replacement came
         if (!outcome.group) throw_not_restored(*segment, outcome, timeout);
         const uint64_t former = segment->header().world_group.exchange(outcome.group);
-        if (former != outcome.group && segment->at<GroupSegment>(former)->attached.fetch_sub(1) == 1) release_group_segment(*segment, former);
+        if (former != outcome.group && segment->at<GroupSegment>(former)->attached.fetch_sub(1) == 1)
+            release_group_segment(*segment, former);
         watch_peers(segment, rank);
         auto comm = std::make_shared<Comm>(buffers, outcome.group, rank, timeout, settings);
         try {

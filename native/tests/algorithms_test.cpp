@@ -28,7 +28,8 @@ struct Floats {
     void check_blocks(const std::string& what, int n, uint64_t from = 0) const {
         const uint64_t size = count / uint64_t(n);
         for (int r = 0; r < n; ++r)
-            CHECK(numbers::of(r).equals(data + size * uint64_t(r), size, from), what << ": the block of rank " << r << ", " << size << " elements");
+            CHECK(numbers::of(r).equals(data + size * uint64_t(r), size, from),
+                  what << ": the block of rank " << r << ", " << size << " elements");
     }
 };
 
@@ -99,7 +100,8 @@ std::vector<uint64_t> thresholds(const Comm& c, Op op) {
     return found;
 }
 
-Settings settings(bool oversubscribed, bool single_copy, const char* operation = nullptr, const char* algorithm = nullptr) {
+Settings settings(bool oversubscribed, bool single_copy, const char* operation = nullptr,
+                  const char* algorithm = nullptr) {
     Settings s{{}, oversubscribed, single_copy};
     if (operation) s.forced = tuning::parse_forced({{operation, algorithm}}, s.backend);
     return s;
@@ -125,20 +127,25 @@ void either_side_of_each_threshold(int n, const Settings& s) {
                 for (uint64_t from : found)
                     for (uint64_t count : {from - uint64_t(n), from})
                         for (bool registered : {false, true})
-                            call(c, op, count, registered, name(op) + settings_text(s) + " of " + std::to_string(count) + " by " + names(c.algorithms(op, count * sizeof(float))));
+                            call(c, op, count, registered,
+                                 name(op) + settings_text(s) + " of " + std::to_string(count) + " by " +
+                                     names(c.algorithms(op, count * sizeof(float))));
             }
             c.barrier();
         },
         60, s);
 }
 
-bool works_in_registered(Algorithm a) { return a == Algorithm::Registered || a == Algorithm::RegisteredPut || a == Algorithm::RegisteredSplit; }
+bool works_in_registered(Algorithm a) {
+    return a == Algorithm::Registered || a == Algorithm::RegisteredPut || a == Algorithm::RegisteredSplit;
+}
 
 // Forces an algorithm, with sizes around the table's thresholds and around the sizes of the slots.
 void forced_algorithm(int n, bool oversubscribed, Op op, Algorithm algorithm) {
     const Settings s = settings(oversubscribed, true, name(op), tuning::name(algorithm));
     const bool small = algorithm == Algorithm::Inline, flat = algorithm == Algorithm::Flat && op == Op::AllReduce;
-    const std::string what = std::string(name(op)) + "=" + tuning::name(algorithm) + settings_text(s) + " on " + std::to_string(n);
+    const std::string what =
+        std::string(name(op)) + "=" + tuning::name(algorithm) + settings_text(s) + " on " + std::to_string(n);
     ranks::run(
         n,
         [&](Comm& c) {
@@ -150,7 +157,8 @@ void forced_algorithm(int n, bool oversubscribed, Op op, Algorithm algorithm) {
             }
             CHECK(c.algorithms(op, 48) == std::vector<Algorithm>{algorithm}, what);
             CHECK_EQ(c.algorithms(op, 1 << 20).empty(), small || flat);
-            for (uint64_t count : {uint64_t(0), unit, 24 / unit * unit, 40 / unit * unit, 4097 * unit, 70001 * unit, 300007 * unit}) {
+            for (uint64_t count :
+                 {uint64_t(0), unit, 24 / unit * unit, 40 / unit * unit, 4097 * unit, 70001 * unit, 300007 * unit}) {
                 if (ranks::shortened() && count > 70001 * unit) continue;
                 const uint64_t bytes = count * sizeof(float);
                 if ((small && bytes > kInline) || (flat && bytes > tuning::kFlatLimit)) {
@@ -159,7 +167,8 @@ void forced_algorithm(int n, bool oversubscribed, Op op, Algorithm algorithm) {
                 }
                 call(c, op, count, works_in_registered(algorithm), what + " of " + std::to_string(count));
             }
-            if (works_in_registered(algorithm)) CHECK_EQ(ranks::thrown([&] { call(c, op, 1000 * unit, false, what); }), "Unsupported");
+            if (works_in_registered(algorithm))
+                CHECK_EQ(ranks::thrown([&] { call(c, op, 1000 * unit, false, what); }), "Unsupported");
             float one = 1;  // the group continues, and groups split off it force the same algorithm
             if (op != Op::AllReduce) c.all_reduce(&one, 1, DType::F32, ReduceOp::SUM), CHECK_EQ(one, float(n));
             const auto half = c.split(c.rank() % 2, 0);
@@ -198,8 +207,11 @@ std::string refusal(const char* operation, const char* algorithm) {
 
 void unknown_names() {
     CHECK_EQ(refusal("allreduce", "staged"),
-             "RANKWISE_ALGORITHM: the operation 'allreduce' given to shm, expected one of all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all");
-    CHECK_EQ(refusal("broadcast", "ring"), "RANKWISE_ALGORITHM: the algorithm 'ring' given for broadcast of shm, expected one of inline, staged, single_copy, single_copy_split, registered, registered_split, by_node");
+             "RANKWISE_ALGORITHM: the operation 'allreduce' given to shm, expected one of all_reduce, broadcast, "
+             "reduce, all_gather, gather, scatter, reduce_scatter, all_to_all");
+    CHECK_EQ(refusal("broadcast", "ring"),
+             "RANKWISE_ALGORITHM: the algorithm 'ring' given for broadcast of shm, expected one of inline, staged, "
+             "single_copy, single_copy_split, registered, registered_split, by_node");
 }
 
 std::string refusal_to_tune(const char* cores, const char* threshold) {
@@ -214,10 +226,11 @@ std::string refusal_to_tune(const char* cores, const char* threshold) {
 // A tuning file's thresholds replace the defaults of the conditions for which they are given.
 void tuned_thresholds() {
     const std::vector<tuning::NamedValue> values = {
-        {"own_cores", "flat_all_reduce", 600},        {"own_cores", "registered_reduction", 1000},  {"own_cores", "single_copy_all_reduce", 5000},
-        {"own_cores", "registered_block", 300},       {"own_cores", "single_copy_broadcast", 9000}, {"own_cores", "single_copy_all_gather", Thresholds::kNever},
-        {"own_cores", "put_all_gather", 7000},        {"own_cores", "single_copy_reduce", 2000},    {"own_cores", "single_copy_scatter", 200},
-        {"own_cores", "flat_reduce", Thresholds::kNever},
+        {"own_cores", "flat_all_reduce", 600},         {"own_cores", "registered_reduction", 1000},
+        {"own_cores", "single_copy_all_reduce", 5000}, {"own_cores", "registered_block", 300},
+        {"own_cores", "single_copy_broadcast", 9000},  {"own_cores", "single_copy_all_gather", Thresholds::kNever},
+        {"own_cores", "put_all_gather", 7000},         {"own_cores", "single_copy_reduce", 2000},
+        {"own_cores", "single_copy_scatter", 200},     {"own_cores", "flat_reduce", Thresholds::kNever},
     };
     using enum Algorithm;
     using List = std::vector<Algorithm>;
@@ -228,8 +241,10 @@ void tuned_thresholds() {
             CHECK(c.algorithms(Op::AllReduce, 200) == List{Flat});
             CHECK(c.algorithms(Op::AllReduce, 201) == List{Staged});
             CHECK(c.algorithms(Op::AllReduce, 1000) == (List{Registered, Staged}));
-            CHECK(c.algorithms(Op::AllReduce, 5000) == (direct ? List{Registered, SingleCopy, Staged} : List{Registered, Staged}));
-            CHECK(c.algorithms(Op::Reduce, 2000) == (direct ? List{Registered, SingleCopy, Flat} : List{Registered, Flat}));
+            CHECK(c.algorithms(Op::AllReduce, 5000) ==
+                  (direct ? List{Registered, SingleCopy, Staged} : List{Registered, Staged}));
+            CHECK(c.algorithms(Op::Reduce, 2000) ==
+                  (direct ? List{Registered, SingleCopy, Flat} : List{Registered, Flat}));
             CHECK(c.algorithms(Op::Broadcast, 8999) == (List{Registered, Staged}));
             CHECK(c.algorithms(Op::Broadcast, 9000) == (direct ? List{SingleCopy, Staged} : List{Registered, Staged}));
             CHECK(c.algorithms(Op::AllGather, 299) == List{Staged});
@@ -242,13 +257,17 @@ void tuned_thresholds() {
         60, tuned(false, values));
     ranks::run(3, [](Comm& c) { CHECK(c.algorithms(Op::AllReduce, 201) == List{Flat}); }, 60, tuned(true, values));
     either_side_of_each_threshold(3, tuned(false, values));
-    CHECK_EQ(refusal_to_tune("many_cores", "flat_reduce"), "tuning: the cores 'many_cores' given, expected one of own_cores, shared_cores, yielded_cores");
-    CHECK(refusal_to_tune("own_cores", "flat").starts_with("tuning: the threshold 'flat' given, expected one of flat_all_reduce, flat_reduce, "), refusal_to_tune("own_cores", "flat"));
+    CHECK_EQ(refusal_to_tune("many_cores", "flat_reduce"),
+             "tuning: the cores 'many_cores' given, expected one of own_cores, shared_cores, yielded_cores");
+    CHECK(refusal_to_tune("own_cores", "flat")
+              .starts_with("tuning: the threshold 'flat' given, expected one of flat_all_reduce, flat_reduce, "),
+          refusal_to_tune("own_cores", "flat"));
 }
 
 // Ranks with different settings do not join.
 void different_settings() {
-    for (const Settings& other : {settings(false, true, "gather", "staged"), settings(true, true), tuned(false, {{"own_cores", "flat_reduce", 1}})}) {
+    for (const Settings& other : {settings(false, true, "gather", "staged"), settings(true, true),
+                                  tuned(false, {{"own_cores", "flat_reduce", 1}})}) {
         auto segment = Segment::create(3);
         std::vector<std::thread> threads;
         for (int rank = 0; rank < 3; ++rank)
@@ -265,7 +284,8 @@ void different_settings() {
 int main() {
     for (int n : ranks::worlds({2, 3, 4}))
         for (bool oversubscribed : {false, true}) {
-            for (bool single_copy : {true, false}) either_side_of_each_threshold(n, settings(oversubscribed, single_copy));
+            for (bool single_copy : {true, false})
+                either_side_of_each_threshold(n, settings(oversubscribed, single_copy));
             for (const auto& [op, list] : tuning::algorithms())
                 for (Algorithm algorithm : list) forced_algorithm(n, oversubscribed, op, algorithm);
         }

@@ -11,7 +11,8 @@ namespace {
 
 bool holds(Request& r, const std::vector<int64_t>& expected) {
     const Memory memory = r.take_memory();
-    return r.dtype() == DType::I64 && r.count() == expected.size() && std::equal(expected.begin(), expected.end(), reinterpret_cast<const int64_t*>(memory.data()));
+    return r.dtype() == DType::I64 && r.count() == expected.size() &&
+           std::equal(expected.begin(), expected.end(), reinterpret_cast<const int64_t*>(memory.data()));
 }
 
 const Wanted kArray{Wanted::Array}, kObject{Wanted::Object};
@@ -42,14 +43,17 @@ void objects_in_parts(Comm& c) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
     for (uint64_t large : {10, 1000, 300000}) {
         const auto head = message(c.rank(), 1, 3), body = message(c.rank(), 2, large), tail = message(c.rank(), 3, 1);
-        auto part = [](const std::vector<int64_t>& v) { return Part{reinterpret_cast<const uint8_t*>(v.data()), v.size() * 8}; };
+        auto part = [](const std::vector<int64_t>& v) {
+            return Part{reinterpret_cast<const uint8_t*>(v.data()), v.size() * 8};
+        };
         const auto sending = c.send_object({part(head), Part{nullptr, 0}, part(body), part(tail)}, next, 0);
         const auto receiving = c.recv_any(kObject, previous, 0);
         receiving->wait(std::nullopt);
         CHECK_EQ(receiving->count(), (3 + large + 1) * 8);
         const Memory memory = receiving->take_memory();
         auto expected = message(previous, 1, 3);
-        for (const auto& more : {message(previous, 2, large), message(previous, 3, 1)}) expected.insert(expected.end(), more.begin(), more.end());
+        for (const auto& more : {message(previous, 2, large), message(previous, 3, 1)})
+            expected.insert(expected.end(), more.begin(), more.end());
         CHECK(!std::memcmp(memory.data(), expected.data(), expected.size() * 8), "an object in parts");
         sending->wait(std::nullopt);
     }
@@ -96,7 +100,8 @@ void given_up_receives_lose_nothing(Comm& c) {
         const auto gone = c.recv_any(kArray, i % 2 ? 0 : kAny, kAny);
         try {
             gone->wait(1e-4 * (i % 5));
-        } catch (const TimedOut&) {}
+        } catch (const TimedOut&) {
+        }
         gone->abandon();
         const bool received = gone->complete();
         CHECK(!received || holds(*gone, large), "complete before it was given up");
@@ -122,7 +127,8 @@ void many(Comm& c, bool posted_first) {
     };
     // The pattern of receives: from this rank with the tag, from any rank, with any tag, any of both.
     const auto post_all = [&] {
-        for (int i = 0; i < count; ++i) receiving.push_back(c.recv(&in[size_t(i)], 1, DType::I64, i % 2 ? kAny : self, i % 4 < 2 ? i % 3 : kAny));
+        for (int i = 0; i < count; ++i)
+            receiving.push_back(c.recv(&in[size_t(i)], 1, DType::I64, i % 2 ? kAny : self, i % 4 < 2 ? i % 3 : kAny));
     };
     // Model: each message goes to the first receive posted that matches it, or each receive takes the first message.
     std::vector<int64_t> expected(size_t(count), -1);
@@ -131,7 +137,8 @@ void many(Comm& c, bool posted_first) {
     for (int i = 0; i < count; ++i)
         for (int j = 0; j < count; ++j) {
             const int receive = posted_first ? j : i, m = posted_first ? i : j;
-            if ((posted_first ? expected[size_t(receive)] >= 0 : bool(used[size_t(m)])) || !matches(receive, m)) continue;
+            if ((posted_first ? expected[size_t(receive)] >= 0 : bool(used[size_t(m)])) || !matches(receive, m))
+                continue;
             expected[size_t(receive)] = m;
             used[size_t(m)] = true;
             break;

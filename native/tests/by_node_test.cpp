@@ -1,6 +1,6 @@
-// The by_node algorithms, on ranks whose NUMA nodes are pretended: even, uneven, interleaved, and with one rank each. Every
-// result has the bits of one reduction in the order of the nodes, which is that of the ranks where each node's ranks follow
-// each other.
+// The by_node algorithms, on ranks whose NUMA nodes are pretended: even, uneven, interleaved, and with one rank each.
+// Every result has the bits of one reduction in the order of the nodes, which is that of the ranks where each node's
+// ranks follow each other.
 #include <random>
 
 #include "ranks.hpp"
@@ -54,8 +54,9 @@ struct Kind {
     DType dtype;
     ReduceOp op;
 };
-constexpr Kind kKinds[] = {{DType::F32, ReduceOp::SUM}, {DType::F32, ReduceOp::MEAN}, {DType::F16, ReduceOp::SUM}, {DType::BF16, ReduceOp::MEAN}, {DType::FP8E4M3, ReduceOp::SUM},
-                           {DType::F64, ReduceOp::PROD}, {DType::I32, ReduceOp::SUM}, {DType::U8, ReduceOp::BXOR}};
+constexpr Kind kKinds[] = {{DType::F32, ReduceOp::SUM},   {DType::F32, ReduceOp::MEAN},    {DType::F16, ReduceOp::SUM},
+                           {DType::BF16, ReduceOp::MEAN}, {DType::FP8E4M3, ReduceOp::SUM}, {DType::F64, ReduceOp::PROD},
+                           {DType::I32, ReduceOp::SUM},   {DType::U8, ReduceOp::BXOR}};
 
 std::vector<size_t> counts() {
     std::vector<size_t> all = {0, 1, 3, 1000, 70001};
@@ -75,8 +76,11 @@ void reductions(const std::vector<int>& nodes) {
     for (const auto& [dtype, op] : kKinds)
         for (size_t count : counts())
             if (count <= 70001 || dtype == DType::F32 || dtype == DType::F16)
-                cases.push_back({{dtype, op}, count, reduced(nodes, dtype, op, count),
-                                 text_of(nodes) + ", dtype " + std::to_string(int(dtype)) + ", op " + std::to_string(int(op)) + ", " + std::to_string(count) + " elements"});
+                cases.push_back({{dtype, op},
+                                 count,
+                                 reduced(nodes, dtype, op, count),
+                                 text_of(nodes) + ", dtype " + std::to_string(int(dtype)) + ", op " +
+                                     std::to_string(int(op)) + ", " + std::to_string(count) + " elements"});
     ranks::run(
         n,
         [&](Comm& c) {
@@ -110,7 +114,8 @@ void broadcasts(const std::vector<int>& nodes) {
                 for (int root = 0; root < n; ++root) {
                     auto x = data_of(c.rank(), DType::F32, count);
                     c.broadcast(x.data(), count, DType::F32, root);
-                    CHECK(x == data_of(root, DType::F32, count), "broadcast from " << root << ": " << text_of(nodes) << ", " << count << " elements");
+                    CHECK(x == data_of(root, DType::F32, count),
+                          "broadcast from " << root << ": " << text_of(nodes) << ", " << count << " elements");
                 }
         },
         60, settings(nodes, "broadcast"));
@@ -139,7 +144,10 @@ void mismatched_calls() {
 void default_choice() {
     using List = std::vector<Algorithm>;
     const List by_node{Algorithm::ByNode};
-    const auto uses = [&](Comm& c) { return c.algorithms(Op::AllReduce, 1 * MiB) == by_node && c.algorithms(Op::Reduce, 1 * MiB) == by_node && c.algorithms(Op::Broadcast, 1 * MiB) == by_node; };
+    const auto uses = [&](Comm& c) {
+        return c.algorithms(Op::AllReduce, 1 * MiB) == by_node && c.algorithms(Op::Reduce, 1 * MiB) == by_node &&
+               c.algorithms(Op::Broadcast, 1 * MiB) == by_node;
+    };
     const auto avoids = [&](Comm& c) {
         for (Op op : {Op::AllReduce, Op::Reduce, Op::Broadcast})
             for (Algorithm algorithm : c.algorithms(op, 1 * MiB))
@@ -156,16 +164,19 @@ void default_choice() {
                 c.all_reduce(x.data(), count, DType::F32, ReduceOp::SUM);
                 CHECK(x == std::vector<float>(count, 10));
             }
-            const auto node = c.split(c.rank() / 2, 0), across = c.split(c.rank() % 2, 0), three = c.split(c.rank() < 3 ? 0 : -1, 0), reversed = c.split(0, -c.rank());
+            const auto node = c.split(c.rank() / 2, 0), across = c.split(c.rank() % 2, 0),
+                       three = c.split(c.rank() < 3 ? 0 : -1, 0), reversed = c.split(0, -c.rank());
             CHECK(avoids(*node));    // it has one node
             CHECK(avoids(*across));  // one rank on each node
-            CHECK(!three || (uses(*three) && three->conditions().nodes.members == std::vector<std::vector<int>>{{0, 1}, {2}}));
+            CHECK(!three ||
+                  (uses(*three) && three->conditions().nodes.members == std::vector<std::vector<int>>{{0, 1}, {2}}));
             CHECK(uses(*reversed));
             for (const auto& group : {node, across, three, reversed})
                 if (group) group->close(5);
         },
         60, settings({0, 0, 1, 1}));
-    for (const std::vector<int>& nodes : std::vector<std::vector<int>>{{0, 1, 0, 1}, {5, 5, 5, 5}, {0, 1, 2, 3}, {}}) ranks::run(4, [&](Comm& c) { CHECK(avoids(c), text_of(nodes)); }, 60, settings(nodes));
+    for (const std::vector<int>& nodes : std::vector<std::vector<int>>{{0, 1, 0, 1}, {5, 5, 5, 5}, {0, 1, 2, 3}, {}})
+        ranks::run(4, [&](Comm& c) { CHECK(avoids(c), text_of(nodes)); }, 60, settings(nodes));
 }
 
 void unknown_nodes() {
@@ -187,7 +198,13 @@ void refused_settings() {
         auto segment = Segment::create(3);
         std::vector<std::thread> threads;
         for (int rank = 0; rank < 3; ++rank)
-            threads.emplace_back([&, rank] { CHECK_EQ(ranks::thrown([&] { Comm::join(segment, rank, 30, false, settings(rank == 1 || other.size() == 2 ? other : std::vector<int>{0, 0, 1})); }), "BadArgument"); });
+            threads.emplace_back([&, rank] {
+                CHECK_EQ(ranks::thrown([&] {
+                             Comm::join(segment, rank, 30, false,
+                                        settings(rank == 1 || other.size() == 2 ? other : std::vector<int>{0, 0, 1}));
+                         }),
+                         "BadArgument");
+            });
         for (auto& t : threads) t.join();
     }
 }
@@ -195,7 +212,9 @@ void refused_settings() {
 }  // namespace
 
 int main() {
-    const std::vector<std::vector<int>> worlds = {{0, 0}, {0, 1}, {1, 1, 0}, {0, 1, 0}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 1, 1}, {0, 1, 2, 3}, {0, 0, 0, 1, 1}, {3, 3, 1, 1, 0, 0}, {0, 1, 1, 0, 2, 0}};
+    const std::vector<std::vector<int>> worlds = {
+        {0, 0},       {0, 1},       {1, 1, 0},       {0, 1, 0},          {0, 0, 1, 1},      {0, 1, 0, 1},
+        {0, 1, 1, 1}, {0, 1, 2, 3}, {0, 0, 0, 1, 1}, {3, 3, 1, 1, 0, 0}, {0, 1, 1, 0, 2, 0}};
     for (const auto& nodes : worlds) {
         if (ranks::shortened() && nodes.size() > 3) continue;
         reductions(nodes);

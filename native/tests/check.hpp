@@ -22,8 +22,7 @@ inline void fail(const char* file, int line, const std::string& what) {
 }
 
 // Characters and the like print as numbers.
-template <class T>
-decltype(auto) printable(const T& x) {
+template <class T> decltype(auto) printable(const T& x) {
     if constexpr (std::is_enum_v<T>) return +static_cast<std::underlying_type_t<T>>(x);
     else if constexpr (std::is_arithmetic_v<T>) return +x;
     else return (x);
@@ -46,14 +45,14 @@ inline int result() {
 }  // namespace check
 
 // CHECK(condition) or CHECK(condition, values << to << print).
-#define CHECK(condition, ...)                                 \
-    do {                                                      \
-        if (!(condition)) {                                   \
-            std::ostringstream check_what;                    \
-            check_what << "not true: " #condition;            \
-            __VA_OPT__(check_what << "; " << __VA_ARGS__;)    \
+#define CHECK(condition, ...)                                  \
+    do {                                                       \
+        if (!(condition)) {                                    \
+            std::ostringstream check_what;                     \
+            check_what << "not true: " #condition;             \
+            __VA_OPT__(check_what << "; " << __VA_ARGS__;)     \
             check::fail(__FILE__, __LINE__, check_what.str()); \
-        }                                                     \
+        }                                                      \
     } while (false)
 
 #define CHECK_EQ(a, b) check::equal((a), (b), #a, #b, __FILE__, __LINE__)

@@ -17,7 +17,8 @@ using std::chrono::microseconds;
 // Whether a new block of the size of a group's memory, probably the very memory that was just released, stays zeroed.
 class Unused {
 public:
-    Unused(Segment& segment, size_t bytes) : segment_(segment), bytes_(bytes), offset_(segment.heap().allocate(bytes, BlockKind::Buffer)) {}
+    Unused(Segment& segment, size_t bytes)
+        : segment_(segment), bytes_(bytes), offset_(segment.heap().allocate(bytes, BlockKind::Buffer)) {}
     ~Unused() {
         const uint8_t* memory = segment_.at<uint8_t>(offset_);
         CHECK_EQ(std::count(memory, memory + bytes_, 0), std::ptrdiff_t(bytes_));
@@ -95,7 +96,9 @@ void locked_while_closed() {
             hold([&] { CHECK(!part->close(60)); });
             continue;
         }
-        std::thread other(hold, [&] { while (!closed) std::this_thread::yield(); });
+        std::thread other(hold, [&] {
+            while (!closed) std::this_thread::yield();
+        });
         while (!locked) std::this_thread::yield();
         CHECK(!part->close(60));
         closed = true;
@@ -135,8 +138,8 @@ void known_of_a_closed_group() {
     whole->close(1);
 }
 
-// A signal handler may close the group in the middle of an operation of its own thread, which then ends, and only then is
-// the memory freed.
+// A signal handler may close the group in the middle of an operation of its own thread, which then ends, and only then
+// is the memory freed.
 void closed_by_a_signal_handler() {
     const auto segment = Segment::create(1);
     const auto whole = Comm::join(segment, 0, 60, false, {});
@@ -185,7 +188,8 @@ void closed_by_a_signal_handler_in_a_collective() {
     interrupt_check = before;
 }
 
-// An agreement of another thread, whose partner does not come, ends when the group is closed, and uses its memory no more.
+// An agreement of another thread, whose partner does not come, ends when the group is closed, and uses its memory no
+// more.
 void agreements_race_with_close() {
     for (const bool shrinks : {false, true}) {
         ranks::run(2, [&](Comm& c) {

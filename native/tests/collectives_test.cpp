@@ -57,14 +57,16 @@ void every_collective(Comm& c, uint64_t count) {
             CHECK_EQ(bytes, count * 4);
             return reinterpret_cast<uint8_t*>(part.data());
         };
-        const bool with_header = c.scatter_described(header, me == root ? sent.data() : nullptr, part.data(), part_buffer, root);
+        const bool with_header =
+            c.scatter_described(header, me == root ? sent.data() : nullptr, part.data(), part_buffer, root);
         CHECK_EQ(header.dim[1], int64_t(count));
         if (!with_header) {
             c.scatter(me == root ? sent.data() : nullptr, part.data(), count, DType::F32, root);
             c.unlock();
         }
         CHECK_EQ(with_header, n == 1 || count * 4 < Thresholds().single_copy_scatter);
-        CHECK(numbers::of(root).equals(part.data(), count, count * uint64_t(me)), "described scatter of " << count << " from " << root);
+        CHECK(numbers::of(root).equals(part.data(), count, count * uint64_t(me)),
+              "described scatter of " << count << " from " << root);
     }
 
     std::vector<float> all(blocks);
@@ -76,7 +78,9 @@ void every_collective(Comm& c, uint64_t count) {
     CHECK(total.equals(x.data(), count, count * uint64_t(me)), "reduce_scatter of " << count);
 
     c.all_to_all(many.data(), all.data(), count, DType::F32);
-    for (int r = 0; r < n; ++r) CHECK(numbers::of(r).equals(all.data() + count * uint64_t(r), count, count * uint64_t(me)), "all_to_all of " << count);
+    for (int r = 0; r < n; ++r)
+        CHECK(numbers::of(r).equals(all.data() + count * uint64_t(r), count, count * uint64_t(me)),
+              "all_to_all of " << count);
     c.barrier();
 }
 
@@ -145,7 +149,9 @@ void blocks_larger_than_the_cache(Comm& c) {
         std::vector<uint64_t> all(me == root ? 2 * count : 0), part(count);
         c.gather(mine.data(), all.data(), count, DType::U64, root);
         for (int r = 0; me == root && r < 2; ++r)
-            CHECK(std::equal(all.begin() + long(count) * r, all.begin() + long(count) * (r + 1), numbered(r, count).begin()), "gather to " << root);
+            CHECK(std::equal(all.begin() + long(count) * r, all.begin() + long(count) * (r + 1),
+                             numbered(r, count).begin()),
+                  "gather to " << root);
         const auto given = numbered(root, 2 * count);
         c.scatter(me == root ? given.data() : nullptr, part.data(), count, DType::U64, root);
         CHECK(std::equal(part.begin(), part.end(), given.begin() + long(count) * me), "scatter from " << root);

@@ -19,13 +19,16 @@ void texts() {
     CHECK_EQ(describe_deadlock({receive(1), std::nullopt}, 0), "");
     CHECK_EQ(describe_deadlock({std::nullopt, receive(0)}, 0), "");
     CHECK_EQ(describe_deadlock({receive(1), receive(0)}, 1),
-             "; a deadlock: rank 0 waits for rank 1 (recv, tag 0), and rank 1 waits for rank 0 (recv, tag 0); one of them must send first");
+             "; a deadlock: rank 0 waits for rank 1 (recv, tag 0), and rank 1 waits for rank 0 (recv, tag 0); one of "
+             "them must send first");
     // A rank that waits for a cycle says what the ranks of the cycle say.
     CHECK_EQ(describe_deadlock({receive(2), Awaited{2, "barrier #1", false}, receive(1)}, 0),
              "; a deadlock: rank 1 waits for rank 2 (barrier #1), and rank 2 waits for rank 1 (recv, tag 0)");
     std::vector<std::optional<Awaited>> ring;
     for (int p = 0; p < 20; ++p) ring.push_back(receive((p + 1) % 20));
-    CHECK(has(describe_deadlock(ring, 5), "rank 7 waits for rank 8 (recv, tag 0), and so on, up to rank 19, which waits for rank 0;"), describe_deadlock(ring, 5));
+    CHECK(has(describe_deadlock(ring, 5),
+              "rank 7 waits for rank 8 (recv, tag 0), and so on, up to rank 19, which waits for rank 0;"),
+          describe_deadlock(ring, 5));
 }
 
 template <class Call> std::string error_of(Call&& call) {
@@ -76,28 +79,35 @@ void barrier_on_the_stream(Comm& c) {
 
 void send_in_the_background(Comm& c) {  // as a message that takes longer than the timeout
     Tracer tracer(*c.segment(), c.rank());
-    TraceEntry* const sent = tracer.begin(make_call(Op::Send, DType::F64, {}, 1 - c.rank()).what | kBackground, 0, 3, 0, 8, ticks());
+    TraceEntry* const sent =
+        tracer.begin(make_call(Op::Send, DType::F64, {}, 1 - c.rank()).what | kBackground, 0, 3, 0, 8, ticks());
     CHECK(!error_of([&] { receive(c); }).empty());
     tracer.end(sent, ticks(), 0);
 }
 
 void deadlocks() {
-    const std::string receives = "a deadlock: rank 0 waits for rank 1 (recv, tag 3), and rank 1 waits for rank 0 (recv, tag 3); one of them must send first\n";
+    const std::string receives =
+        "a deadlock: rank 0 waits for rank 1 (recv, tag 3), and rank 1 waits for rank 0 (recv, tag 3); one of them "
+        "must send first\n";
     CHECK(has(both(receive, receive)[0], "was not complete within 0.6 s; " + receives));
     CHECK(has(both(wait_after_other_messages, wait_after_other_messages)[0], receives));
 
     auto said = both(receive, barrier);
-    CHECK(has(said[0], "rank 0's recv from rank 1 (1 x float64 with tag 3) was not complete within 0.6 s; a deadlock: "
-                       "rank 0 waits for rank 1 (recv, tag 3), and rank 1 waits for rank 0 (barrier #2)\n"), said[0]);
+    CHECK(has(said[0],
+              "rank 0's recv from rank 1 (1 x float64 with tag 3) was not complete within 0.6 s; a deadlock: "
+              "rank 0 waits for rank 1 (recv, tag 3), and rank 1 waits for rank 0 (barrier #2)\n"),
+          said[0]);
     CHECK(has(said[0], "\n  rank 1: in barrier #2 for "), said[0]);
 
     said = both(barrier, receive);
-    const std::string late = "rank 1 did not reach barrier #2 within the timeout of 0.6 s; a deadlock: "
-                             "rank 0 waits for rank 1 (barrier #2), and rank 1 waits for rank 0 (recv, tag 3)\n";
+    const std::string late =
+        "rank 1 did not reach barrier #2 within the timeout of 0.6 s; a deadlock: "
+        "rank 0 waits for rank 1 (barrier #2), and rank 1 waits for rank 0 (recv, tag 3)\n";
     CHECK(said[0].find(late) == 0, said[0]);
     CHECK(said[1].find("rank 1 was in recv from rank 0, tag 3, when rank 0 timed out: " + late) == 0, said[1]);
 
-    CHECK(has(both(barrier, send_much)[0], "a deadlock: rank 0 waits for rank 1 (barrier #2), and rank 1 waits for rank 0 (send, tag 3)\n"));
+    CHECK(has(both(barrier, send_much)[0],
+              "a deadlock: rank 0 waits for rank 1 (barrier #2), and rank 1 waits for rank 0 (send, tag 3)\n"));
 }
 
 void no_deadlocks() {
@@ -108,11 +118,13 @@ void no_deadlocks() {
     none(both(receive, outside));
     none(both(receive, barrier_on_the_stream));
     none(both(receive, send_in_the_background));
-    none(both([](Comm& c) {  // the program means to come back
-        double x = 0;
-        c.set_timeout(60);
-        c.recv(&x, 1, DType::F64, 1, 3)->wait(kTimeout);
-    }, receive));
+    none(both(
+        [](Comm& c) {  // the program means to come back
+            double x = 0;
+            c.set_timeout(60);
+            c.recv(&x, 1, DType::F64, 1, 3)->wait(kTimeout);
+        },
+        receive));
 }
 
 }  // namespace

@@ -22,11 +22,12 @@ void different_calls(Comm& c) {
 
     g = c.split(0, 0);
     CHECK_EQ(thrown([&] {
-        float x[4] = {};
-        if (c.rank() == 0) g->broadcast(x, 4, DType::F32, 0);
-        else sum(*g, 4);
-        g->barrier();
-    }), "Mismatch");
+                 float x[4] = {};
+                 if (c.rank() == 0) g->broadcast(x, 4, DType::F32, 0);
+                 else sum(*g, 4);
+                 g->barrier();
+             }),
+             "Mismatch");
 
     g = c.split(0, 0);  // every rank is root, so none waits, and the next call finds the mismatch
     try {
@@ -45,9 +46,10 @@ void different_calls(Comm& c) {
     const Counts out(c.world_size(), 1), in(c.world_size(), c.rank() == 0 ? 2 : 1);
     std::vector<float> a(8), b(16);
     CHECK_EQ(thrown([&] {
-        g->all_to_all_v(a.data(), b.data(), out, in, DType::F32);
-        g->barrier();
-    }), "Mismatch");
+                 g->all_to_all_v(a.data(), b.data(), out, in, DType::F32);
+                 g->barrier();
+             }),
+             "Mismatch");
 }
 
 // The text lists every rank's call and call site, a rank that is in no call, and which ranks differ.
@@ -63,7 +65,8 @@ void text_of_a_mismatch(Comm& c) {
             CHECK(false, "no mismatch");
         } catch (const Mismatch& e) {
             const std::string text = e.what();
-            CHECK(text.find("rank 2: reduce(count=4, dtype=float32, op=sum, root=1) at here:1") != std::string::npos, text);
+            CHECK(text.find("rank 2: reduce(count=4, dtype=float32, op=sum, root=1) at here:1") != std::string::npos,
+                  text);
             CHECK(e.different == std::vector<int>{1}, text);
         }
         return;
@@ -75,7 +78,9 @@ void text_of_a_mismatch(Comm& c) {
         CHECK(false, "no mismatch");
     } catch (const Mismatch& e) {
         const std::string text = e.what();
-        CHECK(text.find("rank 1: reduce(count=5, dtype=float32, op=max, root=1) at here:1   <-- other count, op") != std::string::npos, text);
+        CHECK(text.find("rank 1: reduce(count=5, dtype=float32, op=max, root=1) at here:1   <-- other count, op") !=
+                  std::string::npos,
+              text);
         CHECK(text.find("rank 0: reduce(count=4, dtype=float32, op=sum, root=1)") != std::string::npos, text);
         CHECK(text.find("rank 2: nothing yet (now in barrier #") != std::string::npos, text);
         CHECK(e.different == std::vector<int>{1}, text);
@@ -108,40 +113,46 @@ void one_rank_aborts(Comm& c) {
     else CHECK_EQ(thrown([&] { g->barrier(); }), "PeerLost");
 }
 
-// The owner of an array leaves a failed operation when no peer writes there any more, or, if one is stopped in the middle of
-// that, at the timeout, with an error that says so.
+// The owner of an array leaves a failed operation when no peer writes there any more, or, if one is stopped in the
+// middle of that, at the timeout, with an error that says so.
 void a_writer_is_stopped() {
     for (const bool goes_on : {true, false}) {
         std::atomic<bool> raised{false};
-        ranks::run(2, [&](Comm& c) {
-            const auto part = c.split(0, c.rank());
-            GroupSegment* group = nullptr;
-            c.segment()->heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
-                if (offset != c.segment()->header().world_group.load()) group = c.segment()->at<GroupSegment>(offset);
-            });
-            if (c.rank() == 1) {
-                std::this_thread::sleep_for(std::chrono::milliseconds(100));
-                group->peers[1].writing = 1;  // as a rank that was stopped leaves it
-                part->abort("aborted");
-                std::this_thread::sleep_for(std::chrono::milliseconds(200));
-                CHECK(!raised);
-                while (!goes_on && !raised) std::this_thread::yield();
-                group->peers[1].writing = 0;
-            } else {
-                std::vector<double> x(1 << 18);
-                const auto since = Clock::now();
-                try {
-                    part->all_reduce(x.data(), x.size(), DType::F64, ReduceOp::SUM);
-                    CHECK(false, "nothing was thrown");
-                } catch (const PeerLost& e) {
-                    const bool says = std::string(e.what()).find("\nrank 1 may have been stopped in the middle of writing") != std::string::npos;
-                    CHECK_EQ(says, !goes_on);
-                    CHECK(goes_on || Clock::now() - since > std::chrono::seconds(1));
+        ranks::run(
+            2,
+            [&](Comm& c) {
+                const auto part = c.split(0, c.rank());
+                GroupSegment* group = nullptr;
+                c.segment()->heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
+                    if (offset != c.segment()->header().world_group.load())
+                        group = c.segment()->at<GroupSegment>(offset);
+                });
+                if (c.rank() == 1) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                    group->peers[1].writing = 1;  // as a rank that was stopped leaves it
+                    part->abort("aborted");
+                    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                    CHECK(!raised);
+                    while (!goes_on && !raised) std::this_thread::yield();
+                    group->peers[1].writing = 0;
+                } else {
+                    std::vector<double> x(1 << 18);
+                    const auto since = Clock::now();
+                    try {
+                        part->all_reduce(x.data(), x.size(), DType::F64, ReduceOp::SUM);
+                        CHECK(false, "nothing was thrown");
+                    } catch (const PeerLost& e) {
+                        const bool says =
+                            std::string(e.what()).find("\nrank 1 may have been stopped in the middle of writing") !=
+                            std::string::npos;
+                        CHECK_EQ(says, !goes_on);
+                        CHECK(goes_on || Clock::now() - since > std::chrono::seconds(1));
+                    }
+                    raised = true;
                 }
-                raised = true;
-            }
-            c.barrier();
-        }, goes_on ? 60 : 1);
+                c.barrier();
+            },
+            goes_on ? 60 : 1);
     }
 }
 
@@ -217,7 +228,8 @@ void a_process_dies() {
     for (int rank = 0; rank < 3; ++rank) {
         int status = 0;
         waitpid(pids[rank], &status, 0);
-        if (rank < 2) CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank " << rank << " ended with status " << status);
+        if (rank < 2)
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank " << rank << " ended with status " << status);
         else CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     }
 }

@@ -1,5 +1,5 @@
-// Tests what a rank does with messages for which it has posted no receive: it keeps some, and the data of the others stays
-// with their senders.
+// Tests what a rank does with messages for which it has posted no receive: it keeps some, and the data of the others
+// stays with their senders.
 #include <unistd.h>
 
 #include "ranks.hpp"
@@ -27,7 +27,8 @@ void a_later_message_first(Comm& c) {
     std::vector<std::vector<int64_t>> out;
     std::vector<std::shared_ptr<Request>> sending;
     for (int i = 0; i < kMessages; ++i) out.push_back(message(c.rank(), i, length(i)));
-    for (int i = 0; i < kMessages; ++i) sending.push_back(c.send(out[size_t(i)].data(), out[size_t(i)].size(), DType::I64, next, 0));
+    for (int i = 0; i < kMessages; ++i)
+        sending.push_back(c.send(out[size_t(i)].data(), out[size_t(i)].size(), DType::I64, next, 0));
     const auto last = message(c.rank(), -1, 5000);
     sending.push_back(c.send(last.data(), last.size(), DType::I64, next, 1));
     std::vector<int64_t> in(5000);
@@ -43,14 +44,15 @@ void a_later_message_first(Comm& c) {
             r->wait(std::nullopt);
             const Memory memory = r->take_memory();
             const auto expected = message(previous, i, length(i));
-            CHECK(r->count() == expected.size() && !std::memcmp(memory.data(), expected.data(), expected.size() * 8), "message " << i);
+            CHECK(r->count() == expected.size() && !std::memcmp(memory.data(), expected.data(), expected.size() * 8),
+                  "message " << i);
         }
     }
     for (auto& r : sending) r->wait(std::nullopt);
 }
 
-// A sender that gives up a message may reuse the memory. The receiver gets the message only if it had to be sent through the
-// ring; one whose data is still with the sender is cancelled.
+// A sender that gives up a message may reuse the memory. The receiver gets the message only if it had to be sent
+// through the ring; one whose data is still with the sender is cancelled.
 void given_up_sends(Comm& c, bool cancels) {
     if (c.rank() > 1) return meet(c), meet(c);
     for (uint64_t count : {10, 5000, 100000}) {
@@ -59,7 +61,8 @@ void given_up_sends(Comm& c, bool cancels) {
             const auto sending = c.send(out.data(), count, DType::I64, 1, 0);
             try {
                 sending->wait(0.01);
-            } catch (const TimedOut&) {}
+            } catch (const TimedOut&) {
+            }
             sending->abandon();
             std::fill(out.begin(), out.end(), -1);
             const auto after = message(0, 5, 3);
@@ -95,7 +98,8 @@ void given_up_at_random(Comm& c) {
             const auto sending = c.send_object({Part{bytes, 80}, Part{bytes + 80, out.size() * 8 - 80}}, 1, 0);
             try {
                 sending->wait(1e-4 * (i % 4));
-            } catch (const TimedOut&) {}
+            } catch (const TimedOut&) {
+            }
             if (i % 5 == 0) sending->wait(std::nullopt);
             sending->abandon();
             std::fill(out.begin(), out.end(), -1);
@@ -110,14 +114,16 @@ void given_up_at_random(Comm& c) {
             r = c.recv_any(kObject, 0, 0);
             try {
                 r->wait(2e-4 * (tries % 3));
-            } catch (const TimedOut&) {}
+            } catch (const TimedOut&) {
+            }
             r->abandon();
         }
         const Memory memory = r->take_memory();
         number = *reinterpret_cast<const int64_t*>(memory.data());
         CHECK(number == kLast || number > before, "message " << number << " after " << before);
         const auto expected = message(0, int(number), number == kLast ? 20 : length(int(number)));
-        CHECK(r->count() == expected.size() * 8 && !std::memcmp(memory.data(), expected.data(), expected.size() * 8), "message " << number);
+        CHECK(r->count() == expected.size() * 8 && !std::memcmp(memory.data(), expected.data(), expected.size() * 8),
+              "message " << number);
     }
 }
 
@@ -127,50 +133,60 @@ int main() {
     for (int n : ranks::worlds({1, 2, 3}))
         for (uint64_t bytes : {uint64_t(0), uint64_t(1000), uint64_t(1) << 20, uint64_t(64) << 20})
             for (bool single_copy : {true, false})
-                ranks::run(n, [&](Comm& c) {
-                    a_later_message_first(c);
-                    meet(c);
-                    if (c.world_size() > 1) given_up_sends(c, single_copy);
-                    if (c.world_size() > 1) given_up_at_random(c);
-                    c.barrier();
-                }, 60, keeping(bytes, single_copy));
+                ranks::run(
+                    n,
+                    [&](Comm& c) {
+                        a_later_message_first(c);
+                        meet(c);
+                        if (c.world_size() > 1) given_up_sends(c, single_copy);
+                        if (c.world_size() > 1) given_up_at_random(c);
+                        c.barrier();
+                    },
+                    60, keeping(bytes, single_copy));
     // A blocking send waits for the receive, and its timeout applies; the receiver keeps only so much.
-    ranks::run(2, [](Comm& c) {
-        const auto out = message(0, 1, 1000);
-        if (c.rank() == 0) {
-            const double limit = c.timeout();
-            c.set_timeout(0.05);
-            int sent = 0;
-            CHECK_EQ(ranks::thrown([&] {
-                         for (;; ++sent) c.send_now(out.data(), 1000, DType::I64, 1, 0);
-                     }), "TimedOut");
-            CHECK(sent >= 8 && sent < 60, "sends of 8,000 bytes without a receive: " << sent);
-            c.set_timeout(limit);
-            int64_t done = sent;
-            c.send_now(&done, 1, DType::I64, 1, 1);
-        } else {
-            int64_t sent = 0;
-            c.recv_now(&sent, 1, DType::I64, 0, 1);
-            std::vector<int64_t> in(1000);
-            for (int64_t i = 0; i < sent; ++i) {
-                c.recv_now(in.data(), 1000, DType::I64, 0, 0);
-                CHECK(in == out, "message " << i);
+    ranks::run(
+        2,
+        [](Comm& c) {
+            const auto out = message(0, 1, 1000);
+            if (c.rank() == 0) {
+                const double limit = c.timeout();
+                c.set_timeout(0.05);
+                int sent = 0;
+                CHECK_EQ(ranks::thrown([&] {
+                             for (;; ++sent) c.send_now(out.data(), 1000, DType::I64, 1, 0);
+                         }),
+                         "TimedOut");
+                CHECK(sent >= 8 && sent < 60, "sends of 8,000 bytes without a receive: " << sent);
+                c.set_timeout(limit);
+                int64_t done = sent;
+                c.send_now(&done, 1, DType::I64, 1, 1);
+            } else {
+                int64_t sent = 0;
+                c.recv_now(&sent, 1, DType::I64, 0, 1);
+                std::vector<int64_t> in(1000);
+                for (int64_t i = 0; i < sent; ++i) {
+                    c.recv_now(in.data(), 1000, DType::I64, 0, 0);
+                    CHECK(in == out, "message " << i);
+                }
+                CHECK(!c.probe(0, 0), "the send that timed out has been cancelled");
             }
-            CHECK(!c.probe(0, 0), "the send that timed out has been cancelled");
-        }
-    }, 60, keeping(100000, true));
+        },
+        60, keeping(100000, true));
     // A rank that leaves takes its offers back.
-    ranks::run(2, [](Comm& c) {
-        if (c.rank() == 0) {
-            auto out = message(0, 1, 1000);
-            c.send(out.data(), 1000, DType::I64, 1, 0);
-            c.close(0.05);
-            std::fill(out.begin(), out.end(), -1);
-            return;
-        }
-        usleep(200000);
-        std::vector<int64_t> in(1000);
-        CHECK_EQ(ranks::thrown([&] { c.recv_now(in.data(), 1000, DType::I64, 0, 0); }), "PeerLost");
-    }, 60, keeping(0, true));
+    ranks::run(
+        2,
+        [](Comm& c) {
+            if (c.rank() == 0) {
+                auto out = message(0, 1, 1000);
+                c.send(out.data(), 1000, DType::I64, 1, 0);
+                c.close(0.05);
+                std::fill(out.begin(), out.end(), -1);
+                return;
+            }
+            usleep(200000);
+            std::vector<int64_t> in(1000);
+            CHECK_EQ(ranks::thrown([&] { c.recv_now(in.data(), 1000, DType::I64, 0, 0); }), "PeerLost");
+        },
+        60, keeping(0, true));
     return check::result();
 }

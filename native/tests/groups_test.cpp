@@ -36,8 +36,8 @@ void many_groups(Comm& c) {
     }
 }
 
-// By the time a closed communicator is destroyed, or a thread that waited for one of its messages wakes up, others may use
-// its group's memory.
+// By the time a closed communicator is destroyed, or a thread that waited for one of its messages wakes up, others may
+// use its group's memory.
 void a_closed_group_leaves_its_memory_alone(bool waits) {
     const auto segment = Segment::create(1);
     const auto whole = Comm::join(segment, 0, 60, false, {});
@@ -47,7 +47,8 @@ void a_closed_group_leaves_its_memory_alone(bool waits) {
     std::thread waiter;
     if (waits) {
         waiter = std::thread([&] { CHECK_EQ(ranks::thrown([&] { request->wait(30); }), std::string("Closed")); });
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it sleeps; a shorter time makes the test weaker
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(100));  // until it sleeps; a shorter time makes the test weaker
     }
     part->close(1);
     const size_t bytes = group_segment_bytes(1);

@@ -45,7 +45,8 @@ bool all_are(const uint8_t* bytes, size_t count, uint8_t value) {
 void blocks_take_the_first_room() {
     SmallHeap small;
     const Heap& heap = small.heap;
-    const uint64_t a = heap.allocate(1, BlockKind::Buffer), b = heap.allocate(3 * kUnit, BlockKind::Text), c = heap.allocate(kUnit + 1, BlockKind::Buffer);
+    const uint64_t a = heap.allocate(1, BlockKind::Buffer), b = heap.allocate(3 * kUnit, BlockKind::Text),
+                   c = heap.allocate(kUnit + 1, BlockKind::Buffer);
     CHECK(a < b && b < c && b - a == kUnit && c - b == 3 * kUnit);
     std::memset(small.base + b, 7, 3 * kUnit);
     heap.release(b);
@@ -113,7 +114,8 @@ void what_was_overwritten_is_no_block() {
     const uint64_t block = heap.allocate(2 * kUnit, BlockKind::Text), next = heap.allocate(1, BlockKind::Buffer);
     CHECK_EQ(heap.room(block, BlockKind::Text), 2 * kUnit);
     CHECK_EQ(heap.room(block, BlockKind::Channel), 0u);
-    for (uint64_t offset : {uint64_t(0), uint64_t(7), block + 8, block + kUnit, next + kUnit, uint64_t(1) << 50, UINT64_MAX})
+    for (uint64_t offset :
+         {uint64_t(0), uint64_t(7), block + 8, block + kUnit, next + kUnit, uint64_t(1) << 50, UINT64_MAX})
         CHECK_EQ(heap.room(offset, BlockKind::Text), 0u);
     for (uint32_t number : {0u, 1u << 31}) {
         std::memcpy(small.base + small.header.table, &number, sizeof number);  // how many units the first block has
@@ -122,7 +124,8 @@ void what_was_overwritten_is_no_block() {
     }
 }
 
-// Allocates and frees until `done`: what others allocate meanwhile is another block's, and what is visited is not freed.
+// Allocates and frees until `done`: what others allocate meanwhile is another block's, and what is visited is not
+// freed.
 void allocate_and_free(const Segment& segment, unsigned seed, const std::function<bool()>& done, bool visits = false) {
     std::mt19937 random(seed);
     struct Mine {
@@ -162,7 +165,8 @@ void threads_share_it(unsigned seed) {
     const auto segment = Segment::create(2);
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < 3; ++i)
-        threads.emplace_back([&, i] { allocate_and_free(*segment, seed + i, [left = 300]() mutable { return left-- == 0; }); });
+        threads.emplace_back(
+            [&, i] { allocate_and_free(*segment, seed + i, [left = 300]() mutable { return left-- == 0; }); });
     for (std::thread& thread : threads) thread.join();
     CHECK_EQ(segment->heap().allocated_blocks(), 1u);  // the group of all ranks
 }
@@ -189,7 +193,8 @@ void stops_and_kills(unsigned seed) {
     for (int pid : pids) {
         int status;
         waitpid(pid, &status, 0);
-        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "seed " << seed << ": a process ended with status " << status);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
+              "seed " << seed << ": a process ended with status " << status);
     }
     for (int rank = 0; rank < 2; ++rank) segment->mark_exited(rank, -SIGKILL);
     segment->heap().free_lost_buffers();
@@ -197,7 +202,8 @@ void stops_and_kills(unsigned seed) {
     const uint64_t block = segment->heap().allocate(100 * kUnit, BlockKind::Buffer);
     CHECK(all_are(segment->at(block), 100 * kUnit, 0), "seed " << seed << ": new memory is not zeroed");
     const GroupSegment& world = *segment->at<GroupSegment>(segment->header().world_group);
-    CHECK(world.nranks == 2 && block == segment->header().world_group + (world.bytes + kUnit - 1) / kUnit * kUnit, "seed " << seed << ": something was not freed");
+    CHECK(world.nranks == 2 && block == segment->header().world_group + (world.bytes + kUnit - 1) / kUnit * kUnit,
+          "seed " << seed << ": something was not freed");
 }
 
 }  // namespace

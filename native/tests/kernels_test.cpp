@@ -80,13 +80,12 @@ uint64_t bits_of(DType dtype, float x) {
     return dtype == DType::F32 ? std::bit_cast<uint32_t>(x) : small(dtype).encode(x);
 }
 
-template <class T>
-T floating(ReduceOp op, T a, T b) {
+template <class T> T floating(ReduceOp op, T a, T b) {
     switch (op) {
-        case ReduceOp::PROD: return a * b;
-        case ReduceOp::MIN: return std::isnan(a) ? a : std::isnan(b) ? b : std::min(a, b);
-        case ReduceOp::MAX: return std::isnan(a) ? a : std::isnan(b) ? b : std::max(a, b);
-        default: return a + b;
+    case ReduceOp::PROD: return a * b;
+    case ReduceOp::MIN: return std::isnan(a) ? a : std::isnan(b) ? b : std::min(a, b);
+    case ReduceOp::MAX: return std::isnan(a) ? a : std::isnan(b) ? b : std::max(a, b);
+    default: return a + b;
     }
 }
 
@@ -97,33 +96,31 @@ uint64_t integral(DType dtype, ReduceOp op, uint64_t a, uint64_t b) {
         return static_cast<int64_t>(x << unused) < static_cast<int64_t>(y << unused);
     };
     switch (op) {
-        case ReduceOp::SUM: a += b; break;
-        case ReduceOp::PROD: a *= b; break;
-        case ReduceOp::MIN: a = below(b, a) ? b : a; break;
-        case ReduceOp::MAX: a = below(a, b) ? b : a; break;
-        case ReduceOp::BAND: a &= b; break;
-        case ReduceOp::BOR: a |= b; break;
-        default: a ^= b; break;
+    case ReduceOp::SUM: a += b; break;
+    case ReduceOp::PROD: a *= b; break;
+    case ReduceOp::MIN: a = below(b, a) ? b : a; break;
+    case ReduceOp::MAX: a = below(a, b) ? b : a; break;
+    case ReduceOp::BAND: a &= b; break;
+    case ReduceOp::BOR: a |= b; break;
+    default: a ^= b; break;
     }
     return a << unused >> unused;
 }
 
 uint64_t logical(ReduceOp op, bool a, bool b) {
     switch (op) {
-        case ReduceOp::PROD:
-        case ReduceOp::MIN:
-        case ReduceOp::BAND: return a && b;
-        case ReduceOp::BXOR: return a != b;
-        default: return a || b;
+    case ReduceOp::PROD:
+    case ReduceOp::MIN:
+    case ReduceOp::BAND: return a && b;
+    case ReduceOp::BXOR: return a != b;
+    default: return a || b;
     }
 }
 
-template <class T>
-struct Parts {
+template <class T> struct Parts {
     T re, im;
 };
-template <class T>
-Parts<T> complex_product(Parts<T> a, Parts<T> b) {
+template <class T> Parts<T> complex_product(Parts<T> a, Parts<T> b) {
     // volatile: a compiler may otherwise fuse a product with the sum.
     const volatile T rr = a.re * b.re, ii = a.im * b.im, ri = a.re * b.im, ir = a.im * b.re;
     return {rr - ii, ri + ir};
@@ -264,8 +261,8 @@ void check_kernel(const KernelTable& table, DType dtype, ReduceOp op, const std:
         const auto hex = [&](const char* element) { return load(element, std::min<size_t>(size, 8)); };
         std::ostringstream values;
         for (const Bytes& source : sources) values << std::hex << hex(&source[i * size]) << ' ';
-        CHECK(false, where() << ": element " << i << " of " << values.str() << "is " << std::hex
-                             << hex(dst + i * size) << ", not " << hex(&want[i * size]));
+        CHECK(false, where() << ": element " << i << " of " << values.str() << "is " << std::hex << hex(dst + i * size)
+                             << ", not " << hex(&want[i * size]));
         break;
     }
     for (int s = 0; s <= n; ++s) {
@@ -377,9 +374,11 @@ void test_conversions() {
             for (size_t i = 0; i < codes; ++i) {
                 const float want = f32_of(dtype, all[i]);
                 CHECK(wide[i] == want || (std::isnan(wide[i]) && std::isnan(want)), name(dtype) << " code " << i);
-                CHECK(same_element(dtype, ReduceOp::SUM, &back[i * size], &narrow[i * size]), name(dtype) << " code " << i);
+                CHECK(same_element(dtype, ReduceOp::SUM, &back[i * size], &narrow[i * size]), name(dtype)
+                                                                                                  << " code " << i);
                 const uint64_t bits = i < codes - 5 ? bits_of(dtype, between[i]) : 0;
-                CHECK(same_part(dtype, ReduceOp::SUM, load(&rounded[i * size], size), bits), name(dtype) << " of " << between[i]);
+                CHECK(same_part(dtype, ReduceOp::SUM, load(&rounded[i * size], size), bits),
+                      name(dtype) << " of " << between[i]);
             }
         }
     }
@@ -388,14 +387,13 @@ void test_conversions() {
 }
 
 // A few results written out by hand, independent of the oracle.
-template <class T>
-void check_value(DType dtype, ReduceOp op, const std::vector<T>& elements, T want, int divisor = 1) {
+template <class T> void check_value(DType dtype, ReduceOp op, const std::vector<T>& elements, T want, int divisor = 1) {
     std::vector<const void*> sources;
     for (const T& element : elements) sources.push_back(&element);
     for (const KernelTable* table : supported_tables()) {
         T result{};
-        table->kernels[static_cast<int>(dtype)][static_cast<int>(op)](
-            &result, sources.data(), static_cast<int>(elements.size()), 1, divisor);
+        table->kernels[static_cast<int>(dtype)][static_cast<int>(op)](&result, sources.data(),
+                                                                      static_cast<int>(elements.size()), 1, divisor);
         CHECK_EQ(result, want);
     }
 }
@@ -414,7 +412,8 @@ void test_known_values() {
     // 2048 + 1 + 1 in f16 and 256 + 1 + 1 in bf16: rounded after each addition, the ones would be lost.
     check_value<uint16_t>(DType::F16, ReduceOp::SUM, {0x6800, 0x3c00, 0x3c00}, 0x6801);
     check_value<uint16_t>(DType::BF16, ReduceOp::SUM, {0x4380, 0x3f80, 0x3f80}, 0x4381);
-    // 65504 + 16 is a tie with a value that does not fit, so it becomes infinity. 448 + 16 is a tie too, and 448 is even.
+    // 65504 + 16 is a tie with a value that does not fit, so it becomes infinity. 448 + 16 is a tie too, and 448 is
+    // even.
     check_value<uint16_t>(DType::F16, ReduceOp::SUM, {0x7bff, 0x4c00}, 0x7c00);
     check_value<uint8_t>(DType::FP8E4M3, ReduceOp::SUM, {0x7e, 0x58}, 0x7e);
     check_value<uint8_t>(DType::FP8E4M3, ReduceOp::SUM, {0x7e, 0x60}, 0x7f);
@@ -440,9 +439,11 @@ void test_non_temporal_copy() {
             for (size_t source : {0, 7, 64}) {
                 std::fill(to.begin(), to.end(), uint8_t(0xee));
                 non_temporal_copy(&to[at], &from[source], bytes);
-                const bool right = std::equal(to.begin() + long(at), to.begin() + long(at + bytes), from.begin() + long(source));
-                const bool alone = std::all_of(to.begin(), to.begin() + long(at), [](uint8_t b) { return b == 0xee; }) &&
-                                   std::all_of(to.begin() + long(at + bytes), to.end(), [](uint8_t b) { return b == 0xee; });
+                const bool right =
+                    std::equal(to.begin() + long(at), to.begin() + long(at + bytes), from.begin() + long(source));
+                const bool alone =
+                    std::all_of(to.begin(), to.begin() + long(at), [](uint8_t b) { return b == 0xee; }) &&
+                    std::all_of(to.begin() + long(at + bytes), to.end(), [](uint8_t b) { return b == 0xee; });
                 CHECK(right && alone, "non_temporal_copy of " << bytes << " bytes from " << source << " to " << at);
             }
 }

@@ -24,7 +24,8 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
-// A message that the progress thread must keep for a later receive: it allocates nothing any more, not even for the error.
+// A message that the progress thread must keep for a later receive: it allocates nothing any more, not even for the
+// error.
 void no_memory_for_what_arrives() {
     ranks::run(2, [](Comm& c) {
         int64_t x = 0;

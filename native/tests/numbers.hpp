@@ -1,5 +1,5 @@
-// The data of the ranks in the tests of collectives. The numbers repeat after kPeriod elements, so that arrays are filled
-// and compared by memcpy and memcmp, which a sanitizer checks much faster than it checks each element's access.
+// The data of the ranks in the tests of collectives. The numbers repeat after kPeriod elements, so that arrays are
+// filled and compared by memcpy and memcmp, which a sanitizer checks much faster than it checks each element's access.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -25,7 +25,8 @@ class Run {
 public:
     template <class F> explicit Run(F&& f) {
         for (uint64_t i = 0; i < kPeriod; ++i) piece_[i] = f(i);
-        for (uint64_t i = kPeriod; i < piece_.size(); i += kPeriod) std::memcpy(&piece_[i], piece_.data(), kPeriod * sizeof(float));
+        for (uint64_t i = kPeriod; i < piece_.size(); i += kPeriod)
+            std::memcpy(&piece_[i], piece_.data(), kPeriod * sizeof(float));
     }
     // Copies `count` elements, from its element `from` on.
     void fill(float* to, uint64_t count, uint64_t from = 0) const {

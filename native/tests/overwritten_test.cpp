@@ -1,5 +1,5 @@
-// Tests that what a rank's own bug writes over the shared memory ends in an error, and is used neither as an address nor as
-// a length.
+// Tests that what a rank's own bug writes over the shared memory ends in an error, and is used neither as an address
+// nor as a length.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -43,35 +43,39 @@ void offsets_of_a_closed_group() {
 // The address of a registered buffer that a rank exposes to its peers.
 void address_of_a_buffer(bool reduces) {
     Settings settings;
-    settings.forced = tuning::parse_forced({{"all_gather", "single_copy"}, {"all_reduce", "registered"}}, settings.backend);
-    ranks::run(2, [&](Comm& c) {
-        static std::atomic<uint64_t> address;  // of rank 0's
-        const auto in = c.allocate(2 << 20), out = c.allocate(4 << 20);
-        if (c.rank() == 0) address = c.segment()->offset_of(in->data());
-        c.barrier();
-        if (c.rank() == 1) {
-            bool changed = false;
-            while (!changed) {  // until rank 0 has exposed its buffers; then it waits
-                for (SlotHeader& header : group_of_all(c).peers[0].headers) {
-                    uint64_t both[2] = {};
-                    if (header.seq.load()) std::memcpy(both, header.payload, sizeof both);
-                    for (uint64_t& each : both) {
-                        if ((each & ~SlotProtocol::kInSegment) != address) continue;
-                        each += uint64_t(1) << 46;
-                        std::memcpy(header.payload, both, sizeof both);
-                        changed = true;
+    settings.forced =
+        tuning::parse_forced({{"all_gather", "single_copy"}, {"all_reduce", "registered"}}, settings.backend);
+    ranks::run(
+        2,
+        [&](Comm& c) {
+            static std::atomic<uint64_t> address;  // of rank 0's
+            const auto in = c.allocate(2 << 20), out = c.allocate(4 << 20);
+            if (c.rank() == 0) address = c.segment()->offset_of(in->data());
+            c.barrier();
+            if (c.rank() == 1) {
+                bool changed = false;
+                while (!changed) {  // until rank 0 has exposed its buffers; then it waits
+                    for (SlotHeader& header : group_of_all(c).peers[0].headers) {
+                        uint64_t both[2] = {};
+                        if (header.seq.load()) std::memcpy(both, header.payload, sizeof both);
+                        for (uint64_t& each : both) {
+                            if ((each & ~SlotProtocol::kInSegment) != address) continue;
+                            each += uint64_t(1) << 46;
+                            std::memcpy(header.payload, both, sizeof both);
+                            changed = true;
+                        }
                     }
                 }
             }
-        }
-        try {
-            if (reduces) c.all_reduce(in->data(), 1 << 18, DType::I64, ReduceOp::SUM);
-            else c.all_gather(in->data(), out->data(), 1 << 18, DType::I64);
-            CHECK(false, "rank " << c.rank() << " threw nothing");
-        } catch (const PeerLost& e) {
-            CHECK(e.rank == 1 && e.how.find("had been overwritten") != std::string::npos, e.what());
-        }
-    }, 60, settings);
+            try {
+                if (reduces) c.all_reduce(in->data(), 1 << 18, DType::I64, ReduceOp::SUM);
+                else c.all_gather(in->data(), out->data(), 1 << 18, DType::I64);
+                CHECK(false, "rank " << c.rank() << " threw nothing");
+            } catch (const PeerLost& e) {
+                CHECK(e.rank == 1 && e.how.find("had been overwritten") != std::string::npos, e.what());
+            }
+        },
+        60, settings);
 }
 
 void report_of_a_timeout() {
@@ -84,7 +88,8 @@ void report_of_a_timeout() {
     report.states = {{0, "here"}, {1, "there"}};
     const uint64_t written = write_report(*segment, report);
     CHECK_EQ(read_report(*segment, written).headline, report.headline);
-    CHECK(read_report(*segment, written).missing == report.missing && read_report(*segment, written).states == report.states);
+    CHECK(read_report(*segment, written).missing == report.missing &&
+          read_report(*segment, written).states == report.states);
     for (size_t at = 0; at < 80; at += 8) {  // each number of it
         const uint64_t offset = write_report(*segment, report);
         std::memset(segment->at(offset) + at, 0xff, 8);

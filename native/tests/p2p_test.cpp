@@ -117,7 +117,8 @@ void posted_receives(Comm& c) {
             second->wait(std::nullopt);
             first->wait(std::nullopt);
             c.sync();
-            CHECK(in == message(previous, 6, count) && later == message(previous, 7, count), "posted receives of " << count << " elements");
+            CHECK(in == message(previous, 6, count) && later == message(previous, 7, count),
+                  "posted receives of " << count << " elements");
         }
     }
 }
@@ -175,7 +176,8 @@ void from_any_rank(Comm& c) {
     std::vector<bool> received(n);
     for (int k = 1; k < n; ++k) {
         std::optional<Arrival> probed;
-        while (k % 2 && !(probed = c.probe(kAny, kAny))) {}
+        while (k % 2 && !(probed = c.probe(kAny, kAny))) {
+        }
         std::vector<int64_t> in(50);
         auto r = c.recv(in.data(), 50, DType::I64, kAny, kAny);
         r->wait(std::nullopt);
@@ -206,7 +208,9 @@ void refused_for_lack_of_memory() {
             std::thread([&] {
                 refuse_memory();
                 std::vector<int64_t> freed(5000);
-                ranks::thrown([&] { c.recv(freed.data(), 5000, DType::I64, 0, 0)->abandon(); });  // refused, if it may bypass the ring
+                ranks::thrown([&] {
+                    c.recv(freed.data(), 5000, DType::I64, 0, 0)->abandon();
+                });  // refused, if it may bypass the ring
             }).join();
             meet(c);
             c.recv_now(in.data(), 5000, DType::I64, 0, 0);
@@ -219,21 +223,25 @@ void refused_for_lack_of_memory() {
 
 // Whatever a rank's own bug writes over a channel, the others use it neither as an address nor as a length.
 void overwritten_channel(const std::function<void(Channel&, std::atomic<uint64_t>& entry)>& overwrite) {
-    ranks::run(2, [&](Comm& c) {
-        int64_t x = 7;
-        if (c.rank() == 0) {
-            c.send_now(&x, 1, DType::I64, 1, 0);
+    ranks::run(
+        2,
+        [&](Comm& c) {
+            int64_t x = 7;
+            if (c.rank() == 0) {
+                c.send_now(&x, 1, DType::I64, 1, 0);
+                meet(c);
+                std::atomic<uint64_t>& entry =
+                    c.segment()->at<GroupSegment>(c.segment()->header().world_group.load())->channel(0, 1);
+                overwrite(*c.segment()->at<Channel>(entry.load()), entry);
+                meet(c);
+                return;
+            }
+            c.recv_now(&x, 1, DType::I64, 0, 0);
             meet(c);
-            std::atomic<uint64_t>& entry = c.segment()->at<GroupSegment>(c.segment()->header().world_group.load())->channel(0, 1);
-            overwrite(*c.segment()->at<Channel>(entry.load()), entry);
             meet(c);
-            return;
-        }
-        c.recv_now(&x, 1, DType::I64, 0, 0);
-        meet(c);
-        meet(c);
-        CHECK_EQ(ranks::thrown([&] { c.recv_now(&x, 1, DType::I64, 0, 1); }), "PeerLost");
-    }, 2);
+            CHECK_EQ(ranks::thrown([&] { c.recv_now(&x, 1, DType::I64, 0, 1); }), "PeerLost");
+        },
+        2);
 }
 
 void every_kind(Comm& c) {

@@ -14,8 +14,8 @@ namespace ranks {
 using rankwise::Comm;
 using rankwise::Segment;
 
-// With RANKWISE_SHORT, as `make test` runs ThreadSanitizer: only on 2 and 3 ranks, and without arrays of many megabytes;
-// `make test-all PART=sanitizers` has both.
+// With RANKWISE_SHORT, as `make test` runs ThreadSanitizer: only on 2 and 3 ranks, and without arrays of many
+// megabytes; `make test-all PART=sanitizers` has both.
 inline bool shortened() { return std::getenv("RANKWISE_SHORT"); }
 
 // The world sizes of a test.
@@ -27,7 +27,8 @@ inline std::vector<int> worlds(std::initializer_list<int> all) {
 }
 
 // Runs `body(comm)` as each rank of a new segment, with these settings, and returns the segment after all have closed.
-inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& body, double timeout = 60, const rankwise::Settings& settings = {}) {
+inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& body, double timeout = 60,
+                                    const rankwise::Settings& settings = {}) {
     auto segment = Segment::create(n);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < n; ++rank)

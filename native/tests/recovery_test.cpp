@@ -45,10 +45,11 @@ void the_survivors_shrink(Comm& c) {
 void a_group_that_differed_goes_on(Comm& c) {
     auto g = c.split(0, 0);
     CHECK_EQ(thrown([&] {
-        std::vector<float> x(20);
-        g->all_reduce(x.data(), g->rank() == 0 ? 7 : 9, DType::F32, ReduceOp::SUM);
-        g->barrier();
-    }), "Mismatch");
+                 std::vector<float> x(20);
+                 g->all_reduce(x.data(), g->rank() == 0 ? 7 : 9, DType::F32, ReduceOp::SUM);
+                 g->barrier();
+             }),
+             "Mismatch");
     CHECK(g->failed().empty());
     for (int times = 0; times < 5; ++times) g = g->shrink();
     CHECK_EQ(sum_of_ones(*g), float(c.world_size()));
@@ -88,7 +89,8 @@ void a_living_rank_is_excluded(Comm& c) {
         CHECK_EQ(thrown([&] { g->shrink(); }), "PeerLost");
         return;
     }
-    if (last > 1) CHECK_EQ(thrown([&] { g->shrink(c.rank() == 0 ? std::vector<int>{} : std::vector<int>{last}); }), "Mismatch");
+    if (last > 1)
+        CHECK_EQ(thrown([&] { g->shrink(c.rank() == 0 ? std::vector<int>{} : std::vector<int>{last}); }), "Mismatch");
     auto small = g->shrink({last});
     CHECK_EQ(small->world_size(), last);
     CHECK_EQ(sum_of_ones(*small, 100'000), float(last));
@@ -149,7 +151,9 @@ void a_rank_is_excluded_from_what_is_pending(Comm& c) {
     c.barrier();
 }
 
-void nothing_restores_threads(Comm& c) { CHECK_EQ(thrown([&] { c.restore(); }), "Unsupported"); }
+void nothing_restores_threads(Comm& c) {
+    CHECK_EQ(thrown([&] { c.restore(); }), "Unsupported");
+}
 
 void memory_is_freed() {
     auto segment = ranks::run(3, [](Comm& c) {
@@ -199,7 +203,8 @@ public:
         const int pid = wait(status);
         const int rank = pids_.at(pid);
         pids_.erase(pid);
-        segment_->mark_exited(rank, WIFSIGNALED(*status) ? -WTERMSIG(*status) : WEXITSTATUS(*status), restarts_[size_t(rank)]);
+        segment_->mark_exited(rank, WIFSIGNALED(*status) ? -WTERMSIG(*status) : WEXITSTATUS(*status),
+                              restarts_[size_t(rank)]);
         return rank;
     }
     void replace(int rank) {
@@ -209,7 +214,8 @@ public:
     // Until every rank has a communicator, and has called an operation on it (the first call is join's).
     void await_joined() const {
         for (int rank = 0; rank < segment_->world_size(); ++rank)
-            while (segment_->at<GroupSegment>(segment_->header().world_group)->peers[rank].calls.load() < 2) usleep(100);
+            while (segment_->at<GroupSegment>(segment_->header().world_group)->peers[rank].calls.load() < 2)
+                usleep(100);
     }
     bool running() const { return !pids_.empty(); }
     uint32_t restarts(int rank) const { return restarts_[size_t(rank)]; }
@@ -258,8 +264,12 @@ void kills_while_shrinking(unsigned seed) {
     }
     for (int status; job.running();) {
         const int rank = job.reap(&status);
-        if (rank < kills) CHECK(WIFSIGNALED(status), "seed " << seed << ", rank " << rank << " ended with status " << status);
-        else CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "seed " << seed << ": rank " << rank << " of " << n << ", " << kills << " killed, ended with status " << status);
+        if (rank < kills)
+            CHECK(WIFSIGNALED(status), "seed " << seed << ", rank " << rank << " ended with status " << status);
+        else
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "seed " << seed << ": rank " << rank << " of " << n
+                                                                         << ", " << kills
+                                                                         << " killed, ended with status " << status);
     }
 }
 
@@ -283,8 +293,12 @@ void a_stopped_survivor(unsigned seed) {
     for (int status; job.running();) {
         const int rank = job.reap(&status);
         if (rank == 1) job.signal(2, SIGCONT);
-        if (rank < 2) CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "seed " << seed << ": rank " << rank << " ended with status " << status);
-        if (rank == 2) CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7, "seed " << seed << ": the stopped rank ended with status " << status);
+        if (rank < 2)
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0,
+                  "seed " << seed << ": rank " << rank << " ended with status " << status);
+        if (rank == 2)
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7,
+                  "seed " << seed << ": the stopped rank ended with status " << status);
     }
 }
 
@@ -326,7 +340,9 @@ void kills_while_restoring(unsigned seed) {
         const int rank = job.reap(&status);
         if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) return job.replace(rank);
         job.segment().give_up(rank);
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "seed " << seed << ": rank " << rank << " of " << n << ", process " << job.restarts(rank) << ", ended with status " << status);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "seed " << seed << ": rank " << rank << " of " << n
+                                                                     << ", process " << job.restarts(rank)
+                                                                     << ", ended with status " << status);
     };
     for (int killed = 0; killed < kills && job.running(); ++killed) {
         usleep(random() % 8000);
@@ -347,7 +363,9 @@ void a_rank_given_up() {
             CHECK(false, "restored without rank 1");
         } catch (const PeerLost& e) {
             CHECK_EQ(e.rank, 1);
-            CHECK(std::string(e.what()).find("rank 1 was killed by SIGKILL, and the launcher does not start it again") == 0, e.what());
+            CHECK(std::string(e.what()).find(
+                      "rank 1 was killed by SIGKILL, and the launcher does not start it again") == 0,
+                  e.what());
         }
         CHECK_EQ(sum_of_ones(*comm->shrink()), 2.0f);
     });
@@ -379,7 +397,8 @@ void memory_of_the_dead_is_freed() {
     job.start_all();
     for (int status; job.running();) {
         const int rank = job.reap(&status);
-        if (rank < 2) CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank " << rank << " ended with status " << status);
+        if (rank < 2)
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank " << rank << " ended with status " << status);
     }
 }
 

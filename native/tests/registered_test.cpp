@@ -1,5 +1,5 @@
-// Tests every collective with registered buffers on all ranks, on some and on none, with the same results, and registered
-// buffers whose group fails or is closed.
+// Tests every collective with registered buffers on all ranks, on some and on none, with the same results, and
+// registered buffers whose group fails or is closed.
 #include <cstring>
 
 #include "numbers.hpp"
@@ -52,7 +52,8 @@ struct Floats {
 void every_collective(Comm& c, uint64_t count, uint64_t which) {
     const int n = c.world_size(), me = c.rank();
     const bool here = which >> me & 1;
-    const std::string what = std::to_string(count) + " floats, " + std::to_string(n) + " ranks, registered on " + std::to_string(which);
+    const std::string what =
+        std::to_string(count) + " floats, " + std::to_string(n) + " ranks, registered on " + std::to_string(which);
     Floats x(c, here, count), all(c, here, count * n), back(c, here, count * n);
     const Run own = of(me), sums = sum_of(n);
     const uint64_t before = count * uint64_t(me);
@@ -140,7 +141,8 @@ void mismatched() {
     ranks::run(2, [](Comm& c) {
         auto memory = c.allocate(1 << 20);
         std::memset(memory->data(), 7, 1 << 20);
-        const std::string error = ranks::thrown([&] { c.all_reduce(memory->data(), (1 << 18) - uint64_t(c.rank()), DType::F32, ReduceOp::SUM); });
+        const std::string error = ranks::thrown(
+            [&] { c.all_reduce(memory->data(), (1 << 18) - uint64_t(c.rank()), DType::F32, ReduceOp::SUM); });
         CHECK_EQ(error, "Mismatch");
         for (size_t i = 0; i < 1 << 20; ++i) CHECK_EQ(int(memory->data()[i]), 7);
     });

@@ -61,7 +61,9 @@ void stacks() {
         program_text = text;
         const RankTexts answers = request_stacks(*segment, {0, 2, 3});
         const std::string kept = answer_of(answers, 0);
-        CHECK(kept.size() > 30'000 && kept.rfind("...\n" + line + "\n", 0) == 0 && kept.substr(kept.size() - 1001) == line + "\n", kept.size());
+        CHECK(kept.size() > 30'000 && kept.rfind("...\n" + line + "\n", 0) == 0 &&
+                  kept.substr(kept.size() - 1001) == line + "\n",
+              kept.size());
         CHECK(answer_of(answers, 2).find("no answer") == 0, answer_of(answers, 2));
         CHECK_EQ(answers.size(), size_t(2));  // rank 3 has no doorbell
     }
@@ -71,16 +73,21 @@ void stacks() {
 
 void reports() {
     auto segment = Segment::create(1);
-    const TimeoutReport written{"rank 1 did not come", {1}, {{0, "in barrier #2 for 3.0 s"}, {1, ""}}, {{1, "line\nline"}}};
+    const TimeoutReport written{
+        "rank 1 did not come", {1}, {{0, "in barrier #2 for 3.0 s"}, {1, ""}}, {{1, "line\nline"}}};
     const uint64_t offset = write_report(*segment, written);
     const TimeoutReport read = read_report(*segment, offset);
-    CHECK(read.headline == written.headline && read.missing == written.missing && read.states == written.states && read.stacks == written.stacks);
+    CHECK(read.headline == written.headline && read.missing == written.missing && read.states == written.states &&
+          read.stacks == written.stacks);
     segment->heap().release(offset);
 
     CHECK_EQ(list_ranks({3}), "rank 3");
     CHECK_EQ(list_ranks({0, 1, 3, 4, 5, 9}), "ranks 0, 1, 3-5, 9");
-    CHECK_EQ(list_states({{0, "in barrier #2 for 2.9 s"}, {1, "outside any collective for 3.0 s, last was split #1"},
-                              {2, "in barrier #2 for 10.0 s"}, {3, "has not joined"}, {4, "in barrier #2 for 3.0 s"}}),
+    CHECK_EQ(list_states({{0, "in barrier #2 for 2.9 s"},
+                          {1, "outside any collective for 3.0 s, last was split #1"},
+                          {2, "in barrier #2 for 10.0 s"},
+                          {3, "has not joined"},
+                          {4, "in barrier #2 for 3.0 s"}}),
              "\n  ranks 0, 2, 4: in barrier #2 for 2.9 to 10.0 s"
              "\n  rank 1: outside any collective for 3.0 s, last was split #1"
              "\n  rank 3: has not joined");
@@ -113,7 +120,9 @@ int main() {
             g->barrier();
             CHECK(false, "the failed group works");
         } catch (const TimedOut& e) {
-            CHECK(std::string(e.what()).find(texts[c.rank()].substr(0, texts[c.rank()].find('\n')) + ", while rank ") == 0, e.what());
+            CHECK(std::string(e.what()).find(texts[c.rank()].substr(0, texts[c.rank()].find('\n')) + ", while rank ") ==
+                      0,
+                  e.what());
         }
         c.barrier();
         g->close(1);
@@ -122,6 +131,7 @@ int main() {
     CHECK(texts[0].find("rank 3: in barrier #2 of all ranks for ") != std::string::npos, texts[0]);
     CHECK_EQ(texts[1], texts[0]);
     CHECK_EQ(texts[2], texts[0]);
-    CHECK_EQ(run->heap().allocated_blocks(), size_t(1));  // the group of all ranks: the failed group's report has been released
+    CHECK_EQ(run->heap().allocated_blocks(),
+             size_t(1));  // the group of all ranks: the failed group's report has been released
     return check::result();
 }

@@ -64,7 +64,7 @@ void closing_ends_waiting_tasks() {
     third.follow(second.mark());
     const auto queued = third.submit([] {});
     CHECK(!second.drain(0.01));
-    CHECK(second.close(0));  // it waits for a mark that is not reached
+    CHECK(second.close(0));                                    // it waits for a mark that is not reached
     CHECK_EQ(thrown([&] { queued->wait(kSoon); }), "Closed");  // third waited for second's mark
     CHECK_EQ(thrown([&] { third.submit([] {})->wait(kSoon); }), "Closed");
     CHECK_EQ(thrown([&] { third.mark()->wait(kSoon); }), "Closed");
@@ -77,7 +77,12 @@ void close_abandons_user_code_that_does_not_return() {
     Gate gate;
     std::promise<void> begun;
     auto stream = std::make_unique<Stream>();
-    const auto stuck = stream->submit([&, wait = gate.task()] { begun.set_value(); wait(); }, true);
+    const auto stuck = stream->submit(
+        [&, wait = gate.task()] {
+            begun.set_value();
+            wait();
+        },
+        true);
     const auto queued = stream->submit([] {});
     begun.get_future().wait();
     CHECK(!stream->close(0.01));
@@ -193,7 +198,8 @@ void an_event_never_reached(Comm& c) {
 
 constexpr int kThreads = 8, kRounds = 40;
 
-// Eight threads of a rank, each with its own group and stream, also use one group together, with a message tag for each.
+// Eight threads of a rank, each with its own group and stream, also use one group together, with a message tag for
+// each.
 void many_threads(Comm& c) {
     const int n = c.world_size();
     std::vector<std::shared_ptr<Comm>> own;

@@ -92,7 +92,8 @@ void waiting_is_visible(Comm& c, Segment& segment) {
         };
         CHECK(until([&] { return is_in(Op::Barrier); }), to_string(where, 0));
         CHECK(!where.operation->end);
-        const uint64_t before = segment.record(0).waited.load();  // rank 0's init, which may end late, has added its wait
+        const uint64_t before =
+            segment.record(0).waited.load();  // rank 0's init, which may end late, has added its wait
         CHECK(until([&] { return segment.record(0).waited.load() > before; }));
         CHECK(to_string(where, 0).find("in barrier #") == 0);
         CHECK(to_string(where, 7).find(" of all ranks for ") != std::string::npos, to_string(where, 7));
@@ -161,7 +162,8 @@ void threads_and_a_reader() {
             for (auto& t : users) t.join();
             if (rank == 0) {
                 bool found = false;
-                for (const Operation& o : operations(view.header(), 0)) found |= o.kind == Op::Recv && !o.end && o.background;
+                for (const Operation& o : operations(view.header(), 0))
+                    found |= o.kind == Op::Recv && !o.end && o.background;
                 CHECK(found, "an operation in progress lost its entry");
             }
             world->barrier();
@@ -208,7 +210,8 @@ void an_interrupted_writer_keeps_its_entry() {
     interrupted.join();
     other.join();
     std::signal(SIGUSR1, SIG_DFL);
-    for (const Operation& o : operations(segment->header(), 0)) CHECK(o.end, "an ended operation is shown as in progress");
+    for (const Operation& o : operations(segment->header(), 0))
+        CHECK(o.end, "an ended operation is shown as in progress");
 }
 
 void views_of_other_files() {

@@ -11,7 +11,9 @@ namespace {
 constexpr uint32_t kNoQuota = UINT32_MAX;
 
 // n processes that may all use the same cores.
-std::vector<ProcessCores> unbound(size_t n, uint32_t cores, uint32_t quota = kNoQuota) { return std::vector<ProcessCores>(n, {1, cores, quota}); }
+std::vector<ProcessCores> unbound(size_t n, uint32_t cores, uint32_t quota = kNoQuota) {
+    return std::vector<ProcessCores>(n, {1, cores, quota});
+}
 
 // Each of n processes may use one core, and every `users` of them share one.
 std::vector<ProcessCores> bound(size_t n, size_t users) {
@@ -30,9 +32,10 @@ int main() {
     CHECK(!share_cores(unbound(1, 1)));
     CHECK(!share_cores(unbound(machine, own.count)));
     CHECK(share_cores(unbound(machine + 1, own.count)));
-    CHECK(share_cores(unbound(2, 2, 1)));       // the quota allows one
-    CHECK(!share_cores(bound(machine, 1)));     // each has a core of its own
-    CHECK(share_cores(bound(2, 2)));            // both have the same
-    CHECK(share_cores({{1, 8, kNoQuota}, {2, 1, kNoQuota}, {2, 1, kNoQuota}}));  // two have the same, though others are free
+    CHECK(share_cores(unbound(2, 2, 1)));    // the quota allows one
+    CHECK(!share_cores(bound(machine, 1)));  // each has a core of its own
+    CHECK(share_cores(bound(2, 2)));         // both have the same
+    CHECK(share_cores(
+        {{1, 8, kNoQuota}, {2, 1, kNoQuota}, {2, 1, kNoQuota}}));  // two have the same, though others are free
     return check::result();
 }

@@ -67,7 +67,9 @@ void all_gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Block
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
     uint8_t* own = recv + blocks.offset(s.rank);
     if (s.n == 1) return copy_own_block(s, own, send, mine, mine);  // a group of one has no staging
-    Choice choice = chosen(s, {largest, total}, [&](const Conditions& c) { return tuning::all_gather(c, largest, s.non_temporal(total * size_t(s.n))); });
+    Choice choice = chosen(s, {largest, total}, [&](const Conditions& c) {
+        return tuning::all_gather(c, largest, s.non_temporal(total * size_t(s.n)));
+    });
     for (;; choice = choice.rest()) {
         switch (choice.first()) {
         case Algorithm::Inline: {

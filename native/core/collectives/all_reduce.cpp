@@ -2,10 +2,10 @@
 // ranks get the same bits; by_node does if each node's ranks follow each other, and is chosen only then.
 //
 // inline: the data travels in the slot headers, and every rank reduces all of it. flat: the same through one slot of
-// each rank. staged: the data is cut into pieces, and each piece into one share per rank. A rank writes the other ranks'
-// shares into its slot, reduces its own share from all slots, and copies out the other ranks' results (a reduce-scatter
-// followed by an all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004). single_copy,
-// registered: the same in the ranks' own memory. by_node: by_node.cpp.
+// each rank. staged: the data is cut into pieces, and each piece into one share per rank. A rank writes the other
+// ranks' shares into its slot, reduces its own share from all slots, and copies out the other ranks' results (a
+// reduce-scatter followed by an all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS
+// 2004). single_copy, registered: the same in the ranks' own memory. by_node: by_node.cpp.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {

@@ -6,15 +6,18 @@ namespace rankwise {
 
 namespace {
 
-constexpr uint64_t kNotRegistered = 0;     // no buffer has offset 0, which is the segment's header
+constexpr uint64_t kNotRegistered = 0;  // no buffer has offset 0, which is the segment's header
 constexpr uint64_t kNotNeeded = ~uint64_t(0);
 constexpr size_t kCacheBlock = 16 << 10;   // bytes reduced and copied at once, so that they stay in the L1 cache
 constexpr size_t kCheckEvery = 512 << 10;  // bytes between two checks for a failure of the group
 
 }  // namespace
 
-AllRegistered::AllRegistered(SlotProtocol& s, const void* memory, size_t bytes) : s_(s), own_(static_cast<uint8_t*>(const_cast<void*>(memory))) {
-    const uint64_t mine = !memory || !bytes ? kNotNeeded : s.segment().contains(memory, bytes) ? s.segment().offset_of(memory) : kNotRegistered;
+AllRegistered::AllRegistered(SlotProtocol& s, const void* memory, size_t bytes)
+    : s_(s), own_(static_cast<uint8_t*>(const_cast<void*>(memory))) {
+    const uint64_t mine = !memory || !bytes                     ? kNotNeeded
+                          : s.segment().contains(memory, bytes) ? s.segment().offset_of(memory)
+                                                                : kNotRegistered;
     step_ = s.post(&mine, sizeof mine);
     if (mine == kNotRegistered) return;
     s.await_all(step_);
@@ -28,7 +31,8 @@ AllRegistered::AllRegistered(SlotProtocol& s, const void* memory, size_t bytes) 
 
 namespace collectives {
 
-void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel,
+                       int root) {
     PeerWrites writes(s);
     const bool receives = root < 0 || s.rank == root;
     const Shares shares(bytes, s.n);
@@ -52,7 +56,8 @@ void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes,
     writes.finish_all();
 }
 
-void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine, size_t item, ReduceKernel kernel) {
+void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine,
+                             size_t item, ReduceKernel kernel) {
     for (size_t at = 0; at < mine; at += kCheckEvery) {
         s.check();
         const size_t length = std::min(kCheckEvery, mine - at);

@@ -6,8 +6,8 @@
 
 namespace rankwise {
 
-// Finds whether all ranks passed registered buffers to an operation. Posts a step. Only a rank that passed one waits for
-// the others; the others only post.
+// Finds whether all ranks passed registered buffers to an operation. Posts a step. Only a rank that passed one waits
+// for the others; the others only post.
 class AllRegistered {
 public:
     // memory: the buffer that peers would access; null or empty if they need none from this rank.
@@ -53,11 +53,13 @@ private:
 
 namespace collectives {
 
-// Every rank reduces its share of all ranks' data and writes the result into the data of all ranks, or, if `root` is not
-// negative, of rank `root` alone.
-void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel, int root);
+// Every rank reduces its share of all ranks' data and writes the result into the data of all ranks, or, if `root` is
+// not negative, of rank `root` alone.
+void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel,
+                       int root);
 // Reduces `mine` bytes of all ranks' memory, from `offset` on, into `recv`.
-void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine, size_t item, ReduceKernel kernel);
+void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine,
+                             size_t item, ReduceKernel kernel);
 
 }  // namespace collectives
 }  // namespace rankwise

@@ -30,7 +30,8 @@ static bool all_to_all_get(SlotProtocol& s, const uint8_t* send, uint8_t* recv, 
     return true;
 }
 
-static void all_to_all_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
+static void all_to_all_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
+                              size_t largest) {
     const Copy copy_out = s.copy_for(in.total() * size_t(s.n));
     const DividedSlot divided(s, largest);
     pipeline(
@@ -39,7 +40,8 @@ static void all_to_all_staged(SlotProtocol& s, const uint8_t* send, uint8_t* rec
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
                 const Piece p(k, divided.piece, out.size(to));
-                std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + out.offset(to) + p.offset, p.bytes);
+                std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + out.offset(to) + p.offset,
+                            p.bytes);
             }
         },
         [&](uint64_t position, uint64_t k, uint64_t step) {
@@ -47,13 +49,15 @@ static void all_to_all_staged(SlotProtocol& s, const uint8_t* send, uint8_t* rec
             for (int i = 1; i < s.n; ++i) {
                 const int from = (s.rank + i) % s.n;
                 const Piece p(k, divided.piece, in.size(from));
-                copy_out(recv + in.offset(from) + p.offset, s.slot(from, position) + divided.offset(from, s.rank), p.bytes);
+                copy_out(recv + in.offset(from) + p.offset, s.slot(from, position) + divided.offset(from, s.rank),
+                         p.bytes);
             }
         });
     copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
 }
 
-void all_to_all(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
+void all_to_all(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
+                size_t largest) {
     if (!out.equal()) return all_to_all_staged(s, send, recv, out, in, largest);
     const Extent extent(largest, out.total());
     Choice choice = chosen(s, extent, [&](const Conditions& c) { return tuning::all_to_all(c, extent); });

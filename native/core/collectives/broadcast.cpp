@@ -16,7 +16,8 @@ static bool broadcast_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, 
     ExposedBuffers exposed(s, from_me ? buffer : nullptr, written ? buffer : nullptr);
     if (split) exposed.await(1 - s.rank);
     else if (!from_me) exposed.await_all();  // all calls have been compared: a mismatched call must not change data
-    if (!(from_me ? buffer != nullptr : exposed.exposes(root, false)) || (split && !exposed.exposes(1 - root, true))) return exposed.finish_all(), false;
+    if (!(from_me ? buffer != nullptr : exposed.exposes(root, false)) || (split && !exposed.exposes(1 - root, true)))
+        return exposed.finish_all(), false;
     if (from_me) {
         if (split) exposed.put(1 - root, data + read, read, bytes - read);
         exposed.finish_all();

@@ -1,17 +1,17 @@
-// Reductions and broadcasts on several NUMA nodes: each byte of an array crosses between two nodes once, and not once for
-// each rank. All data travels through the slots, in pieces.
+// Reductions and broadcasts on several NUMA nodes: each byte of an array crosses between two nodes once, and not once
+// for each rank. All data travels through the slots, in pieces.
 //
-// A reduction passes from node to node. As in the staged algorithm (all_reduce.cpp), a piece is divided into shares: as many
-// as the smallest node has ranks, so that each share has a rank at its place in every node. Its rank in the first node
-// reduces that node's arrays. Its rank in the next node continues from this partial result with the arrays of that node, and
-// so on; its rank in the last node computes the result. In an all_reduce, its ranks in the other nodes then copy the result
-// into their slots, from which the ranks of their node read it. So the operands are reduced node by node, and within a node
-// in the order of its ranks. Where the ranks of each node are consecutive, this is rank order, and the result has the same
-// bits as with any other algorithm. Elsewhere it still has the same bits on every rank. Types that are accumulated in f32
-// have partial results in f32.
+// A reduction passes from node to node. As in the staged algorithm (all_reduce.cpp), a piece is divided into shares: as
+// many as the smallest node has ranks, so that each share has a rank at its place in every node. Its rank in the first
+// node reduces that node's arrays. Its rank in the next node continues from this partial result with the arrays of that
+// node, and so on; its rank in the last node computes the result. In an all_reduce, its ranks in the other nodes then
+// copy the result into their slots, from which the ranks of their node read it. So the operands are reduced node by
+// node, and within a node in the order of its ranks. Where the ranks of each node are consecutive, this is rank order,
+// and the result has the same bits as with any other algorithm. Elsewhere it still has the same bits on every rank.
+// Types that are accumulated in f32 have partial results in f32.
 //
-// In a broadcast, each rank of every other node copies a share of root's data into its slot, and the ranks of the node then
-// read the shares from each other's slots.
+// In a broadcast, each rank of every other node copies a share of root's data into its slot, and the ranks of the node
+// then read the shares from each other's slots.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -24,14 +24,15 @@ constexpr size_t kBlock = 16 << 10;  // bytes of partial result computed at once
 class Partial {
 public:
     Partial(SlotProtocol& s, size_t item, ReduceKernel kernel)
-        : widen_(widen_kernel(s.call().dtype())), narrow_(narrow_kernel(s.call().dtype())), kernel_(widen_ ? reduce_kernel(DType::F32, s.call().reduce()) : kernel),
-          item_(item), scratch_(s.scratch()) {}
+        : widen_(widen_kernel(s.call().dtype())), narrow_(narrow_kernel(s.call().dtype())),
+          kernel_(widen_ ? reduce_kernel(DType::F32, s.call().reduce()) : kernel), item_(item), scratch_(s.scratch()) {}
     bool wide() const { return widen_; }
     size_t width() const { return widen_ ? sizeof(float) : item_; }  // bytes of an element of a partial result
-    // Writes the result of `count` elements to `to`: a partial one, or, if this node is the last, the final one, which MEAN
-    // divides by `divisor`. previous: the previous node's partial result, or null. sources: the n arrays; sources[-1] must be
-    // writable.
-    void reduce(uint8_t* to, const void* previous, const void** sources, int n, size_t count, bool last, int divisor) const {
+    // Writes the result of `count` elements to `to`: a partial one, or, if this node is the last, the final one, which
+    // MEAN divides by `divisor`. previous: the previous node's partial result, or null. sources: the n arrays;
+    // sources[-1] must be writable.
+    void reduce(uint8_t* to, const void* previous, const void** sources, int n, size_t count, bool last,
+                int divisor) const {
         if (!wide()) {
             if (previous) *--sources = previous, ++n;
             kernel_(scratch_, sources, n, count, last ? divisor : 1);
@@ -68,12 +69,14 @@ private:
 
 void reduce_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const NumaNodes& nodes = s.conditions().nodes;
-    const int places = int(nodes.smallest()), node = nodes.of[s.rank], place = nodes.place[s.rank], last = int(nodes.members.size()) - 1;
+    const int places = int(nodes.smallest()), node = nodes.of[s.rank], place = nodes.place[s.rank],
+              last = int(nodes.members.size()) - 1;
     const std::vector<int>& here = nodes.members[node];
     const bool reduces = place < places, receives = root < 0 || s.rank == root;
     const Partial partial(s, item, kernel);
     // A wide partial result is after the piece in the slot; any other is where the share of the result will be.
-    const size_t growth = partial.width() / item, piece = partial.wide() ? s.slot_bytes() / (1 + growth) / 64 * 64 : s.slot_bytes();
+    const size_t growth = partial.width() / item,
+                 piece = partial.wide() ? s.slot_bytes() / (1 + growth) / 64 * 64 : s.slot_bytes();
     const auto partial_at = [&](size_t at) { return partial.wide() ? piece + at * growth : at; };
     const uint64_t rounds = rounds_of(bytes, piece);
     const Copy to_result = s.copy_for(bytes * size_t(s.n));
@@ -86,7 +89,8 @@ void reduce_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, R
         position[k % kSlots] = s.reserve(partial.wide() ? piece * (1 + growth) : p.bytes);
         s.await_free(position[k % kSlots]);
         uint8_t* slot = s.slot(s.rank, position[k % kSlots]);
-        const size_t b = shares.begin(place), e = shares.end(place);  // both are p.bytes if this rank's place has no share
+        const size_t b = shares.begin(place),
+                     e = shares.end(place);  // both are p.bytes if this rank's place has no share
         std::memcpy(slot, data + p.offset, b);
         std::memcpy(slot + e, data + p.offset + e, p.bytes - e);
         filled[k % kSlots] = s.post();
@@ -107,8 +111,11 @@ void reduce_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, R
         for (size_t at = shares.begin(place), end = shares.end(place); at < end; at += kBlock / growth) {
             const size_t count = std::min(kBlock / growth, end - at) / item;
             const void* sources[1 + kMaxRanks];
-            for (size_t i = 0; i < here.size(); ++i) sources[1 + i] = (here[i] == s.rank ? data + p.offset : s.slot(here[i], at_position)) + at;
-            partial.reduce(s.slot(s.rank, at_position) + (node == last ? at : partial_at(at)), previous ? previous + partial_at(at) : nullptr, sources + 1, int(here.size()), count, node == last, s.n);
+            for (size_t i = 0; i < here.size(); ++i)
+                sources[1 + i] = (here[i] == s.rank ? data + p.offset : s.slot(here[i], at_position)) + at;
+            partial.reduce(s.slot(s.rank, at_position) + (node == last ? at : partial_at(at)),
+                           previous ? previous + partial_at(at) : nullptr, sources + 1, int(here.size()), count,
+                           node == last, s.n);
         }
         reduced[k % kSlots] = s.post();
     };
@@ -150,7 +157,8 @@ void broadcast_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
     const size_t piece = s.slot_bytes();
     const uint64_t rounds = rounds_of(bytes, piece);
     const Copy to_result = s.copy_for(bytes * size_t(s.n));
-    // For each piece in flight: its position, and the steps that announce that root's slot and the node's slots are filled.
+    // For each piece in flight: its position, and the steps that announce that root's slot and the node's slots are
+    // filled.
     uint64_t position[kSlots], filled[kSlots], spread[kSlots];
 
     auto await_root = [&](uint64_t k) {

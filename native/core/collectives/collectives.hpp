@@ -31,12 +31,14 @@ void broadcast_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, int root);
 // in between. They return false, with nothing done, if some rank's memory cannot be accessed.
 bool all_reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel);
 bool reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
-bool reduce_scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel);
+bool reduce_scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+                                ReduceKernel kernel);
 
 // The forced algorithm of the current call, or the tuning table's choice.
 template <class Table> inline Choice chosen(const SlotProtocol& s, const Extent& extent, Table&& table) {
     const Algorithm forced = s.conditions().forced[size_t(s.op())];
-    if (forced != Algorithm::None && extent.total) [[unlikely]] return tuning::forced(s.conditions(), s.op(), extent, forced);
+    if (forced != Algorithm::None && extent.total) [[unlikely]]
+        return tuning::forced(s.conditions(), s.op(), extent, forced);
     return table(s.conditions());
 }
 // Throws: all ranks have found that the forced algorithm cannot run.
@@ -50,8 +52,11 @@ struct DividedSlot {
     size_t piece, bytes;  // of one piece, and of all pieces of a round
     uint64_t rounds;
     DividedSlot(const SlotProtocol& s, size_t largest)
-        : piece(std::min(share_of_slot(s), (largest + 63) / 64 * 64)), bytes(piece * size_t(s.n - 1)), rounds(piece ? rounds_of(largest, piece) : 0) {}
-    size_t offset(int from, int to) const { return size_t(to < from ? to : to - 1) * piece; }  // none for a rank's own block
+        : piece(std::min(share_of_slot(s), (largest + 63) / 64 * 64)), bytes(piece * size_t(s.n - 1)),
+          rounds(piece ? rounds_of(largest, piece) : 0) {}
+    size_t offset(int from, int to) const {
+        return size_t(to < from ? to : to - 1) * piece;
+    }  // none for a rank's own block
 };
 
 // Copies a rank's own block from the buffer it sends to the one it receives into, unless they are the same memory.
@@ -64,11 +69,14 @@ inline void copy_own_block(const SlotProtocol& s, uint8_t* to, const uint8_t* fr
 void all_gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks);
 void gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
 void scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
-void reduce_scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel);
-void all_to_all(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest);
+void reduce_scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+                    ReduceKernel kernel);
+void all_to_all(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
+                size_t largest);
 
 // The header of a scatter whose array only root knows: its dtype and shape; the array is divided along its first axis.
-// The array level describes an array of more than kDims dimensions in another way. Short parts fit behind the used bytes.
+// The array level describes an array of more than kDims dimensions in another way. Short parts fit behind the used
+// bytes.
 struct ArrayHeader {
     static constexpr int kDims = kInline / 8 - 2;
     int64_t dtype = 0, dims = 0, dim[kDims] = {};
@@ -85,6 +93,7 @@ using PartBuffer = std::function<uint8_t*(size_t)>;
 // Scatter to ranks that do not know the array: they receive root's header, and equal, short parts travel with it.
 // Returns whether the parts travelled with the header. Then root's own part is in recv, and each other rank's part in
 // the memory from `part_buffer`, which is called after the header has arrived.
-bool scatter_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, const PartBuffer& part_buffer, int root);
+bool scatter_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
+                       const PartBuffer& part_buffer, int root);
 
 }  // namespace rankwise::collectives

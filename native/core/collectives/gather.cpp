@@ -11,13 +11,15 @@ namespace rankwise::collectives {
 static bool gather_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
     const bool read = s.n == 2 && !to_me;
-    ExposedBuffers exposed(s, read ? s.reachable(send, blocks.size(s.rank)) : nullptr, to_me ? s.reachable(recv, blocks.total()) : nullptr);
+    ExposedBuffers exposed(s, read ? s.reachable(send, blocks.size(s.rank)) : nullptr,
+                           to_me ? s.reachable(recv, blocks.total()) : nullptr);
     exposed.await_all();  // all calls have been compared: a mismatched call must not change recv
     if (!exposed.exposes(root, true)) return exposed.finish_all(), false;
     const bool non_temporal = s.non_temporal(blocks.total()) && !exposed.registered(root, true);
     const auto written = [&](int from) {  // by the rank itself
         const size_t block = blocks.size(from);
-        return exposed.exposes(from, false) ? block - tuning::gathered_by_root(s.conditions(), block, non_temporal) : block;
+        return exposed.exposes(from, false) ? block - tuning::gathered_by_root(s.conditions(), block, non_temporal)
+                                            : block;
     };
     if (!to_me) {
         exposed.put(root, send, blocks.offset(s.rank), written(s.rank));

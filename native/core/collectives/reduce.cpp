@@ -41,7 +41,8 @@ void reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKer
             return kernel(data, sources, s.n, count, s.n);
         }
         case Algorithm::Registered:
-            if (const AllRegistered all(s, data, bytes); all) return reduce_registered(s, all, bytes, item, kernel, root);
+            if (const AllRegistered all(s, data, bytes); all)
+                return reduce_registered(s, all, bytes, item, kernel, root);
             continue;
         case Algorithm::SingleCopy:
             if (reduce_single_copy(s, data, bytes, item, kernel, root)) return;

@@ -7,7 +7,8 @@
 
 namespace rankwise::collectives {
 
-static void reduce_scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+static void reduce_scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
+                                  size_t item, ReduceKernel kernel) {
     const uint8_t* own = send + blocks.offset(s.rank);
     const size_t mine = blocks.size(s.rank);
     const DividedSlot divided(s, blocks.largest());
@@ -17,7 +18,8 @@ static void reduce_scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t*
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
                 const Piece p(k, divided.piece, blocks.size(to));
-                std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + blocks.offset(to) + p.offset, p.bytes);
+                std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + blocks.offset(to) + p.offset,
+                            p.bytes);
             }
         },
         [&](uint64_t position, uint64_t k, uint64_t step) {
@@ -30,7 +32,8 @@ static void reduce_scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t*
         });
 }
 
-void reduce_scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+void reduce_scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+                    ReduceKernel kernel) {
     const size_t mine = blocks.size(s.rank), total = blocks.total();
     Choice choice = chosen(s, total, [&](const Conditions& c) { return tuning::reduce_scatter(c, total); });
     for (;; choice = choice.rest()) {
@@ -38,13 +41,15 @@ void reduce_scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const B
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, total);
             const void* sources[kMaxRanks];
-            for (int r = 0; r < s.n; ++r) sources[r] = (r == s.rank ? send : s.payload(r, step)) + blocks.offset(s.rank);
+            for (int r = 0; r < s.n; ++r)
+                sources[r] = (r == s.rank ? send : s.payload(r, step)) + blocks.offset(s.rank);
             s.await_all(step);
             if (mine) kernel(recv, sources, s.n, mine / item, s.n);
             return;
         }
         case Algorithm::Registered:
-            if (const AllRegistered all(s, send, total); all) return reduce_block_registered(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
+            if (const AllRegistered all(s, send, total); all)
+                return reduce_block_registered(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
             continue;
         case Algorithm::SingleCopy:
             if (reduce_scatter_single_copy(s, send, recv, blocks, item, kernel)) return;

@@ -7,10 +7,11 @@ namespace rankwise::collectives {
 
 namespace {
 
-// Reduces `mine` bytes, from `offset` on, of the buffers that all ranks expose. The result goes to `result`, or to scratch
-// memory if that is null. Calls done(reduced, offset, bytes) for each piece while it is in the cache.
+// Reduces `mine` bytes, from `offset` on, of the buffers that all ranks expose. The result goes to `result`, or to
+// scratch memory if that is null. Calls done(reduced, offset, bytes) for each piece while it is in the cache.
 template <class Done>
-void reduce_exposed(SlotProtocol& s, ExposedBuffers& exposed, const uint8_t* own, size_t offset, uint8_t* result, size_t mine, size_t item, ReduceKernel kernel, Done&& done) {
+void reduce_exposed(SlotProtocol& s, ExposedBuffers& exposed, const uint8_t* own, size_t offset, uint8_t* result,
+                    size_t mine, size_t item, ReduceKernel kernel, Done&& done) {
     const size_t piece = kScratch / size_t(s.n) / 64 * 64;
     const void* sources[kMaxRanks];
     for (size_t at = 0; at < mine; at += piece) {
@@ -36,9 +37,10 @@ bool all_reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t
     if (!exposed.all_exposed()) return false;
     const Shares shares(bytes, s.n);
     const size_t begin = shares.begin(s.rank), mine = shares.end(s.rank) - begin;
-    reduce_exposed(s, exposed, data, begin, data + begin, mine, item, kernel, [&](const uint8_t* reduced, size_t at, size_t length) {
-        for (int i = 1; i < s.n; ++i) exposed.put((s.rank + i) % s.n, reduced, at, length);
-    });
+    reduce_exposed(s, exposed, data, begin, data + begin, mine, item, kernel,
+                   [&](const uint8_t* reduced, size_t at, size_t length) {
+                       for (int i = 1; i < s.n; ++i) exposed.put((s.rank + i) % s.n, reduced, at, length);
+                   });
     exposed.finish_all();
     return true;
 }
@@ -50,17 +52,20 @@ bool reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t ite
     if (!exposed.all_exposed()) return false;
     const Shares shares(bytes, s.n);
     const size_t begin = shares.begin(s.rank), mine = shares.end(s.rank) - begin;
-    reduce_exposed(s, exposed, data, begin, to_me ? data + begin : nullptr, mine, item, kernel, [&](const uint8_t* reduced, size_t at, size_t length) {
-        if (!to_me) exposed.put(root, reduced, at, length);
-    });
+    reduce_exposed(s, exposed, data, begin, to_me ? data + begin : nullptr, mine, item, kernel,
+                   [&](const uint8_t* reduced, size_t at, size_t length) {
+                       if (!to_me) exposed.put(root, reduced, at, length);
+                   });
     exposed.finish_all();
     return true;
 }
 
-bool reduce_scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item, ReduceKernel kernel) {
+bool reduce_scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+                                ReduceKernel kernel) {
     ExposedBuffers exposed(s, s.reachable(send, blocks.total()));
     if (!exposed.all_exposed()) return false;
-    reduce_exposed(s, exposed, send, blocks.offset(s.rank), recv, blocks.size(s.rank), item, kernel, [](const uint8_t*, size_t, size_t) {});
+    reduce_exposed(s, exposed, send, blocks.offset(s.rank), recv, blocks.size(s.rank), item, kernel,
+                   [](const uint8_t*, size_t, size_t) {});
     exposed.finish_all();
     return true;
 }

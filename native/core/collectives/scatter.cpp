@@ -10,8 +10,10 @@ namespace rankwise::collectives {
 // False where root's memory cannot be reached; then nothing was done.
 static bool scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
-    const size_t some = tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.non_temporal(blocks.total()));
-    ExposedBuffers exposed(s, from_me ? s.reachable(send, blocks.total()) : nullptr, some && !from_me ? s.reachable(recv, blocks.size(s.rank)) : nullptr);
+    const size_t some =
+        tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.non_temporal(blocks.total()));
+    ExposedBuffers exposed(s, from_me ? s.reachable(send, blocks.total()) : nullptr,
+                           some && !from_me ? s.reachable(recv, blocks.size(s.rank)) : nullptr);
     exposed.await_all();  // all calls have been compared: a mismatched call must not change recv
     if (!exposed.exposes(root, false)) return exposed.finish_all(), false;
     const size_t taken = some && exposed.exposes(1 - root, true) && !exposed.registered(root, false) ? some : 0;
@@ -38,13 +40,15 @@ static void scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, 
             for (int to = 0; to < s.n; ++to) {
                 if (to == root) continue;
                 const Piece p(k, divided.piece, blocks.size(to));
-                std::memcpy(s.slot(root, position) + divided.offset(root, to), send + blocks.offset(to) + p.offset, p.bytes);
+                std::memcpy(s.slot(root, position) + divided.offset(root, to), send + blocks.offset(to) + p.offset,
+                            p.bytes);
             }
         },
         [&](uint64_t position, uint64_t k, uint64_t step) {
             if (from_me) return;
             const Piece p(k, divided.piece, mine);
-            if (k == 0 && divided.rounds > 1) s.await_all(step);  // compares all calls: a mismatched call must not change recv
+            if (k == 0 && divided.rounds > 1)
+                s.await_all(step);  // compares all calls: a mismatched call must not change recv
             else s.await(root, step);
             copy_out(recv + p.offset, s.slot(root, position) + divided.offset(root, s.rank), p.bytes);
         });

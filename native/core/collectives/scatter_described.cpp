@@ -25,7 +25,8 @@ Algorithm algorithm_of(const SlotProtocol& s, const ArrayHeader& header, size_t 
     const uint64_t position = s.reserve(divided.bytes);
     s.await_free(position);
     for (int to = 0; to < s.n; ++to)
-        if (to != s.rank) std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + size_t(to) * part, part);
+        if (to != s.rank)
+            std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + size_t(to) * part, part);
     s.post(&header, header.used());
     s.release(position);
 }
@@ -56,7 +57,8 @@ bool send_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, u
 
 }  // namespace
 
-bool scatter_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, const PartBuffer& part_buffer, int root) {
+bool scatter_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
+                       const PartBuffer& part_buffer, int root) {
     if (s.rank == root) return send_described(s, header, send, recv, root);
     const uint64_t step = s.post();
     s.await_sender(root, step);

@@ -1,7 +1,8 @@
 // The thresholds of the tuning table: the sizes in bytes at which a collective changes its algorithm.
 //
 // Beside each number is its source: the commit that measured it, on two cores of a virtual machine
-// (docs/explanation/results.md). `rankwise tune` measures them on another machine and writes a tuning file, which replaces them.
+// (docs/explanation/results.md). `rankwise tune` measures them on another machine and writes a tuning file, which
+// replaces them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +20,11 @@ inline constexpr size_t KiB = 1 << 10, MiB = 1 << 20;
 struct Thresholds {
     static constexpr size_t kNever = ~size_t(0);
 
-    // Up to this size, divided by the number of ranks, every rank reduces everything: one step instead of two (7196b1c).
+    // Up to this size, divided by the number of ranks, every rank reduces everything: one step instead of two
+    // (7196b1c).
     size_t flat_all_reduce = 16 * KiB;
-    // Up to this size root alone reduces everything; above, with more than two ranks, each rank reduces a share (dfdcd02).
+    // Up to this size root alone reduces everything; above, with more than two ranks, each rank reduces a share
+    // (dfdcd02).
     size_t flat_reduce = 16 * KiB;
     // From this size on, reductions use registered buffers; agreeing on them takes one more step (5be98cc).
     size_t registered_reduction = 8 * KiB;
@@ -41,10 +44,10 @@ struct Thresholds {
     // for all of them, and large results are not yet in their caches (b3536a0).
     size_t put_all_gather = 1 * MiB;
 
-    // From these sizes on, an operation goes node by node if NumaNodes::divide allows it. Not measured, for lack of a machine
-    // with several nodes. With n ranks on k nodes, the other algorithms of an all_reduce move the array up to 2 (n - n/k)
-    // times between the nodes. by_node moves it 2 (k - 1) times, but copies it once more within each node and waits twice
-    // more for each piece. At these sizes the copies take far longer than the waits.
+    // From these sizes on, an operation goes node by node if NumaNodes::divide allows it. Not measured, for lack of a
+    // machine with several nodes. With n ranks on k nodes, the other algorithms of an all_reduce move the array up to 2
+    // (n - n/k) times between the nodes. by_node moves it 2 (k - 1) times, but copies it once more within each node and
+    // waits twice more for each piece. At these sizes the copies take far longer than the waits.
     size_t by_node_all_reduce = 1 * MiB;
     size_t by_node_reduce = 1 * MiB;
     size_t by_node_broadcast = 1 * MiB;
@@ -55,11 +58,12 @@ struct Thresholds {
 // Thresholds by how the ranks of the host share its cores.
 struct Tuning {
     Thresholds own_cores;  // every rank has a core
-    Thresholds shared_cores = [] {  // there are more ranks than cores: waiting costs more than copying (04e7b78, e3f0ba2)
-        Thresholds t;
-        t.single_copy_all_reduce = t.single_copy_reduce = t.single_copy_reduce_scatter = 1 * MiB;
-        return t;
-    }();
+    Thresholds shared_cores =
+        [] {  // there are more ranks than cores: waiting costs more than copying (04e7b78, e3f0ba2)
+            Thresholds t;
+            t.single_copy_all_reduce = t.single_copy_reduce = t.single_copy_reduce_scatter = 1 * MiB;
+            return t;
+        }();
     // ... and the ranks yield their cores to each other. Then what all of them read goes through the slots: the second
     // rank of a core finds it in the cache, since the first has just read it (04e7b78, e3f0ba2).
     Thresholds yielded_cores = [] {
@@ -77,8 +81,9 @@ struct Tuning {
 namespace tuning {
 
 // The members of Tuning and of Thresholds by their names, which a tuning file uses.
-inline constexpr std::pair<const char*, Thresholds Tuning::*> kCores[] = {
-    {"own_cores", &Tuning::own_cores}, {"shared_cores", &Tuning::shared_cores}, {"yielded_cores", &Tuning::yielded_cores}};
+inline constexpr std::pair<const char*, Thresholds Tuning::*> kCores[] = {{"own_cores", &Tuning::own_cores},
+                                                                          {"shared_cores", &Tuning::shared_cores},
+                                                                          {"yielded_cores", &Tuning::yielded_cores}};
 inline constexpr std::pair<const char*, size_t Thresholds::*> kThresholds[] = {
     {"flat_all_reduce", &Thresholds::flat_all_reduce},
     {"flat_reduce", &Thresholds::flat_reduce},

@@ -22,11 +22,16 @@ std::string obstacle(const Conditions& c, Op op, const Extent& e, Algorithm algo
     const bool by_block = op == Op::AllGather || op == Op::AllGatherV || op == Op::Gather || op == Op::GatherV;
     const size_t bytes = by_block ? e.largest : e.total, limit = algorithm == Inline ? kInline : kFlatLimit;
     if (algorithm == Inline || (algorithm == Flat && op == Op::AllReduce))
-        if (bytes > limit) return "it takes at most " + std::to_string(limit) + " bytes, and this call has " + std::to_string(bytes);
-    if (splits(algorithm) && c.ranks != 2) return "it needs a group of two ranks, and this one has " + std::to_string(c.ranks);
+        if (bytes > limit)
+            return "it takes at most " + std::to_string(limit) + " bytes, and this call has " + std::to_string(bytes);
+    if (splits(algorithm) && c.ranks != 2)
+        return "it needs a group of two ranks, and this one has " + std::to_string(c.ranks);
     if ((algorithm == SingleCopy || algorithm == SingleCopyPut || algorithm == SingleCopySplit) && !c.single_copy)
-        return "it needs ranks that can read and write each other's memory, which the system or RANKWISE_DIRECT=0 forbids here";
-    if (algorithm == ByNode && !c.nodes.known()) return "it needs ranks whose NUMA nodes are known, and some rank may use CPUs of several nodes: bind the ranks, or set RANKWISE_NUMA_NODES";
+        return "it needs ranks that can read and write each other's memory, which the system or RANKWISE_DIRECT=0 "
+               "forbids here";
+    if (algorithm == ByNode && !c.nodes.known())
+        return "it needs ranks whose NUMA nodes are known, and some rank may use CPUs of several nodes: bind the "
+               "ranks, or set RANKWISE_NUMA_NODES";
     return "";
 }
 
@@ -38,13 +43,15 @@ using Entry = std::pair<Op, std::vector<Algorithm>>;
 
 // The operation of this name and its algorithms, or null.
 const Entry* find(const std::string& name) {
-    const auto found = std::find_if(algorithms().begin(), algorithms().end(), [&](const Entry& e) { return rankwise::name(e.first) == name; });
+    const auto found = std::find_if(algorithms().begin(), algorithms().end(),
+                                    [&](const Entry& e) { return rankwise::name(e.first) == name; });
     return found == algorithms().end() ? nullptr : &*found;
 }
 
 // "'allreduce' given to shm, expected one of all_reduce, ..."
 std::string no_operation(const std::string& name, const std::string& where) {
-    return "'" + name + "' given" + where + ", expected one of " + joined(algorithms(), [](const Entry& e) { return rankwise::name(e.first); });
+    return "'" + name + "' given" + where + ", expected one of " +
+           joined(algorithms(), [](const Entry& e) { return rankwise::name(e.first); });
 }
 
 }  // namespace
@@ -58,12 +65,24 @@ void none_can_run(const Conditions& c, Op op) {
     const Algorithm algorithm = c.forced[size_t(op)];
     using enum Algorithm;
     const bool registered = algorithm == Registered || algorithm == RegisteredPut || algorithm == RegisteredSplit;
-    refuse(c, op, algorithm, registered ? "it needs registered buffers (group.empty) on all ranks, and some rank passed another buffer"
-                                        : "it needs memory that the other ranks can read and write, and some rank passed other memory");
+    refuse(c, op, algorithm,
+           registered ? "it needs registered buffers (group.empty) on all ranks, and some rank passed another buffer"
+                      : "it needs memory that the other ranks can read and write, and some rank passed other memory");
 }
 
 const char* name(Algorithm algorithm) {
-    constexpr const char* names[kAlgorithms] = {"none", "inline", "flat", "staged", "single_copy", "single_copy_put", "single_copy_split", "registered", "registered_put", "registered_split", "separate", "by_node"};
+    constexpr const char* names[kAlgorithms] = {"none",
+                                                "inline",
+                                                "flat",
+                                                "staged",
+                                                "single_copy",
+                                                "single_copy_put",
+                                                "single_copy_split",
+                                                "registered",
+                                                "registered_put",
+                                                "registered_split",
+                                                "separate",
+                                                "by_node"};
     return names[size_t(algorithm)];
 }
 
@@ -95,10 +114,13 @@ Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& name
         const auto& [op, list] = *entry;
         const auto found = std::find_if(list.begin(), list.end(), [&](Algorithm a) { return name(a) == algorithm; });
         if (found == list.end())
-            throw BadArgument("RANKWISE_ALGORITHM: the algorithm '" + algorithm + "' given for " + operation + " of " + backend + ", expected one of " +
-                              joined(list, [](Algorithm a) { return name(a); }));
+            throw BadArgument("RANKWISE_ALGORITHM: the algorithm '" + algorithm + "' given for " + operation + " of " +
+                              backend + ", expected one of " + joined(list, [](Algorithm a) { return name(a); }));
         forced[size_t(op)] = *found;
-        constexpr std::pair<Op, Op> variants[] = {{Op::AllGather, Op::AllGatherV}, {Op::Gather, Op::GatherV}, {Op::Scatter, Op::ScatterV}, {Op::ReduceScatter, Op::ReduceScatterV}};
+        constexpr std::pair<Op, Op> variants[] = {{Op::AllGather, Op::AllGatherV},
+                                                  {Op::Gather, Op::GatherV},
+                                                  {Op::Scatter, Op::ScatterV},
+                                                  {Op::ReduceScatter, Op::ReduceScatterV}};
         for (const auto& [plain, variant] : variants)
             if (plain == op) forced[size_t(variant)] = *found;
     }
@@ -116,11 +138,14 @@ std::string text_of(const Forced& forced) {
 Tuning parse_tuning(const std::vector<NamedValue>& values) {
     Tuning tuning;
     const auto named = [](const auto& list, const std::string& name, const char* what) {
-        const auto found = std::find_if(std::begin(list), std::end(list), [&](const auto& one) { return one.first == name; });
+        const auto found =
+            std::find_if(std::begin(list), std::end(list), [&](const auto& one) { return one.first == name; });
         if (found != std::end(list)) return found->second;
-        throw BadArgument(std::string("tuning: ") + what + " '" + name + "' given, expected one of " + joined(list, [](const auto& one) { return one.first; }));
+        throw BadArgument(std::string("tuning: ") + what + " '" + name + "' given, expected one of " +
+                          joined(list, [](const auto& one) { return one.first; }));
     };
-    for (const auto& [cores, threshold, value] : values) tuning.*named(kCores, cores, "the cores").*named(kThresholds, threshold, "the threshold") = value;
+    for (const auto& [cores, threshold, value] : values)
+        tuning.*named(kCores, cores, "the cores").*named(kThresholds, threshold, "the threshold") = value;
     return tuning;
 }
 
@@ -142,7 +167,9 @@ std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t 
     const Algorithm only = bytes ? c.forced[size_t(op)] : Algorithm::None;
     std::vector<Algorithm> all;
     if (only != Algorithm::None && !obstacle(c, op, bytes, only).empty()) return all;
-    for (Choice choice = only == Algorithm::None ? table() : Choice(only); choice.first() != Algorithm::None; choice = choice.rest()) all.push_back(choice.first());
+    for (Choice choice = only == Algorithm::None ? table() : Choice(only); choice.first() != Algorithm::None;
+         choice = choice.rest())
+        all.push_back(choice.first());
     return all;
 }
 

@@ -51,11 +51,13 @@ inline Choice blocks_of(const Conditions& c, size_t largest, size_t single_copy_
     return largest >= c.thresholds.registered_block ? Choice(Registered, Staged) : Choice(Staged);
 }
 
-inline Choice reduction_of(const Conditions& c, size_t bytes, size_t single_copy_from, size_t by_node_from, Algorithm slots) {
+inline Choice reduction_of(const Conditions& c, size_t bytes, size_t single_copy_from, size_t by_node_from,
+                           Algorithm slots) {
     using enum Algorithm;
     if (bytes < c.thresholds.registered_reduction) return slots;
     if (bytes >= by_node_from && c.divide_by_node) return ByNode;
-    return c.single_copy && bytes >= single_copy_from ? Choice(Registered, SingleCopy, slots) : Choice(Registered, slots);
+    return c.single_copy && bytes >= single_copy_from ? Choice(Registered, SingleCopy, slots)
+                                                      : Choice(Registered, slots);
 }
 
 inline Choice all_reduce(const Conditions& c, size_t bytes) {
@@ -70,15 +72,20 @@ inline Choice reduce(const Conditions& c, size_t bytes) {
     using enum Algorithm;
     if (bytes <= kInline) return Inline;
     const Thresholds& t = c.thresholds;
-    return reduction_of(c, bytes, t.single_copy_reduce, t.by_node_reduce, c.ranks > 2 && bytes > t.flat_reduce ? Staged : Flat);
+    return reduction_of(c, bytes, t.single_copy_reduce, t.by_node_reduce,
+                        c.ranks > 2 && bytes > t.flat_reduce ? Staged : Flat);
 }
 
 inline Choice reduce_scatter(const Conditions& c, size_t total) {
     using enum Algorithm;
-    return total <= kInline ? Choice(Inline) : reduction_of(c, total, c.thresholds.single_copy_reduce_scatter, Thresholds::kNever, Staged);
+    return total <= kInline
+               ? Choice(Inline)
+               : reduction_of(c, total, c.thresholds.single_copy_reduce_scatter, Thresholds::kNever, Staged);
 }
 
-inline bool splits(Algorithm algorithm) { return algorithm == Algorithm::SingleCopySplit || algorithm == Algorithm::RegisteredSplit; }
+inline bool splits(Algorithm algorithm) {
+    return algorithm == Algorithm::SingleCopySplit || algorithm == Algorithm::RegisteredSplit;
+}
 
 // Between two ranks, both copy (2bc7955).
 inline Choice broadcast(const Conditions& c, size_t bytes) {
@@ -95,7 +102,8 @@ inline Choice all_gather(const Conditions& c, size_t largest, bool non_temporal)
     using enum Algorithm;
     if (largest <= kInline) return Inline;
     const Thresholds& t = c.thresholds;
-    if (largest >= t.put_all_gather && !(c.yields && non_temporal)) return {c.single_copy ? SingleCopyPut : RegisteredPut, Staged};
+    if (largest >= t.put_all_gather && !(c.yields && non_temporal))
+        return {c.single_copy ? SingleCopyPut : RegisteredPut, Staged};
     return blocks_of(c, largest, t.single_copy_all_gather);
 }
 
@@ -108,7 +116,8 @@ inline Choice scatter(const Conditions& c, const Extent& e) {
 }
 
 inline Choice all_to_all(const Conditions& c, const Extent& e) {
-    return e.total <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, e.largest, c.thresholds.single_copy_all_to_all);
+    return e.total <= kInline ? Choice(Algorithm::Inline)
+                              : blocks_of(c, e.largest, c.thresholds.single_copy_all_to_all);
 }
 
 // A part of an array that its header cannot describe, or whose first axis the ranks cannot divide.
@@ -124,11 +133,12 @@ inline Algorithm scatter_described(const Conditions& c, size_t header, size_t pa
     return c.ranks == 1 || (staged && part <= share_of_slot) ? Staged : Separate;
 }
 
-// In a scatter or gather of two ranks, each rank copies one block: root its own within its memory, the other rank its own
-// from or to root's memory. Where results do not stay in the cache (non_temporal), root uses non-temporal stores, which the
-// system's copies between processes never do, and finishes first. So root also copies this much of the other block.
-// CPU time of the slower rank without this and with it, arrays just written: scatter of 64 MiB 7.3 and 5.5 ms, of 40 MiB
-// 4.7 and 3.5; gather of 64 MiB from each rank 14.4 and 11.0 ms, of 24 MiB 5.5 and 4.4. Reused arrays gain as much.
+// In a scatter or gather of two ranks, each rank copies one block: root its own within its memory, the other rank its
+// own from or to root's memory. Where results do not stay in the cache (non_temporal), root uses non-temporal stores,
+// which the system's copies between processes never do, and finishes first. So root also copies this much of the other
+// block. CPU time of the slower rank without this and with it, arrays just written: scatter of 64 MiB 7.3 and 5.5 ms,
+// of 40 MiB 4.7 and 3.5; gather of 64 MiB from each rank 14.4 and 11.0 ms, of 24 MiB 5.5 and 4.4. Reused arrays gain as
+// much.
 inline size_t copied_by_root(const Conditions& c, size_t block, bool non_temporal) {
     return c.ranks == 2 && non_temporal ? block / 4 / 64 * 64 : 0;
 }
@@ -156,8 +166,8 @@ inline constexpr uint64_t kRendezvous = 16 * KiB;
 inline constexpr uint64_t kPollForReceive = 64 * KiB;
 // ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us (f569150).
 inline constexpr int kYieldsForReceive = 4;
-// Up to this size a send that no thread waits for copies into a posted receive itself; above, the progress thread copies
-// (f48a851).
+// Up to this size a send that no thread waits for copies into a posted receive itself; above, the progress thread
+// copies (f48a851).
 inline constexpr uint64_t kUnwaitedCopy = 256 * KiB;
 // Between two pieces of this size, the receiver of an offered message checks for a failure of the group.
 inline constexpr uint64_t kOfferPiece = 512 * KiB;
@@ -177,8 +187,8 @@ Op op_named(const std::string& name);
 // {("all_reduce", "staged"), ("gather", "inline")}. Throws BadArgument, which lists the names that `backend` has.
 Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names, const std::string& backend);
 std::string text_of(const Forced& forced);
-// The algorithms that a call tries if each rank's array has `bytes`, counted as rankwise bench does; empty if the forced
-// algorithm cannot run.
+// The algorithms that a call tries if each rank's array has `bytes`, counted as rankwise bench does; empty if the
+// forced algorithm cannot run.
 std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t non_temporal_from);
 
 }  // namespace rankwise::tuning

@@ -50,7 +50,8 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
         }
     } arrival(mine.arrival, pack(number, process_));
     wake();
-    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+    const auto until =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
     Clock::time_point complete{};  // when nobody was awaited any more
     for (;;) {
         const uint32_t seen = notifications().load();
@@ -81,7 +82,8 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
     }
     mine.taken.store(number);
     const uint64_t decided = decision.load();
-    if (number_of(decided) != number) return {};  // two agreements later, of which the others made at least one without this rank
+    if (number_of(decided) != number)
+        return {};  // two agreements later, of which the others made at least one without this rank
     const AgreementSlot& slot = shared_.slots[uint32_t(decided)];
     const Outcome outcome = slot.proposals[number % 2].load();
     std::atomic_thread_fence(std::memory_order_acquire);

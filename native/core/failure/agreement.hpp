@@ -2,8 +2,8 @@
 // and restore.
 //
 // Shared memory survives the ranks that write to it, so this needs no messages. The agreements of a group are numbered.
-// In each, a rank announces that it has arrived, and waits until every other rank has arrived or will not come. Then the
-// first rank that has arrived writes down an outcome, its proposal, and adopts it by one compare-and-swap of the
+// In each, a rank announces that it has arrived, and waits until every other rank has arrived or will not come. Then
+// the first rank that has arrived writes down an outcome, its proposal, and adopts it by one compare-and-swap of the
 // decision. If it dies or stops before that, the next rank does the same a moment later. Whoever loses the
 // compare-and-swap discards its own proposal: all ranks take the one that the decision names.
 #pragma once
@@ -29,9 +29,9 @@ private:
 struct Outcome {
     // Mixed: the ranks that are present have not all called the same operation. Unequal: they exclude different ranks.
     enum class Status : uint32_t { Agreed, Late, GivenUp, NoMemory, Mixed, Unequal };
-    RankSet present;   // the ranks that had arrived, and so take part in what follows
-    int64_t flags;     // the AND of what these contributed
-    uint64_t group;    // offset of the group segment that was created for them, or 0
+    RankSet present;  // the ranks that had arrived, and so take part in what follows
+    int64_t flags;    // the AND of what these contributed
+    uint64_t group;   // offset of the group segment that was created for them, or 0
     Status status;
 };
 
@@ -58,10 +58,11 @@ private:
 
 // A rank's part of a group's agreements, in shared memory.
 struct alignas(kCacheLine) AgreementSlot {
-    std::atomic<uint64_t> arrival;  // the agreement in which the rank has arrived, and its process: number << 32 | process
-    std::atomic<uint32_t> op;       // the operation for which it has arrived
-    std::atomic<int64_t> flags;     // what it contributes
-    std::atomic<uint32_t> taken;    // the latest agreement whose outcome it has taken
+    std::atomic<uint64_t>
+        arrival;                 // the agreement in which the rank has arrived, and its process: number << 32 | process
+    std::atomic<uint32_t> op;    // the operation for which it has arrived
+    std::atomic<int64_t> flags;  // what it contributes
+    std::atomic<uint32_t> taken;  // the latest agreement whose outcome it has taken
     // The latest proposals with an even and an odd number: while one is being written, ranks may still read the one
     // before. The number is written first, so that a reader notices that it came too late.
     std::atomic<uint32_t> proposed[2];
@@ -81,10 +82,11 @@ constexpr size_t agreements_bytes(size_t ranks) { return sizeof(Agreements) + ra
 class Agreement {
 public:
     // memory: of the communicator that takes part, or null; the rank stops waiting when it is closed.
-    Agreement(Agreements& shared, int rank, int n, uint32_t process, Op op, const GroupMemory* memory) : rank_(rank), n_(n), process_(process), op_(op), shared_(shared), memory_(memory) {}
+    Agreement(Agreements& shared, int rank, int n, uint32_t process, Op op, const GroupMemory* memory)
+        : rank_(rank), n_(n), process_(process), op_(op), shared_(shared), memory_(memory) {}
     // Takes part in the next agreement, and returns its outcome; at the latest `timeout` seconds after this rank has
-    // arrived, the others decide without the ranks that are missing. If they have decided without this rank, it is not in
-    // `present`. Throws Interrupted; then the rank may take part again. Throws Closed.
+    // arrived, the others decide without the ranks that are missing. If they have decided without this rank, it is not
+    // in `present`. Throws Interrupted; then the rank may take part again. Throws Closed.
     Outcome decide(int64_t flags, double timeout);
 
 protected:
@@ -95,8 +97,8 @@ protected:
     virtual bool absent(int rank) const = 0;
     // Whether it is certain that the agreement cannot succeed, so that there is nothing to wait for.
     virtual bool futile() const = 0;
-    // `complete` fills in the rest of a proposal whose status is Agreed so far, and whose `present` and `flags` are set.
-    // `discard` releases what `complete` has created, if the proposal was not adopted.
+    // `complete` fills in the rest of a proposal whose status is Agreed so far, and whose `present` and `flags` are
+    // set. `discard` releases what `complete` has created, if the proposal was not adopted.
     virtual void complete(Outcome& proposal) = 0;
     virtual void discard(const Outcome& proposal) = 0;
     // The futex on which this rank sleeps, and how it wakes all.

@@ -47,25 +47,33 @@ std::string describe_deadlock(const std::vector<std::optional<Awaited>>& waits, 
     std::string text = "; a deadlock: ";
     for (size_t i = 0; i < shown; ++i) {
         const Awaited& awaited = *waits[size_t(cycle[i])];
-        text += (i == 0 ? "" : i + 1 < cycle.size() ? ", " : ", and ") + ("rank " + std::to_string(cycle[i])) + " waits for rank " +
-                std::to_string(awaited.peer) + " (" + awaited.in + ")";
+        text += (i == 0                 ? ""
+                 : i + 1 < cycle.size() ? ", "
+                                        : ", and ") +
+                ("rank " + std::to_string(cycle[i])) + " waits for rank " + std::to_string(awaited.peer) + " (" +
+                awaited.in + ")";
     }
-    if (shown < cycle.size()) text += ", and so on, up to rank " + std::to_string(cycle.back()) + ", which waits for rank " + std::to_string(cycle[0]);
-    if (std::all_of(cycle.begin(), cycle.end(), [&](int r) { return waits[size_t(r)]->receives; })) text += "; one of them must send first";
+    if (shown < cycle.size())
+        text += ", and so on, up to rank " + std::to_string(cycle.back()) + ", which waits for rank " +
+                std::to_string(cycle[0]);
+    if (std::all_of(cycle.begin(), cycle.end(), [&](int r) { return waits[size_t(r)]->receives; }))
+        text += "; one of them must send first";
     return text;
 }
 
-// In a deadlock, each rank has long been in an operation that waits for the next rank, and nothing that the next rank does
-// in the background can end that wait. A stopped process is part of none: it might have gone on if it had not been stopped.
+// In a deadlock, each rank has long been in an operation that waits for the next rank, and nothing that the next rank
+// does in the background can end that wait. A stopped process is part of none: it might have gone on if it had not been
+// stopped.
 std::string SlotProtocol::deadlock(double limit) const {
-    if (part()) return "";  // the ranks also wait in the operations of which this is a part
+    if (part()) return "";           // the ranks also wait in the operations of which this is a part
     if (limit < timeout) return "";  // the program means to come back later
     std::vector<Whereabouts> where;
     for (int p = 0; p < n; ++p) where.push_back(whereabouts(segment_.header(), group_.member()[p]));
     const auto stays = [&](int p) {
         const Whereabouts& w = where[size_t(p)];
         const QualifiedPid pid = pid_of(p);
-        return w.inside && !w.operation->on_stream && w.operation->group == group_.number && double(w.since) / 1e9 >= limit / 2 &&
+        return w.inside && !w.operation->on_stream && w.operation->group == group_.number &&
+               double(w.since) / 1e9 >= limit / 2 &&
                std::all_of(w.others.begin(), w.others.end(), [](const Operation& o) { return o.background; }) &&
                pid.in_own_namespace() && !is_stopped(pid.number);
     };

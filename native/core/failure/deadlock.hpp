@@ -8,9 +8,9 @@ namespace rankwise {
 
 // What a rank waits for.
 struct Awaited {
-    int peer;            // the rank without which it cannot go on
-    std::string in;      // its operation: "recv, tag 0", "barrier #1"
-    bool receives;       // that operation is a receive
+    int peer;        // the rank without which it cannot go on
+    std::string in;  // its operation: "recv, tag 0", "barrier #1"
+    bool receives;   // that operation is a receive
 };
 
 // Continues a sentence by who waits for whom in the cycle to which `from` leads: "; a deadlock: rank 0 waits for rank 1

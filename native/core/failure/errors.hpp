@@ -21,7 +21,8 @@ struct PeerLost : Error {
     int64_t sequence;
     std::string host;
     int pid;
-    PeerLost(const std::string& text, int rank, std::string how, std::string operation, int64_t sequence, std::string host = "", int pid = 0)
+    PeerLost(const std::string& text, int rank, std::string how, std::string operation, int64_t sequence,
+             std::string host = "", int pid = 0)
         : Error(text), rank(rank), how(std::move(how)), operation(std::move(operation)), sequence(sequence),
           host(std::move(host)), pid(pid) {}
 };
@@ -31,7 +32,8 @@ struct Mismatch : Error {
     std::vector<int> different;  // ranks whose calls differ from the most frequent one
     int64_t sequence;
     Mismatch(const std::string& text, RankTexts calls, RankTexts sites, std::vector<int> different, int64_t sequence)
-        : Error(text), calls(std::move(calls)), sites(std::move(sites)), different(std::move(different)), sequence(sequence) {}
+        : Error(text), calls(std::move(calls)), sites(std::move(sites)), different(std::move(different)),
+          sequence(sequence) {}
 };
 
 struct TimedOut : Error {
@@ -41,23 +43,30 @@ struct TimedOut : Error {
     std::string operation;
     int64_t sequence;
     RankTexts stacks;
-    TimedOut(const std::string& text, double limit, std::vector<int> missing, RankTexts states,
-             std::string operation, int64_t sequence, RankTexts stacks = {})
+    TimedOut(const std::string& text, double limit, std::vector<int> missing, RankTexts states, std::string operation,
+             int64_t sequence, RankTexts stacks = {})
         : Error(text), limit(limit), missing(std::move(missing)), states(std::move(states)),
           operation(std::move(operation)), sequence(sequence), stacks(std::move(stacks)) {}
 };
 
-struct Closed : Error { using Error::Error; };
-struct BadArgument : Error { using Error::Error; };
+struct Closed : Error {
+    using Error::Error;
+};
+struct BadArgument : Error {
+    using Error::Error;
+};
 
 // The backend cannot do this, here or for this call. The group does not fail.
 struct Unsupported : Error {
     std::string operation, backend, why;
     Unsupported(std::string operation, std::string backend, std::string why)
-        : Error(operation + ": " + why), operation(std::move(operation)), backend(std::move(backend)), why(std::move(why)) {}
+        : Error(operation + ": " + why), operation(std::move(operation)), backend(std::move(backend)),
+          why(std::move(why)) {}
 };
 
-struct OutOfMemory : Error { using Error::Error; };
+struct OutOfMemory : Error {
+    using Error::Error;
+};
 
 // Adds an item to a list in an error's text.
 inline void add_to_list(std::string& list, std::string_view item, std::string_view separator = ", ") {
@@ -66,6 +75,8 @@ inline void add_to_list(std::string& list, std::string_view item, std::string_vi
 }
 
 // The embedding's interrupt_check stopped the wait (in Python: an exception is pending).
-struct Interrupted : Error { Interrupted() : Error("interrupted") {} };
+struct Interrupted : Error {
+    Interrupted() : Error("interrupted") {}
+};
 
 }  // namespace rankwise

@@ -28,7 +28,8 @@ struct SeenCall {
     std::string operation, shape;  // from its Description: "exscan", "(3, 2)"; empty if it had none
     bool described = true;         // false if it may have had a Description that a later call has overwritten
     bool operator==(const SeenCall& other) const {
-        return call == other.call && (!described || !other.described || (operation == other.operation && shape == other.shape));
+        return call == other.call &&
+               (!described || !other.described || (operation == other.operation && shape == other.shape));
     }
     // "exscan: reduce_scatter(count=3, dtype=float32, op=sum, shape=(3, 1))"
     std::string to_string() const {
@@ -42,7 +43,8 @@ std::string shape_text(const LastDescription& d) {
     const uint32_t dims = d.dims.load(std::memory_order_relaxed);
     if (dims == 1) return "";
     std::string list;
-    for (uint32_t i = 0; i < std::min<uint32_t>(dims, LastDescription::kDims); ++i) add_to_list(list, std::to_string(d.dim[i].load(std::memory_order_relaxed)));
+    for (uint32_t i = 0; i < std::min<uint32_t>(dims, LastDescription::kDims); ++i)
+        add_to_list(list, std::to_string(d.dim[i].load(std::memory_order_relaxed)));
     if (dims > LastDescription::kDims) add_to_list(list, "...");
     return "(" + list + ")";
 }
@@ -97,7 +99,8 @@ uint64_t first_different(const std::vector<Numbered>& calls) {
     uint64_t first = UINT64_MAX;
     for (const Numbered& mine : calls)
         for (const auto& [number, call] : mine)
-            if (const auto [other, fresh] = one_of_each.emplace(number, call); !fresh && !(other->second == call)) first = std::min(first, number);
+            if (const auto [other, fresh] = one_of_each.emplace(number, call); !fresh && !(other->second == call))
+                first = std::min(first, number);
     if (first != UINT64_MAX) return first;
     return one_of_each.empty() ? 1 : one_of_each.rbegin()->first;
 }
@@ -124,7 +127,8 @@ void SlotProtocol::mismatch() {
 // have posted.
 void SlotProtocol::compare_last() {
     makes_calls_ = false;
-    if (group_.failed() && group_.failure().cause == Cause::Mismatch && !mismatch_thrown_) throw_mismatch();  // found by a peer
+    if (group_.failed() && group_.failure().cause == Cause::Mismatch && !mismatch_thrown_)
+        throw_mismatch();  // found by a peer
     if (group_.failed()) return;
     const SlotHeader* mine = group_.peers[rank].headers;
     for (int p = 0; p < n; ++p) {
@@ -134,7 +138,8 @@ void SlotProtocol::compare_last() {
             if (theirs.seq.load() != end) continue;
             const uint64_t history = theirs.history.load(std::memory_order_relaxed);
             std::atomic_thread_fence(std::memory_order_acquire);
-            if (theirs.seq.load(std::memory_order_relaxed) != end) continue;  // overwritten: the peer makes further calls and compares
+            if (theirs.seq.load(std::memory_order_relaxed) != end)
+                continue;  // overwritten: the peer makes further calls and compares
             if (history != mine[at].history.load(std::memory_order_relaxed)) mismatch();
             break;
         }
@@ -152,7 +157,8 @@ void SlotProtocol::timed_out(uint64_t value) {
     }
     TimeoutReport report;
     report.missing = absent.empty() ? behind : absent;
-    report.headline = list_ranks(report.missing) + of_group() + (absent.empty() ? " did not finish " : " did not reach ") + name(call_.op()) + " #" +
+    report.headline = list_ranks(report.missing) + of_group() +
+                      (absent.empty() ? " did not finish " : " did not reach ") + name(call_.op()) + " #" +
                       std::to_string(calls_) + " within the timeout of " + seconds(timeout) + deadlock(timeout);
     report.states = states();
     report.stacks = request_stacks(report.missing);
@@ -242,23 +248,26 @@ void SlotProtocol::throw_mismatch(const std::string& danger) {
     await_call_sites();
     std::vector<Numbered> calls{size_t(n)};
     for (int p = 0; p < n; ++p)
-        for (const auto& [number, call] : recent_calls(p)) calls[size_t(p)].emplace(number, with_description(call, number, group_.peers[p].last_description));
+        for (const auto& [number, call] : recent_calls(p))
+            calls[size_t(p)].emplace(number, with_description(call, number, group_.peers[p].last_description));
     const uint64_t first = first_different(calls);
     for (int p = 0; p < n; ++p) {  // a rank that made this call after the group had failed
         const PeerSlot& peer_slot = group_.peers[p];
-        if (peer_slot.site.state.load() == 2 && peer_slot.site.number == first) calls[size_t(p)].emplace(first, with_description(peer_slot.site.call, first, peer_slot.last_description));
+        if (peer_slot.site.state.load() == 2 && peer_slot.site.number == first)
+            calls[size_t(p)].emplace(first, with_description(peer_slot.site.call, first, peer_slot.last_description));
     }
     const Failure f = group_.failure();
     RankTexts texts, sites;
     std::vector<int> different;
-    std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by rank " + std::to_string(f.rank) +
-                       " at its operation #" + std::to_string(f.sequence) + ")";
+    std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by rank " +
+                       std::to_string(f.rank) + " at its operation #" + std::to_string(f.sequence) + ")";
     for (int p = 0; p < n; ++p) {
         const Numbered& mine = calls[size_t(p)];
         std::string call, differs;
         for (auto one = mine.lower_bound(first); one != mine.end() && one->first < first + kShown; ++one)
             add_to_list(call, one->second.to_string(), ", then ");
-        if (const auto one = mine.find(first); one != mine.end()) differs = differences(one->second, *most_frequent(calls, first));
+        if (const auto one = mine.find(first); one != mine.end())
+            differs = differences(one->second, *most_frequent(calls, first));
         if (call.empty()) call = kNoCall;
         const int world_rank = group_.member()[p];
         const Whereabouts where = whereabouts(segment_.header(), world_rank);
@@ -280,17 +289,25 @@ void SlotProtocol::throw_mismatch(const std::string& danger) {
 // The message that this rank waits for: "recv from rank 1, tag 0", or "".
 std::string SlotProtocol::awaited_message() const {
     const Whereabouts where = whereabouts(segment_.header(), group_.member()[rank]);
-    return where.inside && where.operation->peer && where.operation->group == group_.number ? to_string(*where.operation, group_.number) : "";
+    return where.inside && where.operation->peer && where.operation->group == group_.number
+               ? to_string(*where.operation, group_.number)
+               : "";
 }
 
 void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence) {
     before_waiting();
     const Failure f = group_.failure();
     // Only a collective, which has a sequence number, exposes memory.
-    const std::string danger = sequence < 0 ? "" : await_no_writers(f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedWriter) : std::chrono::duration<double>(timeout), true);
+    const std::string danger =
+        sequence < 0 ? ""
+                     : await_no_writers(f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedWriter)
+                                                                   : std::chrono::duration<double>(timeout),
+                                        true);
     const std::string who = "rank " + std::to_string(f.rank);
-    const std::string here = operation == name(Op::None) ? "" : ", while rank " + std::to_string(rank) + " was in " + operation +
-                             (sequence < 0 ? "" : " #" + std::to_string(sequence)) + of_group();
+    const std::string here = operation == name(Op::None)
+                                 ? ""
+                                 : ", while rank " + std::to_string(rank) + " was in " + operation +
+                                       (sequence < 0 ? "" : " #" + std::to_string(sequence)) + of_group();
     if (f.cause == Cause::PeerLost) {
         const int world_rank = group_.member()[f.rank];
         std::string how = f.how;
@@ -301,18 +318,24 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
             if (last.begun()) where = (last.inside ? " in " : " after ") + to_string(*last.operation, group_.number);
         }
         const QualifiedPid joined = group_.peers[f.rank].pid.load();
-        const QualifiedPid lost = joined.number ? joined : segment_.record(world_rank).pid.load();  // number 0: unknown, because it never joined
-        if (lost.number && !lost.in_own_namespace()) throw PeerLost(who + " (in another container) " + how + where + here + danger, f.rank, how, operation, sequence);
+        const QualifiedPid lost =
+            joined.number ? joined
+                          : segment_.record(world_rank).pid.load();  // number 0: unknown, because it never joined
+        if (lost.number && !lost.in_own_namespace())
+            throw PeerLost(who + " (in another container) " + how + where + here + danger, f.rank, how, operation,
+                           sequence);
         const std::string host = host_name();  // all ranks of a segment are on the same host
         const std::string process = lost.number ? " (pid " + std::to_string(lost.number) + " on " + host + ") " : " ";
-        throw PeerLost(who + process + how + where + here + danger, f.rank, how, operation, sequence, host, lost.number);
+        throw PeerLost(who + process + how + where + here + danger, f.rank, how, operation, sequence, host,
+                       lost.number);
     }
     if (f.cause == Cause::TimedOut) {
         TimeoutReport report;
         if (const uint64_t written = group_.peers[f.rank].report.load()) {
             report = read_report(segment_, written);
         } else {
-            for (const char* at = f.how; *at; at += *at == ',') report.missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
+            for (const char* at = f.how; *at; at += *at == ',')
+                report.missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
             report.headline = report.missing == std::vector<int>{f.rank}
                                   ? who + " waited for an event, before its next operation, longer than its timeout"
                                   : list_ranks(report.missing) + " did not arrive within " + seconds(timeout);
@@ -320,8 +343,11 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
         }
         // Ranks in the same operation throw the same text.
         const std::string message = awaited_message();
-        const std::string text = (message.empty() ? "" : "rank " + std::to_string(rank) + " was in " + message + ", when " + who + " timed out: ") + report.headline +
-                                 (sequence == int64_t(f.sequence) || !message.empty() ? "" : here) + list_states(report.states) + danger;
+        const std::string text = (message.empty() ? ""
+                                                  : "rank " + std::to_string(rank) + " was in " + message + ", when " +
+                                                        who + " timed out: ") +
+                                 report.headline + (sequence == int64_t(f.sequence) || !message.empty() ? "" : here) +
+                                 list_states(report.states) + danger;
         throw TimedOut(text, timeout, report.missing, report.states, operation, sequence, report.stacks);
     }
     throw_mismatch(danger);

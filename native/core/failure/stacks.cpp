@@ -38,7 +38,8 @@ int open_pipe(const std::string& process, int fd, uint64_t inode, int how) {
 }
 
 bool notify(const RankRecord& r) {
-    const int pipe = open_pipe(std::to_string(r.pid.load().number), r.doorbell.load() - 1, r.doorbell_inode.load(), O_WRONLY);
+    const int pipe =
+        open_pipe(std::to_string(r.pid.load().number), r.doorbell.load() - 1, r.doorbell_inode.load(), O_WRONLY);
     if (pipe < 0) return false;
     const bool seen = write(pipe, "", 1) == 1;
     close(pipe);
@@ -48,7 +49,8 @@ bool notify(const RankRecord& r) {
 void answer(Segment& segment, RankRecord& r) {
     for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
         const std::string text = tail(program_stacks());
-        if (segment.heap().room(r.stacks.load(), BlockKind::Text) < kText) r.stacks.store(segment.heap().allocate(kText, BlockKind::Text));
+        if (segment.heap().room(r.stacks.load(), BlockKind::Text) < kText)
+            r.stacks.store(segment.heap().allocate(kText, BlockKind::Text));
         std::memcpy(segment.at<char>(r.stacks.load()), text.c_str(), text.size() + 1);
         r.stacks_answered.store(request);
     }
@@ -80,7 +82,8 @@ int open_doorbell(Segment& segment, int rank) {
 
 void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell) {
     char bytes[64];
-    while (read(doorbell, bytes, sizeof bytes) > 0) {}
+    while (read(doorbell, bytes, sizeof bytes) > 0) {
+    }
     // The watcher must not wait for the program, which may never release its interpreter.
     static std::atomic<bool> answering{false};
     if (answering.exchange(true)) return;
@@ -120,12 +123,16 @@ RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks) {
         while (!answered() && lives() && !is_stopped(pid) && Clock::now() < until) usleep(500);
         if (answered()) {
             const uint64_t stacks = r.stacks.load();
-            const size_t length = strnlen(segment.at<char>(stacks), std::min(kText, segment.heap().room(stacks, BlockKind::Text)));
-            if (length > 0) answers.emplace_back(rank, std::string(segment.at<char>(stacks), length));  // empty while the interpreter shuts down
+            const size_t length =
+                strnlen(segment.at<char>(stacks), std::min(kText, segment.heap().room(stacks, BlockKind::Text)));
+            if (length > 0)
+                answers.emplace_back(
+                    rank, std::string(segment.at<char>(stacks), length));  // empty while the interpreter shuts down
         } else if (is_stopped(pid)) {
             answers.emplace_back(rank, "its process is stopped; kill -CONT " + std::to_string(pid) + " resumes it");
         } else if (lives()) {
-            answers.emplace_back(rank, "no answer: its process is in native code that holds the interpreter; gdb -p " + std::to_string(pid) + " shows where");
+            answers.emplace_back(rank, "no answer: its process is in native code that holds the interpreter; gdb -p " +
+                                           std::to_string(pid) + " shows where");
         }
     }
     return answers;

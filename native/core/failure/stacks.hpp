@@ -21,8 +21,8 @@ int open_doorbell(Segment& segment, int rank);
 // To be called when the descriptor is readable.
 void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell);
 
-// Request the stacks of these (world) ranks, and wait at most a second in all. Returns the last 32 KiB of each answer, or
-// why a rank did not answer; nothing for a rank that has ended or has no doorbell.
+// Request the stacks of these (world) ranks, and wait at most a second in all. Returns the last 32 KiB of each answer,
+// or why a rank did not answer; nothing for a rank that has ended or has no doorbell.
 RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks);
 
 // Whether this process, of the same PID namespace, is stopped by a signal or a debugger.

@@ -27,7 +27,8 @@ private:
     std::string bytes_;
 };
 
-// Reads what a Writer has written; behind the end, and behind what a stray write has overwritten, zeros and empty texts.
+// Reads what a Writer has written; behind the end, and behind what a stray write has overwritten, zeros and empty
+// texts.
 class Reader {
 public:
     Reader(const uint8_t* at, size_t bytes) : at_(at), left_(bytes) {}
@@ -127,7 +128,9 @@ std::string list_states(const RankTexts& states) {
     std::vector<SameState> groups;
     for (const auto& [rank, state] : states) {
         SameState mine = parse_state(rank, state);
-        const auto same = std::find_if(groups.begin(), groups.end(), [&](const SameState& s) { return s.before == mine.before && s.after == mine.after; });
+        const auto same = std::find_if(groups.begin(), groups.end(), [&](const SameState& s) {
+            return s.before == mine.before && s.after == mine.after;
+        });
         if (same == groups.end()) {
             groups.push_back(std::move(mine));
             continue;
@@ -138,7 +141,8 @@ std::string list_states(const RankTexts& states) {
     }
     std::string text;
     for (const SameState& s : groups)
-        text += "\n  " + list_ranks(s.ranks) + ": " + s.before + s.least + (s.least == s.most ? "" : " to " + s.most) + s.after;
+        text += "\n  " + list_ranks(s.ranks) + ": " + s.before + s.least + (s.least == s.most ? "" : " to " + s.most) +
+                s.after;
     return text;
 }
 

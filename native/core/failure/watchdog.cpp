@@ -42,8 +42,8 @@ int32_t exit_status(int pidfd) {
 }  // namespace
 
 Watcher::Watcher(Segment& segment, int rank)
-    : rank_(rank), pid_(getpid()), notifications_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), doorbell_(open_doorbell(segment, rank)),
-      watched_(size_t(segment.world_size())) {}
+    : rank_(rank), pid_(getpid()), notifications_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      doorbell_(open_doorbell(segment, rank)), watched_(size_t(segment.world_size())) {}
 
 Watcher::~Watcher() {
     for (const Peer& peer : added_) close(peer.pidfd);
@@ -75,8 +75,9 @@ void Watcher::watch_present(Segment& segment) {
             added_.clear();
             rlimit limit{};
             getrlimit(RLIMIT_NOFILE, &limit);
-            throw Error("watching the other " + std::to_string(n - 1) + " ranks takes one open file each, and this process may have " +
-                        std::to_string(limit.rlim_cur) + " in all; `ulimit -n " + std::to_string(limit.rlim_cur + rlim_t(n)) +
+            throw Error("watching the other " + std::to_string(n - 1) +
+                        " ranks takes one open file each, and this process may have " + std::to_string(limit.rlim_cur) +
+                        " in all; `ulimit -n " + std::to_string(limit.rlim_cur + rlim_t(n)) +
                         "` before the command raises that");
         }
     }
@@ -124,7 +125,8 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
             }
             segment->mark_exited(rank, kStatusUnknown, process);
             for (int tries = 0; tries < 50 && segment->exit_status(rank, process) == kStatusUnknown; ++tries) {
-                if (const int32_t status = exit_status(pidfd); status != kStatusUnknown) segment->mark_exited(rank, status, process);
+                if (const int32_t status = exit_status(pidfd); status != kStatusUnknown)
+                    segment->mark_exited(rank, status, process);
                 else usleep(2000);
             }
             close(pidfd);
@@ -149,7 +151,8 @@ void end_with(int pid) {
     if (fd < 0) return;
     engine_thread([fd] {
         pollfd launcher{fd, POLLIN, 0};
-        while (poll(&launcher, 1, -1) < 0 && errno == EINTR) {}
+        while (poll(&launcher, 1, -1) < 0 && errno == EINTR) {
+        }
         kill(getpid(), SIGTERM);
         sleep(1);
         kill(getpid(), SIGKILL);

@@ -14,8 +14,8 @@ public:
     Watcher(Segment& segment, int rank);
     ~Watcher();
     Watcher(const Watcher&) = delete;
-    // Watch the present processes of all other ranks too, by their pids or, in other PID namespaces, by the pidfds that the
-    // segment was given. Throws Error if this process may not open so many files.
+    // Watch the present processes of all other ranks too, by their pids or, in other PID namespaces, by the pidfds that
+    // the segment was given. Throws Error if this process may not open so many files.
     void watch_present(Segment& segment);
     void start(const std::shared_ptr<Segment>& segment);
     // The thread ends, and no longer uses the segment.
@@ -30,16 +30,16 @@ private:
     void take_added(std::vector<Peer>& peers);
     void notify() const;
     const int rank_;
-    const int pid_;             // a forked child's copy has no effect
-    const int notifications_;   // eventfd: there are further processes to watch, or the segment is gone
-    const int doorbell_;        // through which other ranks request this rank's stacks (stacks.hpp)
+    const int pid_;            // a forked child's copy has no effect
+    const int notifications_;  // eventfd: there are further processes to watch, or the segment is gone
+    const int doorbell_;       // through which other ranks request this rank's stacks (stacks.hpp)
     std::mutex mutex_;
-    std::vector<Peer> added_;             // not yet taken by the thread
-    std::vector<uint32_t> watched_;       // for each rank, the number of the latest watched process + 1
+    std::vector<Peer> added_;        // not yet taken by the thread
+    std::vector<uint32_t> watched_;  // for each rank, the number of the latest watched process + 1
 };
 
-// Watch the present processes of all other ranks of `segment`, until this process unmaps it. Called again after ranks have
-// been replaced.
+// Watch the present processes of all other ranks of `segment`, until this process unmaps it. Called again after ranks
+// have been replaced.
 void watch_peers(const std::shared_ptr<Segment>& segment, int rank);
 // End this process when the process `pid` ends: with SIGTERM, and a second later with SIGKILL.
 void end_with(int pid);

@@ -25,7 +25,9 @@ __attribute__((target("avx512f"))) void store_unit_avx512(uint8_t* dst, const ui
 }
 
 void store_unit_sse2(uint8_t* dst, const uint8_t* src) {
-    for (size_t i = 0; i < kUnit; i += 16) _mm_stream_si128(reinterpret_cast<__m128i*>(dst + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i)));
+    for (size_t i = 0; i < kUnit; i += 16)
+        _mm_stream_si128(reinterpret_cast<__m128i*>(dst + i),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i)));
 }
 
 // Interleaves four pages: the hardware prefetcher works within each of them, so four times as much data is in flight
@@ -40,7 +42,9 @@ __attribute__((always_inline)) inline void copy_units(uint8_t* dst, const uint8_
     for (; done < bytes; done += kUnit) unit(dst + done, src + done);
 }
 
-__attribute__((target("avx512f"))) void copy_avx512(uint8_t* dst, const uint8_t* src, size_t bytes) { copy_units<store_unit_avx512>(dst, src, bytes); }
+__attribute__((target("avx512f"))) void copy_avx512(uint8_t* dst, const uint8_t* src, size_t bytes) {
+    copy_units<store_unit_avx512>(dst, src, bytes);
+}
 void copy_sse2(uint8_t* dst, const uint8_t* src, size_t bytes) { copy_units<store_unit_sse2>(dst, src, bytes); }
 
 #endif

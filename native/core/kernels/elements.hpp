@@ -6,8 +6,7 @@
 // sets share could be linked from the wrong one.
 
 // Numbers that are reduced as they are.
-template <class T>
-struct Native {
+template <class T> struct Native {
     using Storage = T;
     using Acc = T;
     static Acc load(Storage x) { return x; }
@@ -22,8 +21,7 @@ struct Bool {
     static Storage store(Acc x) { return x; }
 };
 
-template <class T>
-struct Complex {
+template <class T> struct Complex {
     T re, im;
 };
 
@@ -34,10 +32,7 @@ constexpr uint32_t kInfinity = 0x7f800000;  // the bits of an f32 infinity; abov
 constexpr uint32_t kSign = 0x80000000;
 
 // Adding this to the bits of an f32 and dropping the lowest `drop` rounds to nearest, ties to even.
-template <int drop>
-uint32_t rounding(uint32_t bits) {
-    return (1u << (drop - 1)) - 1 + ((bits >> drop) & 1);
-}
+template <int drop> uint32_t rounding(uint32_t bits) { return (1u << (drop - 1)) - 1 + ((bits >> drop) & 1); }
 
 // bfloat16 is the upper half of an f32. NaNs need no special case: those of bf16, and those that
 // arithmetic produces, have a lower half of zeros, so rounding does not change them.
@@ -51,8 +46,7 @@ struct BF16 {
 // A float of 1 sign bit, `exponent` exponent bits with the usual bias, and `mantissa` bits.
 // IEEE: the top exponent encodes infinity and NaN. Otherwise (the "fn" formats) only all ones is NaN,
 // and a value that is too large becomes NaN.
-template <class S, int exponent, int mantissa, bool ieee>
-struct SmallFloat {
+template <class S, int exponent, int mantissa, bool ieee> struct SmallFloat {
     using Storage = S;
     using Acc = float;
 

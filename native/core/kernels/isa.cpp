@@ -51,22 +51,23 @@ inline Pack load_pack(const float* from) {
 }
 inline void store_pack(float* to, Pack x) { __builtin_memcpy(to, &x, sizeof x); }
 
-template <class... E>
-constexpr bool kPacked = (std::is_same_v<E, F16> || ...);
+template <class... E> constexpr bool kPacked = (std::is_same_v<E, F16> || ...);
 #endif
 
 // The operations, on one pair of accumulators or one pair of packs.
 // Integers that may overflow are unsigned here, and narrow ones are widened first: promotion would make them signed.
-template <class T>
-struct Widened { using Type = T; };
-template <>
-struct Widened<uint8_t> { using Type = uint32_t; };
-template <>
-struct Widened<uint16_t> { using Type = uint32_t; };
+template <class T> struct Widened {
+    using Type = T;
+};
+template <> struct Widened<uint8_t> {
+    using Type = uint32_t;
+};
+template <> struct Widened<uint16_t> {
+    using Type = uint32_t;
+};
 
 struct Sum {
-    template <class T>
-    static T apply(T a, T b) { return static_cast<T>(a + b); }
+    template <class T> static T apply(T a, T b) { return static_cast<T>(a + b); }
 };
 // GCC 12's vectoriser fuses a complex product although contraction is off; this rounds each product separately.
 #if __has_builtin(__builtin_assoc_barrier)
@@ -75,79 +76,63 @@ struct Sum {
 #define RANKWISE_ROUNDED(x) (x)
 #endif
 struct Prod {
-    template <class T>
-    static T apply(T a, T b) {
+    template <class T> static T apply(T a, T b) {
         using Wide = typename Widened<T>::Type;
         return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
     }
-    template <class T>
-    static Complex<T> apply(Complex<T> a, Complex<T> b) {
+    template <class T> static Complex<T> apply(Complex<T> a, Complex<T> b) {
         return {RANKWISE_ROUNDED(a.re * b.re) - RANKWISE_ROUNDED(a.im * b.im),
                 RANKWISE_ROUNDED(a.re * b.im) + RANKWISE_ROUNDED(a.im * b.re)};
     }
 };
 // The first NaN wins: a is kept if it is NaN, and every comparison with a b that is NaN is false.
 struct Min {
-    template <class T>
-    static T apply(T a, T b) { return ((a < b) | (a != a)) ? a : b; }
+    template <class T> static T apply(T a, T b) { return ((a < b) | (a != a)) ? a : b; }
 };
 struct Max {
-    template <class T>
-    static T apply(T a, T b) { return ((a > b) | (a != a)) ? a : b; }
+    template <class T> static T apply(T a, T b) { return ((a > b) | (a != a)) ? a : b; }
 };
 struct And {
-    template <class T>
-    static T apply(T a, T b) { return static_cast<T>(a & b); }
+    template <class T> static T apply(T a, T b) { return static_cast<T>(a & b); }
 };
 struct Or {
-    template <class T>
-    static T apply(T a, T b) { return static_cast<T>(a | b); }
+    template <class T> static T apply(T a, T b) { return static_cast<T>(a | b); }
 };
 struct Xor {
-    template <class T>
-    static T apply(T a, T b) { return static_cast<T>(a ^ b); }
+    template <class T> static T apply(T a, T b) { return static_cast<T>(a ^ b); }
 };
 
 // What happens to the accumulator before it is stored.
 struct Keep {
-    template <class T>
-    T operator()(T x) const { return x; }
+    template <class T> T operator()(T x) const { return x; }
 };
-template <class Acc>
-struct Divide {
+template <class Acc> struct Divide {
     Acc divisor;
-    template <class T>
-    T operator()(T x) const { return x / divisor; }
+    template <class T> T operator()(T x) const { return x / divisor; }
 };
-template <class Acc>
-struct Scale {
+template <class Acc> struct Scale {
     Acc factor;
-    template <class T>
-    T operator()(T x) const { return x * factor; }
+    template <class T> T operator()(T x) const { return x * factor; }
 };
 
-template <class E>
-struct Source {
+template <class E> struct Source {
     using Element = E;
     const typename E::Storage* from;
     typename E::Acc operator[](size_t i) const { return E::load(from[i]); }
 };
-template <class E, class Finish = Keep>
-struct Sink {
+template <class E, class Finish = Keep> struct Sink {
     using Element = E;
     typename E::Storage* to;
     [[no_unique_address]] Finish finish = {};
     void put(size_t i, typename E::Acc x) const { to[i] = E::store(finish(x)); }
 };
 
-template <class E, class Out>
-[[gnu::noinline]] void convert(Source<E> a, Out out, size_t count) {
+template <class E, class Out> [[gnu::noinline]] void convert(Source<E> a, Out out, size_t count) {
     RANKWISE_INDEPENDENT
     for (size_t i = 0; i < count; ++i) out.put(i, a[i]);
 }
 
-template <class Op, class A, class B, class Out>
-[[gnu::noinline]] void combine(A a, B b, Out out, size_t count) {
+template <class Op, class A, class B, class Out> [[gnu::noinline]] void combine(A a, B b, Out out, size_t count) {
     size_t i = 0;
 #ifdef __F16C__
     if constexpr (kPacked<typename A::Element, typename B::Element, typename Out::Element>) {
@@ -170,7 +155,8 @@ void reduce_into(typename E::Storage* dst, const void* const* src, int n, size_t
     if (n == 1) return convert(source(0, 0), Sink<E, Finish>{dst, finish}, count);
     if (n == 2) return combine<Op>(source(0, 0), source(1, 0), Sink<E, Finish>{dst, finish}, count);
 
-    // All sources of a block are read before dst, which may be one of them, is written; the accumulators fit the L1 cache.
+    // All sources of a block are read before dst, which may be one of them, is written; the accumulators fit the L1
+    // cache.
     constexpr size_t kBlock = 8192 / sizeof(Acc);
     alignas(64) Acc block[kBlock];
     const Source<Native<Acc>> from_block{block};
@@ -183,13 +169,11 @@ void reduce_into(typename E::Storage* dst, const void* const* src, int n, size_t
     }
 }
 
-template <class E, class Op>
-void reduce(void* dst, const void* const* src, int n, size_t count, int) {
+template <class E, class Op> void reduce(void* dst, const void* const* src, int n, size_t count, int) {
     reduce_into<E, Op>(static_cast<typename E::Storage*>(dst), src, n, count, Keep{});
 }
 
-template <class E>
-void mean(void* dst, const void* const* src, int n, size_t count, int divisor) {
+template <class E> void mean(void* dst, const void* const* src, int n, size_t count, int divisor) {
     using Acc = typename E::Acc;
     const auto to = static_cast<typename E::Storage*>(dst);
     // The reciprocal of a power of two is exact, so multiplying by it rounds as dividing does, and is faster.
@@ -206,20 +190,17 @@ void in_parts(void* dst, const void* const* src, int n, size_t count, int diviso
     kernel(dst, src, n, count * parts, divisor);
 }
 
-template <class E>
-void widen(void* dst, const void* src, size_t count) {
+template <class E> void widen(void* dst, const void* src, size_t count) {
     const Source<E> from{static_cast<const typename E::Storage*>(src)};
     convert(from, Sink<Native<float>>{static_cast<float*>(dst)}, count);
 }
 
-template <class E>
-void narrow(void* dst, const void* src, size_t count) {
+template <class E> void narrow(void* dst, const void* src, size_t count) {
     const Source<Native<float>> from{static_cast<const float*>(src)};
     convert(from, Sink<E>{static_cast<typename E::Storage*>(dst)}, count);
 }
 
-template <class E>
-constexpr void set_floating(ReduceKernel (&row)[kReduceOps]) {
+template <class E> constexpr void set_floating(ReduceKernel (&row)[kReduceOps]) {
     row[int(ReduceOp::SUM)] = reduce<E, Sum>;
     row[int(ReduceOp::PROD)] = reduce<E, Prod>;
     row[int(ReduceOp::MIN)] = reduce<E, Min>;
@@ -228,8 +209,7 @@ constexpr void set_floating(ReduceKernel (&row)[kReduceOps]) {
 }
 
 // T orders the elements; Unsigned, of the same size, wraps. Bitwise operations treat any element as bytes.
-template <class T, class Unsigned>
-constexpr void set_integer(ReduceKernel (&row)[kReduceOps]) {
+template <class T, class Unsigned> constexpr void set_integer(ReduceKernel (&row)[kReduceOps]) {
     row[int(ReduceOp::SUM)] = reduce<Native<Unsigned>, Sum>;
     row[int(ReduceOp::PROD)] = reduce<Native<Unsigned>, Prod>;
     row[int(ReduceOp::MIN)] = reduce<Native<T>, Min>;
@@ -245,8 +225,7 @@ constexpr void set_bool(ReduceKernel (&row)[kReduceOps]) {
     row[int(ReduceOp::BXOR)] = reduce<Bool, Xor>;
 }
 
-template <class T>
-constexpr void set_complex(ReduceKernel (&row)[kReduceOps]) {
+template <class T> constexpr void set_complex(ReduceKernel (&row)[kReduceOps]) {
     row[int(ReduceOp::SUM)] = in_parts<reduce<Native<T>, Sum>, 2>;
     row[int(ReduceOp::PROD)] = reduce<Native<Complex<T>>, Prod>;
     row[int(ReduceOp::MEAN)] = in_parts<mean<Native<T>>, 2>;

@@ -13,9 +13,15 @@ struct KernelTable {
     ConvertKernel narrow[kDTypes];
 };
 
-namespace baseline { extern const KernelTable table; }
-namespace avx2 { extern const KernelTable table; }
-namespace avx512 { extern const KernelTable table; }
+namespace baseline {
+extern const KernelTable table;
+}
+namespace avx2 {
+extern const KernelTable table;
+}
+namespace avx512 {
+extern const KernelTable table;
+}
 
 // The tables that this CPU can run, best first. All give the same bits, except for which of two NaNs results.
 std::span<const KernelTable* const> supported_tables();

@@ -6,8 +6,23 @@
 namespace rankwise {
 
 enum class DType : uint8_t {
-    F64, F32, F16, BF16, FP8E4M3, FP8E5M2,
-    I64, I32, I16, I8, U64, U32, U16, U8, BOOL, C64, C128,
+    F64,
+    F32,
+    F16,
+    BF16,
+    FP8E4M3,
+    FP8E5M2,
+    I64,
+    I32,
+    I16,
+    I8,
+    U64,
+    U32,
+    U16,
+    U8,
+    BOOL,
+    C64,
+    C128,
 };
 inline constexpr int kDTypes = 17;
 
@@ -22,9 +37,8 @@ inline constexpr size_t itemsize(DType dtype) {
 
 inline const char* name(DType dtype) {
     constexpr const char* names[kDTypes] = {
-        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
-        "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
-        "bool", "complex64", "complex128"};
+        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64",     "int32",     "int16",
+        "int8",    "uint64",  "uint32",  "uint16",   "uint8",         "bool",        "complex64", "complex128"};
     return names[static_cast<int>(dtype)];
 }
 

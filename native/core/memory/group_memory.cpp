@@ -41,7 +41,8 @@ void GroupMemory::ended(uint32_t bits, uint32_t before) {
 
 void GroupMemory::release() {
     GroupSegment& group = this->group();
-    for (int r = 0; r < group.nranks; ++r)  // a dead rank cannot detach itself; it is not the last, because this one is still attached
+    for (int r = 0; r < group.nranks;
+         ++r)  // a dead rank cannot detach itself; it is not the last, because this one is still attached
         if (r != rank_ && segment_->ended(group.member()[r], group.peers[r].process)) group.detach(r);
     if (group.detach(rank_)) release_group_segment(*segment_, offset_);
 }

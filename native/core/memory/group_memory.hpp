@@ -1,8 +1,8 @@
 // The memory of a group, as one rank uses it: who may use it, and until when.
 //
 // Whoever uses it holds a lease, or runs a call, of which there is one at a time. After close no use begins, and the
-// last one to end releases the memory, so no thread ever uses memory that already belongs to others, however long a call
-// lasts. All of that is one word, so a use that begins and a close cannot miss each other.
+// last one to end releases the memory, so no thread ever uses memory that already belongs to others, however long a
+// call lasts. All of that is one word, so a use that begins and a close cannot miss each other.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -16,11 +16,13 @@ namespace rankwise {
 
 class GroupMemory {
 public:
-    GroupMemory(std::shared_ptr<Segment> segment, uint64_t offset, int rank) : segment_(std::move(segment)), offset_(offset), rank_(rank) {}
+    GroupMemory(std::shared_ptr<Segment> segment, uint64_t offset, int rank)
+        : segment_(std::move(segment)), offset_(offset), rank_(rank) {}
     GroupMemory(const GroupMemory&) = delete;
     GroupSegment& group() const { return *segment_->at<GroupSegment>(offset_); }
 
-    // Begins a call, and locks out the others. Returns false if another call, or a thread between its calls, has the lock.
+    // Begins a call, and locks out the others. Returns false if another call, or a thread between its calls, has the
+    // lock.
     bool try_begin() {
         uint32_t now = 0;
         return uses_.compare_exchange_strong(now, kLocked | kCall) || (!(now & kClosed) && try_begin(now));
@@ -41,7 +43,8 @@ public:
     // No use begins any more. What has begun goes on.
     void close();
     bool closed() const { return uses_.load() & kClosed; }
-    // Whether a call is running, of this thread, or of another one; and whether other threads use the memory in any way.
+    // Whether a call is running, of this thread, or of another one; and whether other threads use the memory in any
+    // way.
     bool in_own_call() const { return own_uses() & kCall; }
     bool in_call_of_others() const { return (uses_.load() & kCall) != (own_uses() & kCall); }
     bool used_by_others() const { return (uses_.load() & kUses) != own_uses(); }
@@ -80,7 +83,8 @@ public:
 
 private:
     friend class GroupMemory;
-    Use(const GroupMemory& memory, uint32_t kind) : memory_(memory), kind_(kind), outer_(std::exchange(innermost, this)) {}
+    Use(const GroupMemory& memory, uint32_t kind)
+        : memory_(memory), kind_(kind), outer_(std::exchange(innermost, this)) {}
     [[gnu::tls_model("initial-exec")]] static inline thread_local constinit const Use* innermost = nullptr;
     const GroupMemory& memory_;
     const uint32_t kind_;
@@ -90,7 +94,8 @@ private:
 // A use that other threads need not wait for. False after close, unless this thread uses the memory already.
 class GroupMemory::Lease {
 public:
-    explicit Lease(GroupMemory& memory) : memory_(memory), held_(memory.take_lease()), use_(memory, held_ ? kLease : 0) {}
+    explicit Lease(GroupMemory& memory)
+        : memory_(memory), held_(memory.take_lease()), use_(memory, held_ ? kLease : 0) {}
     ~Lease() {
         if (held_) memory_.subtract(kLease);
     }

@@ -17,7 +17,8 @@ namespace {
 // Small enough that the slots that all ranks use stay in the cache; large enough that synchronising costs little
 // compared with copying.
 constexpr size_t slot_bytes_for(int nranks) { return nranks <= 16 ? 128 << 10 : 64 << 10; }
-static_assert(std::has_single_bit(slot_bytes_for(1)) && std::has_single_bit(slot_bytes_for(kMaxRanks)));  // positions are masked
+static_assert(std::has_single_bit(slot_bytes_for(1)) &&
+              std::has_single_bit(slot_bytes_for(kMaxRanks)));  // positions are masked
 
 // The offsets of the parts of a group segment of n ranks.
 struct Layout {
@@ -36,9 +37,10 @@ struct Layout {
 
 const char* name(Op op) {
     constexpr const char* names[] = {
-        "none", "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter",
-        "reduce_scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v",
-        "all_to_all_v", "split", "send", "recv", "sync", "close", "init", "scatter", "scan", "exscan", "shrink", "agree", "restore"};
+        "none",         "barrier",        "all_reduce", "broadcast",    "reduce",   "all_gather", "gather",
+        "scatter",      "reduce_scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v",  "reduce_scatter_v",
+        "all_to_all_v", "split",          "send",       "recv",         "sync",     "close",      "init",
+        "scatter",      "scan",           "exscan",     "shrink",       "agree",    "restore"};
     return size_t(op) < std::size(names) ? names[size_t(op)] : "unknown";
 }
 
@@ -61,8 +63,8 @@ bool Call::reduces() const {
 }
 
 bool Call::has_root() const {
-    return op() == Op::Broadcast || op() == Op::Reduce || op() == Op::Gather || op() == Op::Scatter || op() == Op::GatherV ||
-           op() == Op::ScatterV || op() == Op::ScatterDescribed;
+    return op() == Op::Broadcast || op() == Op::Reduce || op() == Op::Gather || op() == Op::Scatter ||
+           op() == Op::GatherV || op() == Op::ScatterV || op() == Op::ScatterDescribed;
 }
 
 std::string Call::to_string() const {
@@ -95,12 +97,14 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
     for (size_t i = 0; i < n; ++i) {
         reinterpret_cast<int32_t*>(group.base() + layout.members)[i] = members[i].world_rank;
         group.peers[i].process = members[i].process;
-        if (const RankRecord& r = segment.record(members[i].world_rank); r.joined.load() == members[i].process + 1) group.peers[i].pid = r.pid.load();
+        if (const RankRecord& r = segment.record(members[i].world_rank); r.joined.load() == members[i].process + 1)
+            group.peers[i].pid = r.pid.load();
     }
     segment.heap().publish(offset, BlockKind::GroupSegment);  // from now on mark_exited finds this group
     for (const Member& m : members) {
         if (!segment.ended(m.world_rank, m.process)) continue;
-        if (const int lost = group_lost_process(group, m.world_rank, m.process); lost >= 0) group.detach(lost);  // the creator still uses it
+        if (const int lost = group_lost_process(group, m.world_rank, m.process); lost >= 0)
+            group.detach(lost);  // the creator still uses it
     }
     return offset;
 }
@@ -109,7 +113,8 @@ void release_group_segment(Segment& segment, uint64_t offset) {
     GroupSegment& group = *segment.at<GroupSegment>(offset);
     const Heap& heap = segment.heap();
     const auto release = [&](uint64_t block, BlockKind kind) {
-        if (heap.room(block, kind)) heap.release(block);  // else there is none, or a stray write has overwritten its offset
+        if (heap.room(block, kind))
+            heap.release(block);  // else there is none, or a stray write has overwritten its offset
     };
     for (int r = 0; r < group.nranks; ++r) release(group.peers[r].report.load(), BlockKind::Text);
     for (int from = 0; from < group.nranks; ++from)
@@ -137,7 +142,8 @@ void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, s
         peer_slot.why[length] = 0;
     }
     uint64_t none = 0;
-    group.failure_record.compare_exchange_strong(none, uint64_t(cause) | uint64_t(explained) << 4 | uint64_t(rank) << 5 | sequence << 24);
+    group.failure_record.compare_exchange_strong(
+        none, uint64_t(cause) | uint64_t(explained) << 4 | uint64_t(rank) << 5 | sequence << 24);
     wake_all(group);  // even if another rank recorded a failure first: it may have died before it woke the sleepers
 }
 
@@ -153,7 +159,9 @@ int group_lost_process(GroupSegment& group, int world_rank, uint32_t process) {
 
 bool GroupSegment::asleep() const {
     if (sleepers.load()) return true;
-    return std::any_of(peers, peers + nranks, [](const PeerSlot& peer_slot) { return peer_slot.message_sleepers.load() || peer_slot.progress_sleeps.load(); });
+    return std::any_of(peers, peers + nranks, [](const PeerSlot& peer_slot) {
+        return peer_slot.message_sleepers.load() || peer_slot.progress_sleeps.load();
+    });
 }
 
 void wake_all(GroupSegment& group) {

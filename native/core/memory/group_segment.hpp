@@ -17,18 +17,41 @@
 namespace rankwise {
 
 enum class Op : uint8_t {
-    None, Barrier, AllReduce, Broadcast, Reduce, AllGather, Gather, Scatter, ReduceScatter, AllToAll,
-    AllGatherV, GatherV, ScatterV, ReduceScatterV, AllToAllV, Split, Send, Recv, Sync, Close, Join, ScatterDescribed,
-    Scan, Exscan,  // composed of other operations; only a Description names them
-    Shrink, Agree, Restore,  // not collectives; only the trace names them
+    None,
+    Barrier,
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    Gather,
+    Scatter,
+    ReduceScatter,
+    AllToAll,
+    AllGatherV,
+    GatherV,
+    ScatterV,
+    ReduceScatterV,
+    AllToAllV,
+    Split,
+    Send,
+    Recv,
+    Sync,
+    Close,
+    Join,
+    ScatterDescribed,
+    Scan,
+    Exscan,  // composed of other operations; only a Description names them
+    Shrink,
+    Agree,
+    Restore,  // not collectives; only the trace names them
 };
 const char* name(Op op);
 
-inline constexpr int kHeaders = 64;        // slot headers in a rank's ring
-inline constexpr int kAhead = 3;           // steps that a schedule may post before it awaits one
-inline constexpr int kSlots = 4;           // staging slots of a rank
-inline constexpr size_t kCell = 8 << 10;   // a piece occupies a multiple of this in a slot
-inline constexpr size_t kInline = 96;      // bytes of a slot header's inline payload
+inline constexpr int kHeaders = 64;       // slot headers in a rank's ring
+inline constexpr int kAhead = 3;          // steps that a schedule may post before it awaits one
+inline constexpr int kSlots = 4;          // staging slots of a rank
+inline constexpr size_t kCell = 8 << 10;  // a piece occupies a multiple of this in a slot
+inline constexpr size_t kInline = 96;     // bytes of a slot header's inline payload
 
 // A call of a collective, as ranks compare it.
 struct Call {
@@ -47,10 +70,10 @@ struct Call {
 };
 // What the array level adds to a Call. The ranks compare it too, and a mismatch shows it.
 struct Description {
-    Op operation = Op::None;       // the operation that the program called, if it is composed of others
-    int dims = 1;                  // dimensions of the arrays; the count already describes a single one
+    Op operation = Op::None;  // the operation that the program called, if it is composed of others
+    int dims = 1;             // dimensions of the arrays; the count already describes a single one
     const int64_t* dim = nullptr;
-    uint64_t digest() const;       // never 0
+    uint64_t digest() const;  // never 0
 };
 // The description of the next collective that this thread calls, which consumes it; null for none.
 [[gnu::tls_model("initial-exec")]] inline thread_local constinit const Description* next_description = nullptr;
@@ -84,7 +107,7 @@ struct alignas(kCacheLine) CallSite {
 struct alignas(kCacheLine) LastDescription {
     static constexpr int kDims = 8;  // further dimensions are not shown
     static constexpr uint64_t kBeingWritten = UINT64_MAX;
-    std::atomic<uint64_t> number;    // of the call; 0 before the first
+    std::atomic<uint64_t> number;  // of the call; 0 before the first
     std::atomic<uint32_t> operation, dims;
     std::atomic<int64_t> dim[kDims];
 };
@@ -92,25 +115,27 @@ struct alignas(kCacheLine) LastDescription {
 struct alignas(kCacheLine) PeerSlot {
     SlotHeader headers[kHeaders];
     alignas(kCacheLine) std::atomic<uint32_t> notifications;  // futex: incremented to wake a sleeper in a collective
-    std::atomic<uint32_t> waits_for;                 // the rank + 1 that the sleeper waits for
-    std::atomic<int32_t> core;                       // the core + 1 on which the rank last had to wait
+    std::atomic<uint32_t> waits_for;                          // the rank + 1 that the sleeper waits for
+    std::atomic<int32_t> core;                                // the core + 1 on which the rank last had to wait
     alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel made progress
-    std::atomic<uint32_t> message_sleepers;          // the rank's threads that sleep there
-    alignas(kCacheLine) std::atomic<uint32_t> progress_notifications;  // futex: incremented to wake the rank's progress thread
-    std::atomic<uint32_t> progress_sleeps;           // that thread sleeps, and whoever makes progress wakes it
-    alignas(kCacheLine) std::atomic<uint64_t> not_unexpected_room;  // the complement of unexpected_room(), so that 0 is no limit
+    std::atomic<uint32_t> message_sleepers;                           // the rank's threads that sleep there
+    alignas(kCacheLine)
+        std::atomic<uint32_t> progress_notifications;  // futex: incremented to wake the rank's progress thread
+    std::atomic<uint32_t> progress_sleeps;             // that thread sleeps, and whoever makes progress wakes it
+    alignas(kCacheLine)
+        std::atomic<uint64_t> not_unexpected_room;  // the complement of unexpected_room(), so that 0 is no limit
     // The bytes of messages without a receive that this rank would still keep. It has no limit before it has joined.
     uint64_t unexpected_room() const { return ~not_unexpected_room.load(std::memory_order_relaxed); }
     void set_unexpected_room(uint64_t bytes) { not_unexpected_room.store(~bytes, std::memory_order_relaxed); }
     alignas(kCacheLine) std::atomic<uint32_t> left;  // the rank has closed its end of the group
     std::atomic<uint32_t> writing;                   // the rank may be writing into a peer's memory
     std::atomic<uint32_t> detached;                  // its process no longer uses this memory
-    uint32_t process;                                // number of the rank's process (RankRecord), set when the group is created
-    std::atomic<QualifiedPid> pid;                   // of that process; its number is 0 if it never joined
-    std::atomic<uint64_t> calls;                     // operations begun so far
-    std::atomic<uint32_t> explained;                 // `why` is being written, or complete
-    char why[228];                                   // why the group failed, if this rank recorded the failure
-    std::atomic<uint64_t> report;                    // offset of its report of a timeout (timeout_report.hpp)
+    uint32_t process;                 // number of the rank's process (RankRecord), set when the group is created
+    std::atomic<QualifiedPid> pid;    // of that process; its number is 0 if it never joined
+    std::atomic<uint64_t> calls;      // operations begun so far
+    std::atomic<uint32_t> explained;  // `why` is being written, or complete
+    char why[228];                    // why the group failed, if this rank recorded the failure
+    std::atomic<uint64_t> report;     // offset of its report of a timeout (timeout_report.hpp)
     LastDescription last_description;
     CallSite site;
 };
@@ -119,23 +144,23 @@ struct alignas(kCacheLine) PeerSlot {
 enum class Cause : uint8_t { None, PeerLost, Mismatch, TimedOut };
 struct Failure {
     Cause cause;
-    int rank;          // of the group: the rank that was lost, or that detected the failure
+    int rank;  // of the group: the rank that was lost, or that detected the failure
     uint64_t sequence;
-    const char* how;   // a text; empty for a lost rank, whose record says how it ended
+    const char* how;  // a text; empty for a lost rank, whose record says how it ended
 };
 
 struct GroupSegment {
     uint64_t bytes;
     int32_t nranks;
-    uint32_t number;                                      // unique in the job; 0 is the group of all ranks
-    std::atomic<uint32_t> attached;                       // ranks that still use this memory, and the header if this is its world_group
+    uint32_t number;                 // unique in the job; 0 is the group of all ranks
+    std::atomic<uint32_t> attached;  // ranks that still use this memory, and the header if this is its world_group
     uint64_t slot_bytes;
-    uint64_t non_temporal_from;                           // bytes (kernels/copy.hpp); shared, because all ranks choose by it
-    uint64_t staging;                                     // offset from the group segment's start
-    uint64_t channels;                                    // offset of the table [src][dst] of segment offsets
-    uint64_t members;                                     // offset of the int32 world rank of each peer slot
-    uint64_t agreements;                                  // offset of the agreements of these ranks (failure/agreement.hpp)
-    alignas(kCacheLine) std::atomic<uint32_t> sleepers;   // ranks asleep in a collective
+    uint64_t non_temporal_from;  // bytes (kernels/copy.hpp); shared, because all ranks choose by it
+    uint64_t staging;            // offset from the group segment's start
+    uint64_t channels;           // offset of the table [src][dst] of segment offsets
+    uint64_t members;            // offset of the int32 world rank of each peer slot
+    uint64_t agreements;         // offset of the agreements of these ranks (failure/agreement.hpp)
+    alignas(kCacheLine) std::atomic<uint32_t> sleepers;  // ranks asleep in a collective
     // Why the group failed, packed into 64 bits so that a rank that dies cannot leave it half written: the cause,
     // whether that rank's `why` explains it, the rank, the sequence number. 0 until the group fails; written once.
     alignas(kCacheLine) std::atomic<uint64_t> failure_record;
@@ -146,12 +171,13 @@ struct GroupSegment {
     std::atomic<uint64_t>& channel(int src, int dst) {
         return reinterpret_cast<std::atomic<uint64_t>*>(base() + channels)[src * nranks + dst];
     }
-    // Sequentially consistent, as is a store before it that announces what this rank is about to do: either this rank sees
-    // the failure, or whoever has failed the group sees the announcement.
+    // Sequentially consistent, as is a store before it that announces what this rank is about to do: either this rank
+    // sees the failure, or whoever has failed the group sees the announcement.
     bool failed() const { return failure_record.load() != 0; }
     Failure failure() const;
     bool asleep() const;  // whether any rank is asleep, or about to sleep
-    // A rank's process no longer uses this memory. Returns whether it was the last one; then the caller must release it.
+    // A rank's process no longer uses this memory. Returns whether it was the last one; then the caller must release
+    // it.
     bool detach(int rank) { return !peers[rank].detached.exchange(1) && attached.fetch_sub(1) == 1; }
 };
 

@@ -56,27 +56,31 @@ bool Heap::commit(uint64_t begin, uint64_t end) const {
 
 void Heap::set_owner(int rank, uint32_t process) {
     const uint32_t owner = process << kRankBits | uint32_t(rank);
-    if (process >= kNobody >> kRankBits) throw Error("rank " + std::to_string(rank) + " was restarted " + std::to_string(process) + " times, which is more than the shared segment can count");
+    if (process >= kNobody >> kRankBits)
+        throw Error("rank " + std::to_string(rank) + " was restarted " + std::to_string(process) +
+                    " times, which is more than the shared segment can count");
     owner_ = owner;
 }
 
-bool Heap::has_ended(uint32_t owner) const { return owner != kNobody && ranks_[owner % kMaxRanks].exited.load() > owner >> kRankBits; }
+bool Heap::has_ended(uint32_t owner) const {
+    return owner != kNobody && ranks_[owner % kMaxRanks].exited.load() > owner >> kRankBits;
+}
 
 // Whether the process that has reserved this unit, alone or as the first of several, has ended.
 bool Heap::abandoned(uint32_t index, Word word) const {
     switch (word.kind) {
-        case BlockKind::Reserved: return has_ended(word.owner);
-        case BlockKind::Continued: {
-            if (!has_ended(word.owner)) return false;
-            const Word first = unit(index - word.number).word.load();  // after its owner has ended, it is not published
-            return first.kind == BlockKind::Free || first.kind == BlockKind::Continued || first.number <= word.number;
-        }
-        default: return false;
+    case BlockKind::Reserved: return has_ended(word.owner);
+    case BlockKind::Continued: {
+        if (!has_ended(word.owner)) return false;
+        const Word first = unit(index - word.number).word.load();  // after its owner has ended, it is not published
+        return first.kind == BlockKind::Free || first.kind == BlockKind::Continued || first.number <= word.number;
+    }
+    default: return false;
     }
 }
 
-// Calls `look(index, word)` for each block, and for each unit that is free or that a process is just reserving or freeing,
-// until `look` returns false. On the way it frees what is abandoned.
+// Calls `look(index, word)` for each block, and for each unit that is free or that a process is just reserving or
+// freeing, until `look` returns false. On the way it frees what is abandoned.
 template <class Look> void Heap::walk(const Look& look) const {
     for (uint32_t index = 0; index < header_.used.load();) {
         Word word = unit(index).word.load();
@@ -91,7 +95,8 @@ template <class Look> void Heap::walk(const Look& look) const {
 
 // How many units there are to the next word. A word that a stray write has overwritten counts as one.
 uint32_t Heap::units_of(uint32_t index, Word word) const {
-    const bool single = word.kind == BlockKind::Free || word.kind == BlockKind::Continued || !word.number || word.number > header_.units - index;
+    const bool single = word.kind == BlockKind::Free || word.kind == BlockKind::Continued || !word.number ||
+                        word.number > header_.units - index;
     return single ? 1 : word.number;
 }
 
@@ -108,19 +113,24 @@ uint32_t Heap::find(uint32_t units) const {
     const uint32_t used = header_.used.load();
     if (end < used || !row) row = 0, end = used;
     if (header_.units - end + row >= units) return end - row;
-    throw OutOfMemory("shared memory: " + mib(units * kUnit) + " needed, " + mib(std::max(longest, header_.units - end + row) * kUnit) +
+    throw OutOfMemory("shared memory: " + mib(units * kUnit) + " needed, " +
+                      mib(std::max(longest, header_.units - end + row) * kUnit) +
                       " available in one piece of the segment's " + mib(header_.units * kUnit));
 }
 
 // Reserves free units one by one. If another process was faster, it reserves none and returns false.
 bool Heap::claim(uint32_t index, uint32_t units) const {
     if (const uint32_t end = index + units, used = header_.used.load(); end > used) {
-        if (!commit(header_.table + used * sizeof(Unit), header_.table + end * sizeof(Unit))) throw OutOfMemory("no memory for the heap of the shared segment");
-        for (uint32_t now = used; now < end && !header_.used.compare_exchange_weak(now, end);) {}
+        if (!commit(header_.table + used * sizeof(Unit), header_.table + end * sizeof(Unit)))
+            throw OutOfMemory("no memory for the heap of the shared segment");
+        for (uint32_t now = used; now < end && !header_.used.compare_exchange_weak(now, end);) {
+        }
     }
     for (uint32_t i = 0; i < units; ++i) {
         Word free{};
-        if (unit(index + i).word.compare_exchange_strong(free, i ? Word{i, owner_, BlockKind::Continued} : Word{1, owner_, BlockKind::Reserved})) continue;
+        if (unit(index + i).word.compare_exchange_strong(
+                free, i ? Word{i, owner_, BlockKind::Continued} : Word{1, owner_, BlockKind::Reserved}))
+            continue;
         while (i) unit(index + --i).word.store({});
         return false;
     }
@@ -163,7 +173,9 @@ void Heap::release(uint64_t offset) const {
 }
 
 size_t Heap::room(uint64_t offset, BlockKind kind) const {
-    if (offset < header_.first || (offset - header_.first) % kUnit || (offset - header_.first) / kUnit >= header_.used.load()) return 0;
+    if (offset < header_.first || (offset - header_.first) % kUnit ||
+        (offset - header_.first) / kUnit >= header_.used.load())
+        return 0;
     const uint32_t index = index_of(offset);
     const Word word = unit(index).word.load();
     return word.kind == kind ? units_of(index, word) * kUnit : 0;
@@ -189,8 +201,8 @@ bool Heap::reserve_again(uint32_t index, Word word, uint32_t units) const {
     return unit(index).word.compare_exchange_strong(word, {units, owner_, BlockKind::Reserved});
 }
 
-// Gives the pages back to the system; when they are used again, they are zeroed. If the system keeps them, they are zeroed
-// here, which requires that all have memory. Returns whether they are clean.
+// Gives the pages back to the system; when they are used again, they are zeroed. If the system keeps them, they are
+// zeroed here, which requires that all have memory. Returns whether they are clean.
 bool Heap::clear(uint64_t begin, size_t bytes) const {
     while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(bytes)) != 0) {
         if (errno == EINTR) continue;
@@ -201,8 +213,8 @@ bool Heap::clear(uint64_t begin, size_t bytes) const {
     return true;
 }
 
-// Frees units that this process has reserved. If it dies before the first store to the first word, another process frees
-// them together; if it dies later, each one alone.
+// Frees units that this process has reserved. If it dies before the first store to the first word, another process
+// frees them together; if it dies later, each one alone.
 void Heap::free_reserved(uint32_t index, uint32_t units) const {
     for (uint32_t i = 1; i < units; ++i) unit(index + i).word.store({i, owner_, BlockKind::Continued});
     unit(index).word.store({1, owner_, BlockKind::Reserved});

@@ -1,10 +1,11 @@
 // The heap of a shared segment: the memory of its groups, channels, buffers and texts.
 //
-// A rank may be killed or stopped at any moment, and the others go on; so the heap has no lock. It consists of units, each
-// with a word in a table, and every change is one store or compare-and-swap of one word. A block is a row of units. Whoever
-// allocates it reserves its units one by one, and then publishes the block; whoever frees it retires it, reserves it again
-// when nobody visits it, clears its pages, and frees its units. What a process had reserved when it died is freed by the
-// next process that finds it. What a stopped process has reserved stays reserved, and the others use other units.
+// A rank may be killed or stopped at any moment, and the others go on; so the heap has no lock. It consists of units,
+// each with a word in a table, and every change is one store or compare-and-swap of one word. A block is a row of
+// units. Whoever allocates it reserves its units one by one, and then publishes the block; whoever frees it retires it,
+// reserves it again when nobody visits it, clears its pages, and frees its units. What a process had reserved when it
+// died is freed by the next process that finds it. What a stopped process has reserved stays reserved, and the others
+// use other units.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -18,13 +19,13 @@ inline constexpr size_t kPage = 4096;
 struct RankRecord;
 constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Free: clean and unused. Reserved: by a process that allocates or frees it. Continued: not the first unit of its block.
-// Retired: freed as soon as nobody visits it. The others are published.
+// Free: clean and unused. Reserved: by a process that allocates or frees it. Continued: not the first unit of its
+// block. Retired: freed as soon as nobody visits it. The others are published.
 enum class BlockKind : uint8_t { Free, Reserved, Continued, Retired, GroupSegment, Channel, Buffer, Text };
 
 struct HeapHeader {
-    uint64_t table;              // offset of the units' words; what precedes it never moves
-    uint64_t first;              // offset of the first unit's memory
+    uint64_t table;  // offset of the units' words; what precedes it never moves
+    uint64_t first;  // offset of the first unit's memory
     uint32_t units;
     std::atomic<uint32_t> used;  // the units from this one on have never been used, and their words have no memory yet
 };
@@ -32,9 +33,10 @@ struct HeapHeader {
 class Heap {
 public:
     // ranks: the records that say which processes have ended.
-    Heap(int fd, uint8_t* base, HeapHeader& header, const RankRecord* ranks) : fd_(fd), base_(base), header_(header), ranks_(ranks) {}
-    // Which rank's process this is, and its number. Without it, nothing that this process reserves or allocates is freed after
-    // its death.
+    Heap(int fd, uint8_t* base, HeapHeader& header, const RankRecord* ranks)
+        : fd_(fd), base_(base), header_(header), ranks_(ranks) {}
+    // Which rank's process this is, and its number. Without it, nothing that this process reserves or allocates is
+    // freed after its death.
     void set_owner(int rank, uint32_t process);
     // Makes a heap of the segment's bytes from `begin` to `end`.
     void create(uint64_t begin, uint64_t end) const;
@@ -47,8 +49,8 @@ public:
     uint64_t reserve(size_t bytes) const;
     void publish(uint64_t offset, BlockKind kind) const;
     void release(uint64_t offset) const;
-    // The bytes of the published block of this kind that begins here, or 0 if there is none: what a stray write has put in
-    // place of an offset must not be used as one.
+    // The bytes of the published block of this kind that begins here, or 0 if there is none: what a stray write has put
+    // in place of an offset must not be used as one.
     size_t room(uint64_t offset, BlockKind kind) const;
     // Calls `visit` for each published block of this kind; the block is not freed during the call. Who visits is only
     // counted, so a block that a process visited when it was killed stays allocated until the job ends.
@@ -60,8 +62,10 @@ public:
 private:
     static constexpr uint32_t kNobody = 0xffffff;  // a process that is no rank, or whose threads are ranks
     struct Word {
-        uint32_t number = 0;      // in a block's first unit, how many units the block has; in a Continued one, how many precede it
-        uint32_t owner : 24 = 0;  // who has reserved or allocated the block: the rank in the low bits, the number of its process above
+        uint32_t number =
+            0;  // in a block's first unit, how many units the block has; in a Continued one, how many precede it
+        uint32_t owner : 24 =
+            0;  // who has reserved or allocated the block: the rank in the low bits, the number of its process above
         BlockKind kind : 8 = BlockKind::Free;
     };
     struct Unit {

@@ -22,9 +22,7 @@ namespace rankwise {
 
 namespace {
 
-[[noreturn]] void fail_system(const char* what) {
-    throw Error(std::string(what) + ": " + std::strerror(errno));
-}
+[[noreturn]] void fail_system(const char* what) { throw Error(std::string(what) + ": " + std::strerror(errno)); }
 
 std::string signal_name(int number) {
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 32)
@@ -41,7 +39,8 @@ size_t limit_of(decltype(RLIMIT_AS) resource) {
 uint8_t* map(int fd, size_t bytes) {
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED && errno == ENOMEM)
-        throw OutOfMemory("the shared segment needs " + mib(bytes) + " of address space, " + mib(limit_of(RLIMIT_AS)) + " are allowed in all (ulimit -v)");
+        throw OutOfMemory("the shared segment needs " + mib(bytes) + " of address space, " + mib(limit_of(RLIMIT_AS)) +
+                          " are allowed in all (ulimit -v)");
     if (base == MAP_FAILED) fail_system("mapping the shared segment");
     madvise(base, bytes, MADV_DONTDUMP);
     return static_cast<uint8_t*>(base);
@@ -50,7 +49,8 @@ uint8_t* map(int fd, size_t bytes) {
 }  // namespace
 
 Segment::Segment(int fd, uint8_t* base, size_t bytes)
-    : fd_(fd), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)), heap_(fd, base, header_->heap, header_->ranks) {}
+    : fd_(fd), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)),
+      heap_(fd, base, header_->heap, header_->ranks) {}
 
 Segment::~Segment() {
     if (watcher) watcher->stop();
@@ -64,7 +64,8 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
         throw BadArgument("world_size: " + std::to_string(world_size) + " given, expected 1 to " +
                           std::to_string(kMaxRanks));
     if (node < 0 || node >= nodes)
-        throw BadArgument("node: " + std::to_string(node) + " given, expected 0 to " + std::to_string(nodes - 1) + ", because there are " + std::to_string(nodes));
+        throw BadArgument("node: " + std::to_string(node) + " given, expected 0 to " + std::to_string(nodes - 1) +
+                          ", because there are " + std::to_string(nodes));
     const size_t traces = round_up(sizeof(SegmentHeader) + world_size * sizeof(RankRecord), kPage);
     const size_t restores = round_up(traces + world_size * kTraced * sizeof(TraceEntry), kCacheLine);
     const size_t head = round_up(restores + agreements_bytes(size_t(world_size)), kPage);
@@ -72,7 +73,8 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
     size_t bytes = std::max<size_t>(2 * pages, size_t(4) << 30);
     bytes = std::min({bytes, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / kPage * kPage;
     if (const size_t least = head + Heap::bytes_for(group_segment_bytes(world_size)); bytes < least)
-        throw OutOfMemory("the shared segment needs " + mib(least) + ", " + mib(bytes) + " are available under this process's limits (ulimit -v, -f)");
+        throw OutOfMemory("the shared segment needs " + mib(least) + ", " + mib(bytes) +
+                          " are available under this process's limits (ulimit -v, -f)");
 
     int fd = memfd_create("rankwise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) fail_system("memfd_create");
@@ -137,7 +139,8 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
 
 namespace {
 void raise_to(std::atomic<uint32_t>& count, uint32_t least) {
-    for (uint32_t now = count.load(); now < least && !count.compare_exchange_weak(now, least);) {}
+    for (uint32_t now = count.load(); now < least && !count.compare_exchange_weak(now, least);) {
+    }
 }
 }  // namespace
 
@@ -157,7 +160,9 @@ int Segment::take_pidfd(int rank) {
 
 void Segment::name_group(uint32_t number, const std::string& name) {
     GroupName& entry = header_->group_names[number % kNamedGroups];
-    if (number == 0 || entry.number.load() == number || entry.number.exchange(GroupName::kBeingWritten) == GroupName::kBeingWritten) return;
+    if (number == 0 || entry.number.load() == number ||
+        entry.number.exchange(GroupName::kBeingWritten) == GroupName::kBeingWritten)
+        return;
     std::string text;
     for (const char c : name)
         if ((c & 0xc0) != 0x80) text += c >= ' ' && c <= '~' ? c : '?';  // not a later byte of a character in UTF-8
@@ -191,7 +196,9 @@ void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
     RankRecord& r = record(rank);
     if (status != kStatusUnknown) {
         const uint64_t known = uint64_t(process + 1) << 32 | uint32_t(status);
-        for (uint64_t now = r.exit_status.load(); now >> 32 <= process && !r.exit_status.compare_exchange_weak(now, known);) {}
+        for (uint64_t now = r.exit_status.load();
+             now >> 32 <= process && !r.exit_status.compare_exchange_weak(now, known);) {
+        }
     }
     // Every rank that notices the exit fails the groups, until one rank has failed them all: the first may have died
     // while it did so.
@@ -201,7 +208,8 @@ void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
     std::vector<uint64_t> unused;
     heap_.visit(BlockKind::GroupSegment, [&](uint64_t offset) {
         GroupSegment& group = *at<GroupSegment>(offset);
-        if (const int peer = group_lost_process(group, rank, process); peer >= 0 && group.detach(peer)) unused.push_back(offset);
+        if (const int peer = group_lost_process(group, rank, process); peer >= 0 && group.detach(peer))
+            unused.push_back(offset);
     });
     for (uint64_t group : unused) release_group_segment(*this, group);
     raise_to(r.groups_failed, process + 1);

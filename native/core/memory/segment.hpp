@@ -21,7 +21,7 @@
 namespace rankwise {
 
 inline constexpr uint64_t kSegmentMagic = 0x37657369776b6e72;  // "rnkwise7"
-inline constexpr int kMaxRanks = 1024;     // ranks of one host
+inline constexpr int kMaxRanks = 1024;                         // ranks of one host
 inline constexpr size_t kCacheLine = 128;  // two lines: the hardware prefetches a line together with its neighbour
 inline constexpr int32_t kStatusUnknown = INT32_MIN;
 
@@ -34,21 +34,21 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<uint32_t> groups_failed;  // processes that have ended, and all of whose groups have been failed
     std::atomic<uint32_t> ending;         // processes up to the latest one whose interpreter is about to end
     std::atomic<uint32_t> given_up;       // no further process will be started
-    std::atomic<uint64_t> exit_status;    // of the latest process whose status is known: its number + 1, and below it, in
-                                          // 32 bits, the exit code or minus the signal
+    std::atomic<uint64_t> exit_status;  // of the latest process whose status is known: its number + 1, and below it, in
+                                        // 32 bits, the exit code or minus the signal
     // For stacks.hpp: the doorbell is a pipe, identified by its descriptor + 1 and inode. `stacks` is the offset of the
     // text that answers request number stacks_answered.
     std::atomic<int32_t> doorbell;
     std::atomic<uint32_t> stacks_requested, stacks_answered;
     std::atomic<uint64_t> doorbell_inode, stacks;
     alignas(kCacheLine) std::atomic<uint64_t> operations;  // begun so far: the number of the next one in the trace
-    std::atomic<uint64_t> bytes;          // moved by these; small operations are added a few KiB at a time
-    std::atomic<uint64_t> waited;         // ticks that it waited for other ranks, without the shortest waits
+    std::atomic<uint64_t> bytes;             // moved by these; small operations are added a few KiB at a time
+    std::atomic<uint64_t> waited;            // ticks that it waited for other ranks, without the shortest waits
     std::atomic<uint32_t> pending_messages;  // that have an entry in the trace although nobody waits for them
 };
 
-// The name of a group that is not the group of all ranks. Of two groups whose numbers differ by kNamedGroups, the later one
-// replaces the name of the earlier one.
+// The name of a group that is not the group of all ranks. Of two groups whose numbers differ by kNamedGroups, the later
+// one replaces the name of the earlier one.
 inline constexpr uint32_t kNamedGroups = 256;
 
 struct alignas(64) GroupName {
@@ -62,10 +62,11 @@ struct SegmentHeader {
     uint64_t magic;
     uint64_t bytes;
     int32_t world_size;
-    alignas(kCacheLine) std::atomic<uint32_t> roster;  // futex: incremented when a rank joins, exits or meets the others again
-    std::atomic<uint64_t> world_group;        // offset of the group of all ranks, the latest one if it was restored
-    uint64_t restores;                        // offset of the agreements by which all ranks of the job meet again (recovery.hpp)
-    uint64_t traces;                          // offset of the traces: kTraced entries for each rank (trace.hpp)
+    alignas(kCacheLine)
+        std::atomic<uint32_t> roster;   // futex: incremented when a rank joins, exits or meets the others again
+    std::atomic<uint64_t> world_group;  // offset of the group of all ranks, the latest one if it was restored
+    uint64_t restores;  // offset of the agreements by which all ranks of the job meet again (recovery.hpp)
+    uint64_t traces;    // offset of the traces: kTraced entries for each rank (trace.hpp)
     HeapHeader heap;
     std::atomic<uint32_t> next_group;         // the number of the next group
     uint32_t group_step;                      // added to next_group for each new group
@@ -122,9 +123,9 @@ public:
     int32_t exit_status(int rank, uint32_t process) const;  // or kStatusUnknown
     // No further process of this rank will be started.
     void give_up(int rank);
-    // How a process ended: "was killed by SIGKILL", "exited with status 3". Waits for the exit status, longer if a launcher
-    // is sure to report it, and briefly even if the rank has only left its groups, because it is then mostly about to
-    // exit. Throws Interrupted.
+    // How a process ended: "was killed by SIGKILL", "exited with status 3". Waits for the exit status, longer if a
+    // launcher is sure to report it, and briefly even if the rank has only left its groups, because it is then mostly
+    // about to exit. Throws Interrupted.
     std::string how_it_ended(int rank, uint32_t process) const;
     // A number for a new group, unique in the job.
     uint32_t new_group() { return header_->next_group.fetch_add(header_->group_step); }

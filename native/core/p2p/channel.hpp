@@ -10,21 +10,22 @@
 
 namespace rankwise {
 
-// A receive of a large message is posted here with the address of its buffer. A sender that finds it here matches it and
-// does not use the ring: both ranks copy the message directly, piece by piece, each from one end, until they meet.
+// A receive of a large message is posted here with the address of its buffer. A sender that finds it here matches it
+// and does not use the ring: both ranks copy the message directly, piece by piece, each from one end, until they meet.
 struct Rendezvous {
     enum Stage : uint64_t { Nothing, Posted, Matched };
     static Stage stage(uint64_t state) { return Stage(state & 3); }
 
-    // The stage, and above it the number of receives posted, so that a sender can match only the receive that it has read.
+    // The stage, and above it the number of receives posted, so that a sender can match only the receive that it has
+    // read.
     alignas(kCacheLine) std::atomic<uint64_t> state;
-    std::atomic<uint64_t> to, count;    // written by the receiver before it posts, like the next two
+    std::atomic<uint64_t> to, count;  // written by the receiver before it posts, like the next two
     std::atomic<uint32_t> dtype;
     std::atomic<int32_t> tag;
     alignas(kCacheLine) std::atomic<uint64_t> from;  // written by the sender before it matches the receive
-    std::atomic<uint64_t> begun, done;  // number of pieces
+    std::atomic<uint64_t> begun, done;               // number of pieces
     std::atomic<int32_t> sent_tag;
-    std::atomic<uint32_t> writing;      // the sender is copying a piece, or about to
+    std::atomic<uint32_t> writing;  // the sender is copying a piece, or about to
 };
 
 // What follows a header in the ring.
@@ -41,18 +42,21 @@ struct Header {
     uint64_t bytes, count;
     int32_t tag;
     uint8_t dtype;
-    bool object;    // the bytes are an encoded object, whose dtype is U8
+    bool object;  // the bytes are an encoded object, whose dtype is U8
     Form form;
-    uint8_t parts;  // of an offered message: how many follow
-    uint64_t stamp; // Channel::stamp once the header, and all of a short message, have arrived
+    uint8_t parts;   // of an offered message: how many follow
+    uint64_t stamp;  // Channel::stamp once the header, and all of a short message, have arrived
 
     static Header of(uint64_t count, DType dtype, int32_t tag, bool object = false) {
         return {count * itemsize(dtype), count, tag, uint8_t(dtype), object, Form::Message, 0, 0};
     }
-    static Header about_offer(Form form, int number, uint64_t bytes = 0) { return {bytes, bytes, number, uint8_t(DType::U8), false, form, 0, 0}; }
+    static Header about_offer(Form form, int number, uint64_t bytes = 0) {
+        return {bytes, bytes, number, uint8_t(DType::U8), false, form, 0, 0};
+    }
     // Whether a rank can have written it.
     bool valid() const {
-        return dtype < kDTypes && form <= Form::Copied && count <= UINT64_MAX / 16 && bytes == count * itemsize(DType(dtype)) && (form < Form::Request || !bytes);
+        return dtype < kDTypes && form <= Form::Copied && count <= UINT64_MAX / 16 &&
+               bytes == count * itemsize(DType(dtype)) && (form < Form::Request || !bytes);
     }
 };
 
@@ -89,7 +93,9 @@ struct Channel {
     // Marks a message as arrived in the cache line where it begins, so a receiver need poll only that line. Other data
     // has the same value once in 2^64 cases.
     uint64_t stamp(uint64_t at) const { return first_stamp + at; }
-    std::atomic_ref<uint64_t> stamp_at(uint64_t at) { return std::atomic_ref(reinterpret_cast<Header*>(ring + at % capacity)->stamp); }
+    std::atomic_ref<uint64_t> stamp_at(uint64_t at) {
+        return std::atomic_ref(reinterpret_cast<Header*>(ring + at % capacity)->stamp);
+    }
     void put_header(uint64_t at, const Header& h) { std::memcpy(ring + at % capacity, &h, offsetof(Header, stamp)); }
     Header header(uint64_t at) const {
         Header h;
@@ -97,7 +103,9 @@ struct Channel {
         return h;
     }
     // The bytes of the ring that a message of `bytes` occupies, with its header and padding.
-    static uint64_t whole_of(uint64_t at, uint64_t bytes) { return sizeof(Header) + bytes + pad_of(at + sizeof(Header) + bytes); }
+    static uint64_t whole_of(uint64_t at, uint64_t bytes) {
+        return sizeof(Header) + bytes + pad_of(at + sizeof(Header) + bytes);
+    }
     void put(uint64_t at, const void* data, uint64_t bytes) {
         const uint64_t start = at % capacity, head = std::min(bytes, capacity - start);
         std::memcpy(ring + start, data, head);

@@ -31,7 +31,9 @@ bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int
     return bool(take_short(from, tag, accept));
 }
 
-std::optional<Arrival> Messages::recv_short(int from, int tag, const Accept& accept) { return take_short(from, tag, accept); }
+std::optional<Arrival> Messages::recv_short(int from, int tag, const Accept& accept) {
+    return take_short(from, tag, accept);
+}
 
 template <class Take> std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accept) {
     const uint64_t began = tracer_.measured() ? ticks() : 0;
@@ -56,7 +58,9 @@ template <class Take> std::optional<Arrival> Messages::take_short(int from, int 
             const uint64_t at = c->read.load(std::memory_order_relaxed);
             if (c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at)) continue;
             const Header h = c->header(at);
-            if (!h.valid() || h.form != Form::Message || h.bytes > tuning::kShortObject || (tag != kAny && h.tag != tag) || receives_.first_for(p, h.tag)) return std::nullopt;
+            if (!h.valid() || h.form != Form::Message || h.bytes > tuning::kShortObject ||
+                (tag != kAny && h.tag != tag) || receives_.first_for(p, h.tag))
+                return std::nullopt;
             uint8_t* const data = accept(h);
             if (!data) return std::nullopt;
             if (h.bytes) c->get(at + sizeof h, data, h.bytes);

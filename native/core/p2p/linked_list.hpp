@@ -1,5 +1,5 @@
-// Lists of objects that contain their own links, so that any of them can be removed in constant time, and queues of such
-// objects by key.
+// Lists of objects that contain their own links, so that any of them can be removed in constant time, and queues of
+// such objects by key.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -21,14 +21,14 @@ struct Offer {
 struct Message {
     Header header;
     int from;
-    uint64_t left;                       // bytes still to come
-    uint8_t* at;                         // where the next one goes
-    uint64_t number_;                    // in the order of arrival at this rank
+    uint64_t left;     // bytes still to come
+    uint8_t* at;       // where the next one goes
+    uint64_t number_;  // in the order of arrival at this rank
     std::optional<Offer> offer{};
-    Memory kept{};                       // the bytes, until a receive matches
-    std::shared_ptr<Request> receive{};  // the matching receive
-    Links<Message> in_queue{}, of_source{}, in_all{};  // until a receive matches
-    std::shared_ptr<Message> held{};     // itself, while it is in these lists
+    Memory kept{};                                             // the bytes, until a receive matches
+    std::shared_ptr<Request> receive{};                        // the matching receive
+    Links<Message> in_queue{}, of_source{}, in_all{};          // until a receive matches
+    std::shared_ptr<Message> held{};                           // itself, while it is in these lists
     bool offered() const { return offer && !offer->fetched; }  // its data is still with its sender
 };
 

@@ -17,13 +17,18 @@ std::string text_of(const Header& h) {
 
 }  // namespace
 
-std::string message_text(uint64_t count, DType dtype, int tag) { return array_text(count, dtype) + " with tag " + std::to_string(tag); }
+std::string message_text(uint64_t count, DType dtype, int tag) {
+    return array_text(count, dtype) + " with tag " + std::to_string(tag);
+}
 
 Arrival arrival_of(int from, const Header& h) { return {from, h.tag, h.count, DType(h.dtype), bool(h.object)}; }
 
-Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit)
-    : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()), protocol_(steps), tracer_(*segment_, group_.member()[steps.rank], steps.part()), rank_(steps.rank), n_(steps.n),
-      policy_(steps.policy()), outgoing_(n_), arrived_(n_), receives_(n_), incoming_(n_), posted_(n_), unexpected_limit_(unexpected_limit) {
+Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps,
+                   uint64_t unexpected_limit)
+    : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()), protocol_(steps),
+      tracer_(*segment_, group_.member()[steps.rank], steps.part()), rank_(steps.rank), n_(steps.n),
+      policy_(steps.policy()), outgoing_(n_), arrived_(n_), receives_(n_), incoming_(n_), posted_(n_),
+      unexpected_limit_(unexpected_limit) {
     publish_room();
 }
 
@@ -31,7 +36,8 @@ Messages::~Messages() {
     if (!closing_) close(0);  // after the first close the group's memory may belong to others
 }
 
-std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit) {
+std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory,
+                                         SlotProtocol& steps, uint64_t unexpected_limit) {
     // A forked child does not delete it: its thread does not exist there, and may have held the mutex.
     return {new Messages(std::move(segment), std::move(memory), steps, unexpected_limit), [](Messages* messages) {
                 if (!messages->forked()) delete messages;
@@ -64,7 +70,8 @@ Channel* Messages::channel_at(uint64_t offset) const {
 
 // The shared memory holds something that no rank writes there. It must not be used as an address or a length.
 void Messages::overwritten(const char* what, int from, int to) {
-    const std::string why = std::string("found that ") + what + " of messages from rank " + std::to_string(from) + " to rank " + std::to_string(to) +
+    const std::string why = std::string("found that ") + what + " of messages from rank " + std::to_string(from) +
+                            " to rank " + std::to_string(to) +
                             " had been overwritten in shared memory, perhaps by an array access outside its bounds";
     fail_group(group_, Cause::PeerLost, rank_, 0, why);
     protocol_.throw_failure(name(Op::None));
@@ -94,7 +101,8 @@ void Messages::notify(int whom) {
     if (peer_slot.progress_sleeps.load()) wake_progress(peer_slot);
 }
 
-std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag, std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
+                                           std::shared_ptr<void> keep) {
     auto r = std::make_shared<Request>();
     r->messages_ = weak_from_this();
     r->keep_ = std::move(keep);
@@ -107,11 +115,13 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
     return r;
 }
 
-std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits, std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits,
+                                        std::shared_ptr<void> keep) {
     return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag, std::move(keep)), waits);
 }
 
-std::shared_ptr<Request> Messages::send_object(std::vector<Part> parts, int to, int tag, bool waits, std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Messages::send_object(std::vector<Part> parts, int to, int tag, bool waits,
+                                               std::shared_ptr<void> keep) {
     uint64_t bytes = 0;
     for (const Part& part : parts) bytes += part.bytes;
     const auto r = request(Op::Send, nullptr, bytes, DType::U8, to, tag, std::move(keep));
@@ -149,7 +159,8 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, bool w
     return r;
 }
 
-std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits, std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits,
+                                        std::shared_ptr<void> keep) {
     return start_recv(request(Op::Recv, data, count, dtype, from, tag, std::move(keep)), waits);
 }
 
@@ -184,7 +195,8 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found,
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
     Message* const m = first_arrived(found.source, found.tag, r.get());
-    if (!m || !accepts(*r, m->header) || m->header.count != found.count || DType(m->header.dtype) != found.dtype) return nullptr;
+    if (!m || !accepts(*r, m->header) || m->header.count != found.count || DType(m->header.dtype) != found.dtype)
+        return nullptr;
     trace(*r, false);
     r->matched_ = true;
     try {
@@ -199,7 +211,8 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found,
 
 // `r` receives a message that has arrived, or begun to, and fits.
 void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arrived) {
-    const std::shared_ptr<Message> m = arrived_.remove(arrived);  // incoming_ or requested_ holds it too while bytes are still to come
+    const std::shared_ptr<Message> m =
+        arrived_.remove(arrived);  // incoming_ or requested_ holds it too while bytes are still to come
     publish_room();
     if (!r->held_) receives_.add(r, false);
     const uint64_t here = m->header.bytes - m->left;
@@ -254,7 +267,8 @@ void Messages::complete(Request& r, bool failed) {
     if (!failed) tracer_.moved(r.bytes());
     if (tracer_.measured()) {
         const uint64_t now = ticks(), since = r.began_ ? r.began_ : r.waits_since_;
-        tracer_.count(r.sends_ ? Op::Send : Op::Recv, since ? now - since : 0, r.waits_since_ ? now - r.waits_since_ : 0, failed ? 0 : r.bytes());
+        tracer_.count(r.sends_ ? Op::Send : Op::Recv, since ? now - since : 0,
+                      r.waits_since_ ? now - r.waits_since_ : 0, failed ? 0 : r.bytes());
     }
     r.complete_ = true;
 }
@@ -274,19 +288,22 @@ void Messages::abandon(const std::shared_ptr<Request>& r) {
 void Messages::cancel(const std::shared_ptr<Request>& r) {
     if (r->complete_ || closing_ || r->abandoned_) return;
     const bool posted = !r->sends_ && r->peer_ != kAny && posted_[r->peer_] == r;
-    const bool kept = r->sends_ ? r->matched_ && !r->rendezvous_ && r->slot_ < 0 : !r->unsized() && (r->message_ || posted);
+    const bool kept =
+        r->sends_ ? r->matched_ && !r->rendezvous_ && r->slot_ < 0 : !r->unsized() && (r->message_ || posted);
     Memory copy = kept ? Memory(r->bytes()) : Memory();
     r->abandoned_ = true;
     end_trace(*r, true);
     if (r->sends_) {
         Outgoing& out = outgoing_[r->peer_];
         if (!r->matched_) {
-            if (out.writing == &out.sends && out.sends.front() == r) out.writing = nullptr;  // there was no room for its header
+            if (out.writing == &out.sends && out.sends.front() == r)
+                out.writing = nullptr;  // there was no room for its header
             out.sends.erase(std::find(out.sends.begin(), out.sends.end(), r));
             return;
         }
         if (r->rendezvous_)  // the receiver may be reading a piece of this memory
-            return fail_group(group_, Cause::PeerLost, rank_, 0, "cancelled a send while rank " + std::to_string(r->peer_) + " was receiving it");
+            return fail_group(group_, Cause::PeerLost, rank_, 0,
+                              "cancelled a send while rank " + std::to_string(r->peer_) + " was receiving it");
         if (r->slot_ >= 0) return cancel_offer(*r);
         go_on_from(*r, std::move(copy));
         return ensure_thread();
@@ -364,15 +381,23 @@ bool Messages::fits(Request& r, int from, const Header& h) {
     r.tag_ = h.tag;
     r.matched_ = true;
     if (accepts(r, h)) return true;
-    const std::string message = "the message from rank " + std::to_string(from) + " with tag " + std::to_string(h.tag) + " is ", array = array_text(h.count, DType(h.dtype));
+    const std::string message = "the message from rank " + std::to_string(from) + " with tag " + std::to_string(h.tag) +
+                                " is ",
+                      array = array_text(h.count, DType(h.dtype));
     switch (r.wanted_.kind) {
     case Wanted::Exactly:
-        r.failure_ = "recv from rank " + std::to_string(from) + ": the message is " + text_of(h) + ", the receive expects " + message_text(r.count_, r.dtype_, r.tag_);
+        r.failure_ = "recv from rank " + std::to_string(from) + ": the message is " + text_of(h) +
+                     ", the receive expects " + message_text(r.count_, r.dtype_, r.tag_);
         break;
     case Wanted::Array:
-        r.failure_ = "recv_any: " + message + (h.object ? "an object; receive it with recv_object" : "an array of " + array + ", expected dtype " + name(*r.wanted_.dtype));
+        r.failure_ = "recv_any: " + message +
+                     (h.object ? "an object; receive it with recv_object"
+                               : "an array of " + array + ", expected dtype " + name(*r.wanted_.dtype));
         break;
-    case Wanted::Object: r.failure_ = "recv_object: " + message + "an array of " + array + ", not an object; receive it with recv or recv_any"; break;
+    case Wanted::Object:
+        r.failure_ =
+            "recv_object: " + message + "an array of " + array + ", not an object; receive it with recv or recv_any";
+        break;
     }
     complete(r, true);
     return false;
@@ -385,7 +410,8 @@ std::shared_ptr<Message> Messages::arrive(int from, const Header& h, std::option
     const bool fetched = posted || h.bytes <= room();
     Memory memory;  // before anything changes, since there may be none
     if (posted && accepts(*posted, h) ? posted->unsized() : !offer || fetched) memory = Memory(h.bytes);
-    auto m = std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_, std::move(offer), std::move(memory)});
+    auto m =
+        std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_, std::move(offer), std::move(memory)});
     if (m->offer && fetched && !claim(*m)) return nullptr;
     ++arrivals_;
     while (Request* const next = receives_.first_for(from, h.tag)) {
@@ -438,7 +464,8 @@ bool Messages::pending() const {
 }
 
 bool Messages::unfinished() const {
-    return !receives_.empty() || std::any_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return out.incomplete(); });
+    return !receives_.empty() ||
+           std::any_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return out.incomplete(); });
 }
 
 }  // namespace rankwise

@@ -1,12 +1,13 @@
-// Messages between two ranks: a ring of bytes for each (source, destination) that has communicated, and this rank's sends
-// and receives that are in progress.
+// Messages between two ranks: a ring of bytes for each (source, destination) that has communicated, and this rank's
+// sends and receives that are in progress.
 //
 // A send copies at once into the ring what fits (eager). A thread that waits for a request makes progress on the rest,
-// and on receives without a message; so does a progress thread, which starts with the first request that no thread waits
-// for, and sleeps while there is nothing to move: senders wake it unless another thread of this rank waits, or has just waited. A large message whose receive is already posted goes directly into the
-// receiver's memory (rendezvous.cpp). Messages match by (source, tag) in the order sent. A message that arrives before its
-// receive is kept in this rank's private memory, so it never blocks the next one, and two ranks that send large messages
-// to each other both make progress.
+// and on receives without a message; so does a progress thread, which starts with the first request that no thread
+// waits for, and sleeps while there is nothing to move: senders wake it unless another thread of this rank waits, or
+// has just waited. A large message whose receive is already posted goes directly into the receiver's memory
+// (rendezvous.cpp). Messages match by (source, tag) in the order sent. A message that arrives before its receive is
+// kept in this rank's private memory, so it never blocks the next one, and two ranks that send large messages to each
+// other both make progress.
 #pragma once
 #include <algorithm>
 #include <condition_variable>
@@ -33,55 +34,61 @@ Arrival arrival_of(int from, const Header& header);
 
 class Messages : public std::enable_shared_from_this<Messages> {
 public:
-    // unexpected_limit: how many bytes of unexpected messages this rank keeps; the data of further ones stays with their
-    // senders.
-    static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit);
+    // unexpected_limit: how many bytes of unexpected messages this rank keeps; the data of further ones stays with
+    // their senders.
+    static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory,
+                                          SlotProtocol& steps, uint64_t unexpected_limit);
     ~Messages();
     void set_counted(bool now) { tracer_.set_counted(now); }
 
     // waits: the caller will wait at once, so the progress thread need not be woken.
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false, std::shared_ptr<void> keep = {});
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false, std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false,
+                                  std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false,
+                                  std::shared_ptr<void> keep = {});
     // An object: the parts, one after the other.
-    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, bool waits = false, std::shared_ptr<void> keep = {});
-    // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where recv's
-    // is not of the count and dtype expected, fails the receive and stays for another one.
+    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, bool waits = false,
+                                         std::shared_ptr<void> keep = {});
+    // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where
+    // recv's is not of the count and dtype expected, fails the receive and stays for another one.
     std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag, bool waits = false);
-    // Sends or receives a short message at once. Returns false, with nothing done, if the message is long or must wait for
-    // others.
+    // Sends or receives a short message at once. Returns false, with nothing done, if the message is long or must wait
+    // for others.
     bool send_short(const void* data, uint64_t count, DType dtype, int to, int tag, bool object = false);
     bool recv_short(void* data, uint64_t count, DType dtype, int from, int tag);
     // accept: returns the memory for a message, or null if this receive does not take it.
     using Accept = std::function<uint8_t*(const Header&)>;
     std::optional<Arrival> recv_short(int from, int tag, const Accept& accept);
-    // The caller stops waiting and may free its memory. A receive is withdrawn, and what has arrived of its message is kept
-    // for another receive. A send that has begun continues from a copy of the data; another is cancelled.
+    // The caller stops waiting and may free its memory. A receive is withdrawn, and what has arrived of its message is
+    // kept for another receive. A send that has begun continues from a copy of the data; another is cancelled.
     void abandon(const std::shared_ptr<Request>& request);
     // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
     // Waits at most `timeout` seconds for such a message.
     std::optional<Arrival> await_arrival(int from, int tag, double timeout);
-    // Receives the message that `probe` found. Returns null, with nothing done, if another receive has matched it meanwhile.
+    // Receives the message that `probe` found. Returns null, with nothing done, if another receive has matched it
+    // meanwhile.
     std::shared_ptr<Request> recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep = {});
     // Waits until every request of this rank is complete.
     void sync(double timeout);
-    // Waits at most `timeout` seconds for the sends, and ends the progress thread. Returns a text about what is incomplete.
+    // Waits at most `timeout` seconds for the sends, and ends the progress thread. Returns a text about what is
+    // incomplete.
     std::string close(double timeout);
 
 private:
     friend class Request;
     struct Incoming {  // what is being read from one source
         std::shared_ptr<Message> message;
-        uint64_t pad = 0;                  // bytes to skip behind it
+        uint64_t pad = 0;                                               // bytes to skip behind it
         std::unordered_map<int, std::shared_ptr<Message>> requested{};  // by the number of the offer
     };
     using Sends = std::deque<std::shared_ptr<Request>>;
-    struct Outgoing {  // what goes to one destination
-        Sends sends;                       // in the order started, until each is in the ring or offered
-        Sends requested;                   // offered ones whose data the receiver has requested
+    struct Outgoing {     // what goes to one destination
+        Sends sends;      // in the order started, until each is in the ring or offered
+        Sends requested;  // offered ones whose data the receiver has requested
         std::unordered_map<int, std::shared_ptr<Request>> offered{};  // by number, with those in `requested`
-        std::deque<Header> answers;        // to offers of that rank
-        Sends* writing = nullptr;          // the queue whose first message is being written
+        std::deque<Header> answers;                                   // to offers of that rank
+        Sends* writing = nullptr;                                     // the queue whose first message is being written
         int next_offer = 0;
         std::vector<int> free_slots = all_slots();
         static std::vector<int> all_slots() {
@@ -95,14 +102,17 @@ private:
         }
         bool idle() const { return sends.empty() && offered.empty() && answers.empty(); }
         size_t incomplete() const {
-            return sends.size() + answers.size() + size_t(std::count_if(offered.begin(), offered.end(), [](auto& each) { return !each.second->cancelled(); }));
+            return sends.size() + answers.size() + size_t(std::count_if(offered.begin(), offered.end(), [](auto& each) {
+                       return !each.second->cancelled();
+                   }));
         }
     };
 
     Channel* channel(int from, int to, bool make);
     Channel* channel_at(uint64_t offset) const;
     [[noreturn]] void overwritten(const char* what, int from, int to);
-    Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps, uint64_t unexpected_limit);
+    Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps,
+             uint64_t unexpected_limit);
     bool forked() const { return forks_ != forks_so_far(); }
     // Without the ring (rendezvous.cpp).
     void post_receive(const std::shared_ptr<Request>& receive);
@@ -115,7 +125,8 @@ private:
     bool copied(const Rendezvous& m, uint64_t bytes) const;
     bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
 
-    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag, std::shared_ptr<void> keep);
+    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
+                                     std::shared_ptr<void> keep);
     std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, bool waits);
     std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, bool waits);
     bool progress();  // with mutex_ locked; true if a byte moved
@@ -141,10 +152,12 @@ private:
     uint64_t room() const { return unexpected_limit_ - std::min(unexpected_limit_, arrived_.bytes()); }
     void publish_room() { group_.peers[rank_].set_unexpected_room(room()); }
     static void attach(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
-    void pull_from(int from);  // which may be kAny
+    void pull_from(int from);                              // which may be kAny
     void cancel(const std::shared_ptr<Request>& request);  // abandon, with mutex_ locked
     bool has_left(int from) const;
-    static Header header_of(const Request& send) { return Header::of(send.count_, send.dtype_, send.tag_, send.object_); }
+    static Header header_of(const Request& send) {
+        return Header::of(send.count_, send.dtype_, send.tag_, send.object_);
+    }
     static void go_on_from(Request& send, Memory copy);
     void put_back(const std::shared_ptr<Message>& message, Memory copy);
     void match_posted(Message& message);
@@ -188,21 +201,21 @@ private:
     const unsigned forks_ = forks_so_far();
     const WaitPolicy& policy_;
     std::mutex mutex_;
-    std::vector<Outgoing> outgoing_;                              // by destination
+    std::vector<Outgoing> outgoing_;  // by destination
     ArrivedMessages arrived_;
     PostedReceives receives_;
-    std::vector<Incoming> incoming_;                              // by source
-    std::vector<std::shared_ptr<Request>> posted_;                // by source: the receive in its Rendezvous
+    std::vector<Incoming> incoming_;                // by source
+    std::vector<std::shared_ptr<Request>> posted_;  // by source: the receive in its Rendezvous
     const uint64_t unexpected_limit_;
     uint64_t arrivals_ = 0;
-    ReachableRanges reachable_;                                   // guarded by mutex_
+    ReachableRanges reachable_;  // guarded by mutex_
     std::condition_variable work_;
-    int waiting_ = 0;                                             // threads that wait for a message
-    bool waited_ = false;                                         // one has since the progress thread last looked
-    bool thread_sleeps_ = false;                                  // the progress thread does, or will at once
-    bool wakeable_ = false;                                       // and peers wake it
-    bool parked_ = false;                                         // and the last thread to stop waiting does
-    bool closing_ = false;                                        // then only who holds a lease touches the group's memory
+    int waiting_ = 0;             // threads that wait for a message
+    bool waited_ = false;         // one has since the progress thread last looked
+    bool thread_sleeps_ = false;  // the progress thread does, or will at once
+    bool wakeable_ = false;       // and peers wake it
+    bool parked_ = false;         // and the last thread to stop waiting does
+    bool closing_ = false;        // then only who holds a lease touches the group's memory
     std::thread thread_;
 };
 

@@ -1,8 +1,8 @@
-// Messages whose data stays with their sender until the receiver wants it: those for which the receiver has no room, and
-// those that are longer than the ring, of which it then makes one copy in place of two (an object with an array of 1 MiB,
-// round trip: 577 to 269 us). The receiver copies the data from the sender's memory, or, where it cannot, requests it
-// through the ring.
-// An offered message is matched like any other one, so that a later message can be received before it.
+// Messages whose data stays with their sender until the receiver wants it: those for which the receiver has no room,
+// and those that are longer than the ring, of which it then makes one copy in place of two (an object with an array of
+// 1 MiB, round trip: 577 to 269 us). The receiver copies the data from the sender's memory, or, where it cannot,
+// requests it through the ring. An offered message is matched like any other one, so that a later message can be
+// received before it.
 #include <sched.h>
 
 #include "collectives/tuning.hpp"
@@ -49,19 +49,21 @@ bool Messages::claim(Message& m) {
     Offer& offer = *m.offer;
     if (offer.parts.empty()) return true;
     OfferStage offered = OfferStage::Offered;
-    if (channel(m.from, rank_, false)->offers[offer.slot].compare_exchange_strong(offered, OfferStage::Copying)) return true;
+    if (channel(m.from, rank_, false)->offers[offer.slot].compare_exchange_strong(offered, OfferStage::Copying))
+        return true;
     outgoing_[m.from].answers.push_back(Header::about_offer(Form::Copied, offer.number));
     return false;
 }
 
-// The first arrived message that a receive matches; those that have been cancelled are dropped. wanted: what the receive
-// accepts, and so fetches; null for a probe.
+// The first arrived message that a receive matches; those that have been cancelled are dropped. wanted: what the
+// receive accepts, and so fetches; null for a probe.
 Message* Messages::first_arrived(int from, int tag, Request* wanted) {
     for (;;) {
         Message* const m = arrived_.first_for(from, tag);
         if (!m || !m->offered()) return m;
         if (wanted && accepts(*wanted, m->header)) {
-            if (wanted->unsized()) wanted->memory_ = Memory(m->header.bytes);  // before the claim, since there may be none
+            if (wanted->unsized())
+                wanted->memory_ = Memory(m->header.bytes);  // before the claim, since there may be none
             if (claim(*m)) return m;
         } else if (!cancelled(*m)) {
             return m;
@@ -72,7 +74,8 @@ Message* Messages::first_arrived(int from, int tag, Request* wanted) {
 
 bool Messages::cancelled(Message& m) {
     const Offer& offer = *m.offer;
-    if (offer.parts.empty() || channel(m.from, rank_, false)->offers[offer.slot].load() != OfferStage::Cancelled) return false;
+    if (offer.parts.empty() || channel(m.from, rank_, false)->offers[offer.slot].load() != OfferStage::Cancelled)
+        return false;
     return !claim(m);
 }
 
@@ -91,7 +94,8 @@ void Messages::fetch(Message& m) {
     for (const Part& part : offer.parts)
         for (uint64_t done = 0; copied && done < part.bytes; done += tuning::kOfferPiece) {
             const uint64_t bytes = std::min(part.bytes - done, tuning::kOfferPiece);
-            copied = !group_.failed() && protocol_.try_copy(m.from, false, to, reinterpret_cast<uint64_t>(part.data) + done, bytes);
+            copied = !group_.failed() &&
+                     protocol_.try_copy(m.from, false, to, reinterpret_cast<uint64_t>(part.data) + done, bytes);
             to += bytes;
         }
     channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
@@ -126,10 +130,12 @@ void Messages::cancel_offer(const Request& r) {
     std::atomic<OfferStage>& stage = channel(rank_, r.peer_, true)->offers[r.slot_];
     OfferStage offered = OfferStage::Offered;
     if (stage.compare_exchange_strong(offered, OfferStage::Cancelled)) return;
-    const auto until = Clock::now() + std::chrono::seconds(5);  // a receiver that is stopped meanwhile cannot block us for ever
+    const auto until =
+        Clock::now() + std::chrono::seconds(5);  // a receiver that is stopped meanwhile cannot block us for ever
     while (stage.load() == OfferStage::Copying && !protocol_.ended(r.peer_)) {
         if (Clock::now() > until) {
-            fail_group(group_, Cause::PeerLost, rank_, 0, "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");
+            fail_group(group_, Cause::PeerLost, rank_, 0,
+                       "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");
             break;
         }
         sched_yield();

@@ -10,22 +10,24 @@ namespace {
 
 constexpr const char* kClosedTooEarly = "the communicator was closed before this request was complete";
 
-// How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round trips
-// beside 10,000 pending receives: 9 us without it, where every fifth message woke a progress thread.
+// How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round
+// trips beside 10,000 pending receives: 9 us without it, where every fifth message woke a progress thread.
 constexpr std::chrono::nanoseconds kStandAside = std::chrono::microseconds(500);
 
 std::string tag_text(int tag) { return tag == kAny ? "any tag" : "tag " + std::to_string(tag); }
 
 }  // namespace
 
-// Throws if the group has failed, or a peer has left it without which `done` can no longer be true. request: as in wait_until.
+// Throws if the group has failed, or a peer has left it without which `done` can no longer be true. request: as in
+// wait_until.
 template <class Done> void Messages::check_peers(const Request* request, Done&& done) {
     const char* operation = name(!request ? Op::Sync : request->sends_ ? Op::Send : Op::Recv);
     if (group_.failed()) protocol_.throw_failure(operation);
     auto peer_that_left = [&](const Request& r) -> std::optional<int> {
         const auto lock = lock_requests();
         if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return std::nullopt;
-        while (progress()) {}  // messages that it left in the ring are still received
+        while (progress()) {
+        }  // messages that it left in the ring are still received
         if (r.complete_ || done()) return std::nullopt;
         return r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
     };
@@ -134,7 +136,9 @@ template <class Done> bool Messages::wait_until(double timeout, Done&& done, Req
 // The message that a request sends or waits for.
 std::string Messages::awaited_text(const Request& r) {
     if (r.object_ || r.wanted_.kind == Wanted::Object) return "an object with " + tag_text(r.tag_);
-    if (r.unsized()) return "an array of any length" + (r.wanted_.dtype ? std::string(" of ") + name(*r.wanted_.dtype) : "") + " with " + tag_text(r.tag_);
+    if (r.unsized())
+        return "an array of any length" + (r.wanted_.dtype ? std::string(" of ") + name(*r.wanted_.dtype) : "") +
+               " with " + tag_text(r.tag_);
     return message_text(r.count_, r.dtype_, r.tag_);
 }
 
@@ -142,14 +146,16 @@ void Messages::timed_out(double timeout, const Request* request) {
     std::string what = "pending messages";
     std::vector<int> missing;
     if (std::lock_guard lock(mutex_); request) {
-        what = std::string(request->sends_ ? "send to" : "recv from") + (request->peer_ == kAny ? " any rank" : " rank " + std::to_string(request->peer_)) + " (" +
+        what = std::string(request->sends_ ? "send to" : "recv from") +
+               (request->peer_ == kAny ? " any rank" : " rank " + std::to_string(request->peer_)) + " (" +
                awaited_text(*request) + ")";
         if (request->peer_ != kAny) missing.push_back(request->peer_);
     }
     const RankTexts where = protocol_.states();
     // With a timeout shorter than the group's, the program means to come back later, so no stacks are requested.
     const RankTexts stacks = timeout < protocol_.timeout ? RankTexts() : protocol_.request_stacks(missing);
-    const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") + " not complete within " + seconds(timeout);
+    const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") +
+                                 " not complete within " + seconds(timeout);
     throw TimedOut(headline + protocol_.deadlock(timeout) + list_states(where), timeout, missing, where,
                    request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
 }
@@ -163,7 +169,8 @@ void Messages::sync(double timeout) {
 }
 
 std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout) {
-    const auto receive = request(Op::Recv, nullptr, 0, DType::U8, from, tag, {});  // for the reports; it receives nothing
+    const auto receive =
+        request(Op::Recv, nullptr, 0, DType::U8, from, tag, {});  // for the reports; it receives nothing
     receive->wanted_.kind = Wanted::Array;
     std::optional<Arrival> found;
     struct EndTrace {
@@ -190,8 +197,8 @@ void Messages::wake_progress(PeerSlot& peer_slot) {
     futex_wake_all(peer_slot.progress_notifications);
 }
 
-// A thread that waits moves everything, so nobody wakes the progress thread meanwhile; nor soon after, since a program that
-// waits for one short message after another would be disturbed by it each time.
+// A thread that waits moves everything, so nobody wakes the progress thread meanwhile; nor soon after, since a program
+// that waits for one short message after another would be disturbed by it each time.
 void Messages::enter_wait() {
     ++waiting_;
     waited_ = true;
@@ -215,7 +222,8 @@ bool Messages::may_progress() const {
         const uint64_t offset = p == rank_ ? 0 : group_.channel(p, rank_).load();
         if (!offset) continue;
         const Channel* const c = channel_at(offset);
-        if (!c || c->waiting() || (posted_[p] && Rendezvous::stage(c->rendezvous.state.load()) != Rendezvous::Posted)) return true;
+        if (!c || c->waiting() || (posted_[p] && Rendezvous::stage(c->rendezvous.state.load()) != Rendezvous::Posted))
+            return true;
     }
     return false;
 }
@@ -238,9 +246,10 @@ void Messages::run() {
             const uint32_t seen = peer_slot.progress_notifications.load();
             try {
                 if (progress()) continue;
-            } catch (const Error&) {  // the group has failed
+            } catch (const Error&) {           // the group has failed
             } catch (const std::exception&) {  // no memory for a message that nobody receives yet
-                fail_group(group_, Cause::PeerLost, rank_, 0, "had no memory for the messages that it had not received yet");
+                fail_group(group_, Cause::PeerLost, rank_, 0,
+                           "had no memory for the messages that it had not received yet");
             }
             if (group_.failed()) {
                 set_sleeps(false);
@@ -249,7 +258,8 @@ void Messages::run() {
             }
             const bool parked = parked_, wakeable = wakeable_;
             lock.unlock();
-            futex_sleep(peer_slot.progress_notifications, seen, parked || wakeable ? std::chrono::nanoseconds(kLongestSleep) : kStandAside);
+            futex_sleep(peer_slot.progress_notifications, seen,
+                        parked || wakeable ? std::chrono::nanoseconds(kLongestSleep) : kStandAside);
             lock.lock();
         }
         if (!closing_) set_sleeps(false);
@@ -270,8 +280,10 @@ std::string Messages::close(double timeout) {
     }
     {
         std::lock_guard lock(mutex_);
-        if (size_t left = sends_left(); left && trouble.empty()) trouble = std::to_string(left) + " sends not delivered";
-        if (!receives_.empty() && trouble.empty()) trouble = std::to_string(receives_.size()) + " receives without a message";
+        if (size_t left = sends_left(); left && trouble.empty())
+            trouble = std::to_string(left) + " sends not delivered";
+        if (!receives_.empty() && trouble.empty())
+            trouble = std::to_string(receives_.size()) + " receives without a message";
         closing_ = true;
         for (int p = 0; p < n_; ++p) {
             withdraw_receive(p);
@@ -297,7 +309,8 @@ void Request::wait(std::optional<double> timeout) {
         auto messages = messages_.lock();
         if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
         if (!messages) throw Closed(kClosedTooEarly);
-        messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_ || abandoned_; }, this);
+        messages->wait_until(
+            timeout.value_or(messages->protocol_.timeout), [&] { return complete_ || abandoned_; }, this);
     }
     if (abandoned_ && !complete_) throw Closed("the operation was cancelled");
     if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);

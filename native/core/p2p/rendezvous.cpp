@@ -15,8 +15,11 @@ constexpr uint64_t kUnreachable = 0;  // instead of the message's address: the s
 // Posts a receive only if no earlier receive could match its message, and no earlier message is being read.
 void Messages::post_receive(const std::shared_ptr<Request>& r) {
     const int from = r->peer_;
-    if (r->complete_ || r->matched_ || r->unsized() || from == kAny || from == rank_ || posted_[from] || incoming_[from].message) return;
-    if (!protocol_.conditions().single_copy || r->bytes() < tuning::kRendezvous || receives_.unmatched_for(from) > 1) return;
+    if (r->complete_ || r->matched_ || r->unsized() || from == kAny || from == rank_ || posted_[from] ||
+        incoming_[from].message)
+        return;
+    if (!protocol_.conditions().single_copy || r->bytes() < tuning::kRendezvous || receives_.unmatched_for(from) > 1)
+        return;
     if (!protocol_.reachable(r->data_, r->bytes(), reachable_)) return;
     Rendezvous& m = channel(from, rank_, true)->rendezvous;
     m.to.store(reinterpret_cast<uint64_t>(r->data_), std::memory_order_relaxed);
@@ -27,8 +30,8 @@ void Messages::post_receive(const std::shared_ptr<Request>& r) {
     m.state.store((m.state.load(std::memory_order_relaxed) & ~uint64_t(3)) + 4 + Rendezvous::Posted);
 }
 
-// Makes progress on the receive posted for this source, if there is one. Returns whether to read the ring next: not while
-// the receive is posted and the ring is empty, nor while its message is being copied.
+// Makes progress on the receive posted for this source, if there is one. Returns whether to read the ring next: not
+// while the receive is posted and the ring is empty, nor while its message is being copied.
 bool Messages::progress_rendezvous(int from, bool& moved) {
     std::shared_ptr<Request>& r = posted_[from];
     if (!r) return true;
@@ -37,7 +40,8 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
     uint64_t state = m.state.load();
     if (Rendezvous::stage(state) == Rendezvous::Posted) {
         if (!c.waiting()) return false;
-        if (m.state.compare_exchange_strong(state, state - Rendezvous::Posted)) {  // the next message comes through the ring
+        if (m.state.compare_exchange_strong(state,
+                                            state - Rendezvous::Posted)) {  // the next message comes through the ring
             r.reset();
             return true;
         }
@@ -63,16 +67,19 @@ void Messages::withdraw_receive(int from, Memory copy) {
     if (!r) return;
     Rendezvous& m = channel(from, rank_, true)->rendezvous;
     uint64_t state = m.state.load();
-    if (Rendezvous::stage(state) == Rendezvous::Posted && m.state.compare_exchange_strong(state, state - Rendezvous::Posted)) {
+    if (Rendezvous::stage(state) == Rendezvous::Posted &&
+        m.state.compare_exchange_strong(state, state - Rendezvous::Posted)) {
         posted_[from].reset();
         return;
     }
-    const auto until = Clock::now() + std::chrono::seconds(5);  // a sender that is stopped meanwhile cannot block us for ever
+    const auto until =
+        Clock::now() + std::chrono::seconds(5);  // a sender that is stopped meanwhile cannot block us for ever
     bool moved = false;
     while (!progress_rendezvous(from, moved)) {
         if (protocol_.ended(from) || (group_.failed() && !m.writing.load())) break;
         if (Clock::now() > until) {
-            fail_group(group_, Cause::PeerLost, rank_, 0, "cancelled a receive while rank " + std::to_string(from) + " was sending to it");
+            fail_group(group_, Cause::PeerLost, rank_, 0,
+                       "cancelled a receive while rank " + std::to_string(from) + " was sending to it");
             break;
         }
         sched_yield();
@@ -80,7 +87,8 @@ void Messages::withdraw_receive(int from, Memory copy) {
     posted_[from].reset();
     if (!r->complete_ || !copy) return;
     const uint64_t bytes = r->bytes();
-    auto kept = std::make_shared<Message>(Message{Header::of(r->count_, r->dtype_, r->tag_), from, 0, nullptr, arrivals_++});
+    auto kept =
+        std::make_shared<Message>(Message{Header::of(r->count_, r->dtype_, r->tag_), from, 0, nullptr, arrivals_++});
     kept->kept = std::move(copy);
     std::memcpy(kept->kept.data(), r->data_, bytes);
     arrived_.add(kept);
@@ -92,7 +100,9 @@ uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
     const uint64_t state = m.state.load();
     if (Rendezvous::stage(state) != Rendezvous::Posted || c.room() != c.capacity) return 0;
     const int tag = m.tag.load(std::memory_order_relaxed);
-    const bool fits = !r.object_ && (tag == kAny || tag == r.tag_) && m.count.load(std::memory_order_relaxed) == r.count_ && m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
+    const bool fits = !r.object_ && (tag == kAny || tag == r.tag_) &&
+                      m.count.load(std::memory_order_relaxed) == r.count_ &&
+                      m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
     return fits ? state : 0;
 }
 
@@ -101,7 +111,8 @@ void Messages::poll_for_receive(int to, const Request& r) {
     if (!protocol_.conditions().single_copy || r.bytes() < tuning::kPollForReceive) return;
     Channel& c = *channel(rank_, to, true);
     for (int i = policy_.first_polls; i > 0 && !receive_posted_for(c, r); --i) cpu_relax();
-    for (int i = protocol_.conditions().yields ? tuning::kYieldsForReceive : 0; i > 0 && !receive_posted_for(c, r); --i) sched_yield();
+    for (int i = protocol_.conditions().yields ? tuning::kYieldsForReceive : 0; i > 0 && !receive_posted_for(c, r); --i)
+        sched_yield();
 }
 
 bool Messages::may_copy_at_once(const Request& r) { return r.bytes() <= tuning::kUnwaitedCopy; }
@@ -111,13 +122,15 @@ bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     Rendezvous& m = c.rendezvous;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
     // A message of one piece is not worth the question: the sender copies it.
-    const bool shared = r.bytes() > tuning::rendezvous_piece(r.bytes()) && protocol_.reachable(r.data_, r.bytes(), reachable_);
+    const bool shared =
+        r.bytes() > tuning::rendezvous_piece(r.bytes()) && protocol_.reachable(r.data_, r.bytes(), reachable_);
     m.from.store(shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable, std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
     m.sent_tag.store(r.tag_, std::memory_order_relaxed);
     m.writing.store(1);  // before the match, so that the receiver never misses it
-    r.matched_ = r.rendezvous_ = m.state.compare_exchange_strong(state, state - Rendezvous::Posted + Rendezvous::Matched);
+    r.matched_ = r.rendezvous_ =
+        m.state.compare_exchange_strong(state, state - Rendezvous::Posted + Rendezvous::Matched);
     if (r.rendezvous_) {
         notify(to);
         copy_pieces(m, to, true, r.data_, there, r.bytes());
@@ -139,7 +152,8 @@ bool Messages::copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, u
     if (there == kUnreachable) return false;
     uint64_t mine = 0;
     // `mine` ends it even if a stray write has overwritten the count.
-    while (mine < pieces && m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() && m.begun.fetch_add(1) < pieces) {
+    while (mine < pieces && m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
+           m.begun.fetch_add(1) < pieces) {
         // From both ends, so that a core that copies the message again finds the same pieces in its cache.
         const uint64_t at = (sends ? mine : pieces - 1 - mine) * piece;
         ++mine;

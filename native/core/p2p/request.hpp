@@ -21,12 +21,12 @@ inline constexpr int kAny = -1;  // any source or any tag
 
 std::string message_text(uint64_t count, DType dtype, int tag);  // a message: "3 x float32 with tag 0"
 
-// Memory that the engine allocates for a message whose receiver did not know its length. Aligned for any element and for
-// whole cache lines; its content is undefined at first.
+// Memory that the engine allocates for a message whose receiver did not know its length. Aligned for any element and
+// for whole cache lines; its content is undefined at first.
 class Memory {
 public:
     Memory() = default;
-    explicit Memory(uint64_t bytes) : bytes_(new (std::align_val_t(kCacheLine)) uint8_t[bytes ? bytes : 1]) {}
+    explicit Memory(uint64_t bytes) : bytes_(new(std::align_val_t(kCacheLine)) uint8_t[bytes ? bytes : 1]) {}
     uint8_t* data() const { return bytes_.get(); }
     explicit operator bool() const { return bool(bytes_); }
     uint8_t* release() { return bytes_.release(); }
@@ -67,8 +67,8 @@ struct Arrival {
 // One send or receive.
 class Request : public std::enable_shared_from_this<Request> {
 public:
-    // Waits until it is complete, at most `timeout` seconds, by default the communicator's. After TimedOut the request is
-    // still in progress.
+    // Waits until it is complete, at most `timeout` seconds, by default the communicator's. After TimedOut the request
+    // is still in progress.
     void wait(std::optional<double> timeout);
     bool done();
     bool complete() const { return complete_; }
@@ -108,30 +108,32 @@ private:
     std::weak_ptr<Messages> messages_;
     std::shared_ptr<void> keep_;  // what owns the memory
     bool sends_ = false;
-    bool object_ = false;         // send: the message is an object
-    Wanted wanted_;               // receive
+    bool object_ = false;  // send: the message is an object
+    Wanted wanted_;        // receive
     int peer_ = 0;
     int tag_ = 0;
     DType dtype_ = DType::U8;
     uint64_t count_ = 0;
     uint8_t* data_ = nullptr;
-    std::vector<Part> parts_;     // send: the data, if it is not contiguous
+    std::vector<Part> parts_;           // send: the data, if it is not contiguous
     std::shared_ptr<Message> message_;  // receive: the message that it has matched, until it is complete
-    Memory memory_;               // send: a copy of the data, after the caller has abandoned the request; receive of any length: the message
-    uint64_t sent_ = 0;           // send: bytes written to the ring
-    bool matched_ = false;        // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
-    bool rendezvous_ = false;     // send: it bypasses the ring
-    bool in_ring_ = false;        // send: the header that precedes its data is in the ring
-    int offer_ = -1;              // send: the number under which its data is offered
-    int slot_ = -1;               // send: where the receiver marks that it copies the data
+    Memory memory_;  // send: a copy of the data, after the caller has abandoned the request; receive of any length: the
+                     // message
+    uint64_t sent_ = 0;  // send: bytes written to the ring
+    bool matched_ =
+        false;  // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
+    bool rendezvous_ = false;  // send: it bypasses the ring
+    bool in_ring_ = false;     // send: the header that precedes its data is in the ring
+    int offer_ = -1;           // send: the number under which its data is offered
+    int slot_ = -1;            // send: where the receiver marks that it copies the data
     std::atomic<bool> abandoned_{false};
     std::atomic<bool> complete_{false};
-    std::string failure_;         // receive: how the message differs from what the receive expects
+    std::string failure_;  // receive: how the message differs from what the receive expects
     TraceEntry* entry_ = nullptr;
-    bool reserved_ = false;       // it counts among the messages that have an entry although nobody waits for them
-    uint64_t began_ = 0;          // ticks; 0 if it was started without waiting for it
-    uint64_t waits_since_ = 0;    // ticks; 0 until a thread waits for longer than the first polls
-    uint64_t number_ = 0;         // receive: in the order posted
+    bool reserved_ = false;     // it counts among the messages that have an entry although nobody waits for them
+    uint64_t began_ = 0;        // ticks; 0 if it was started without waiting for it
+    uint64_t waits_since_ = 0;  // ticks; 0 until a thread waits for longer than the first polls
+    uint64_t number_ = 0;       // receive: in the order posted
     Links<Request> in_all_, in_queue_;  // receive: until it is complete, and until it has matched a message
     std::shared_ptr<Request> held_;     // receive: itself, while it is in a list
 };

@@ -174,7 +174,8 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
         uint64_t total = 0;
         for (const Part& part : offer.parts) total += std::min(part.bytes, h.bytes + 1);  // without overflow
         const bool copied = !offer.parts.empty();
-        if (copied && (offer.slot < 0 || offer.slot >= Channel::kOffers || total != h.bytes)) overwritten("an offer", from, rank_);
+        if (copied && (offer.slot < 0 || offer.slot >= Channel::kOffers || total != h.bytes))
+            overwritten("an offer", from, rank_);
         const std::shared_ptr<Message> m = arrive(from, h, std::move(offer));
         if (m && m->at) {  // it has memory, its own or that of a receive
             fetch(*m);

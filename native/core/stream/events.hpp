@@ -19,8 +19,8 @@ private:
     uint64_t handle_ = 0;
 };
 
-// Denotes the calling thread in place of a stream. An event recorded on it is reached at once; waiting for an event on it
-// blocks the caller.
+// Denotes the calling thread in place of a stream. An event recorded on it is reached at once; waiting for an event on
+// it blocks the caller.
 inline constexpr uint64_t kThisThread = 0;
 
 // All throw BadArgument for a number that is not an event, or not any more.

@@ -30,7 +30,9 @@ void request_longer_time_slices() {
         uint64_t runtime, deadline, period;  // nanoseconds
     } wanted{};
     wanted.size = sizeof wanted;
-    if (syscall(SYS_sched_getattr, 0, &wanted, sizeof wanted, 0) != 0 || wanted.policy != SCHED_OTHER || !wanted.runtime) return;
+    if (syscall(SYS_sched_getattr, 0, &wanted, sizeof wanted, 0) != 0 || wanted.policy != SCHED_OTHER ||
+        !wanted.runtime)
+        return;
     wanted.runtime *= 2;
     syscall(SYS_sched_setattr, 0, &wanted, 0);
 }
@@ -73,10 +75,12 @@ void Task::wait(double timeout) {
     const auto since = Clock::now();
     for (uint32_t seen; !((seen = state_.load()) & kDone);) {
         if (forks_ != forks_so_far()) throw Closed("this operation belongs to the parent of this forked process");
-        if (running_stream && stream_ == running_stream) throw Error("work on a stream cannot wait for work queued behind it on the same stream");
+        if (running_stream && stream_ == running_stream)
+            throw Error("work on a stream cannot wait for work queued behind it on the same stream");
         const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
         if (left.count() <= 0)
-            throw TimedOut("the operation was not complete within " + seconds(timeout) + "; it stays queued", timeout, {}, {}, "wait", -1);
+            throw TimedOut("the operation was not complete within " + seconds(timeout) + "; it stays queued", timeout,
+                           {}, {}, "wait", -1);
         futex_sleep(state_, seen, sleep_limit(left));
         if (interrupted()) throw Interrupted();
     }
@@ -215,7 +219,8 @@ bool Stream::drain(double timeout) {
     if (idle_but_for_caller() || core_->forked()) return true;
     if (on_own_thread()) return false;
     std::unique_lock lock(core_->mutex);
-    return core_->settled.wait_for(lock, std::chrono::duration<double>(std::min(timeout, 1e9)), [&] { return core_->pending.load() == 0; });
+    return core_->settled.wait_for(lock, std::chrono::duration<double>(std::min(timeout, 1e9)),
+                                   [&] { return core_->pending.load() == 0; });
 }
 
 bool Stream::close(double timeout) {
@@ -234,7 +239,8 @@ bool Stream::close(double timeout) {
             futex_wake_all(core.awaited->state_);
         }
     }
-    const auto why = std::make_exception_ptr(Closed("the stream was closed before this work, or work that it waits for, began"));
+    const auto why =
+        std::make_exception_ptr(Closed("the stream was closed before this work, or work that it waits for, began"));
     for (auto& task : cancelled) task->cancel(why);
     {
         std::lock_guard lock(core.mutex);

@@ -17,7 +17,8 @@ namespace rankwise {
 // A task of a stream. Any thread may use it. A task without a body is a mark: it is done when all tasks before it are.
 class Task {
 public:
-    explicit Task(std::function<void()> body, std::shared_ptr<void> keep = {}) : keep(std::move(keep)), body_(std::move(body)) {}
+    explicit Task(std::function<void()> body, std::shared_ptr<void> keep = {})
+        : keep(std::move(keep)), body_(std::move(body)) {}
     // Waits until it has run, at most `timeout` seconds, and rethrows what it threw. After TimedOut it stays queued.
     void wait(double timeout);
     bool done() const { return state_.load() & kDone; }
@@ -34,7 +35,7 @@ private:
     std::exception_ptr failure_;
     std::atomic<uint32_t> state_{0};  // futex: kDone, and above it a count of wake-ups
     const unsigned forks_ = forks_so_far();
-    const void* stream_ = nullptr;    // the core of the stream on which it is queued
+    const void* stream_ = nullptr;  // the core of the stream on which it is queued
     bool user_code_ = false;
 };
 

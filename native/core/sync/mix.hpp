@@ -11,8 +11,7 @@ constexpr uint64_t mix(uint64_t digest, uint64_t word) {
 }
 
 // Of several numbers, and how many they are.
-template <class Numbers>
-constexpr uint64_t digest(const Numbers& numbers) {
+template <class Numbers> constexpr uint64_t digest(const Numbers& numbers) {
     uint64_t result = numbers.size();
     for (const auto number : numbers) result = mix(result, uint64_t(number));
     return result;

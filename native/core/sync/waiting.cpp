@@ -67,7 +67,8 @@ ProcessCores process_cores() {
     for (size_t core = 0; core < 8 * bytes(); ++core)
         if (CPU_ISSET_S(core, bytes(), allowed.data())) set = mix(set, core + 1);
     const double quota = cgroup_quota();
-    return {set, uint32_t(CPU_COUNT_S(bytes(), allowed.data())), quota > 0 ? std::max(1u, uint32_t(std::floor(quota))) : UINT32_MAX};
+    return {set, uint32_t(CPU_COUNT_S(bytes(), allowed.data())),
+            quota > 0 ? std::max(1u, uint32_t(std::floor(quota))) : UINT32_MAX};
 }
 
 int usable_cores() {

@@ -46,11 +46,11 @@ bool share_cores(const std::vector<ProcessCores>& processes);
 // What a rank does before it sleeps. Spinning pays only if every rank has a core of its own: otherwise
 // the spinning rank may keep the awaited rank from running.
 struct WaitPolicy {
-    int first_polls;                      // polls, with a pause between them, before anything else
-    std::chrono::microseconds spinning;   // then this long in the same way
-    int yields;                           // then this many polls, yielding the core between them: counted and not
-                                          // timed, because other threads may keep the core for long
-    std::chrono::milliseconds yielding;   // upper limit of all that, so that errors are noticed soon
+    int first_polls;                     // polls, with a pause between them, before anything else
+    std::chrono::microseconds spinning;  // then this long in the same way
+    int yields;                          // then this many polls, yielding the core between them: counted and not
+                                         // timed, because other threads may keep the core for long
+    std::chrono::milliseconds yielding;  // upper limit of all that, so that errors are noticed soon
     static WaitPolicy when(bool oversubscribed);
     // How many times the calling thread may yield. A stream's thread may not: its time slices are longer than other
     // threads' (stream.cpp), so each yield would cost it more.
@@ -58,7 +58,8 @@ struct WaitPolicy {
 };
 
 // This process's PID namespace and, if the kernel schedules by session (autogroup), its session. A thread cannot
-// yield its core to a thread of another container, which has a cgroup of its own, nor, with autogroup, of another session.
+// yield its core to a thread of another container, which has a cgroup of its own, nor, with autogroup, of another
+// session.
 uint64_t scheduler_session();
 
 // The cores that the calling thread may use; empty if the system does not say.
@@ -77,8 +78,8 @@ inline thread_local bool is_engine_thread = false;  // started by the engine: no
 inline int WaitPolicy::may_yield() const { return is_engine_thread ? 0 : yields; }
 inline bool interrupted() { return !is_engine_thread && interrupt_check(); }
 
-// A lock of the embedding (in Python: the GIL) that the calling thread keeps during a short call, and releases before it
-// waits for longer than a few polls. Set by the embedding for the duration of the call.
+// A lock of the embedding (in Python: the GIL) that the calling thread keeps during a short call, and releases before
+// it waits for longer than a few polls. Set by the embedding for the duration of the call.
 struct ReleasedToWait {
     virtual void release() = 0;
 
@@ -95,7 +96,8 @@ inline constexpr std::chrono::milliseconds kLongestSleep{100};
 
 // How long to sleep if the deadline is `left` seconds away.
 inline std::chrono::nanoseconds sleep_limit(std::chrono::duration<double> left) {
-    const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(std::min<std::chrono::duration<double>>(left, kLongestSleep));
+    const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
+        std::min<std::chrono::duration<double>>(left, kLongestSleep));
     return std::max(limit, std::chrono::nanoseconds(1000));
 }
 

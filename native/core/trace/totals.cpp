@@ -27,7 +27,9 @@ void Totals::add(Op op, const Total& done) {
 
 std::array<Total, Totals::kOps> Totals::now() {
     std::array<Total, kOps> result;
-    for (size_t i = 0; i < kOps; ++i) result[i] = {totals[i].operations.load(relaxed), totals[i].bytes.load(relaxed), totals[i].ticks.load(relaxed), totals[i].waited.load(relaxed)};
+    for (size_t i = 0; i < kOps; ++i)
+        result[i] = {totals[i].operations.load(relaxed), totals[i].bytes.load(relaxed), totals[i].ticks.load(relaxed),
+                     totals[i].waited.load(relaxed)};
     return result;
 }
 

@@ -1,6 +1,6 @@
-// Totals of what the operations of this process do while rankwise.trace.measure measures it. Unlike the trace, whose entries
-// are reused, they include every operation, of every rank and group of the process. If an operation consists of others,
-// only it is counted, not its parts.
+// Totals of what the operations of this process do while rankwise.trace.measure measures it. Unlike the trace, whose
+// entries are reused, they include every operation, of every rank and group of the process. If an operation consists of
+// others, only it is counted, not its parts.
 #pragma once
 #include <array>
 #include <atomic>

@@ -36,7 +36,8 @@ bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o
     const uint64_t stamp = e.stamp.load(acquire);
     if (!stamp || stamp == kBeingWritten) return false;
     const uint64_t end = e.end.load(acquire);  // before the fields that are complete only when the operation has ended
-    const uint64_t what = e.what.load(acquire), group_and_tag = e.group_and_tag.load(acquire), begin = e.begin.load(acquire);
+    const uint64_t what = e.what.load(acquire), group_and_tag = e.group_and_tag.load(acquire),
+                   begin = e.begin.load(acquire);
     const uint64_t waited = e.waited.load(acquire);
     o.sequence = e.sequence.load(acquire);
     o.bytes = e.bytes.load(acquire);
@@ -74,7 +75,7 @@ TraceEntry* Tracer::begin(uint64_t what, uint32_t group, int tag, uint64_t seque
         // Only one thread gets the entry, even if this one was interrupted for so long that another reached it too.
         if (!e.stamp.compare_exchange_strong(stamp, kBeingWritten, relaxed)) continue;
         __builtin_prefetch(&ring_[(number + 2) % kTraced], 1);  // the ring does not fit the L1 cache
-        e.what.store(part_ ? what | kPart : what, release);  // like the stores below: not before the stamp changes
+        e.what.store(part_ ? what | kPart : what, release);     // like the stores below: not before the stamp changes
         e.group_and_tag.store(group | uint64_t(uint32_t(tag)) << 32, release);
         e.sequence.store(sequence, release);
         e.bytes.store(bytes, release);
@@ -138,14 +139,16 @@ Whereabouts whereabouts(const SegmentHeader& header, int rank) {
     if (!one) return {};
     const int64_t now = ns_since_epoch(header, ticks(), ns_per_tick(header));
     Whereabouts where{*one, current != nullptr, std::max<int64_t>(0, now - (current ? one->begin : *one->end)), {}};
-    std::copy_if(all.begin(), all.end(), std::back_inserter(where.others), [&](const Operation& o) { return !o.end && !o.part && &o != current; });
+    std::copy_if(all.begin(), all.end(), std::back_inserter(where.others),
+                 [&](const Operation& o) { return !o.end && !o.part && &o != current; });
     return where;
 }
 
 std::string to_string(const Operation& o, uint32_t group) {
     std::string text = name(o.kind);
     if (o.peer) {
-        text += (o.kind == Op::Send ? " to " : " from ") + (*o.peer < 0 ? "any rank" : "rank " + std::to_string(*o.peer));
+        text +=
+            (o.kind == Op::Send ? " to " : " from ") + (*o.peer < 0 ? "any rank" : "rank " + std::to_string(*o.peer));
         text += *o.tag < 0 ? "" : ", tag " + std::to_string(*o.tag);
     } else if (o.sequence) {
         text += " #" + std::to_string(o.sequence);

@@ -28,24 +28,28 @@ inline constexpr uint64_t kTimedFrom = 4096;
 inline constexpr uint64_t kFailed = 1 << 24;
 inline constexpr uint64_t kBackground = 1 << 25;  // the program does not wait for the operation yet
 inline constexpr uint64_t kPart = 1 << 26;        // a part of an operation that has its own entry
-inline constexpr uint64_t kOnStream = 1 << 27;    // a collective that a stream's thread waits in; the program may be elsewhere
+inline constexpr uint64_t kOnStream =
+    1 << 27;  // a collective that a stream's thread waits in; the program may be elsewhere
 
 struct alignas(64) TraceEntry {
-    std::atomic<uint64_t> stamp;         // number of the operation + 1; 0 if unused, or kBeingWritten
-    std::atomic<uint64_t> what;          // Call::what and flags
-    std::atomic<uint64_t> group_and_tag; // number of the group | tag << 32
-    std::atomic<uint64_t> sequence;      // in its group; 0 for messages
+    std::atomic<uint64_t> stamp;          // number of the operation + 1; 0 if unused, or kBeingWritten
+    std::atomic<uint64_t> what;           // Call::what and flags
+    std::atomic<uint64_t> group_and_tag;  // number of the group | tag << 32
+    std::atomic<uint64_t> sequence;       // in its group; 0 for messages
     std::atomic<uint64_t> bytes;
     std::atomic<uint64_t> begin;
     std::atomic<uint64_t> waited;
-    std::atomic<uint64_t> end;           // 0 while it is in progress
+    std::atomic<uint64_t> end;  // 0 while it is in progress
 
     void set(uint64_t flag) { what.store(what.load(std::memory_order_relaxed) | flag, std::memory_order_relaxed); }
     void clear(uint64_t flag) { what.store(what.load(std::memory_order_relaxed) & ~flag, std::memory_order_relaxed); }
     // The source and tag of the message, for a receive from any rank or with any tag.
     void set_peer(int peer, int tag) {
-        what.store((what.load(std::memory_order_relaxed) & UINT32_MAX) | uint64_t(uint32_t(peer)) << 32, std::memory_order_relaxed);
-        group_and_tag.store((group_and_tag.load(std::memory_order_relaxed) & UINT32_MAX) | uint64_t(uint32_t(tag)) << 32, std::memory_order_relaxed);
+        what.store((what.load(std::memory_order_relaxed) & UINT32_MAX) | uint64_t(uint32_t(peer)) << 32,
+                   std::memory_order_relaxed);
+        group_and_tag.store((group_and_tag.load(std::memory_order_relaxed) & UINT32_MAX) | uint64_t(uint32_t(tag))
+                                                                                               << 32,
+                            std::memory_order_relaxed);
     }
 };
 static_assert(sizeof(TraceEntry) == 64);
@@ -62,8 +66,9 @@ public:
     Tracer(Segment& segment, int rank, bool part = false)
         : record_(segment.record(rank)), ring_(trace_of(segment.header(), rank)), part_(part) {}
 
-    // A message that nobody waits for may have an entry only if this returns true; then call unreserve when it has ended.
-    // At most half of the entries are for such messages, however many are pending, so that the next free one is soon found.
+    // A message that nobody waits for may have an entry only if this returns true; then call unreserve when it has
+    // ended. At most half of the entries are for such messages, however many are pending, so that the next free one is
+    // soon found.
     bool reserve() {
         if (record_.pending_messages.fetch_add(1, std::memory_order_relaxed) < kTraced / 2) return true;
         unreserve();
@@ -85,7 +90,9 @@ public:
     bool measured() const { return Totals::measuring() && counted_.load(std::memory_order_relaxed); }
     // False if these operations are parts of others, which are counted themselves.
     void set_counted(bool now) { counted_.store(now, std::memory_order_relaxed); }
-    void count(Op op, uint64_t ticks, uint64_t waited, uint64_t bytes) const { Totals::add(op, {1, bytes, ticks, waited}); }
+    void count(Op op, uint64_t ticks, uint64_t waited, uint64_t bytes) const {
+        Totals::add(op, {1, bytes, ticks, waited});
+    }
     bool part() const { return part_; }
 
 private:
@@ -99,7 +106,8 @@ private:
 class TracedCall {
 public:
     TracedCall(Segment& segment, int rank, Op op, uint32_t group, bool part)
-        : tracer_(segment, rank, part), op_(op), began_(ticks()), entry_(tracer_.begin(uint64_t(op), group, 0, 0, 0, began_)) {
+        : tracer_(segment, rank, part), op_(op), began_(ticks()),
+          entry_(tracer_.begin(uint64_t(op), group, 0, 0, 0, began_)) {
         tracer_.set_counted(!part);
     }
     ~TracedCall() {
@@ -121,22 +129,22 @@ void end_operations(const SegmentHeader& header, int rank);
 
 // An entry as read. Times are in ns, `begin` and `end` since the epoch.
 struct Operation {
-    uint64_t number;                   // among the rank's operations
+    uint64_t number;  // among the rank's operations
     Op kind;
-    uint32_t group;                    // 0: all ranks; other groups are numbered in the order of their creation
-    std::string group_name;            // "'world.tp'", or the number as text if the group has no name
-    uint64_t sequence;                 // in its group; 0 for messages
-    std::optional<DType> dtype;        // absent, like the next four, if the operation has none
+    uint32_t group;              // 0: all ranks; other groups are numbered in the order of their creation
+    std::string group_name;      // "'world.tp'", or the number as text if the group has no name
+    uint64_t sequence;           // in its group; 0 for messages
+    std::optional<DType> dtype;  // absent, like the next four, if the operation has none
     std::optional<ReduceOp> op;
     std::optional<int> root;
-    std::optional<int> peer, tag;      // of a message; -1: any
-    uint64_t bytes;                    // of this rank's argument
+    std::optional<int> peer, tag;  // of a message; -1: any
+    uint64_t bytes;                // of this rank's argument
     int64_t begin, waited;
-    std::optional<int64_t> end;        // absent while it is in progress
-    bool failed;                       // it ended in an error
-    bool background;                   // a message that this rank does not wait for
-    bool part;                         // a part of another operation, whose own entry says what the program called
-    bool on_stream;                    // a stream's thread waits in it; the program may be elsewhere
+    std::optional<int64_t> end;  // absent while it is in progress
+    bool failed;                 // it ended in an error
+    bool background;             // a message that this rank does not wait for
+    bool part;                   // a part of another operation, whose own entry says what the program called
+    bool on_stream;              // a stream's thread waits in it; the program may be elsewhere
 };
 
 // What a rank is doing: `operation` is its current one, or, if `inside` is false, its last one. It is a part of another
@@ -144,8 +152,8 @@ struct Operation {
 struct Whereabouts {
     std::optional<Operation> operation;  // absent before the first
     bool inside = false;
-    int64_t since = 0;                   // ns since the operation began, or, if `inside` is false, ended
-    std::vector<Operation> others;       // that are in progress besides, such as messages in the background; no parts
+    int64_t since = 0;              // ns since the operation began, or, if `inside` is false, ended
+    std::vector<Operation> others;  // that are in progress besides, such as messages in the background; no parts
     // Whether the rank has joined and begun an operation of the program.
     bool begun() const { return operation && operation->kind != Op::Join; }
 };

@@ -22,7 +22,8 @@ enum class Algorithm : uint8_t {
     Staged,           // through the slots, in pieces; in a reduction each rank reduces a share of every piece
     SingleCopy,       // ranks read their peers' private memory (get); in a reduction they also write results there
     SingleCopyPut,    // ranks write their block into their peers' private memory
-    SingleCopySplit,  // broadcast between two ranks: one reads half of the data, the other writes the rest, at the same time
+    SingleCopySplit,  // broadcast between two ranks: one reads half of the data, the other writes the rest, at the same
+                      // time
     Registered,       // as SingleCopy, in memory of the segment, which all ranks can access
     RegisteredPut,    // as SingleCopyPut, in memory of the segment
     RegisteredSplit,  // as SingleCopySplit, in memory of the segment
@@ -42,9 +43,9 @@ struct Settings {
     std::string backend = "shm";         // the name under which the program opened it, for errors
     bool part = false;                   // its operations are parts of another communicator's, which traces them
     Tuning tuning{};
-    int numa_node = 0;                   // this rank's, as the kernel says; negative: unknown. It may differ between the ranks
+    int numa_node = 0;  // this rank's, as the kernel says; negative: unknown. It may differ between the ranks
     uint64_t unexpected_bytes = 64 << 20;  // limit on the unexpected messages that this rank keeps
-    std::vector<int> numa_nodes{};       // of each rank of the segment, and overrides numa_node; or none
+    std::vector<int> numa_nodes{};         // of each rank of the segment, and overrides numa_node; or none
 };
 
 struct Conditions {

@@ -37,8 +37,8 @@ struct NumaNodes {
         for (const auto& node : members) least = std::min(least, node.size());
         return least;
     }
-    // Whether by_node may be chosen without being forced: there are several nodes, at least one has several ranks, and the
-    // ranks of each node are consecutive, so that by_node reduces in rank order.
+    // Whether by_node may be chosen without being forced: there are several nodes, at least one has several ranks, and
+    // the ranks of each node are consecutive, so that by_node reduces in rank order.
     bool divide() const {
         return members.size() > 1 && members.size() < of.size() && std::is_sorted(of.begin(), of.end());
     }

@@ -16,7 +16,7 @@ namespace rankwise {
 namespace {
 
 constexpr size_t kChunk = 512 << 10;  // bytes copied between two checks for a failure of the group
-constexpr int kDumpable = 1;          // what PR_GET_DUMPABLE returns for a process whose memory others of its user may access
+constexpr int kDumpable = 1;  // what PR_GET_DUMPABLE returns for a process whose memory others of its user may access
 
 // Whether other processes may access the memory of this one. The answer holds for a tick of the coarse clock, a few
 // milliseconds at most: to ask each time made messages of 16 to 64 KiB 6 to 9 % slower.
@@ -48,7 +48,8 @@ bool SlotProtocol::is_thread_of_own_process(int peer) const { return pid_of(peer
 ssize_t SlotProtocol::transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const {
     const iovec local{here, bytes}, remote{reinterpret_cast<void*>(there), bytes};
     // A process that replaced the peer has another pid.
-    if (!is_thread_of_own_process(peer)) return (writes ? process_vm_writev : process_vm_readv)(pid_of(peer).number, &local, 1, &remote, 1, 0);
+    if (!is_thread_of_own_process(peer))
+        return (writes ? process_vm_writev : process_vm_readv)(pid_of(peer).number, &local, 1, &remote, 1, 0);
     std::memcpy((writes ? remote : local).iov_base, (writes ? local : remote).iov_base, bytes);
     return ssize_t(bytes);
 }
@@ -59,7 +60,9 @@ bool SlotProtocol::try_copy(int peer, bool writes, uint8_t* here, uint64_t there
         if (moved <= 0) {
             const int why = errno;
             if (why != ESRCH)
-                fail_group(group_, Cause::PeerLost, rank, group_.peers[rank].calls.load(), "could not access the memory of rank " + std::to_string(peer) + " (" + std::strerror(why) + "); RANKWISE_DIRECT=0 avoids such access");
+                fail_group(group_, Cause::PeerLost, rank, group_.peers[rank].calls.load(),
+                           "could not access the memory of rank " + std::to_string(peer) + " (" + std::strerror(why) +
+                               "); RANKWISE_DIRECT=0 avoids such access");
             return false;
         }
         done += size_t(moved);
@@ -89,7 +92,9 @@ void SlotProtocol::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64
     }
 }
 
-void SlotProtocol::get(int peer, void* dst, uint64_t address, size_t bytes) { copy_peer_memory(peer, false, static_cast<uint8_t*>(dst), address, bytes); }
+void SlotProtocol::get(int peer, void* dst, uint64_t address, size_t bytes) {
+    copy_peer_memory(peer, false, static_cast<uint8_t*>(dst), address, bytes);
+}
 
 void SlotProtocol::put(int peer, const void* src, uint64_t address, size_t bytes) {
     struct WriteMark {
@@ -117,19 +122,24 @@ std::string SlotProtocol::await_no_writers(std::chrono::duration<double> limit, 
     exposed_ = false;
     if (writers.empty()) return "";
     std::string text = "\n";
-    text += list_ranks(writers) + " may have been stopped in the middle of writing into this rank's array; do not use the array before ";
-    return text += writers.size() == 1 ? "that rank has raised an error or ended" : "these ranks have raised errors or ended";
+    text += list_ranks(writers) +
+            " may have been stopped in the middle of writing into this rank's array; do not use the array before ";
+    return text +=
+           writers.size() == 1 ? "that rank has raised an error or ended" : "these ranks have raised errors or ended";
 }
 
 void SlotProtocol::address_overwritten(int peer) {
-    fail_group(group_, Cause::PeerLost, rank, calls_, "found that the address of an array of rank " + std::to_string(peer) + " had been overwritten in shared memory, perhaps by an array access outside its bounds");
+    fail_group(group_, Cause::PeerLost, rank, calls_,
+               "found that the address of an array of rank " + std::to_string(peer) +
+                   " had been overwritten in shared memory, perhaps by an array access outside its bounds");
     throw_failure();
 }
 
 bool SlotProtocol::can_access(int peer, uint64_t address, uint64_t expected) const {
     if (!pid_of(peer).in_own_namespace()) return false;
     // Writing requires the same permission as reading, but a seccomp filter may forbid one of the two system calls.
-    if (!is_thread_of_own_process(peer) && process_vm_writev(pid_of(peer).number, nullptr, 0, nullptr, 0, 0) != 0) return false;
+    if (!is_thread_of_own_process(peer) && process_vm_writev(pid_of(peer).number, nullptr, 0, nullptr, 0, 0) != 0)
+        return false;
     uint64_t word = 0;
     return transfer(peer, false, &word, address, sizeof word) == ssize_t(sizeof word) && word == expected;
 }

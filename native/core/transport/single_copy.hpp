@@ -7,8 +7,8 @@
 //
 // A rank that exposes memory stays in the operation until every peer has finished with it. So only in a failing
 // operation can a peer read memory that its owner has reused, and then the result is discarded. A rank that exposes
-// memory for writing does not leave a failing operation until no peer writes there any more, or, at the timeout, with an
-// error that names the peer that may still write.
+// memory for writing does not leave a failing operation until no peer writes there any more, or, at the timeout, with
+// an error that names the peer that may still write.
 #pragma once
 #include "transport/slot_protocol.hpp"
 
@@ -44,7 +44,9 @@ public:
     bool registered(int rank, bool writable) const { return address(rank, writable) & SlotProtocol::kInSegment; }
     // Copy from a buffer that the peer exposes, or into it.
     void get(int peer, void* dst, size_t offset, size_t bytes) { s_.get(peer, dst, address(peer, 0) + offset, bytes); }
-    void put(int peer, const void* src, size_t offset, size_t bytes) { s_.put(peer, src, address(peer, 1) + offset, bytes); }
+    void put(int peer, const void* src, size_t offset, size_t bytes) {
+        s_.put(peer, src, address(peer, 1) + offset, bytes);
+    }
 
     // Announce that this rank has finished, and wait until all ranks, or one peer, have finished too.
     void finish_all() {

@@ -15,8 +15,8 @@ constexpr uint32_t kWaitsPerBalance = 16;  // when oversubscribed, one wait in s
 }  // namespace
 
 SlotProtocol::SlotProtocol(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy, bool part)
-    : rank(rank), n(group.nranks), segment_(segment), group_(group),
-      tracer_(segment, group.member()[rank], part), policy_(policy), slot_bits_(std::countr_zero(group.slot_bytes)) {}
+    : rank(rank), n(group.nranks), segment_(segment), group_(group), tracer_(segment, group.member()[rank], part),
+      policy_(policy), slot_bits_(std::countr_zero(group.slot_bytes)) {}
 
 void SlotProtocol::begin(const Call& call, uint64_t bytes, const Description* description) {
     if (description) publish_description(*description);
@@ -39,7 +39,8 @@ void SlotProtocol::publish_description(const Description& description) {
     std::atomic_thread_fence(std::memory_order_release);
     here.operation.store(uint32_t(description.operation), std::memory_order_relaxed);
     here.dims.store(uint32_t(description.dims), std::memory_order_relaxed);
-    for (int i = 0; i < std::min(description.dims, LastDescription::kDims); ++i) here.dim[i].store(description.dim[i], std::memory_order_relaxed);
+    for (int i = 0; i < std::min(description.dims, LastDescription::kDims); ++i)
+        here.dim[i].store(description.dim[i], std::memory_order_relaxed);
     here.number.store(calls_ + 1, std::memory_order_release);
 }
 
@@ -169,7 +170,8 @@ void SlotProtocol::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t valu
     struct SleeperRegistration {  // withdrawn even if the wait ends in an exception
         PeerSlot& peer_slot;
         GroupSegment& group;
-        SleeperRegistration(PeerSlot& peer_slot, GroupSegment& group, uint32_t whom) : peer_slot(peer_slot), group(group) {
+        SleeperRegistration(PeerSlot& peer_slot, GroupSegment& group, uint32_t whom)
+            : peer_slot(peer_slot), group(group) {
             peer_slot.waits_for.store(whom);
             group.sleepers.fetch_add(1);
         }

@@ -36,8 +36,8 @@ struct FreeAligned {
 // call has failed. Set once by the embedding.
 extern std::string (*call_site)();
 
-// Ranges of this rank's memory that were recently found to be accessible to peers. Programs reuse their arrays, and each
-// test takes as long as a short message. If a range has been remapped since, the copy itself fails.
+// Ranges of this rank's memory that were recently found to be accessible to peers. Programs reuse their arrays, and
+// each test takes as long as a short message. If a range has been remapped since, the copy itself fails.
 class ReachableRanges {
 public:
     bool contains(const void* memory, size_t bytes) const {
@@ -157,7 +157,8 @@ public:
     // This rank has finished reading at that position; its next post announces it.
     void release(uint64_t position) { free_at_[slot_of(position)] = next_ + 1; }
 
-    // Whether results are written with non-temporal stores if all ranks together write so many bytes, and the copy to use.
+    // Whether results are written with non-temporal stores if all ranks together write so many bytes, and the copy to
+    // use.
     bool non_temporal(size_t written) const { return written >= group_.non_temporal_from; }
     Copy copy_for(size_t written) const { return rankwise::copy_for(non_temporal(written)); }
 
@@ -183,8 +184,8 @@ public:
     void set_exposed(bool now) { exposed_ = now; }
     // If so, fail the group, and wait until no peer writes there any more.
     void await_no_writers() { await_no_writers(kStoppedWriter, false); }
-    // Whether this rank can read and write a peer's memory. It reads a word that should have the expected value, and writes
-    // nothing, only to see whether it may.
+    // Whether this rank can read and write a peer's memory. It reads a word that should have the expected value, and
+    // writes nothing, only to see whether it may.
     bool can_access(int peer, uint64_t address, uint64_t expected) const;
     // `memory` of this rank, or null if peers cannot access it, for example because a device driver mapped it, because
     // this process is no longer dumpable, or because ranks may not access private memory.
@@ -201,13 +202,15 @@ public:
     [[noreturn]] void address_overwritten(int peer);
     // Fail the group because `peer` ended or left, and throw.
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
-    RankTexts states() const;  // what each rank is doing
+    RankTexts states() const;      // what each rank is doing
     std::string of_group() const;  // " of group 'world.tp'", or "" for the group of all ranks
-    // Continues a report's headline by who waits for whom (failure/deadlock.hpp). Returns "" if no deadlock can be seen, or
-    // if this rank waits only `limit` seconds, less than its timeout.
+    // Continues a report's headline by who waits for whom (failure/deadlock.hpp). Returns "" if no deadlock can be
+    // seen, or if this rank waits only `limit` seconds, less than its timeout.
     std::string deadlock(double limit) const;
     bool ended(int peer) const { return segment_.ended(group_.member()[peer], group_.peers[peer].process); }
-    std::string how_it_ended(int peer) const { return segment_.how_it_ended(group_.member()[peer], group_.peers[peer].process); }
+    std::string how_it_ended(int peer) const {
+        return segment_.how_it_ended(group_.member()[peer], group_.peers[peer].process);
+    }
     RankTexts request_stacks(const std::vector<int>& peers) const;  // of these peers' programs (failure/stacks.hpp)
 
 private:
@@ -263,30 +266,31 @@ private:
     uint64_t bytes_ = 0;              // of the current operation
     uint64_t unpublished_bytes_ = 0;  // not yet added to the rank's record
     WaitPolicy policy_;
-    bool exposed_ = false;            // peers may write into this rank's memory
-    uint32_t waits_ = 0;              // that did not end within the first polls
+    bool exposed_ = false;  // peers may write into this rank's memory
+    uint32_t waits_ = 0;    // that did not end within the first polls
     Call call_{};
-    uint64_t history_ = 0;            // digest of all calls so far
+    uint64_t history_ = 0;  // digest of all calls so far
     uint64_t calls_ = 0;
     Call refused_{};
     bool makes_calls_ = true;                   // false once the group is being closed
     std::atomic<bool> mismatch_thrown_{false};  // a call of this rank has reported that the calls differed
-    uint64_t next_ = 0;               // the step that the next post announces
-    uint64_t seen_ = 0;               // every peer has posted at least this many steps
-    uint64_t position_ = 0;           // of the next piece
+    uint64_t next_ = 0;                         // the step that the next post announces
+    uint64_t seen_ = 0;                         // every peer has posted at least this many steps
+    uint64_t position_ = 0;                     // of the next piece
     Conditions conditions_;
     std::unique_ptr<uint8_t[], FreeAligned> scratch_;
     const int slot_bits_;
-    uint64_t free_at_[kSlots] = {};        // steps that each peer must have posted before all have read the slot's content
+    uint64_t free_at_[kSlots] = {};  // steps that each peer must have posted before all have read the slot's content
     uint64_t await_free_at_[kSlots] = {};  // the same for the slot's previous content
     ReachableRanges reachable_;
 };
 
-// Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(position, k) writes this rank's piece of round k,
-// drain(position, k, step) awaits and reads the peers' pieces. Copying in is one round ahead of waiting.
-// Not inlined: an operation's inline algorithm is faster if this is not in the same function.
+// Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(position, k) writes this rank's piece of round
+// k, drain(position, k, step) awaits and reads the peers' pieces. Copying in is one round ahead of waiting. Not
+// inlined: an operation's inline algorithm is faster if this is not in the same function.
 template <class Fill, class Drain>
-[[gnu::noinline]] void pipeline(SlotProtocol& s, uint64_t rounds, size_t bytes, bool writes, Fill&& fill, Drain&& drain) {
+[[gnu::noinline]] void pipeline(SlotProtocol& s, uint64_t rounds, size_t bytes, bool writes, Fill&& fill,
+                                Drain&& drain) {
     uint64_t previous_step = 0, previous_position = 0;
     for (uint64_t k = 0; k <= rounds; ++k) {
         uint64_t step = 0, position = 0;
