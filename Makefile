@@ -13,6 +13,7 @@ ARGS ?=
 PIP := -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -path 'native/tests/*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
+CPP := $(shell find native -name '*.cpp' -o -name '*.hpp')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint dev format docs wheel clean
@@ -43,10 +44,11 @@ test: $(ENV)/.made ## every backend, algorithm and front-end; about 8 minutes on
 test-all: $(ENV)/.made ## make test, and most tests that take longer: two hours; PART=NAME runs one part, with ARGS="..."
 	@$(ENV)/bin/python tests/parts.py --env $(ENV) $(or $(PART),all) $(ARGS)
 
-lint: $(ENV)/.test ## ruff and mypy --strict, as CI runs them
+lint: $(ENV)/.test ## ruff, mypy --strict and clang-format, as CI runs them
 	$(ENV)/bin/ruff check .
 	$(ENV)/bin/ruff format --check .
 	$(ENV)/bin/mypy --strict
+	$(ENV)/bin/clang-format --dry-run -Werror $(CPP)
 
 # ---- development ----
 
@@ -55,9 +57,10 @@ dev: ## install rankwise in place in .venv; run it again after a change in nativ
 	$(DEV)/bin/python $(PIP) "scikit-build-core>=0.10" "nanobind>=2.4" "numpy>=2" cmake ninja $(TORCH)
 	$(DEV)/bin/python $(PIP) --no-build-isolation --editable ".[examples,test]"
 
-format: $(ENV)/.test ## format and fix the Python files with ruff
+format: $(ENV)/.test ## format and fix the files with ruff and clang-format
 	$(ENV)/bin/ruff check --fix .
 	$(ENV)/bin/ruff format .
+	$(ENV)/bin/clang-format -i $(CPP)
 
 # ---- documentation ----
 
