@@ -44,11 +44,14 @@ test: $(ENV)/.made ## every backend, algorithm and front-end; about 8 minutes on
 test-all: $(ENV)/.made ## make test, and most tests that take longer: two hours; PART=NAME runs one part, with ARGS="..."
 	@$(ENV)/bin/python tests/parts.py --env $(ENV) $(or $(PART),all) $(ARGS)
 
-lint: $(ENV)/.test ## ruff, mypy --strict and clang-format, as CI runs them
+lint: $(ENV)/.test ## ruff, mypy --strict, clang-format and clang-tidy, as CI runs them
 	$(ENV)/bin/ruff check .
 	$(ENV)/bin/ruff format --check .
 	$(ENV)/bin/mypy --strict
 	$(ENV)/bin/clang-format --dry-run -Werror $(CPP)
+	@echo "$(ENV)/bin/clang-tidy native/core"
+	@find native/core -name '*.cpp' -print0 | xargs -0 -n 1 -P "$$(nproc)" sh -c \
+		'out=$$("$$0" --quiet "$$1" -- -std=c++20 -Inative/core -pthread 2>&1) || { echo "$$out"; exit 1; }' $(ENV)/bin/clang-tidy
 
 # ---- development ----
 

@@ -92,7 +92,7 @@ void Comm::unlock() {
     memory_->unlock();
 }
 
-std::shared_ptr<Comm> Comm::join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process,
+std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int rank, double timeout, bool process,
                                  const Settings& settings, uint32_t restart) {
     if (rank < 0 || rank >= segment->world_size())
         throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " +

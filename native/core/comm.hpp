@@ -25,7 +25,7 @@ public:
     // own, so its peers are watched. All ranks must give the same settings; if they differ, every rank throws
     // BadArgument. Throws PeerLost, TimedOut, BadArgument. restart: 0, or, in a process that replaces a lost one, how
     // many have been started for this rank before: then it joins the survivors, which call restore.
-    static std::shared_ptr<Comm> join(std::shared_ptr<Segment> segment, int rank, double timeout, bool process,
+    static std::shared_ptr<Comm> join(const std::shared_ptr<Segment>& segment, int rank, double timeout, bool process,
                                       const Settings& settings = {}, uint32_t restart = 0);
     Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings);
     // Closes, and waits until no other thread uses this any more.

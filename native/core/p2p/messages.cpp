@@ -308,10 +308,13 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
         go_on_from(*r, std::move(copy));
         return ensure_thread();
     }
-    if (posted) withdraw_receive(r->peer_, std::move(copy));
-    if (r->complete_ || !r->held_) return;
-    receives_.remove(*r);
-    if (const auto message = std::move(r->message_)) put_back(message, std::move(copy));
+    if (posted) {  // so no message has come to it through the ring
+        withdraw_receive(r->peer_, std::move(copy));
+        if (!r->complete_) receives_.remove(*r);
+    } else if (r->held_) {
+        receives_.remove(*r);
+        if (const auto message = std::move(r->message_)) put_back(message, std::move(copy));
+    }
 }
 
 // The send goes on from a copy of its data.

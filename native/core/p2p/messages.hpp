@@ -179,6 +179,7 @@ private:
     std::unique_lock<std::mutex> lock_requests();
     void notify(int whom);
     void check_open(const char* operation);  // with mutex_ locked
+    class Foreground;
     template <class Done> bool wait_until(double timeout, Done&& done, Request* request, bool probes = false);
     template <class Done> void check_peers(const Request* request, Done&& done);
     [[noreturn]] void timed_out(double timeout, const Request* request);

@@ -46,6 +46,41 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
         if (const auto peer = peer_that_left(*r)) protocol_.lost(*peer, operation);
 }
 
+// One thread's wait beyond the first polls, measured for observers. While a thread waits for a request, reports say
+// that this rank is in it; afterwards only if it is still pending.
+class Messages::Foreground {
+public:
+    // request: as in wait_until.
+    Foreground(Messages& messages, Request* request) : messages_(messages), request_(request) {
+        std::lock_guard lock(messages.mutex_);
+        messages.enter_wait();
+        if (!request || request->complete_) return;
+        request->waits_since_ = since_;
+        if (request->entry_) request->entry_->clear(kBackground);
+        else messages.trace(*request, true);
+    }
+    ~Foreground() {
+        {
+            std::lock_guard lock(messages_.mutex_);
+            messages_.leave_wait();
+            if (request_ && request_->entry_) {
+                if (messages_.group_.failed()) messages_.end_trace(*request_, true);
+                else request_->entry_->set(kBackground);
+            }
+        }
+        publish();
+    }
+    void publish() {
+        const uint64_t now = ticks();
+        messages_.tracer_.waited(now - std::exchange(since_, now));
+    }
+
+private:
+    Messages& messages_;
+    Request* const request_;
+    uint64_t since_ = ticks();
+};
+
 // Returns true as soon as done() is. After `timeout` seconds it throws TimedOut, or, with `probes`, returns false.
 // request: the one that the program waits for, or null.
 template <class Done> bool Messages::wait_until(double timeout, Done&& done, Request* request, bool probes) {
@@ -64,37 +99,7 @@ template <class Done> bool Messages::wait_until(double timeout, Done&& done, Req
     }
     before_waiting();
     const auto since = Clock::now();
-    struct WaitTimer {
-        Tracer& tracer;
-        uint64_t since = ticks();
-        explicit WaitTimer(Tracer& t) : tracer(t) {}
-        ~WaitTimer() { publish(); }
-        void publish() {
-            const uint64_t now = ticks();
-            tracer.waited(now - since);
-            since = now;
-        }
-    } timer(tracer_);
-    // While a thread waits for a request, reports say that this rank is in it; afterwards only if it is still pending.
-    struct InForeground {
-        Messages& messages;
-        Request* const request;
-        InForeground(Messages& m, Request* r, uint64_t since) : messages(m), request(r) {
-            std::lock_guard lock(messages.mutex_);
-            messages.enter_wait();
-            if (!request || request->complete_) return;
-            request->waits_since_ = since;
-            if (request->entry_) request->entry_->clear(kBackground);
-            else messages.trace(*request, true);
-        }
-        ~InForeground() {
-            std::lock_guard lock(messages.mutex_);
-            messages.leave_wait();
-            if (!request || !request->entry_) return;
-            if (messages.group_.failed()) messages.end_trace(*request, true);
-            else request->entry_->set(kBackground);
-        }
-    } foreground(*this, request, timer.since);
+    Foreground foreground(*this, request);
     // Returns true as soon as done() is, and false after some polls in which nothing moved.
     const auto poll = [&] {
         auto polling_since = Clock::now();
@@ -127,7 +132,7 @@ template <class Done> bool Messages::wait_until(double timeout, Done&& done, Req
             if (probes) return false;
             timed_out(timeout, request);
         }
-        timer.publish();
+        foreground.publish();
         futex_sleep(peer_slot.message_notifications, seen, sleep_limit(left));
         if (interrupted()) throw Interrupted();
     }
