@@ -1,8 +1,8 @@
 // Measuring what the operations of this process do, also the operations of communicators that are written in Python.
 #include "trace/totals.hpp"
 
+#include "base/clock.hpp"
 #include "bindings.hpp"
-#include "sync/clock.hpp"
 
 using namespace rankwise;
 

@@ -7,11 +7,11 @@
 #include <exception>
 #include <numeric>
 
+#include "base/mix.hpp"
 #include "collectives/collectives.hpp"
 #include "failure/watchdog.hpp"
 #include "stream/events.hpp"
 #include "sync/forks.hpp"
-#include "sync/mix.hpp"
 
 namespace rankwise {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "failure/errors.hpp"
-#include "kernels/types.hpp"
-#include "sync/mix.hpp"
+#include "base/errors.hpp"
+#include "base/mix.hpp"
+#include "base/types.hpp"
 
 namespace rankwise::tuning {
 

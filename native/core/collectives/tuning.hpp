@@ -1,6 +1,6 @@
 // The tuning table: decides which algorithm a collective runs and how a message is sent. For a collective the decision
 // depends only on the operation, the group's conditions and the sizes, which are the same on every rank. The sizes at
-// which it changes are in thresholds.hpp; a tuning file may set others.
+// which it changes are in base/policy.hpp; a tuning file may set others.
 //
 // Beside each number is its source: the commit that measured it, on two cores of a virtual machine
 // (docs/explanation/results.md), unless noted otherwise.

@@ -2,7 +2,7 @@
 
 #include <exception>
 
-#include "failure/errors.hpp"
+#include "base/errors.hpp"
 #include "sync/waiting.hpp"
 
 namespace rankwise {

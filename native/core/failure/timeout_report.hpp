@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "failure/errors.hpp"
+#include "base/errors.hpp"
 #include "memory/segment.hpp"
 
 namespace rankwise {

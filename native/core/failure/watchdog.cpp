@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "failure/errors.hpp"
+#include "base/errors.hpp"
 #include "failure/stacks.hpp"
 #include "stream/stream.hpp"
 

@@ -1,6 +1,6 @@
 // Reduction kernels, selected at run time for the CPU.
 #pragma once
-#include "kernels/types.hpp"
+#include "base/types.hpp"
 
 namespace rankwise {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "failure/errors.hpp"
+#include "base/errors.hpp"
 
 namespace rankwise {
 

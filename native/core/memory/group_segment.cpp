@@ -6,9 +6,9 @@
 #include <bit>
 #include <cstring>
 
+#include "base/mix.hpp"
 #include "failure/agreement.hpp"
 #include "kernels/copy.hpp"
-#include "sync/mix.hpp"
 
 namespace rankwise {
 

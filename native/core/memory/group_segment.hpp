@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/types.hpp"
+#include "base/types.hpp"
 #include "memory/segment.hpp"
 
 namespace rankwise {

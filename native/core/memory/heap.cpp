@@ -8,7 +8,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "failure/errors.hpp"
+#include "base/errors.hpp"
 #include "memory/segment.hpp"
 
 namespace rankwise {

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/errors.hpp"
 #include "failure/agreement.hpp"
-#include "failure/errors.hpp"
 #include "failure/watchdog.hpp"
 #include "memory/group_segment.hpp"
 #include "trace/trace.hpp"

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
+#include "base/qualified_pid.hpp"
 #include "memory/heap.hpp"
-#include "memory/qualified_pid.hpp"
-#include "sync/clock.hpp"
 #include "sync/waiting.hpp"
 
 namespace rankwise {

@@ -3,7 +3,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "failure/errors.hpp"
+#include "base/errors.hpp"
 #include "sync/forks.hpp"
 
 namespace rankwise {

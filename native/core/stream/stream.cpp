@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "failure/errors.hpp"
+#include "base/errors.hpp"
 
 namespace rankwise {
 

@@ -13,8 +13,8 @@
 #include <map>
 #include <string>
 
-#include "memory/qualified_pid.hpp"
-#include "sync/mix.hpp"
+#include "base/mix.hpp"
+#include "base/qualified_pid.hpp"
 
 namespace rankwise {
 

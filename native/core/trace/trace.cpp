@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <iterator>
 
-#include "failure/errors.hpp"
+#include "base/errors.hpp"
 
 namespace rankwise {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/thresholds.hpp"
+#include "base/policy.hpp"
 #include "memory/group_segment.hpp"
 #include "transport/numa_nodes.hpp"
 

@@ -4,7 +4,7 @@
 
 #include <bit>
 
-#include "sync/mix.hpp"
+#include "base/mix.hpp"
 
 namespace rankwise {
 

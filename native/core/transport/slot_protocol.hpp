@@ -18,7 +18,7 @@
 #include <new>
 #include <utility>
 
-#include "failure/errors.hpp"
+#include "base/errors.hpp"
 #include "kernels/copy.hpp"
 #include "memory/group_segment.hpp"
 #include "sync/waiting.hpp"

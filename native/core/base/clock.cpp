@@ -1,4 +1,4 @@
-#include "sync/clock.hpp"
+#include "base/clock.hpp"
 
 namespace rankwise {
 

@@ -1,4 +1,4 @@
-#include "memory/qualified_pid.hpp"
+#include "base/qualified_pid.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
