@@ -192,15 +192,7 @@ def circles(package: Path) -> set[frozenset[str]]:
             found.add(name)
         needs[module] = (found & files.keys()) - {module}
 
-    def reachable(module: str) -> set[str]:
-        seen: set[str] = set()
-        left = set(needs[module])
-        while left:
-            seen |= left
-            left = set().union(*(needs[one] for one in left)) - seen
-        return seen
-
-    reach = {module: reachable(module) for module in files}
+    reach = {module: reachable(needs, needs[module]) for module in files}
     found_circles = set()
     for module in files:
         if module in reach[module]:
@@ -210,11 +202,37 @@ def circles(package: Path) -> set[frozenset[str]]:
 
 
 def native_faults(native: Path) -> Iterator[str]:
-    """Includes of Python in the core, a line each."""
-    for path in sorted((native / "core").rglob("*.[ch]pp")):
+    """What is wrong with the includes of the core, a line each."""
+    core = native / "core"
+    needs: dict[str, set[str]] = {}  # by folder; the files above the folders are comm
+    for path in sorted(core.rglob("*.[ch]pp")):
+        inside = path.relative_to(core)
+        folder = "comm" if inside.parent == Path() else inside.parts[0]
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if re.match(r"\s*#\s*include\s*[<\"](Python\.h|nanobind/|pybind11/)", line):
-                yield f"core/{path.relative_to(native / 'core')}:{number}: the core knows no Python: {line.strip()}"
+            if not (found := re.match(r"\s*#\s*include\s*([<\"])([^>\"]+)", line)):
+                continue
+            name = found[2]
+            outside = (native / "bindings" / name).exists()
+            if outside or name.startswith(("Python.h", "nanobind/", "pybind11/", "..")):
+                yield f"core/{inside}:{number}: the core knows no Python: {line.strip()}"
+            elif found[1] == '"':
+                needs.setdefault(folder, set()).add(Path(name).parts[0] if "/" in name else "comm")
+    for folder in sorted(needs):
+        if others := needs[folder] - {folder}:
+            if folder == "base":
+                yield f"core/base includes {', '.join(sorted(others))}; it includes no other folder"
+            elif folder in reachable(needs, others):
+                yield f"core/{folder} includes itself through {', '.join(sorted(others))}"
+
+
+def reachable(needs: dict[str, set[str]], first: set[str]) -> set[str]:
+    """These folders, and what they include directly or through others."""
+    seen: set[str] = set()
+    left = set(first)
+    while left:
+        seen |= left
+        left = set().union(*(needs.get(one, set()) for one in left)) - seen
+    return seen
 
 
 def length_faults(*folders: Path) -> Iterator[str]:
@@ -261,8 +279,8 @@ def test_a_circle_is_found(tmp_path: Path, code: str) -> None:
     assert found == {frozenset({"group/first.py", "group/second.py", "group/third.py"})}
 
 
-def test_core_knows_no_python() -> None:
-    assert list((ROOT / "native" / "core").rglob("*.cpp")), "the core is not where this test looks"
+def test_the_folders_of_the_core_form_layers() -> None:
+    assert {path.parent.name for path in (ROOT / "native" / "core").rglob("*.hpp")} >= {"base", "sync", "transport"}
     assert list(native_faults(ROOT / "native")) == []
 
 
@@ -345,12 +363,30 @@ def test_an_allowed_import_passes(tmp_path: Path, file: str, code: str) -> None:
     assert list(python_faults(tmp_path / "rankwise")) == []
 
 
-@pytest.mark.parametrize("include", ["#include <Python.h>", '# include "nanobind/nanobind.h"'])
-def test_python_in_the_core_is_found(tmp_path: Path, include: str) -> None:
-    path = tmp_path / "core" / "collectives" / "all_reduce.cpp"
-    path.parent.mkdir(parents=True)
-    path.write_text(f"#include <atomic>\n{include}\n")
-    assert len(list(native_faults(tmp_path))) == 1
+@pytest.mark.parametrize(
+    ("file", "include", "fault"),
+    [
+        ("collectives/all_reduce.cpp", "#include <Python.h>", "knows no Python"),
+        ("collectives/all_reduce.cpp", '# include "nanobind/nanobind.h"', "knows no Python"),
+        ("collectives/all_reduce.cpp", '#include "gil.hpp"', "knows no Python"),
+        ("base/errors.cpp", '#include "sync/waiting.hpp"', "includes no other folder"),
+        ("sync/waiting.cpp", '#include "memory/heap.hpp"', "includes itself"),
+        ("sync/waiting.cpp", '#include "comm.hpp"', "includes itself"),
+    ],
+)
+def test_a_forbidden_include_of_the_core_is_found(tmp_path: Path, file: str, include: str, fault: str) -> None:
+    sources = {
+        "bindings/gil.hpp": "",
+        "core/comm.hpp": '#include "collectives/all_reduce.hpp"\n#include "memory/heap.hpp"',
+        "core/memory/heap.hpp": '#include "sync/waiting.hpp"',
+        f"core/{file}": f'#include <atomic>\n#include "{file.replace("cpp", "hpp")}"\n{include}\n',
+    }
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    faults = list(native_faults(tmp_path))
+    assert faults, "nothing is found"
+    assert all(fault in line for line in faults)
 
 
 def test_a_long_file_is_found(tmp_path: Path) -> None:

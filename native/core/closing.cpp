@@ -8,10 +8,6 @@ namespace rankwise {
 
 namespace {
 
-constexpr double kUserCodeTimeout =
-    0.2;  // seconds that close waits for a function of the program that runs on the stream
-constexpr std::chrono::seconds kToNotice{5};  // for a call to notice that the group has failed, or is closed
-
 template <class Condition> bool wait_while(Clock::time_point until, const Condition& condition) {
     for (; condition(); usleep(500))
         if (Clock::now() > until) return false;

@@ -1,5 +1,6 @@
 // Cheap timestamps: the processor's counter, which all cores of a host share, and its conversion to clock time.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <ctime>
 #if defined(__x86_64__) || defined(__i386__)
@@ -7,6 +8,8 @@
 #endif
 
 namespace rankwise {
+
+using Clock = std::chrono::steady_clock;
 
 inline int64_t clock_ns(clockid_t clock) {
     timespec t;

@@ -1,5 +1,6 @@
 // The exceptions of the core. The bindings translate each type in one place.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -68,7 +69,11 @@ struct OutOfMemory : Error {
     using Error::Error;
 };
 
-// Adds an item to a list in an error's text.
+// Parts of an error's text.
+std::string seconds(double value);                      // "2.5 s"
+std::string mib(size_t bytes);                          // "3 MiB"
+std::string list_ranks(const std::vector<int>& ranks);  // "rank 3", "ranks 0-2, 5"
+// Adds an item to a list.
 inline void add_to_list(std::string& list, std::string_view item, std::string_view separator = ", ") {
     if (!list.empty()) list += separator;
     list += item;

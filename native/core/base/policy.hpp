@@ -1,9 +1,11 @@
-// The thresholds of the tuning table: the sizes in bytes at which a collective changes its algorithm.
+// The constants that somebody has chosen: sizes, counts and times, each with the reason for its value.
 //
-// Beside each number is its source: the commit that measured it, on two cores of a virtual machine
-// (docs/explanation/results.md). `rankwise tune` measures them on another machine and writes a tuning file, which
-// replaces them.
+// Beside a number that was measured is its source: the commit that measured it, on two cores of a virtual machine
+// (docs/explanation/results.md). `rankwise tune` measures the Thresholds on another machine and writes a tuning file,
+// which replaces them.
 #pragma once
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -12,9 +14,60 @@
 #include <utility>
 #include <vector>
 
+#include "base/sizes.hpp"
+
 namespace rankwise {
 
-inline constexpr size_t KiB = 1 << 10, MiB = 1 << 20;
+inline constexpr int kMaxRanks = 1024;  // ranks of one host
+
+// ---- shared memory ----
+
+// Small enough that the slots that all ranks use stay in the cache; large enough that synchronising costs little
+// compared with copying.
+constexpr size_t slot_bytes_for(int ranks) { return ranks <= 16 ? 128 * KiB : 64 * KiB; }
+inline constexpr int kTraced = 1024;  // entries of a rank in the trace
+// The end of an operation on fewer bytes is not measured unless it waited: it takes less than about a microsecond.
+inline constexpr uint64_t kTimedFrom = 4 * KiB;
+inline constexpr uint32_t kNamedGroups = 256;
+inline constexpr size_t kMostKeptBuffers = 64;  // registered ones; a search through them takes less than 0.1 us
+// All ranks of the host together keep at most this part of the memory that was available.
+inline constexpr size_t kKeptShareOfMemory = 8;
+
+// ---- waiting ----
+
+// The longest sleep between two checks of the deadline, the failure record and interrupts.
+inline constexpr std::chrono::milliseconds kLongestSleep{100};
+// Of an oversubscribed host's waits, one in so many balances the ranks over the cores.
+inline constexpr uint32_t kWaitsPerBalance = 16;
+// How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round
+// trips beside 10,000 pending receives: 9 us without it, where every fifth message woke a progress thread.
+inline constexpr std::chrono::microseconds kStandAside{500};
+
+// ---- copying and reducing ----
+
+inline constexpr size_t kBytesPerCheck = 512 * KiB;  // copied between two checks for a failure of the group
+inline constexpr size_t kCacheBlock = 16 * KiB;      // reduced and copied at once, so that it stays in the L1 cache
+inline constexpr size_t kScratch = 512 * KiB;        // private memory for data read from peers
+inline constexpr size_t kKnownRanges = 8;            // recently found to be accessible to peers
+
+// ---- failures ----
+
+// How long an exit status is waited for: if it may be reported, and if it is sure to be.
+inline constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};
+inline constexpr std::chrono::milliseconds kCallSiteTimeout{200};  // to wait for other ranks' call sites
+inline constexpr std::chrono::seconds kStacksTimeout{1};           // to wait for other ranks' stacks
+inline constexpr size_t kStacksText = 32 * KiB;                    // of one rank
+// How long a rank waits for the decision of the ranks before it, for each of them, before it proposes an outcome too.
+inline constexpr std::chrono::milliseconds kPatience{50};
+// How long a rank whose array a peer may be writing to, or reading a message from, waits for a peer that may be
+// stopped.
+inline constexpr std::chrono::seconds kStoppedPeer{5};
+// Closing waits so long for a function of the program that runs on the stream ...
+inline constexpr double kUserCodeTimeout = 0.2;
+// ... and so long for a call to notice that the group has failed, or is closed.
+inline constexpr std::chrono::seconds kToNotice{5};
+
+// ---- collectives ----
 
 // A block is one rank's part of an array; the array of a broadcast is one block.
 struct Thresholds {
@@ -80,7 +133,39 @@ struct Tuning {
 
 namespace tuning {
 
-// The members of Tuning and of Thresholds by their names, which a tuning file uses.
+inline constexpr size_t kFlatLimit = 64 * KiB;  // fits any slot: a flat all_reduce cannot be larger
+// all_gather into the peers' memory: a rank writes so much to each of them in turn, while it is in the cache.
+inline constexpr size_t kPutPiece = 256 * KiB;
+// In a gather of two ranks, root also copies half of a block smaller than this (b3536a0).
+inline constexpr size_t kSmallGather = 1 * MiB;
+
+// ---- messages ----
+
+// The ring between two ranks. With more ranks it is smaller, since each pair that communicates has two: a bound on
+// memory, not measured.
+inline constexpr uint64_t ring_bytes(int ranks) { return ranks <= 8 ? 256 * KiB : 64 * KiB; }
+// Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us (f48a851).
+inline constexpr uint64_t kShortMessage = 1 * KiB;
+// The same for an object, whose encoding has no other form than one piece of memory. At most a piece of the ring.
+inline constexpr uint64_t kShortObject = 16 * KiB;
+// The sender announces pieces of this size, so that from two pieces on both ranks copy at once (3b3350c).
+inline constexpr uint64_t kRingPiece = 32 * KiB;
+// From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us (f48a851).
+inline constexpr uint64_t kRendezvous = 16 * KiB;
+// From this size on, a blocking send first polls briefly for a posted receive: 256 KiB 12.5 to 7.8 us (4ebdd04) ...
+inline constexpr uint64_t kPollForReceive = 64 * KiB;
+// ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us (f569150).
+inline constexpr int kYieldsForReceive = 4;
+// Up to this size a send that no thread waits for copies into a posted receive itself; above, the progress thread
+// copies (f48a851).
+inline constexpr uint64_t kUnwaitedCopy = 256 * KiB;
+// Both ranks copy pieces of this size, whole pages (f48a851).
+inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
+    return std::clamp<uint64_t>(round_up(bytes / 4, kPage), 16 * KiB, 256 * KiB);
+}
+
+// ---- the thresholds by their names, which a tuning file uses ----
+
 inline constexpr std::pair<const char*, Thresholds Tuning::*> kCores[] = {{"own_cores", &Tuning::own_cores},
                                                                           {"shared_cores", &Tuning::shared_cores},
                                                                           {"yielded_cores", &Tuning::yielded_cores}};

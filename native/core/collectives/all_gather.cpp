@@ -25,13 +25,12 @@ bool get_blocks(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Block
 // Writes a piece to all ranks before the next one, because after the first rank it is in the cache. Returns false, with
 // nothing done, if some rank's memory cannot be written.
 bool put_block(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    constexpr size_t kPiece = 256 << 10;
     const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
     uint8_t* buffer = s.reachable(recv, blocks.total());
     ExposedBuffers exposed(s, buffer, buffer);
     if (!exposed.all_exposed()) return false;
-    for (size_t at = 0; at < mine; at += kPiece) {
-        const size_t length = std::min(kPiece, mine - at);
+    for (size_t at = 0; at < mine; at += tuning::kPutPiece) {
+        const size_t length = std::min(tuning::kPutPiece, mine - at);
         copy_own_block(s, recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
         for (int i = 1; i < s.n; ++i) exposed.put((s.rank + i) % s.n, send + at, begin + at, length);
     }

@@ -10,11 +10,7 @@
 
 namespace rankwise::collectives {
 
-namespace {
-
-constexpr size_t kCacheBlock = 16 << 10;  // bytes reduced and copied at once, so that they stay in the L1 cache
-
-}  // namespace
+namespace {}  // namespace
 
 void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const size_t piece = s.slot_bytes();

@@ -8,8 +8,6 @@ namespace {
 
 constexpr uint64_t kNotRegistered = 0;  // no buffer has offset 0, which is the segment's header
 constexpr uint64_t kNotNeeded = ~uint64_t(0);
-constexpr size_t kCacheBlock = 16 << 10;   // bytes reduced and copied at once, so that they stay in the L1 cache
-constexpr size_t kCheckEvery = 512 << 10;  // bytes between two checks for a failure of the group
 
 }  // namespace
 
@@ -40,7 +38,7 @@ void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes,
     for (size_t at = shares.begin(s.rank), next_check = 0; at < end; at += kCacheBlock) {
         if (at >= next_check) {
             writes.check();
-            next_check = at + kCheckEvery;
+            next_check = at + kBytesPerCheck;
         }
         const size_t length = std::min(kCacheBlock, end - at);
         const void* sources[kMaxRanks];
@@ -58,9 +56,9 @@ void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes,
 
 void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine,
                              size_t item, ReduceKernel kernel) {
-    for (size_t at = 0; at < mine; at += kCheckEvery) {
+    for (size_t at = 0; at < mine; at += kBytesPerCheck) {
         s.check();
-        const size_t length = std::min(kCheckEvery, mine - at);
+        const size_t length = std::min(kBytesPerCheck, mine - at);
         const void* sources[kMaxRanks];
         for (int r = 0; r < s.n; ++r) sources[r] = send.of(r) + offset + at;
         kernel(recv + at, sources, s.n, length / item, s.n);

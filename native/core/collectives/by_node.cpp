@@ -18,8 +18,6 @@ namespace rankwise::collectives {
 
 namespace {
 
-constexpr size_t kBlock = 16 << 10;  // bytes of partial result computed at once, so that they stay in the L1 cache
-
 // Reduces the arrays of a node's ranks, after the partial result of the previous node, if there is one.
 class Partial {
 public:
@@ -40,7 +38,7 @@ public:
             return;
         }
         uint8_t* const sum = scratch_;
-        uint8_t* const term = scratch_ + kBlock;
+        uint8_t* const term = scratch_ + kCacheBlock;
         int next = 0;
         if (previous) std::memcpy(sum, previous, count * sizeof(float));
         else widen_(sum, sources[next++], count);
@@ -108,8 +106,8 @@ void reduce_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, R
             s.await(before, s.next_step());
             previous = s.slot(before, at_position);
         }
-        for (size_t at = shares.begin(place), end = shares.end(place); at < end; at += kBlock / growth) {
-            const size_t count = std::min(kBlock / growth, end - at) / item;
+        for (size_t at = shares.begin(place), end = shares.end(place); at < end; at += kCacheBlock / growth) {
+            const size_t count = std::min(kCacheBlock / growth, end - at) / item;
             const void* sources[1 + kMaxRanks];
             for (size_t i = 0; i < here.size(); ++i)
                 sources[1 + i] = (here[i] == s.rank ? data + p.offset : s.slot(here[i], at_position)) + at;

@@ -1,9 +1,6 @@
-// The tuning table: decides which algorithm a collective runs and how a message is sent. For a collective the decision
-// depends only on the operation, the group's conditions and the sizes, which are the same on every rank. The sizes at
-// which it changes are in base/policy.hpp; a tuning file may set others.
-//
-// Beside each number is its source: the commit that measured it, on two cores of a virtual machine
-// (docs/explanation/results.md), unless noted otherwise.
+// The tuning table: decides which algorithm a collective runs. The decision depends only on the operation, the
+// group's conditions and the sizes, which are the same on every rank. The sizes at which it changes are in
+// base/policy.hpp; a tuning file may set others.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -13,8 +10,6 @@
 #include "transport/conditions.hpp"
 
 namespace rankwise::tuning {
-
-inline constexpr size_t kFlatLimit = 64 * KiB;  // fits any slot: a flat all_reduce cannot be larger
 
 // The bytes of a call: of its largest block (one rank's part), and of all blocks together. An operation without blocks
 // counts as one block.
@@ -143,38 +138,9 @@ inline size_t copied_by_root(const Conditions& c, size_t block, bool non_tempora
     return c.ranks == 2 && non_temporal ? block / 4 / 64 * 64 : 0;
 }
 
-// In a gather root also copies half of a small block (b3536a0).
-inline constexpr size_t kSmallGather = 1 * MiB;
+// In a gather root also copies half of a small block.
 inline size_t gathered_by_root(const Conditions& c, size_t block, bool non_temporal) {
     return c.ranks == 2 && block < kSmallGather ? block - block / 2 : copied_by_root(c, block, non_temporal);
-}
-
-// ---- messages (p2p/) ----
-
-// The ring between two ranks. With more ranks it is smaller, since each pair that communicates has two: a bound on
-// memory, not measured.
-inline constexpr uint64_t ring_bytes(int ranks) { return ranks <= 8 ? 256 * KiB : 64 * KiB; }
-// Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us (f48a851).
-inline constexpr uint64_t kShortMessage = 1 * KiB;
-// The same for an object, whose encoding has no other form than one piece of memory. At most a piece of the ring.
-inline constexpr uint64_t kShortObject = 16 * KiB;
-// The sender announces pieces of this size, so that from two pieces on both ranks copy at once (3b3350c).
-inline constexpr uint64_t kRingPiece = 32 * KiB;
-// From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us (f48a851).
-inline constexpr uint64_t kRendezvous = 16 * KiB;
-// From this size on, a blocking send first polls briefly for a posted receive: 256 KiB 12.5 to 7.8 us (4ebdd04) ...
-inline constexpr uint64_t kPollForReceive = 64 * KiB;
-// ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us (f569150).
-inline constexpr int kYieldsForReceive = 4;
-// Up to this size a send that no thread waits for copies into a posted receive itself; above, the progress thread
-// copies (f48a851).
-inline constexpr uint64_t kUnwaitedCopy = 256 * KiB;
-// Between two pieces of this size, the receiver of an offered message checks for a failure of the group.
-inline constexpr uint64_t kOfferPiece = 512 * KiB;
-// Both ranks copy pieces of this size, whole pages (f48a851).
-inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
-    constexpr uint64_t page = 4 * KiB;
-    return std::clamp<uint64_t>((bytes / 4 + page - 1) / page * page, 16 * KiB, 256 * KiB);
 }
 
 // ---- the table by names ----

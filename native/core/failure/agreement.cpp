@@ -9,9 +9,6 @@ namespace rankwise {
 
 namespace {
 
-// How long a rank waits for the decision of the ranks before it, for each of them, before it proposes an outcome too.
-constexpr std::chrono::milliseconds kPatience{50};
-
 constexpr uint64_t pack(uint32_t number, uint32_t low) { return uint64_t(number) << 32 | low; }
 constexpr uint32_t number_of(uint64_t word) { return uint32_t(word >> 32); }
 

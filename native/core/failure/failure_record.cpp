@@ -14,7 +14,6 @@ std::string (*call_site)() = [] { return std::string(); };
 
 namespace {
 
-constexpr std::chrono::milliseconds kCallSiteTimeout{200};  // to wait for other ranks' call sites
 const char* const kNoCall = "nothing yet";
 
 std::string host_name() {
@@ -300,7 +299,7 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
     // Only a collective, which has a sequence number, exposes memory.
     const std::string danger =
         sequence < 0 ? ""
-                     : await_no_writers(f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedWriter)
+                     : await_no_writers(f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedPeer)
                                                                    : std::chrono::duration<double>(timeout),
                                         true);
     const std::string who = "rank " + std::to_string(f.rank);

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <optional>
 
-#include "stream/stream.hpp"
+#include "sync/engine_thread.hpp"
 
 namespace rankwise {
 
@@ -17,14 +17,11 @@ std::string (*program_stacks)() = [] { return std::string(); };
 
 namespace {
 
-constexpr size_t kText = 32 << 10;
-constexpr std::chrono::seconds kAnswerTimeout{1};
-
 // The end of a text, from the beginning of a line on.
 std::string tail(const std::string& text) {
-    if (text.size() < kText) return text;
-    const size_t line = text.find('\n', text.size() - kText + 5);
-    return "...\n" + text.substr(line == std::string::npos ? text.size() - kText + 5 : line + 1);
+    if (text.size() < kStacksText) return text;
+    const size_t line = text.find('\n', text.size() - kStacksText + 5);
+    return "...\n" + text.substr(line == std::string::npos ? text.size() - kStacksText + 5 : line + 1);
 }
 
 // Opens the pipe behind /proc/PID/fd/N, if the descriptor still is that pipe.
@@ -49,8 +46,8 @@ bool notify(const RankRecord& r) {
 void answer(Segment& segment, RankRecord& r) {
     for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
         const std::string text = tail(program_stacks());
-        if (segment.heap().room(r.stacks.load(), BlockKind::Text) < kText)
-            r.stacks.store(segment.heap().allocate(kText, BlockKind::Text));
+        if (segment.heap().room(r.stacks.load(), BlockKind::Text) < kStacksText)
+            r.stacks.store(segment.heap().allocate(kStacksText, BlockKind::Text));
         std::memcpy(segment.at<char>(r.stacks.load()), text.c_str(), text.size() + 1);
         r.stacks_answered.store(request);
     }
@@ -114,7 +111,7 @@ RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks) {
         requests.emplace_back(rank, r.stacks_requested.fetch_add(1) + 1);
         notify(r);
     }
-    const auto until = Clock::now() + kAnswerTimeout;
+    const auto until = Clock::now() + kStacksTimeout;
     for (const auto& [rank, request] : requests) {
         const RankRecord& r = segment.record(rank);
         const int pid = r.pid.load().number;
@@ -124,7 +121,7 @@ RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks) {
         if (answered()) {
             const uint64_t stacks = r.stacks.load();
             const size_t length =
-                strnlen(segment.at<char>(stacks), std::min(kText, segment.heap().room(stacks, BlockKind::Text)));
+                strnlen(segment.at<char>(stacks), std::min(kStacksText, segment.heap().room(stacks, BlockKind::Text)));
             if (length > 0)
                 answers.emplace_back(
                     rank, std::string(segment.at<char>(stacks), length));  // empty while the interpreter shuts down

@@ -110,20 +110,6 @@ TimeoutReport read_report(const Segment& segment, uint64_t offset) {
     return report;
 }
 
-std::string list_ranks(const std::vector<int>& ranks) {
-    std::string list;
-    for (size_t i = 0; i < ranks.size();) {
-        size_t last = i;
-        while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-        if (last < i + 2) last = i;
-        std::string run = std::to_string(ranks[i]);
-        if (last > i) run.append("-").append(std::to_string(ranks[last]));
-        add_to_list(list, run);
-        i = last + 1;
-    }
-    return (ranks.size() == 1 ? "rank " : "ranks ") + list;
-}
-
 std::string list_states(const RankTexts& states) {
     std::vector<SameState> groups;
     for (const auto& [rank, state] : states) {

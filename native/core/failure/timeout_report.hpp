@@ -19,7 +19,6 @@ struct TimeoutReport {
 uint64_t write_report(Segment& segment, const TimeoutReport& report);
 TimeoutReport read_report(const Segment& segment, uint64_t offset);
 
-std::string list_ranks(const std::vector<int>& ranks);  // "rank 3", "ranks 0-2, 5"
 // One line for all ranks in the same state: "\n  ranks 0-2, 5: in all_reduce #12 for 2.9 to 3.0 s".
 std::string list_states(const RankTexts& states);
 

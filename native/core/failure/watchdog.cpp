@@ -13,7 +13,7 @@
 
 #include "base/errors.hpp"
 #include "failure/stacks.hpp"
-#include "stream/stream.hpp"
+#include "sync/engine_thread.hpp"
 
 namespace rankwise {
 
@@ -88,8 +88,6 @@ void Watcher::notify() const {
     if (getpid() == pid_) eventfd_write(notifications_, 1);
 }
 
-void Watcher::stop() const { notify(); }
-
 void Watcher::start(const std::shared_ptr<Segment>& segment) {
     engine_thread([self = shared_from_this(), watched = std::weak_ptr(segment)] { self->watch(watched); }).detach();
 }
@@ -140,7 +138,10 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
 void watch_peers(const std::shared_ptr<Segment>& segment, int rank) {
     if (segment->world_size() == 1) return;
     const bool first = !segment->watcher;
-    if (first) segment->watcher = std::make_shared<Watcher>(*segment, rank);
+    if (first) {
+        const auto watcher = std::make_shared<Watcher>(*segment, rank);
+        segment->watcher = {watcher.get(), [watcher](Watcher*) { watcher->notify(); }};
+    }
     segment->watcher->watch_present(*segment);
     if (first) segment->watcher->start(segment);
 }

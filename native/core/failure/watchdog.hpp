@@ -18,8 +18,8 @@ public:
     // the segment was given. Throws Error if this process may not open so many files.
     void watch_present(Segment& segment);
     void start(const std::shared_ptr<Segment>& segment);
-    // The thread ends, and no longer uses the segment.
-    void stop() const;
+    // Wake the thread. It ends once the segment is gone, and never keeps it.
+    void notify() const;
 
 private:
     struct Peer {
@@ -28,7 +28,6 @@ private:
     };
     void watch(const std::weak_ptr<Segment>& watched);
     void take_added(std::vector<Peer>& peers);
-    void notify() const;
     const int rank_;
     const int pid_;            // a forked child's copy has no effect
     const int notifications_;  // eventfd: there are further processes to watch, or the segment is gone

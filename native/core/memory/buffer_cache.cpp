@@ -11,16 +11,13 @@ namespace rankwise {
 
 namespace {
 
-constexpr size_t kMostBuffers = 64;   // kept; a search through them takes less than 0.1 us
-constexpr size_t kShareOfMemory = 8;  // all ranks of the host together keep at most this part of what was available
-
 size_t pages(size_t bytes) { return round_up(std::max<size_t>(bytes, 1), kPage); }
 
 }  // namespace
 
 BufferCache::BufferCache(std::shared_ptr<Segment> segment)
     : segment_(std::move(segment)), owner_(getpid()),
-      limit_(available_memory() / kShareOfMemory / size_t(segment_->world_size())) {}
+      limit_(available_memory() / kKeptShareOfMemory / size_t(segment_->world_size())) {}
 
 uint64_t BufferCache::take(size_t bytes, bool zeroed) {
     const size_t wanted = pages(bytes);
@@ -79,7 +76,7 @@ void BufferCache::leave() {
 // Removes the longest unused buffers until at most `bytes` are kept, for the caller to release without the lock.
 std::vector<BufferCache::Kept> BufferCache::drop_until(size_t bytes) {
     size_t count = 0;
-    while (kept_bytes_ > bytes || kept_.size() - count > kMostBuffers) kept_bytes_ -= kept_[count++].bytes;
+    while (kept_bytes_ > bytes || kept_.size() - count > kMostKeptBuffers) kept_bytes_ -= kept_[count++].bytes;
     std::vector<Kept> dropped(kept_.begin(), kept_.begin() + ptrdiff_t(count));
     kept_.erase(kept_.begin(), kept_.begin() + ptrdiff_t(count));
     return dropped;

@@ -7,16 +7,13 @@
 #include <cstring>
 
 #include "base/mix.hpp"
-#include "failure/agreement.hpp"
 #include "kernels/copy.hpp"
+#include "memory/agreements.hpp"
 
 namespace rankwise {
 
 namespace {
 
-// Small enough that the slots that all ranks use stay in the cache; large enough that synchronising costs little
-// compared with copying.
-constexpr size_t slot_bytes_for(int nranks) { return nranks <= 16 ? 128 << 10 : 64 << 10; }
 static_assert(std::has_single_bit(slot_bytes_for(1)) &&
               std::has_single_bit(slot_bytes_for(kMaxRanks)));  // positions are masked
 
@@ -34,48 +31,6 @@ struct Layout {
 };
 
 }  // namespace
-
-const char* name(Op op) {
-    constexpr const char* names[] = {
-        "none",         "barrier",        "all_reduce", "broadcast",    "reduce",   "all_gather", "gather",
-        "scatter",      "reduce_scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v",  "reduce_scatter_v",
-        "all_to_all_v", "split",          "send",       "recv",         "sync",     "close",      "init",
-        "scatter",      "scan",           "exscan",     "shrink",       "agree",    "restore"};
-    return size_t(op) < std::size(names) ? names[size_t(op)] : "unknown";
-}
-
-Call make_call(Op op, DType dtype, ReduceOp reduce, int root, uint64_t amount) {
-    return {uint64_t(op) | uint64_t(dtype) << 8 | uint64_t(reduce) << 16 | uint64_t(uint32_t(root)) << 32, amount};
-}
-
-uint64_t Description::digest() const {
-    uint64_t result = mix(0x5eed, uint64_t(operation) << 8 | uint64_t(dims));
-    for (int i = 0; i < dims; ++i) result = mix(result, uint64_t(dim[i]));
-    return result | 1;
-}
-
-bool Call::has_dtype() const {
-    return (op() >= Op::AllReduce && op() <= Op::AllToAllV) || op() == Op::Send || op() == Op::Recv;
-}
-
-bool Call::reduces() const {
-    return op() == Op::AllReduce || op() == Op::Reduce || op() == Op::ReduceScatter || op() == Op::ReduceScatterV;
-}
-
-bool Call::has_root() const {
-    return op() == Op::Broadcast || op() == Op::Reduce || op() == Op::Gather || op() == Op::Scatter ||
-           op() == Op::GatherV || op() == Op::ScatterV || op() == Op::ScatterDescribed;
-}
-
-std::string Call::to_string() const {
-    std::string text = name(op());
-    if (!has_dtype()) return text + (has_root() ? "(root=" + std::to_string(root()) + ")" : "()");
-    text += by_rank() ? "(counts#" + std::to_string(amount % 100000) : "(count=" + std::to_string(amount);
-    text += std::string(", dtype=") + (uint64_t(dtype()) < kDTypes ? name(dtype()) : "?");
-    if (reduces()) text += std::string(", op=") + name(reduce());
-    if (has_root()) text += ", root=" + std::to_string(root());
-    return text + ")";
-}
 
 size_t group_segment_bytes(size_t n) { return Layout(n).bytes; }
 

@@ -21,8 +21,6 @@ static_assert(kMaxRanks == 1 << kRankBits);
 
 }  // namespace
 
-std::string mib(size_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
-
 size_t available_memory() {
     size_t available = SIZE_MAX;
     std::ifstream meminfo("/proc/meminfo");

@@ -13,11 +13,11 @@
 #include <functional>
 #include <string>
 
+#include "base/sizes.hpp"
+
 namespace rankwise {
 
-inline constexpr size_t kPage = 4096;
 struct RankRecord;
-constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Free: clean and unused. Reserved: by a process that allocates or frees it. Continued: not the first unit of its
 // block. Retired: freed as soon as nobody visits it. The others are published.
@@ -99,6 +99,5 @@ private:
 
 // Bytes that can still be allocated before the machine or the cgroup runs out of memory.
 size_t available_memory();
-std::string mib(size_t bytes);  // "3 MiB"
 
 }  // namespace rankwise

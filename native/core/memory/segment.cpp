@@ -13,10 +13,9 @@
 #include <utility>
 
 #include "base/errors.hpp"
-#include "failure/agreement.hpp"
-#include "failure/watchdog.hpp"
+#include "memory/agreements.hpp"
 #include "memory/group_segment.hpp"
-#include "trace/trace.hpp"
+#include "memory/trace_entry.hpp"
 
 namespace rankwise {
 
@@ -53,7 +52,7 @@ Segment::Segment(int fd, uint8_t* base, size_t bytes)
       heap_(fd, base, header_->heap, header_->ranks) {}
 
 Segment::~Segment() {
-    if (watcher) watcher->stop();
+    watcher.reset();
     for (const auto& [rank, pidfd] : pidfds_) close(pidfd);
     munmap(base_, mapped_);
     close(fd_);
@@ -229,11 +228,6 @@ void Segment::give_up(int rank) {
     record(rank).given_up.store(1);
     announce_roster();
 }
-
-namespace {
-// How long an exit status is waited for: if it may be reported, and if it is sure to be.
-constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};
-}  // namespace
 
 std::string Segment::how_it_ended(int rank, uint32_t process) const {
     const RankRecord& r = record(rank);

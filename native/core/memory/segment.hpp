@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/policy.hpp"
 #include "base/qualified_pid.hpp"
 #include "memory/heap.hpp"
 #include "sync/waiting.hpp"
@@ -21,8 +22,6 @@
 namespace rankwise {
 
 inline constexpr uint64_t kSegmentMagic = 0x37657369776b6e72;  // "rnkwise7"
-inline constexpr int kMaxRanks = 1024;                         // ranks of one host
-inline constexpr size_t kCacheLine = 128;  // two lines: the hardware prefetches a line together with its neighbour
 inline constexpr int32_t kStatusUnknown = INT32_MIN;
 
 // Each rank writes its own record; all ranks read it. The launcher may start a lost rank again: the processes of a rank
@@ -49,8 +48,6 @@ struct alignas(kCacheLine) RankRecord {
 
 // The name of a group that is not the group of all ranks. Of two groups whose numbers differ by kNamedGroups, the later
 // one replaces the name of the earlier one.
-inline constexpr uint32_t kNamedGroups = 256;
-
 struct alignas(64) GroupName {
     static constexpr uint64_t kBeingWritten = UINT64_MAX;
     static constexpr size_t kWords = 7;
@@ -112,7 +109,7 @@ public:
     int take_pidfd(int rank);
     // This process is number `process` of `rank`: what it reserves and allocates from now on is freed after its death.
     void set_owner(int rank, uint32_t process) { heap_.set_owner(rank, process); }
-    // This process's watcher of the other ranks (failure/watchdog.hpp), which ends before the segment is unmapped.
+    // This process's watcher of the other ranks (failure/watchdog.hpp). Its thread ends when this is released.
     std::shared_ptr<Watcher> watcher;
 
     // Record that this process of `rank` has ended, and fail every group that it had not left.

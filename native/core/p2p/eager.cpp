@@ -1,6 +1,5 @@
 // Short messages whose callers wait are written to the ring, or read from it, at once and without a Request, unless
 // another message comes first.
-#include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
 namespace rankwise {

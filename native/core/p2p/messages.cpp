@@ -4,8 +4,6 @@
 #include <cstring>
 #include <random>
 
-#include "collectives/tuning.hpp"
-
 namespace rankwise {
 
 namespace {

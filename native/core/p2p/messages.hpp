@@ -24,7 +24,7 @@
 
 #include "memory/group_memory.hpp"
 #include "p2p/matching.hpp"
-#include "stream/stream.hpp"
+#include "sync/engine_thread.hpp"
 #include "sync/forks.hpp"
 #include "transport/slot_protocol.hpp"
 

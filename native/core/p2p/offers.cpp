@@ -5,7 +5,6 @@
 // received before it.
 #include <sched.h>
 
-#include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
 namespace rankwise {
@@ -92,8 +91,8 @@ void Messages::fetch(Message& m) {
     bool copied = true;
     uint8_t* to = m.at;
     for (const Part& part : offer.parts)
-        for (uint64_t done = 0; copied && done < part.bytes; done += tuning::kOfferPiece) {
-            const uint64_t bytes = std::min(part.bytes - done, tuning::kOfferPiece);
+        for (uint64_t done = 0; copied && done < part.bytes; done += kBytesPerCheck) {
+            const uint64_t bytes = std::min(part.bytes - done, kBytesPerCheck);
             copied = !group_.failed() &&
                      protocol_.try_copy(m.from, false, to, reinterpret_cast<uint64_t>(part.data) + done, bytes);
             to += bytes;

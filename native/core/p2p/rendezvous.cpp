@@ -1,7 +1,6 @@
 // Large messages are copied directly from the sender's memory into the receiver's: see Rendezvous (channel.hpp).
 #include <cstring>
 
-#include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
 namespace rankwise {
@@ -72,8 +71,7 @@ void Messages::withdraw_receive(int from, Memory copy) {
         posted_[from].reset();
         return;
     }
-    const auto until =
-        Clock::now() + std::chrono::seconds(5);  // a sender that is stopped meanwhile cannot block us for ever
+    const auto until = Clock::now() + kStoppedPeer;
     bool moved = false;
     while (!progress_rendezvous(from, moved)) {
         if (protocol_.ended(from) || (group_.failed() && !m.writing.load())) break;

@@ -1,5 +1,4 @@
 // How messages pass through the ring of a channel: headers, and the data that follows them.
-#include "collectives/tuning.hpp"
 #include "p2p/messages.hpp"
 
 namespace rankwise {

@@ -1,8 +1,6 @@
 #include "stream/stream.hpp"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -38,18 +36,6 @@ void request_longer_time_slices() {
 }
 
 }  // namespace
-
-std::thread engine_thread(std::function<void()> body) {
-    sigset_t all, before;  // only the program's own threads handle signals
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread thread([body = std::move(body)] {
-        is_engine_thread = true;
-        body();
-    });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
-}
 
 void Task::finish() {
     body_ = nullptr;

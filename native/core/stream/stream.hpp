@@ -79,7 +79,4 @@ private:
     const std::atomic<uint32_t>* pending_;
 };
 
-// Starts a thread of the engine: it receives no signals and never calls interrupt_check.
-std::thread engine_thread(std::function<void()> body);
-
 }  // namespace rankwise

@@ -36,12 +36,6 @@ double cgroup_quota() {
 
 }  // namespace
 
-std::string seconds(double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.6g s", value);
-    return text;
-}
-
 cpu_set_t allowed_cores() {
     cpu_set_t cores;
     if (sched_getaffinity(0, sizeof cores, &cores) != 0) CPU_ZERO(&cores);

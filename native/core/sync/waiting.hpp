@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
-namespace rankwise {
+#include "base/clock.hpp"
+#include "base/policy.hpp"
+#include "sync/engine_thread.hpp"
 
-using Clock = std::chrono::steady_clock;
+namespace rankwise {
 
 inline void cpu_relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -74,7 +76,6 @@ void futex_wake_all(std::atomic<uint32_t>& word);
 // Called in the waiting thread after a signal, and at least once per kLongestSleep of sleep. Returns true
 // to stop the wait (in Python: a signal handler raised). Set once by the embedding.
 extern bool (*interrupt_check)();
-inline thread_local bool is_engine_thread = false;  // started by the engine: nothing interrupts it
 inline int WaitPolicy::may_yield() const { return is_engine_thread ? 0 : yields; }
 inline bool interrupted() { return !is_engine_thread && interrupt_check(); }
 
@@ -91,16 +92,11 @@ inline void before_waiting() {
     if (released_to_wait) released_to_wait->release();
 }
 
-// The longest sleep between two checks of the deadline, the failure record and interrupts.
-inline constexpr std::chrono::milliseconds kLongestSleep{100};
-
 // How long to sleep if the deadline is `left` seconds away.
 inline std::chrono::nanoseconds sleep_limit(std::chrono::duration<double> left) {
     const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::min<std::chrono::duration<double>>(left, kLongestSleep));
     return std::max(limit, std::chrono::nanoseconds(1000));
 }
-
-std::string seconds(double value);  // "2.5 s"
 
 }  // namespace rankwise

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "memory/group_segment.hpp"
+#include "base/operations.hpp"
 
 namespace rankwise {
 

@@ -9,13 +9,10 @@
 #include <cerrno>
 #include <cstring>
 
-#include "failure/timeout_report.hpp"
-
 namespace rankwise {
 
 namespace {
 
-constexpr size_t kChunk = 512 << 10;  // bytes copied between two checks for a failure of the group
 constexpr int kDumpable = 1;  // what PR_GET_DUMPABLE returns for a process whose memory others of its user may access
 
 // Whether other processes may access the memory of this one. The answer holds for a tick of the coarse clock, a few
@@ -84,8 +81,8 @@ void SlotProtocol::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64
         set_writing(false);
         address_overwritten(peer);
     }
-    for (size_t done = 0; done < bytes; done += kChunk) {
-        const size_t length = std::min(kChunk, bytes - done);
+    for (size_t done = 0; done < bytes; done += kBytesPerCheck) {
+        const size_t length = std::min(kBytesPerCheck, bytes - done);
         if (in_segment) copy((writes ? in_segment : here) + done, (writes ? here : in_segment) + done, length);
         // After the last chunk too: data read from a rank that has left may be overwritten.
         check_copied(in_segment || try_copy(peer, writes, here + done, there + done, length));

@@ -8,12 +8,6 @@
 
 namespace rankwise {
 
-namespace {
-
-constexpr uint32_t kWaitsPerBalance = 16;  // when oversubscribed, one wait in so many balances the ranks over the cores
-
-}  // namespace
-
 SlotProtocol::SlotProtocol(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy, bool part)
     : rank(rank), n(group.nranks), segment_(segment), group_(group), tracer_(segment, group.member()[rank], part),
       policy_(policy), slot_bits_(std::countr_zero(group.slot_bytes)) {}

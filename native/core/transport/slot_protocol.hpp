@@ -27,7 +27,6 @@
 
 namespace rankwise {
 
-inline constexpr size_t kScratch = 512 << 10;
 struct FreeAligned {
     void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t(64)); }
 };
@@ -45,14 +44,13 @@ public:
             if (one.memory == memory && one.bytes == bytes) return true;
         return false;
     }
-    void add(const void* memory, size_t bytes) { ranges_[next_++ % kRanges] = {memory, bytes}; }
+    void add(const void* memory, size_t bytes) { ranges_[next_++ % kKnownRanges] = {memory, bytes}; }
 
 private:
-    static constexpr size_t kRanges = 8;
     struct Range {
         const void* memory = nullptr;
         size_t bytes = 0;
-    } ranges_[kRanges];
+    } ranges_[kKnownRanges];
     size_t next_ = 0;
 };
 
@@ -183,7 +181,7 @@ public:
     // Whether peers may write into this rank's memory, in the current operation.
     void set_exposed(bool now) { exposed_ = now; }
     // If so, fail the group, and wait until no peer writes there any more.
-    void await_no_writers() { await_no_writers(kStoppedWriter, false); }
+    void await_no_writers() { await_no_writers(kStoppedPeer, false); }
     // Whether this rank can read and write a peer's memory. It reads a word that should have the expected value, and
     // writes nothing, only to see whether it may.
     bool can_access(int peer, uint64_t address, uint64_t expected) const;
@@ -240,7 +238,6 @@ private:
     std::string call_site_of(int peer) const;
     std::string awaited_message() const;
     [[noreturn]] void throw_mismatch(const std::string& danger = "");
-    static constexpr std::chrono::seconds kStoppedWriter{5};  // that a rank waits for a writer after the timeout
     std::string await_no_writers(std::chrono::duration<double> limit, bool interruptible);
     void publish_description(const Description& description);
     void trace();
