@@ -25,9 +25,6 @@ void bind_trace(nb::module_& m);
 void bind_totals(nb::module_& m);
 void bind_registered(nb::module_& m);
 
-// The operation of this name. Throws BadArgument.
-rankwise::Op op_named(const std::string& wanted);
-
 using Address = uint64_t;
 inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 

@@ -232,25 +232,25 @@ void bind_comm(nb::module_& m) {
     // Every collective as a blocking call, and as start_<name>, which returns a Task.
     const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"),
         op("op"), root("root");
-    auto both = [&](const char* name, auto operation, const auto&... args) {
-        comm.def(name, blocking(operation), args..., Release());
-        comm.def(("start_" + std::string(name)).c_str(), started(operation), args..., keep);
+    auto both = [&](Op named, auto operation, const auto&... args) {
+        comm.def(name(named), blocking(operation), args..., Release());
+        comm.def((std::string("start_") + name(named)).c_str(), started(operation), args..., keep);
     };
     for (const auto& [name, operation] :
          {std::pair("barrier", &Comm::barrier), std::pair("barrier_without_sync", &Comm::barrier_without_sync)})
         comm.def(name, blocking(operation), nb::call_guard<ReleaseGilToWait>())
             .def(("start_" + std::string(name)).c_str(), started(operation), keep);
-    both("all_reduce", &Comm::all_reduce, ptr, count, dtype, op);
-    both("broadcast", &Comm::broadcast, ptr, count, dtype, root);
-    both("reduce", &Comm::reduce, ptr, count, dtype, op, root);
-    both("all_gather", &Comm::all_gather, send, recv, count, dtype);
-    both("gather", &Comm::gather, send, recv, count, dtype, root);
-    both("scatter", &Comm::scatter, send, recv, count, dtype, root);
-    both("reduce_scatter", &Comm::reduce_scatter, send, recv, count, dtype, op);
-    both("all_to_all", &Comm::all_to_all, send, recv, count, dtype);
-    both("all_gather_v", &Comm::all_gather_v, send, recv, counts, dtype);
-    both("gather_v", &Comm::gather_v, send, recv, counts, dtype, root);
-    both("scatter_v", &Comm::scatter_v, send, recv, counts, dtype, root);
-    both("reduce_scatter_v", &Comm::reduce_scatter_v, send, recv, counts, dtype, op);
-    both("all_to_all_v", &Comm::all_to_all_v, send, recv, nb::arg("send_counts"), nb::arg("recv_counts"), dtype);
+    both(Op::AllReduce, &Comm::all_reduce, ptr, count, dtype, op);
+    both(Op::Broadcast, &Comm::broadcast, ptr, count, dtype, root);
+    both(Op::Reduce, &Comm::reduce, ptr, count, dtype, op, root);
+    both(Op::AllGather, &Comm::all_gather, send, recv, count, dtype);
+    both(Op::Gather, &Comm::gather, send, recv, count, dtype, root);
+    both(Op::Scatter, &Comm::scatter, send, recv, count, dtype, root);
+    both(Op::ReduceScatter, &Comm::reduce_scatter, send, recv, count, dtype, op);
+    both(Op::AllToAll, &Comm::all_to_all, send, recv, count, dtype);
+    both(Op::AllGatherV, &Comm::all_gather_v, send, recv, counts, dtype);
+    both(Op::GatherV, &Comm::gather_v, send, recv, counts, dtype, root);
+    both(Op::ScatterV, &Comm::scatter_v, send, recv, counts, dtype, root);
+    both(Op::ReduceScatterV, &Comm::reduce_scatter_v, send, recv, counts, dtype, op);
+    both(Op::AllToAllV, &Comm::all_to_all_v, send, recv, nb::arg("send_counts"), nb::arg("recv_counts"), dtype);
 }

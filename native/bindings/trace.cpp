@@ -7,12 +7,6 @@
 
 using namespace rankwise;
 
-Op op_named(const std::string& wanted) {
-    for (int i = 0; i <= int(Op::Restore); ++i)
-        if (wanted == name(Op(i))) return Op(i);
-    throw BadArgument("operation: " + wanted + " given, expected one of the contract's");
-}
-
 namespace {
 
 void check_rank(const SegmentView& v, int rank) {

@@ -304,40 +304,76 @@ void Comm::barrier_without_sync() {
     collectives::barrier(protocol_);
 }
 
+// A collective of `amount` elements, or of so many of each rank: its arguments are checked and its call is described as
+// the table of operations says, and then run(blocks, kernel) does it.
+template <Op operation, class Amount, class Run>
+void Comm::collective(const Amount& amount, DType dtype, ReduceOp op, int root, const Run& run) {
+    constexpr uint8_t has = row_of(operation).has;
+    ReduceKernel kernel = nullptr;
+    if constexpr (has & kRoot) check_root(root);
+    if constexpr (has & kReduction) kernel = checked_kernel(dtype, op);
+    const Blocks blocks = blocks_of(amount, itemsize(dtype));
+    uint64_t digested;
+    if constexpr (has & kCounts) digested = digest(amount);
+    else digested = amount;
+    CallGuard call(*this, make_call(operation, dtype, op, root, digested),
+                   operation == Op::AllToAll ? blocks.total() : blocks.size(rank()));
+    run(blocks, kernel);
+}
+
+Blocks Comm::blocks_of(const Counts& counts, size_t item) const {
+    check_counts(counts, "counts");
+    return Blocks(counts.data(), world_size(), item);
+}
+
 void Comm::broadcast(void* data, uint64_t count, DType dtype, int root) {
-    check_root(root);
-    CallGuard call(*this, make_call(Op::Broadcast, dtype, {}, root, count), count * itemsize(dtype));
-    if (protocol_.n > 1) collectives::broadcast(protocol_, bytes(data), count * itemsize(dtype), root);
+    collective<Op::Broadcast>(count, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
+        if (protocol_.n > 1) collectives::broadcast(protocol_, bytes(data), blocks.size(0), root);
+    });
 }
 
 void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op) {
-    const ReduceKernel kernel = checked_kernel(dtype, op);
-    CallGuard call(*this, make_call(Op::AllReduce, dtype, op, 0, count), count * itemsize(dtype));
-    if (protocol_.n > 1) collectives::all_reduce(protocol_, bytes(data), count, itemsize(dtype), kernel);
+    collective<Op::AllReduce>(count, dtype, op, 0, [&](const Blocks&, ReduceKernel kernel) {
+        if (protocol_.n > 1) collectives::all_reduce(protocol_, bytes(data), count, itemsize(dtype), kernel);
+    });
 }
 
 void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root) {
-    check_root(root);
-    const ReduceKernel kernel = checked_kernel(dtype, op);
-    CallGuard call(*this, make_call(Op::Reduce, dtype, op, root, count), count * itemsize(dtype));
-    if (protocol_.n > 1) collectives::reduce(protocol_, bytes(data), count, itemsize(dtype), kernel, root);
+    collective<Op::Reduce>(count, dtype, op, root, [&](const Blocks&, ReduceKernel kernel) {
+        if (protocol_.n > 1) collectives::reduce(protocol_, bytes(data), count, itemsize(dtype), kernel, root);
+    });
 }
 
 void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype) {
-    CallGuard call(*this, make_call(Op::AllGather, dtype, {}, 0, count), count * itemsize(dtype));
-    collectives::all_gather(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)));
+    collective<Op::AllGather>(count, dtype, {}, 0, [&](const Blocks& blocks, ReduceKernel) {
+        collectives::all_gather(protocol_, bytes(send), bytes(recv), blocks);
+    });
 }
 
 void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root) {
-    check_root(root);
-    CallGuard call(*this, make_call(Op::Gather, dtype, {}, root, count), count * itemsize(dtype));
-    collectives::gather(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)), root);
+    collective<Op::Gather>(count, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
+        collectives::gather(protocol_, bytes(send), bytes(recv), blocks, root);
+    });
 }
 
 void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root) {
-    check_root(root);
-    CallGuard call(*this, make_call(Op::Scatter, dtype, {}, root, count), count * itemsize(dtype));
-    collectives::scatter(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * itemsize(dtype)), root);
+    collective<Op::Scatter>(count, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
+        collectives::scatter(protocol_, bytes(send), bytes(recv), blocks, root);
+    });
+}
+
+void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op) {
+    collective<Op::ReduceScatter>(count, dtype, op, 0, [&](const Blocks& blocks, ReduceKernel kernel) {
+        if (protocol_.n == 1) copy(recv, send, blocks.size(0));
+        else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), blocks, itemsize(dtype), kernel);
+    });
+}
+
+void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
+    collective<Op::AllToAll>(count, dtype, {}, 0, [&](const Blocks& blocks, ReduceKernel) {
+        if (protocol_.n == 1) copy(recv, send, blocks.size(0));
+        else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks, blocks, blocks.largest());
+    });
 }
 
 bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
@@ -351,57 +387,29 @@ bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send,
     return scattered;
 }
 
-void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op) {
-    const ReduceKernel kernel = checked_kernel(dtype, op);
-    CallGuard call(*this, make_call(Op::ReduceScatter, dtype, op, 0, count), count * itemsize(dtype));
-    const size_t item = itemsize(dtype);
-    if (protocol_.n == 1) copy(recv, send, count * item);
-    else
-        collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), Blocks(protocol_.n, count * item), item,
-                                    kernel);
-}
-
-void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
-    CallGuard call(*this, make_call(Op::AllToAll, dtype, {}, 0, count),
-                   count * itemsize(dtype) * uint64_t(protocol_.n));
-    const Blocks blocks(protocol_.n, count * itemsize(dtype));
-    if (protocol_.n == 1) copy(recv, send, blocks.size(0));
-    else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks, blocks, blocks.largest());
-}
-
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
-    check_counts(counts, "counts");
-    CallGuard call(*this, make_call(Op::AllGatherV, dtype, {}, 0, digest(counts)),
-                   counts[size_t(rank())] * itemsize(dtype));
-    collectives::all_gather(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)));
+    collective<Op::AllGatherV>(counts, dtype, {}, 0, [&](const Blocks& blocks, ReduceKernel) {
+        collectives::all_gather(protocol_, bytes(send), bytes(recv), blocks);
+    });
 }
 
 void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
-    check_root(root);
-    check_counts(counts, "counts");
-    CallGuard call(*this, make_call(Op::GatherV, dtype, {}, root, digest(counts)),
-                   counts[size_t(rank())] * itemsize(dtype));
-    collectives::gather(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)), root);
+    collective<Op::GatherV>(counts, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
+        collectives::gather(protocol_, bytes(send), bytes(recv), blocks, root);
+    });
 }
 
 void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
-    check_root(root);
-    check_counts(counts, "counts");
-    CallGuard call(*this, make_call(Op::ScatterV, dtype, {}, root, digest(counts)),
-                   counts[size_t(rank())] * itemsize(dtype));
-    collectives::scatter(protocol_, bytes(send), bytes(recv), Blocks(counts.data(), protocol_.n, itemsize(dtype)),
-                         root);
+    collective<Op::ScatterV>(counts, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
+        collectives::scatter(protocol_, bytes(send), bytes(recv), blocks, root);
+    });
 }
 
 void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op) {
-    const ReduceKernel kernel = checked_kernel(dtype, op);
-    check_counts(counts, "counts");
-    CallGuard call(*this, make_call(Op::ReduceScatterV, dtype, op, 0, digest(counts)),
-                   counts[size_t(rank())] * itemsize(dtype));
-    const size_t item = itemsize(dtype);
-    const Blocks blocks(counts.data(), protocol_.n, item);
-    if (protocol_.n == 1) copy(recv, send, blocks.size(0));
-    else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), blocks, item, kernel);
+    collective<Op::ReduceScatterV>(counts, dtype, op, 0, [&](const Blocks& blocks, ReduceKernel kernel) {
+        if (protocol_.n == 1) copy(recv, send, blocks.size(0));
+        else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), blocks, itemsize(dtype), kernel);
+    });
 }
 
 void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype) {

@@ -1,6 +1,8 @@
 // The operations, and a call of one as ranks compare it.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "base/types.hpp"
@@ -36,7 +38,63 @@ enum class Op : uint8_t {
     Agree,
     Restore,  // not collectives; only the trace names them
 };
-const char* name(Op op);
+// What the calls of an operation have.
+enum Argument : uint8_t {
+    kElements = 1,  // a number of elements and their dtype
+    kCounts = 2,    // a number for each rank in place of one number
+    kReduction = 4,
+    kRoot = 8,
+};
+
+struct OperationRow {
+    Op op;
+    const char* name;
+    uint8_t has = 0;        // Arguments
+    Op general = Op::None;  // the operation with a number for each rank that runs the same algorithms
+};
+
+// All there is to know about the operations: checks, digests, texts, traces and bindings follow from it.
+inline constexpr OperationRow kOperations[] = {
+    {Op::None, "none"},
+    {Op::Barrier, "barrier"},
+    {Op::AllReduce, "all_reduce", kElements | kReduction},
+    {Op::Broadcast, "broadcast", kElements | kRoot},
+    {Op::Reduce, "reduce", kElements | kReduction | kRoot},
+    {Op::AllGather, "all_gather", kElements, Op::AllGatherV},
+    {Op::Gather, "gather", kElements | kRoot, Op::GatherV},
+    {Op::Scatter, "scatter", kElements | kRoot, Op::ScatterV},
+    {Op::ReduceScatter, "reduce_scatter", kElements | kReduction, Op::ReduceScatterV},
+    {Op::AllToAll, "all_to_all", kElements},
+    {Op::AllGatherV, "all_gather_v", kElements | kCounts},
+    {Op::GatherV, "gather_v", kElements | kCounts | kRoot},
+    {Op::ScatterV, "scatter_v", kElements | kCounts | kRoot},
+    {Op::ReduceScatterV, "reduce_scatter_v", kElements | kCounts | kReduction},
+    {Op::AllToAllV, "all_to_all_v", kElements | kCounts},
+    {Op::Split, "split"},
+    {Op::Send, "send", kElements},
+    {Op::Recv, "recv", kElements},
+    {Op::Sync, "sync"},
+    {Op::Close, "close"},
+    {Op::Join, "init"},
+    {Op::ScatterDescribed, "scatter", kRoot},
+    {Op::Scan, "scan"},
+    {Op::Exscan, "exscan"},
+    {Op::Shrink, "shrink"},
+    {Op::Agree, "agree"},
+    {Op::Restore, "restore"},
+};
+inline constexpr size_t kOps = std::size(kOperations);
+static_assert([] {
+    for (size_t i = 0; i < kOps; ++i)
+        if (size_t(kOperations[i].op) != i) return false;
+    return true;
+}());
+
+constexpr const OperationRow& row_of(Op op) { return kOperations[size_t(op)]; }
+// "unknown" for what a stray write has put in place of an operation.
+constexpr const char* name(Op op) { return size_t(op) < kOps ? row_of(op).name : "unknown"; }
+// The first operation of this name. Throws BadArgument.
+Op op_named(const std::string& name);
 
 // A call of a collective, as ranks compare it.
 struct Call {
@@ -47,10 +105,7 @@ struct Call {
     DType dtype() const { return DType(what >> 8 & 0xff); }
     ReduceOp reduce() const { return ReduceOp(what >> 16 & 0x7); }
     int root() const { return int32_t(what >> 32); }
-    bool has_dtype() const;  // then it has a count too
-    bool reduces() const;
-    bool has_root() const;
-    bool by_rank() const { return op() >= Op::AllGatherV && op() <= Op::AllToAllV; }  // amount is a digest
+    bool has(Argument argument) const { return size_t(op()) < kOps && row_of(op()).has & argument; }
     std::string to_string() const;  // "all_reduce(count=3, dtype=float32, op=sum)"
 };
 // What the array level adds to a Call. The ranks compare it too, and a mismatch shows it.
@@ -63,6 +118,9 @@ struct Description {
 // The description of the next collective that this thread calls, which consumes it; null for none.
 [[gnu::tls_model("initial-exec")]] inline thread_local constinit const Description* next_description = nullptr;
 
-Call make_call(Op op, DType dtype = DType::U8, ReduceOp reduce = ReduceOp::SUM, int root = 0, uint64_t amount = 0);
+constexpr Call make_call(Op op, DType dtype = DType::U8, ReduceOp reduce = ReduceOp::SUM, int root = 0,
+                         uint64_t amount = 0) {
+    return {uint64_t(op) | uint64_t(dtype) << 8 | uint64_t(reduce) << 16 | uint64_t(uint32_t(root)) << 32, amount};
+}
 
 }  // namespace rankwise

@@ -117,12 +117,7 @@ Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& name
             throw BadArgument("RANKWISE_ALGORITHM: the algorithm '" + algorithm + "' given for " + operation + " of " +
                               backend + ", expected one of " + joined(list, [](Algorithm a) { return name(a); }));
         forced[size_t(op)] = *found;
-        constexpr std::pair<Op, Op> variants[] = {{Op::AllGather, Op::AllGatherV},
-                                                  {Op::Gather, Op::GatherV},
-                                                  {Op::Scatter, Op::ScatterV},
-                                                  {Op::ReduceScatter, Op::ReduceScatterV}};
-        for (const auto& [plain, variant] : variants)
-            if (plain == op) forced[size_t(variant)] = *found;
+        if (const Op general = row_of(op).general; general != Op::None) forced[size_t(general)] = *found;
     }
     return forced;
 }

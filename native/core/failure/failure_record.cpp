@@ -67,10 +67,10 @@ std::string differences(const SeenCall& one, const SeenCall& other) {
     auto add = [&](bool differs, const char* what) {
         if (differs) add_to_list(text, what);
     };
-    add(a.amount != b.amount, a.by_rank() ? "counts" : "count");
-    add(a.has_dtype() && a.dtype() != b.dtype(), "dtype");
-    add(a.reduces() && a.reduce() != b.reduce(), "op");
-    add(a.has_root() && a.root() != b.root(), "root");
+    add(a.amount != b.amount, a.has(kCounts) ? "counts" : "count");
+    add(a.has(kElements) && a.dtype() != b.dtype(), "dtype");
+    add(a.has(kReduction) && a.reduce() != b.reduce(), "op");
+    add(a.has(kRoot) && a.root() != b.root(), "root");
     add(one.described && other.described && one.shape != other.shape, "shape");
     return text;
 }

@@ -9,7 +9,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 struct alignas(64) AtomicTotal {
     std::atomic<uint64_t> operations{0}, bytes{0}, ticks{0}, waited{0};
 };
-std::array<AtomicTotal, Totals::kOps> totals;
+std::array<AtomicTotal, kOps> totals;
 
 }  // namespace
 
@@ -25,7 +25,7 @@ void Totals::add(Op op, const Total& done) {
     total.waited.fetch_add(done.waited, relaxed);
 }
 
-std::array<Total, Totals::kOps> Totals::now() {
+std::array<Total, kOps> Totals::now() {
     std::array<Total, kOps> result;
     for (size_t i = 0; i < kOps; ++i)
         result[i] = {totals[i].operations.load(relaxed), totals[i].bytes.load(relaxed), totals[i].ticks.load(relaxed),

@@ -17,8 +17,6 @@ struct Total {
 
 class Totals {
 public:
-    static constexpr size_t kOps = size_t(Op::Restore) + 1;
-
     // How many measurements are in progress. While there are none, operations need not call `add`.
     static bool measuring() { return measurements_.load(std::memory_order_relaxed) > 0; }
     static void begin() { measurements_.fetch_add(1); }

@@ -49,9 +49,9 @@ bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o
     o.kind = call.op();
     o.group = uint32_t(group_and_tag);
     o.group_name = name_of_group(h, o.group);
-    o.dtype = call.has_dtype() ? std::optional(call.dtype()) : std::nullopt;
-    o.op = call.reduces() ? std::optional(call.reduce()) : std::nullopt;
-    o.root = call.has_root() ? std::optional(int(root_or_peer)) : std::nullopt;
+    o.dtype = call.has(kElements) ? std::optional(call.dtype()) : std::nullopt;
+    o.op = call.has(kReduction) ? std::optional(call.reduce()) : std::nullopt;
+    o.root = call.has(kRoot) ? std::optional(int(root_or_peer)) : std::nullopt;
     o.peer = message ? std::optional(int(root_or_peer)) : std::nullopt;
     o.tag = message ? std::optional(int(int32_t(group_and_tag >> 32))) : std::nullopt;
     o.begin = ns_since_epoch(h, begin, rate);

@@ -32,7 +32,6 @@ enum class Algorithm : uint8_t {
 };
 inline constexpr int kAlgorithms = 12;
 
-inline constexpr int kOps = int(Op::Exscan) + 1;
 using Forced = std::array<Algorithm, kOps>;  // for each operation, the forced algorithm or None
 
 // What the program sets for its groups; all ranks must give the same.
