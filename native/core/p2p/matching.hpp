@@ -72,6 +72,7 @@ public:
     // The first receive posted of those that match this message.
     Request* first_for(int from, int tag) const {
         Request* first = nullptr;
+        if (!size_) return first;
         for (int any_source : {0, 1})
             for (int any_tag : {0, 1}) {
                 const int peer = any_source ? kAny : from, label = any_tag ? kAny : tag;
