@@ -1,6 +1,4 @@
 // How a communicator is closed: no call of this rank may be using the group's memory when it is released.
-#include <unistd.h>
-
 #include "comm.hpp"
 #include "sync/forks.hpp"
 
@@ -8,11 +6,7 @@ namespace rankwise {
 
 namespace {
 
-template <class Condition> bool wait_while(Clock::time_point until, const Condition& condition) {
-    for (; condition(); usleep(500))
-        if (Clock::now() > until) return false;
-    return true;
-}
+constexpr std::chrono::microseconds kInterval{500};
 
 }  // namespace
 
@@ -27,22 +21,20 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     try {
         // Operations in progress, also those of other threads, may finish within the timeout; then the group is failed.
         // If a signal handler closes it in the middle of a call of its own thread, that call cannot finish.
-        const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                              std::chrono::duration<double>(std::min(timeout, 1e9)));
         const bool interrupts = memory_->in_own_call();
         const auto in_progress = [&] { return memory_->in_call_of_others() || !stream_.idle_but_for_caller(); };
         const bool pending = interrupts || in_progress();
-        const auto may_finish = [&] {
-            return in_progress() && (!group_.failed() || memory_->in_call_of_others());
-        };  // what is left on the stream of a failed group will not run
-        if ((interrupts || !wait_while(until, may_finish)) && !group_.failed()) {
+        const auto finished = [&] {  // what is left on the stream of a failed group will not run
+            return !in_progress() || (group_.failed() && !memory_->in_call_of_others());
+        };
+        if ((interrupts || !Waiter(timeout).watch(kInterval, finished)) && !group_.failed()) {
             trouble = "an operation was still in progress and was abandoned";
             fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(),
                        "closed the group while one of its own calls was in progress");
         }
         memory_->close();
         const bool ended =
-            wait_while(Clock::now() + kToNotice, [&] { return memory_->in_call_of_others(); }) && !interrupts;
+            Waiter(kToNotice).watch(kInterval, [&] { return !memory_->in_call_of_others(); }) && !interrupts;
         if (pending && trouble.empty() && group_.failed())
             trouble = "an operation was still in progress when the group failed";
         try {
@@ -56,7 +48,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         else if (std::string left = messages_->close(timeout); !left.empty()) trouble = left;
         group_.peers[rank()].left.store(1);
         wake_all(group_);
-        if (!wait_while(Clock::now() + kToNotice, [&] { return memory_->used_by_others(); }))
+        if (!Waiter(kToNotice).watch(kInterval, [&] { return !memory_->used_by_others(); }))
             trouble = "a call of another thread did not end; the group's memory is freed when it does";
         buffers_->leave();
     } catch (const std::exception& e) {

@@ -68,15 +68,9 @@ bool Comm::begin_call() {
 }
 
 void Comm::wait_for_calls() {
-    const auto since = Clock::now();
-    while (!memory_->try_begin()) {
-        memory_->sleep_until_unlocked(kLongestSleep);
-        check_open();
-        if (interrupted()) throw Interrupted();
-        if (Clock::now() - since > std::chrono::duration<double>(timeout()))
-            throw TimedOut("another thread's call on this communicator did not finish within " + seconds(timeout()),
-                           timeout(), {}, protocol_.states(), "", -1);
-    }
+    if (!memory_->begin_when_unlocked(Waiter(timeout()), [this] { check_open(); }))
+        throw TimedOut("another thread's call on this communicator did not finish within " + seconds(timeout()),
+                       timeout(), {}, protocol_.states(), "", -1);
 }
 
 bool Comm::owns_lock() const { return lock_owner_.load() == std::this_thread::get_id(); }
@@ -128,27 +122,23 @@ std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int ra
 
 // Waits until all ranks of the segment have joined.
 void Comm::await_joined() {
-    SegmentHeader& header = segment_->header();
-    const auto since = Clock::now();
-    for (int r = 0; r < header.world_size; ++r) {
-        while (!segment_->record(r).joined.load()) {
-            const uint32_t roster = header.roster.load();
-            if (segment_->record(r).joined.load()) break;
-            if (group_.failed()) protocol_.throw_failure(name(Op::Join));
-            const auto left = std::chrono::duration<double>(timeout()) - (Clock::now() - since);
-            if (left.count() <= 0) {
-                std::vector<int> missing;
-                for (int m = 0; m < header.world_size; ++m)
-                    if (!segment_->record(m).joined.load()) missing.push_back(m);
-                throw TimedOut("init: " + std::to_string(missing.size()) + " of " + std::to_string(header.world_size) +
-                                   " ranks did not join within " + seconds(timeout()) + "; the first is rank " +
-                                   std::to_string(missing[0]),
-                               timeout(), missing, protocol_.states(), name(Op::Join), -1);
-            }
-            futex_sleep(header.roster, roster, sleep_limit(left));
-            if (interrupted()) throw Interrupted();
-        }
-    }
+    const int n = segment_->world_size();
+    int joined = 0;  // the ranks before this one have
+    const auto all_joined = [&] {
+        while (joined < n && segment_->record(joined).joined.load()) ++joined;
+        return joined == n;
+    };
+    const auto check = [&] {
+        if (group_.failed()) protocol_.throw_failure(name(Op::Join));
+    };
+    if (Waiter(timeout()).sleep({segment_->header().roster}, all_joined, check)) return;
+    std::vector<int> missing;
+    for (int r = 0; r < n; ++r)
+        if (!segment_->record(r).joined.load()) missing.push_back(r);
+    throw TimedOut("init: " + std::to_string(missing.size()) + " of " + std::to_string(n) +
+                       " ranks did not join within " + seconds(timeout()) + "; the first is " +
+                       list_ranks({missing.empty() ? joined : missing[0]}),
+                   timeout(), missing, protocol_.states(), name(Op::Join), -1);
 }
 
 // In three steps: each rank posts the address of a word and its scheduler session; each tests whether it can read
@@ -248,7 +238,8 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
 
 Comm::~Comm() {
     close(0);
-    while (memory_->used_by_others() && forks_ == forks_so_far()) usleep(500);
+    Waiter(kForever).watch(std::chrono::microseconds(500),
+                           [this] { return !memory_->used_by_others() || forks_ != forks_so_far(); });
 }
 
 void Comm::set_timeout(double seconds) {
@@ -304,22 +295,28 @@ void Comm::barrier_without_sync() {
     collectives::barrier(protocol_);
 }
 
-// A collective of `amount` elements, or of so many of each rank: its arguments are checked and its call is described as
-// the table of operations says, and then run(blocks, kernel) does it.
-template <Op operation, class Amount, class Run>
-void Comm::collective(const Amount& amount, DType dtype, ReduceOp op, int root, const Run& run) {
-    constexpr uint8_t has = row_of(operation).has;
-    ReduceKernel kernel = nullptr;
-    if constexpr (has & kRoot) check_root(root);
-    if constexpr (has & kReduction) kernel = checked_kernel(dtype, op);
-    const Blocks blocks = blocks_of(amount, itemsize(dtype));
-    uint64_t digested;
-    if constexpr (has & kCounts) digested = digest(amount);
-    else digested = amount;
-    CallGuard call(*this, make_call(operation, dtype, op, root, digested),
-                   operation == Op::AllToAll ? blocks.total() : blocks.size(rank()));
-    run(blocks, kernel);
-}
+// A call of a collective of `amount` elements, or of so many of each rank: its arguments are checked, and it is
+// described to the other ranks, as the table of operations says.
+template <Op operation> struct Comm::Collective {
+    template <class Amount>
+    Collective(Comm& comm, const Amount& amount, DType dtype, ReduceOp op = ReduceOp::SUM, int root = 0)
+        : kernel(checked(comm, dtype, op, root)), item(itemsize(dtype)), blocks(comm.blocks_of(amount, item)),
+          call(comm, make_call(operation, dtype, op, root, agreed(amount)),
+               operation == Op::AllToAll ? blocks.total() : blocks.size(comm.rank())) {}
+
+    const ReduceKernel kernel;  // null without a reduction
+    const size_t item;
+    const Blocks blocks;  // each rank's
+    const CallGuard call;
+
+private:
+    static ReduceKernel checked(const Comm& comm, DType dtype, ReduceOp op, int root) {
+        if (row_of(operation).has & kRoot) comm.check_root(root);
+        return row_of(operation).has & kReduction ? checked_kernel(dtype, op) : nullptr;
+    }
+    static uint64_t agreed(uint64_t count) { return count; }
+    static uint64_t agreed(const Counts& counts) { return digest(counts); }
+};
 
 Blocks Comm::blocks_of(const Counts& counts, size_t item) const {
     check_counts(counts, "counts");
@@ -327,53 +324,45 @@ Blocks Comm::blocks_of(const Counts& counts, size_t item) const {
 }
 
 void Comm::broadcast(void* data, uint64_t count, DType dtype, int root) {
-    collective<Op::Broadcast>(count, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
-        if (protocol_.n > 1) collectives::broadcast(protocol_, bytes(data), blocks.size(0), root);
-    });
+    const Collective<Op::Broadcast> c(*this, count, dtype, ReduceOp::SUM, root);
+    if (protocol_.n > 1) collectives::broadcast(protocol_, bytes(data), c.blocks.size(0), root);
 }
 
 void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op) {
-    collective<Op::AllReduce>(count, dtype, op, 0, [&](const Blocks&, ReduceKernel kernel) {
-        if (protocol_.n > 1) collectives::all_reduce(protocol_, bytes(data), count, itemsize(dtype), kernel);
-    });
+    const Collective<Op::AllReduce> c(*this, count, dtype, op);
+    if (protocol_.n > 1) collectives::all_reduce(protocol_, bytes(data), count, c.item, c.kernel);
 }
 
 void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root) {
-    collective<Op::Reduce>(count, dtype, op, root, [&](const Blocks&, ReduceKernel kernel) {
-        if (protocol_.n > 1) collectives::reduce(protocol_, bytes(data), count, itemsize(dtype), kernel, root);
-    });
+    const Collective<Op::Reduce> c(*this, count, dtype, op, root);
+    if (protocol_.n > 1) collectives::reduce(protocol_, bytes(data), count, c.item, c.kernel, root);
 }
 
 void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype) {
-    collective<Op::AllGather>(count, dtype, {}, 0, [&](const Blocks& blocks, ReduceKernel) {
-        collectives::all_gather(protocol_, bytes(send), bytes(recv), blocks);
-    });
+    const Collective<Op::AllGather> c(*this, count, dtype);
+    collectives::all_gather(protocol_, bytes(send), bytes(recv), c.blocks);
 }
 
 void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root) {
-    collective<Op::Gather>(count, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
-        collectives::gather(protocol_, bytes(send), bytes(recv), blocks, root);
-    });
+    const Collective<Op::Gather> c(*this, count, dtype, ReduceOp::SUM, root);
+    collectives::gather(protocol_, bytes(send), bytes(recv), c.blocks, root);
 }
 
 void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root) {
-    collective<Op::Scatter>(count, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
-        collectives::scatter(protocol_, bytes(send), bytes(recv), blocks, root);
-    });
+    const Collective<Op::Scatter> c(*this, count, dtype, ReduceOp::SUM, root);
+    collectives::scatter(protocol_, bytes(send), bytes(recv), c.blocks, root);
 }
 
 void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op) {
-    collective<Op::ReduceScatter>(count, dtype, op, 0, [&](const Blocks& blocks, ReduceKernel kernel) {
-        if (protocol_.n == 1) copy(recv, send, blocks.size(0));
-        else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), blocks, itemsize(dtype), kernel);
-    });
+    const Collective<Op::ReduceScatter> c(*this, count, dtype, op);
+    if (protocol_.n == 1) copy(recv, send, c.blocks.size(0));
+    else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
 }
 
 void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
-    collective<Op::AllToAll>(count, dtype, {}, 0, [&](const Blocks& blocks, ReduceKernel) {
-        if (protocol_.n == 1) copy(recv, send, blocks.size(0));
-        else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks, blocks, blocks.largest());
-    });
+    const Collective<Op::AllToAll> c(*this, count, dtype);
+    if (protocol_.n == 1) copy(recv, send, c.blocks.size(0));
+    else collectives::all_to_all(protocol_, bytes(send), bytes(recv), c.blocks, c.blocks, c.blocks.largest());
 }
 
 bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
@@ -388,28 +377,24 @@ bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send,
 }
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
-    collective<Op::AllGatherV>(counts, dtype, {}, 0, [&](const Blocks& blocks, ReduceKernel) {
-        collectives::all_gather(protocol_, bytes(send), bytes(recv), blocks);
-    });
+    const Collective<Op::AllGatherV> c(*this, counts, dtype);
+    collectives::all_gather(protocol_, bytes(send), bytes(recv), c.blocks);
 }
 
 void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
-    collective<Op::GatherV>(counts, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
-        collectives::gather(protocol_, bytes(send), bytes(recv), blocks, root);
-    });
+    const Collective<Op::GatherV> c(*this, counts, dtype, ReduceOp::SUM, root);
+    collectives::gather(protocol_, bytes(send), bytes(recv), c.blocks, root);
 }
 
 void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
-    collective<Op::ScatterV>(counts, dtype, {}, root, [&](const Blocks& blocks, ReduceKernel) {
-        collectives::scatter(protocol_, bytes(send), bytes(recv), blocks, root);
-    });
+    const Collective<Op::ScatterV> c(*this, counts, dtype, ReduceOp::SUM, root);
+    collectives::scatter(protocol_, bytes(send), bytes(recv), c.blocks, root);
 }
 
 void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op) {
-    collective<Op::ReduceScatterV>(counts, dtype, op, 0, [&](const Blocks& blocks, ReduceKernel kernel) {
-        if (protocol_.n == 1) copy(recv, send, blocks.size(0));
-        else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), blocks, itemsize(dtype), kernel);
-    });
+    const Collective<Op::ReduceScatterV> c(*this, counts, dtype, op);
+    if (protocol_.n == 1) copy(recv, send, c.blocks.size(0));
+    else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
 }
 
 void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype) {
@@ -463,8 +448,8 @@ void Comm::wait_event(uint64_t event) {
 // Runs as a task of the stream. The tasks behind it must not run unless the mark is reached, so otherwise the group
 // fails.
 void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
-    const auto since = Clock::now();
-    const auto late = [&] { return Clock::now() - since > std::chrono::duration<double>(timeout()); };
+    const Waiter waiter(timeout());
+    const auto late = [&] { return waiter.left().count() < 0; };
     switch (stream_.wait_for(mark, [&] { return group_.failed() || late(); })) {
     case Stream::Outcome::Reached: return;
     case Stream::Outcome::Closing: return;  // no task behind it will run

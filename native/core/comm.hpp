@@ -167,7 +167,7 @@ private:
         const GroupMemory::Use use_;
     };
     class CallGuard;
-    friend class CallGuard;
+    template <Op operation> struct Collective;
     bool begin_call();
     void wait_for_calls();
     bool owns_lock() const;
@@ -192,8 +192,6 @@ private:
     // One block for each rank: all of `count` elements, or of as many as `counts` says.
     Blocks blocks_of(uint64_t count, size_t item) const { return Blocks(world_size(), count * item); }
     Blocks blocks_of(const Counts& counts, size_t item) const;
-    template <Op operation, class Amount, class Run>
-    void collective(const Amount& amount, DType dtype, ReduceOp op, int root, const Run& run);
 
     const std::shared_ptr<BufferCache> buffers_;
     std::shared_ptr<Segment> segment_;

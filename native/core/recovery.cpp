@@ -268,11 +268,10 @@ std::shared_ptr<Comm> Comm::restore() {
 std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process,
                                  double timeout, const Settings& settings, const GroupMemory* memory) {
     const std::shared_ptr<Segment> segment = buffers->segment().shared_from_this();
-    const auto since = Clock::now();
+    const Waiter waiter(timeout);
     for (;;) {
-        const std::chrono::duration<double> spent = Clock::now() - since;
         JobAgreement agreement(*segment, rank, process, memory);
-        const Outcome outcome = agreement.decide(-1, timeout - spent.count());
+        const Outcome outcome = agreement.decide(-1, waiter.left().count());
         if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Restore, agreement.trouble);
         const bool present = outcome.present.contains(rank);
         if (outcome.group && segment->at<GroupSegment>(outcome.group)->peers[rank].process != process)

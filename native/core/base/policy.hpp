@@ -37,6 +37,7 @@ inline constexpr size_t kKeptShareOfMemory = 8;
 
 // The longest sleep between two checks of the deadline, the failure record and interrupts.
 inline constexpr std::chrono::milliseconds kLongestSleep{100};
+inline constexpr std::chrono::hours kForever{24 * 365};  // as good as no deadline
 // Of an oversubscribed host's waits, one in so many balances the ranks over the cores.
 inline constexpr uint32_t kWaitsPerBalance = 16;
 // How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round
@@ -142,7 +143,7 @@ inline constexpr size_t kSmallGather = 1 * MiB;
 // ---- messages ----
 
 // The ring between two ranks. With more ranks it is smaller, since each pair that communicates has two: a bound on
-// memory, not measured.
+// memory, not measured. A power of two (channel.hpp).
 inline constexpr uint64_t ring_bytes(int ranks) { return ranks <= 8 ? 256 * KiB : 64 * KiB; }
 // Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us (f48a851).
 inline constexpr uint64_t kShortMessage = 1 * KiB;

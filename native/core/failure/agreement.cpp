@@ -1,9 +1,10 @@
 #include "failure/agreement.hpp"
 
 #include <exception>
+#include <optional>
 
 #include "base/errors.hpp"
-#include "sync/waiting.hpp"
+#include "sync/waiter.hpp"
 
 namespace rankwise {
 
@@ -47,35 +48,36 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
         }
     } arrival(mine.arrival, pack(number, process_));
     wake();
-    const auto until =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
-    Clock::time_point complete{};  // when nobody was awaited any more
-    for (;;) {
-        const uint32_t seen = notifications().load();
+    const Waiter arrivals_end(timeout);
+    Waiter waiter(timeout);                     // until there may be something to do
+    std::optional<Clock::time_point> complete;  // when nobody was awaited any more
+    const auto ready = [&] {
         uint64_t before = decision.load();
-        if (number_of(before) >= number) break;
-        const auto now = Clock::now();
-        std::chrono::duration<double> left = until - now;
-        Arrivals found = arrivals(number);
+        if (number_of(before) >= number) return true;
+        const Arrivals found = arrivals(number);
+        std::chrono::duration<double> left = arrivals_end.left();
         if (found.awaited && left.count() > 0 && !futile()) {
-            complete = {};
+            complete.reset();
         } else {
-            if (complete == Clock::time_point{}) complete = now;
-            left = complete + found.before * kPatience - now;
-            if (left.count() <= 0) {
-                Outcome proposal = found.outcome;
-                if (proposal.status == Outcome::Status::Agreed) this->complete(proposal);
-                mine.proposed[number % 2].store(number);
-                std::atomic_thread_fence(std::memory_order_release);
-                mine.proposals[number % 2].store(proposal);
-                if (decision.compare_exchange_strong(before, pack(number, uint32_t(rank_)))) wake();
-                else discard(proposal);
-                continue;
-            }
+            const auto now = Clock::now();
+            left = complete.value_or(now) + found.before * kPatience - now;
+            complete = complete.value_or(now);
         }
-        futex_sleep(notifications(), seen, sleep_limit(left));
-        if (interrupted()) throw Interrupted();
+        waiter.expire_in(left);
+        if (left.count() > 0) return false;
+        Outcome proposal = found.outcome;
+        if (proposal.status == Outcome::Status::Agreed) this->complete(proposal);
+        mine.proposed[number % 2].store(number);
+        std::atomic_thread_fence(std::memory_order_release);
+        mine.proposals[number % 2].store(proposal);
+        if (decision.compare_exchange_strong(before, pack(number, uint32_t(rank_)))) wake();
+        else discard(proposal);
+        return number_of(decision.load()) >= number;
+    };
+    const auto check = [&] {
         if (memory_ && memory_->closed()) throw Closed("this communicator was closed during " + std::string(name(op_)));
+    };
+    while (!waiter.sleep({notifications()}, ready, check)) {
     }
     mine.taken.store(number);
     const uint64_t decided = decision.load();

@@ -209,14 +209,14 @@ void SlotProtocol::publish_call_site() {
 // Ranks that are in a call of this group will soon notice that it failed: wait briefly until they have published where
 // they made the call.
 void SlotProtocol::await_call_sites() const {
-    const auto until = Clock::now() + kCallSiteTimeout;
+    Waiter waiter(kCallSiteTimeout);
     for (int p = 0; p < n; ++p) {
         const int world_rank = group_.member()[p];
-        auto inside = [&] {
+        waiter.watch(std::chrono::microseconds(500), [&] {
+            if (group_.peers[p].site.state.load() == 2) return true;
             const Whereabouts where = whereabouts(segment_.header(), world_rank);
-            return where.inside && where.operation->group == group_.number && !ended(p);
-        };
-        while (group_.peers[p].site.state.load() != 2 && Clock::now() < until && inside()) usleep(500);
+            return !where.inside || where.operation->group != group_.number || ended(p);
+        });
     }
 }
 
@@ -301,7 +301,7 @@ void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence)
         sequence < 0 ? ""
                      : await_no_writers(f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedPeer)
                                                                    : std::chrono::duration<double>(timeout),
-                                        true);
+                                        Waiter::Interruptible::Yes);
     const std::string who = "rank " + std::to_string(f.rank);
     const std::string here = operation == name(Op::None)
                                  ? ""

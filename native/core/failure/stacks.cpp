@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "sync/engine_thread.hpp"
+#include "sync/waiter.hpp"
 
 namespace rankwise {
 
@@ -111,13 +112,13 @@ RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks) {
         requests.emplace_back(rank, r.stacks_requested.fetch_add(1) + 1);
         notify(r);
     }
-    const auto until = Clock::now() + kStacksTimeout;
+    Waiter waiter(kStacksTimeout);
     for (const auto& [rank, request] : requests) {
         const RankRecord& r = segment.record(rank);
         const int pid = r.pid.load().number;
         const auto lives = [&, rank = rank] { return segment.present_process(rank) >= 0; };
         const auto answered = [&, request = request] { return int32_t(r.stacks_answered.load() - request) >= 0; };
-        while (!answered() && lives() && !is_stopped(pid) && Clock::now() < until) usleep(500);
+        waiter.watch(std::chrono::microseconds(500), [&] { return answered() || !lives() || is_stopped(pid); });
         if (answered()) {
             const uint64_t stacks = r.stacks.load();
             const size_t length =

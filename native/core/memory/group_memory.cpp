@@ -21,9 +21,11 @@ bool GroupMemory::take_lease() {
     return false;
 }
 
-void GroupMemory::sleep_until_unlocked(std::chrono::nanoseconds limit) {
-    for (uint32_t now = uses_.load(); now & kLocked;)
-        if (uses_.compare_exchange_weak(now, now | kAwaited)) return void(futex_sleep(uses_, now | kAwaited, limit));
+bool GroupMemory::try_begin_or_await() {
+    if (try_begin()) return true;
+    for (uint32_t now = uses_.load(); now & kLocked && !(now & kAwaited);)
+        if (uses_.compare_exchange_weak(now, now | kAwaited)) break;
+    return false;
 }
 
 void GroupMemory::close() {

@@ -5,12 +5,12 @@
 // call lasts. All of that is one word, so a use that begins and a close cannot miss each other.
 #pragma once
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "memory/group_segment.hpp"
+#include "sync/waiter.hpp"
 
 namespace rankwise {
 
@@ -33,8 +33,10 @@ public:
     void end_call() { subtract(kCall); }
     void end_call_and_unlock() { subtract(kLocked | kCall); }
     void unlock() { subtract(kLocked); }
-    // Sleeps until another thread gives up the lock, at most so long.
-    void sleep_until_unlocked(std::chrono::nanoseconds limit);
+    // try_begin() once other threads give up the lock. Returns false at the waiter's deadline; check: see Waiter.
+    template <class Check> bool begin_when_unlocked(Waiter waiter, const Check& check) {
+        return waiter.sleep({uses_}, [this] { return try_begin_or_await(); }, check);
+    }
 
     // What a thread does with the memory, for as long as this lives.
     class Use;
@@ -58,6 +60,7 @@ private:
     static constexpr uint32_t kUses = ~(kLease - 1) | kCall;
 
     bool try_begin(uint32_t now);
+    bool try_begin_or_await();
     bool take_lease();
     // Ends what these bits stand for.
     void subtract(uint32_t bits) {

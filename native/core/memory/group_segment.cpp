@@ -122,12 +122,9 @@ bool GroupSegment::asleep() const {
 void wake_all(GroupSegment& group) {
     for (int i = 0; i < group.nranks; ++i) {
         PeerSlot& peer_slot = group.peers[i];
-        peer_slot.notifications.fetch_add(1);
-        futex_wake_all(peer_slot.notifications);
-        peer_slot.message_notifications.fetch_add(1);
-        futex_wake_all(peer_slot.message_notifications);
-        peer_slot.progress_notifications.fetch_add(1);
-        futex_wake_all(peer_slot.progress_notifications);
+        futex_notify(peer_slot.notifications);
+        futex_notify(peer_slot.message_notifications);
+        futex_notify(peer_slot.progress_notifications);
     }
 }
 

@@ -16,6 +16,7 @@
 #include "memory/agreements.hpp"
 #include "memory/group_segment.hpp"
 #include "memory/trace_entry.hpp"
+#include "sync/waiter.hpp"
 
 namespace rankwise {
 
@@ -186,10 +187,7 @@ std::string name_of_group(const SegmentHeader& header, uint32_t number) {
     return named ? "'" + std::string(text) + "'" : std::to_string(number);
 }
 
-void Segment::announce_roster() {
-    header_->roster.fetch_add(1);
-    futex_wake_all(header_->roster);
-}
+void Segment::announce_roster() { futex_notify(header_->roster); }
 
 void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
     RankRecord& r = record(rank);
@@ -231,14 +229,13 @@ void Segment::give_up(int rank) {
 
 std::string Segment::how_it_ended(int rank, uint32_t process) const {
     const RankRecord& r = record(rank);
-    const auto since = Clock::now();
     const auto ends = [&] { return ended(rank, process) || r.ending.load() > process; };
-    while (exit_status(rank, process) == kStatusUnknown && r.exit_status.load() >> 32 <= process) {
-        const bool sure = header_->statuses_expected.load() && ends();
-        if (Clock::now() - since > (sure ? kSureStatus : kLikelyStatus)) break;
-        usleep(1000);
-        if (interrupted()) throw Interrupted();
-    }
+    Waiter waiter(kSureStatus);
+    const auto known = [&] {
+        if (exit_status(rank, process) != kStatusUnknown || r.exit_status.load() >> 32 > process) return true;
+        return waiter.spent() > kLikelyStatus && !(header_->statuses_expected.load() && ends());
+    };
+    waiter.watch(std::chrono::milliseconds(1), known, Waiter::Interruptible::Yes);
     const int32_t status = exit_status(rank, process);
     if (status == kStatusUnknown) return ends() ? "ended" : "left the group";
     if (status < 0) return "was killed by " + signal_name(-status);

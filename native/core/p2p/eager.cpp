@@ -34,26 +34,25 @@ std::optional<Arrival> Messages::recv_short(int from, int tag, const Accept& acc
     return take_short(from, tag, accept);
 }
 
+// The channel from a rank whose next message begins a header there, or null.
+Channel* Messages::readable(int from) {
+    const Incoming& in = incoming_[from];
+    return from == rank_ || in.message || in.pad || posted_[from] ? nullptr : channel(from, rank_, false);
+}
+
 template <class Take> std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accept) {
     const uint64_t began = tracer_.measured() ? ticks() : 0;
     if (from == rank_) return std::nullopt;
     const auto lock = lock_requests();
     if (closing_ || group_.failed() || arrived_.first_for(from, tag)) return std::nullopt;
     const int first = from == kAny ? 0 : from, last = from == kAny ? n_ - 1 : from;
-    struct Waiting {
-        Messages* const messages;  // null if the progress thread does not sleep, and so needs no notice
-        explicit Waiting(Messages& m) : messages(m.thread_sleeps_ ? &m : nullptr) {
-            if (messages) messages->enter_wait();
-        }
-        ~Waiting() {
-            if (messages) messages->leave_wait();
-        }
-    } waiting(*this);
+    Channel* const only = from == kAny ? nullptr : readable(from);
+    if (from != kAny && !only) return std::nullopt;
+    const Waiting waiting(*this);
     for (int i = policy_.first_polls; i >= 0; --i) {
         for (int p = first; p <= last; ++p) {
-            Channel* const c = p == rank_ ? nullptr : channel(p, rank_, false);
-            const Incoming& in = incoming_[p];
-            if (!c || in.message || in.pad || posted_[p]) continue;
+            Channel* const c = only ? only : readable(p);
+            if (!c) continue;
             const uint64_t at = c->read.load(std::memory_order_relaxed);
             if (c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at)) continue;
             const Header h = c->header(at);

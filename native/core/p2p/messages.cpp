@@ -92,11 +92,8 @@ void Messages::check_open(const char* operation) {
 
 void Messages::notify(int whom) {
     PeerSlot& peer_slot = group_.peers[whom];
-    if (peer_slot.message_sleepers.load()) {
-        peer_slot.message_notifications.fetch_add(1);
-        futex_wake_all(peer_slot.message_notifications);
-    }
-    if (peer_slot.progress_sleeps.load()) wake_progress(peer_slot);
+    if (peer_slot.message_sleepers.load()) futex_notify(peer_slot.message_notifications);
+    if (peer_slot.progress_sleeps.load()) futex_notify(peer_slot.progress_notifications);
 }
 
 std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,

@@ -113,6 +113,7 @@ private:
     [[noreturn]] void overwritten(const char* what, int from, int to);
     Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps,
              uint64_t unexpected_limit);
+    PeerSlot& own_slot() const { return group_.peers[rank_]; }
     bool forked() const { return forks_ != forks_so_far(); }
     // Without the ring (rendezvous.cpp).
     void post_receive(const std::shared_ptr<Request>& receive);
@@ -165,6 +166,7 @@ private:
     std::optional<Arrival> arrival(int from, int tag);  // probe, with mutex_ locked
     void receive_arrived(const std::shared_ptr<Request>& receive, Message& message);
     static void give_memory(Request& receive, Message& message);
+    Channel* readable(int from);
     template <class Take> std::optional<Arrival> take_short(int from, int tag, const Take& accept);
     void finish(Message& message);
     void trace(Request& request, bool waits);
@@ -179,6 +181,7 @@ private:
     std::unique_lock<std::mutex> lock_requests();
     void notify(int whom);
     void check_open(const char* operation);  // with mutex_ locked
+    class Waiting;
     class Foreground;
     template <class Done> bool wait_until(double timeout, Done&& done, Request* request, bool probes = false);
     template <class Done> void check_peers(const Request* request, Done&& done);
@@ -186,10 +189,16 @@ private:
     static std::string awaited_text(const Request& request);
     // now: there is something to do at once.
     void ensure_thread(bool now = false);
-    static void wake_progress(PeerSlot& peer_slot);
-    void enter_wait();
-    void leave_wait();
-    void set_wakeable(bool now);
+    // What the progress thread does. A thread that waits moves everything, so nobody wakes the progress thread
+    // meanwhile; nor soon after, since a program that waits for one short message after another would be disturbed by
+    // it each time.
+    enum class Progress : uint8_t {
+        Idle,      // it runs, or has nothing to do, or has not been started
+        Wakeable,  // sleeps until a peer wakes it
+        StandsBy,  // sleeps for a moment, since a thread has just waited
+        GivesWay,  // sleeps while a thread waits, and that thread wakes it
+    };
+    void set_progress(Progress now);
     bool may_progress() const;
     void run();
 
@@ -211,13 +220,33 @@ private:
     uint64_t arrivals_ = 0;
     ReachableRanges reachable_;  // guarded by mutex_
     std::condition_variable work_;
-    int waiting_ = 0;             // threads that wait for a message
-    bool waited_ = false;         // one has since the progress thread last looked
-    bool thread_sleeps_ = false;  // the progress thread does, or will at once
-    bool wakeable_ = false;       // and peers wake it
-    bool parked_ = false;         // and the last thread to stop waiting does
-    bool closing_ = false;        // then only who holds a lease touches the group's memory
+    int waiting_ = 0;      // threads that wait for a message
+    bool waited_ = false;  // one has since the progress thread last looked
+    Progress progress_ = Progress::Idle;
+    bool closing_ = false;  // then only who holds a lease touches the group's memory
     std::thread thread_;
+};
+
+// A thread waits for a message for as long as this lives, which begins and ends with mutex_ locked.
+class Messages::Waiting {
+public:
+    explicit Waiting(Messages& messages) : messages_(messages) {
+        ++messages.waiting_;
+        messages.waited_ |= messages.progress_ != Progress::Idle;
+        if (messages.progress_ != Progress::Wakeable) return;
+        messages.set_progress(Progress::StandsBy);
+        futex_notify(messages.own_slot().progress_notifications);  // so that it becomes wakeable again later
+    }
+    ~Waiting() {
+        const Progress progress = messages_.progress_;
+        if (--messages_.waiting_ == 0 && progress != Progress::Idle &&
+            (progress == Progress::GivesWay || messages_.may_progress()))
+            futex_notify(messages_.own_slot().progress_notifications);
+    }
+    Waiting(const Waiting&) = delete;
+
+private:
+    Messages& messages_;
 };
 
 }  // namespace rankwise

@@ -3,8 +3,6 @@
 // 1 MiB, round trip: 577 to 269 us). The receiver copies the data from the sender's memory, or, where it cannot,
 // requests it through the ring. An offered message is matched like any other one, so that a later message can be
 // received before it.
-#include <sched.h>
-
 #include "p2p/messages.hpp"
 
 namespace rankwise {
@@ -129,16 +127,10 @@ void Messages::cancel_offer(const Request& r) {
     std::atomic<OfferStage>& stage = channel(rank_, r.peer_, true)->offers[r.slot_];
     OfferStage offered = OfferStage::Offered;
     if (stage.compare_exchange_strong(offered, OfferStage::Cancelled)) return;
-    const auto until =
-        Clock::now() + std::chrono::seconds(5);  // a receiver that is stopped meanwhile cannot block us for ever
-    while (stage.load() == OfferStage::Copying && !protocol_.ended(r.peer_)) {
-        if (Clock::now() > until) {
-            fail_group(group_, Cause::PeerLost, rank_, 0,
-                       "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");
-            break;
-        }
-        sched_yield();
-    }
+    const auto ended = [&] { return stage.load() != OfferStage::Copying || protocol_.ended(r.peer_); };
+    if (!Waiter(kStoppedPeer).watch({}, ended))
+        fail_group(group_, Cause::PeerLost, rank_, 0,
+                   "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");
 }
 
 // This rank leaves the group, and its memory may be used for something else.

@@ -1,6 +1,4 @@
 // How a rank waits for its messages: the threads that wait for requests, the progress thread, and the end of both.
-#include <sched.h>
-
 #include "failure/timeout_report.hpp"
 #include "p2p/messages.hpp"
 
@@ -49,7 +47,7 @@ public:
     // request: as in wait_until.
     Foreground(Messages& messages, Request* request) : messages_(messages), request_(request) {
         std::lock_guard lock(messages.mutex_);
-        messages.enter_wait();
+        waiting_.emplace(messages);
         if (!request || request->complete_) return;
         request->waits_since_ = since_;
         if (request->entry_) request->entry_->clear(kBackground);
@@ -58,7 +56,7 @@ public:
     ~Foreground() {
         {
             std::lock_guard lock(messages_.mutex_);
-            messages_.leave_wait();
+            waiting_.reset();
             if (request_ && request_->entry_) {
                 if (messages_.group_.failed()) messages_.end_trace(*request_, true);
                 else request_->entry_->set(kBackground);
@@ -74,6 +72,7 @@ public:
 private:
     Messages& messages_;
     Request* const request_;
+    std::optional<Waiting> waiting_;
     uint64_t since_ = ticks();
 };
 
@@ -94,44 +93,22 @@ template <class Done> bool Messages::wait_until(double timeout, Done&& done, Req
         cpu_relax();
     }
     before_waiting();
-    const auto since = Clock::now();
+    Waiter waiter(timeout);
     Foreground foreground(*this, request);
-    // Returns true as soon as done() is, and false after some polls in which nothing moved.
-    const auto poll = [&] {
-        auto polling_since = Clock::now();
-        const auto polled = [&] { return Clock::now() - polling_since; };
-        while (polled() < policy_.spinning) {
-            cpu_relax();
-            if (try_once()) return true;
-            if (moved) polling_since = Clock::now();
-        }
-        for (int i = 0; i < policy_.may_yield() && polled() < policy_.yielding; ++i) {
-            sched_yield();
-            if (try_once()) return true;
-        }
+    const auto poll_once = [&] {
+        if (try_once()) return true;
+        if (moved) waiter.poll_on();
         return false;
     };
-    if (poll()) return true;
-    PeerSlot& peer_slot = group_.peers[rank_];
-    struct SleeperRegistration {
-        std::atomic<uint32_t>& sleepers;
-        explicit SleeperRegistration(std::atomic<uint32_t>& s) : sleepers(s) { sleepers.fetch_add(1); }
-        ~SleeperRegistration() { sleepers.fetch_sub(1); }
-    } registration(peer_slot.message_sleepers);
-    for (;;) {
-        const uint32_t seen = peer_slot.message_notifications.load();
-        if (try_once()) return true;
+    if (waiter.poll(policy_, poll_once)) return true;
+    const auto check = [&] {
         check_peers(request, done);
-        if (try_once()) return true;  // with what a peer that left had sent
-        const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
-        if (left.count() <= 0) {
-            if (probes) return false;
-            timed_out(timeout, request);
-        }
         foreground.publish();
-        futex_sleep(peer_slot.message_notifications, seen, sleep_limit(left));
-        if (interrupted()) throw Interrupted();
-    }
+    };
+    PeerSlot& own = own_slot();
+    if (waiter.sleep({own.message_notifications, &own.message_sleepers}, try_once, check)) return true;
+    if (!probes) timed_out(timeout, request);
+    return false;
 }
 
 // The message that a request sends or waits for.
@@ -189,31 +166,14 @@ std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout
 void Messages::ensure_thread(bool now) {
     if (closing_) return;
     if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
-    if (!thread_sleeps_) work_.notify_one();
-    else if (now) wake_progress(group_.peers[rank_]);
+    if (progress_ == Progress::Idle) work_.notify_one();
+    else if (now) futex_notify(own_slot().progress_notifications);
 }
 
-void Messages::wake_progress(PeerSlot& peer_slot) {
-    peer_slot.progress_notifications.fetch_add(1);
-    futex_wake_all(peer_slot.progress_notifications);
-}
-
-// A thread that waits moves everything, so nobody wakes the progress thread meanwhile; nor soon after, since a program
-// that waits for one short message after another would be disturbed by it each time.
-void Messages::enter_wait() {
-    ++waiting_;
-    waited_ = true;
-    if (!wakeable_) return;
-    set_wakeable(false);
-    wake_progress(group_.peers[rank_]);  // so that it becomes wakeable again later
-}
-
-void Messages::leave_wait() {
-    if (--waiting_ == 0 && thread_sleeps_ && (parked_ || may_progress())) wake_progress(group_.peers[rank_]);
-}
-
-void Messages::set_wakeable(bool now) {
-    if (std::exchange(wakeable_, now) != now) group_.peers[rank_].progress_sleeps.store(now);
+void Messages::set_progress(Progress now) {
+    const bool wakeable = now == Progress::Wakeable;
+    if (wakeable != (progress_ == Progress::Wakeable)) own_slot().progress_sleeps.store(wakeable);
+    progress_ = now;
 }
 
 // Whether there may be something to move. Cheaper than progress(), and it throws nothing.
@@ -232,19 +192,16 @@ bool Messages::may_progress() const {
 void Messages::run() {
     const GroupMemory::Lease lease(*memory_);
     if (!lease) return;
-    PeerSlot& peer_slot = group_.peers[rank_];
+    std::atomic<uint32_t>& notifications = own_slot().progress_notifications;
     std::unique_lock lock(mutex_);
-    const auto set_sleeps = [&](bool sleeps) {
-        thread_sleeps_ = sleeps;
-        parked_ = waiting_ > 0;
-        set_wakeable(sleeps && !std::exchange(waited_, parked_) && !parked_);
-    };
     for (;;) {
         work_.wait(lock, [&] { return closing_ || pending(); });
         if (closing_) return;
         while (!closing_ && pending()) {
-            set_sleeps(true);  // before it looks for something to do, so that it is woken for what comes later
-            const uint32_t seen = peer_slot.progress_notifications.load();
+            // Before it looks for something to do, so that it is woken for what comes later.
+            set_progress(waiting_ ? Progress::GivesWay : waited_ ? Progress::StandsBy : Progress::Wakeable);
+            waited_ = waiting_ > 0;
+            const uint32_t seen = notifications.load();
             try {
                 if (progress()) continue;
             } catch (const Error&) {           // the group has failed
@@ -253,16 +210,16 @@ void Messages::run() {
                            "had no memory for the messages that it had not received yet");
             }
             if (group_.failed()) {
-                set_sleeps(false);
+                set_progress(Progress::Idle);
                 work_.wait(lock, [&] { return closing_; });
                 break;
             }
-            const bool parked = parked_, wakeable = wakeable_;
+            const std::chrono::nanoseconds limit = progress_ == Progress::StandsBy ? kStandAside : kLongestSleep;
             lock.unlock();
-            futex_sleep(peer_slot.progress_notifications, seen, parked || wakeable ? kLongestSleep : kStandAside);
+            futex_sleep(notifications, seen, limit);
             lock.lock();
         }
-        if (!closing_) set_sleeps(false);
+        if (!closing_) set_progress(Progress::Idle);
     }
 }
 
@@ -296,10 +253,8 @@ std::string Messages::close(double timeout) {
         }
         work_.notify_all();
     }
-    PeerSlot& peer_slot = group_.peers[rank_];
-    peer_slot.message_notifications.fetch_add(1);
-    futex_wake_all(peer_slot.message_notifications);
-    wake_progress(peer_slot);
+    futex_notify(own_slot().message_notifications);
+    futex_notify(own_slot().progress_notifications);
     if (thread_.joinable()) thread_.join();
     return trouble;
 }

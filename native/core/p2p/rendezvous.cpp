@@ -71,17 +71,13 @@ void Messages::withdraw_receive(int from, Memory copy) {
         posted_[from].reset();
         return;
     }
-    const auto until = Clock::now() + kStoppedPeer;
     bool moved = false;
-    while (!progress_rendezvous(from, moved)) {
-        if (protocol_.ended(from) || (group_.failed() && !m.writing.load())) break;
-        if (Clock::now() > until) {
-            fail_group(group_, Cause::PeerLost, rank_, 0,
-                       "cancelled a receive while rank " + std::to_string(from) + " was sending to it");
-            break;
-        }
-        sched_yield();
-    }
+    const auto ended = [&] {
+        return progress_rendezvous(from, moved) || protocol_.ended(from) || (group_.failed() && !m.writing.load());
+    };
+    if (!Waiter(kStoppedPeer).watch({}, ended))
+        fail_group(group_, Cause::PeerLost, rank_, 0,
+                   "cancelled a receive while rank " + std::to_string(from) + " was sending to it");
     posted_[from].reset();
     if (!r->complete_ || !copy) return;
     const uint64_t bytes = r->bytes();

@@ -10,8 +10,6 @@ namespace rankwise {
 
 namespace {
 
-constexpr double kForever = 1e9;  // seconds
-
 struct Table {
     std::mutex mutex;
     uint64_t last = kThisThread;  // the last number used
@@ -100,7 +98,7 @@ std::shared_ptr<Task> mark(uint64_t event) {
 }
 
 void wait(uint64_t stream, uint64_t event) {
-    if (stream == kThisThread) return synchronize(event, kForever);
+    if (stream == kThisThread) return synchronize(event, std::chrono::duration<double>(kForever).count());
     const auto waiting = stream_of(stream);
     if (auto last = mark(event)) waiting->follow(std::move(last));
 }

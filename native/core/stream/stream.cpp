@@ -7,13 +7,13 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
+#include "sync/waiter.hpp"
 
 namespace rankwise {
 
 namespace {
 
 thread_local const void* running_stream = nullptr;  // the core of the stream whose thread this is
-constexpr std::chrono::hours kForever{1};           // one sleep, if nothing but a wake-up can end the wait
 
 // Requests longer time slices than other threads have (Linux 6.12 and later); the total share of the core stays the
 // same. A thread with shorter time slices then preempts this one as soon as it wakes, so the program's own thread, back
@@ -58,18 +58,14 @@ void Task::cancel(std::exception_ptr why) {
 }
 
 void Task::wait(double timeout) {
-    const auto since = Clock::now();
-    for (uint32_t seen; !((seen = state_.load()) & kDone);) {
+    const auto check = [this] {
         if (forks_ != forks_so_far()) throw Closed("this operation belongs to the parent of this forked process");
         if (running_stream && stream_ == running_stream)
             throw Error("work on a stream cannot wait for work queued behind it on the same stream");
-        const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
-        if (left.count() <= 0)
-            throw TimedOut("the operation was not complete within " + seconds(timeout) + "; it stays queued", timeout,
-                           {}, {}, "wait", -1);
-        futex_sleep(state_, seen, sleep_limit(left));
-        if (interrupted()) throw Interrupted();
-    }
+    };
+    if (!Waiter(timeout).sleep({state_}, [this] { return done(); }, check))
+        throw TimedOut("the operation was not complete within " + seconds(timeout) + "; it stays queued", timeout, {},
+                       {}, "wait", -1);
     if (failure_) std::rethrow_exception(failure_);
 }
 
@@ -150,20 +146,14 @@ Stream::Outcome Stream::Core::wait_for(const std::shared_ptr<Task>& mark, const 
         std::lock_guard lock(mutex);
         awaited = mark;
     }
-    const auto limit = stop ? std::chrono::nanoseconds(kLongestSleep) : std::chrono::nanoseconds(kForever);
-    Outcome outcome;
-    for (;;) {
-        const uint32_t seen = mark->state_.load();
-        if (seen & Task::kDone) {
-            outcome = mark->succeeded() ? Outcome::Reached : Outcome::Failed;
-            break;
-        }
-        outcome = Outcome::Closing;  // close sets `closing` before it increments the futex
-        if (closing) break;
-        outcome = Outcome::Stopped;
-        if (stop && stop()) break;
-        futex_sleep(mark->state_, seen, limit);
-    }
+    Outcome outcome = Outcome::Stopped;
+    const auto ended = [&] {
+        if (mark->done()) outcome = mark->succeeded() ? Outcome::Reached : Outcome::Failed;
+        else if (closing) outcome = Outcome::Closing;  // close sets `closing` before it increments the futex
+        else return stop && stop();
+        return true;
+    };
+    Waiter(kForever, stop ? std::chrono::nanoseconds(kLongestSleep) : kForever).sleep({mark->state_}, ended, [] {});
     std::lock_guard lock(mutex);
     awaited.reset();
     return outcome;

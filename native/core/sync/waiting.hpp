@@ -72,6 +72,11 @@ void move_to_cores(const cpu_set_t& cores, const cpu_set_t& allowed);
 // Sleep while *word == seen, at most `limit`. Returns false when a signal interrupted the sleep.
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit);
 void futex_wake_all(std::atomic<uint32_t>& word);
+// Increments the word, and so wakes those who sleep until it changes.
+inline void futex_notify(std::atomic<uint32_t>& word) {
+    word.fetch_add(1);
+    futex_wake_all(word);
+}
 
 // Called in the waiting thread after a signal, and at least once per kLongestSleep of sleep. Returns true
 // to stop the wait (in Python: a signal handler raised). Set once by the embedding.
@@ -92,10 +97,11 @@ inline void before_waiting() {
     if (released_to_wait) released_to_wait->release();
 }
 
-// How long to sleep if the deadline is `left` seconds away.
-inline std::chrono::nanoseconds sleep_limit(std::chrono::duration<double> left) {
-    const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
-        std::min<std::chrono::duration<double>>(left, kLongestSleep));
+// How long to sleep if the deadline is `left` seconds away, at most `longest`.
+inline std::chrono::nanoseconds sleep_limit(std::chrono::duration<double> left,
+                                            std::chrono::nanoseconds longest = kLongestSleep) {
+    const auto limit =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::min<std::chrono::duration<double>>(left, longest));
     return std::max(limit, std::chrono::nanoseconds(1000));
 }
 

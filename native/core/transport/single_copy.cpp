@@ -103,18 +103,16 @@ void SlotProtocol::put(int peer, const void* src, uint64_t address, size_t bytes
 }
 
 // Returns "", or a text about the ranks that are still writing, which only a rank that is stopped can do for so long.
-std::string SlotProtocol::await_no_writers(std::chrono::duration<double> limit, bool interruptible) {
+std::string SlotProtocol::await_no_writers(std::chrono::duration<double> limit, Waiter::Interruptible interruptible) {
     if (!exposed_) return "";
     set_writing(false);  // else two ranks would wait for each other
     // Fail the group unless it has failed already, because the owner of the memory is leaving the operation.
     fail_group(group_, Cause::PeerLost, rank, calls_, std::string("left ") + name(call_.op()));
-    const auto since = Clock::now();
+    Waiter waiter(limit);
     std::vector<int> writers;
     for (int p = 0; p < n; ++p) {
-        const auto writes = [&] { return p != rank && group_.peers[p].writing.load() && !ended(p); };
-        for (; writes() && Clock::now() - since < limit; usleep(100))
-            if (interruptible && interrupted()) throw Interrupted();
-        if (writes()) writers.push_back(p);
+        const auto stopped = [&] { return p == rank || !group_.peers[p].writing.load() || ended(p); };
+        if (!waiter.watch(std::chrono::microseconds(100), stopped, interruptible)) writers.push_back(p);
     }
     exposed_ = false;
     if (writers.empty()) return "";

@@ -91,8 +91,7 @@ void SlotProtocol::wake_sleepers() {
     for (int p = 0; p < n; ++p) {
         PeerSlot& peer_slot = group_.peers[p];
         if (peer_slot.waits_for.load() != uint32_t(rank) + 1) continue;
-        peer_slot.notifications.fetch_add(1);
-        futex_wake_all(peer_slot.notifications);
+        futex_notify(peer_slot.notifications);
     }
 }
 
@@ -142,58 +141,30 @@ void SlotProtocol::balance_cores() {
 
 void SlotProtocol::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     before_waiting();
-    const auto since = Clock::now();
+    Waiter waiter(timeout.load());
     WaitTimer timer(*this);
-    if (policy_.first_polls) {
-        move_to_own_core(peer);
-        do {
-            for (int i = 0; i < 16; ++i) {
-                cpu_relax();
-                if (seq.load(std::memory_order_acquire) >= value) return;
-            }
-        } while (Clock::now() - since < policy_.spinning);
-    } else if (!is_engine_thread) {
-        balance_cores();
-    }
-    for (int i = 0; i < policy_.may_yield() && Clock::now() - since < policy_.yielding; ++i) {
-        sched_yield();
-        if (seq.load(std::memory_order_acquire) >= value) return;
-    }
+    if (policy_.first_polls) move_to_own_core(peer);
+    else if (!is_engine_thread) balance_cores();
+    if (waiter.poll(policy_, [&] { return seq.load(std::memory_order_acquire) >= value; })) return;
 
-    PeerSlot& peer_slot = group_.peers[rank];
-    struct SleeperRegistration {  // withdrawn even if the wait ends in an exception
-        PeerSlot& peer_slot;
-        GroupSegment& group;
-        SleeperRegistration(PeerSlot& peer_slot, GroupSegment& group, uint32_t whom)
-            : peer_slot(peer_slot), group(group) {
-            peer_slot.waits_for.store(whom);
-            group.sleepers.fetch_add(1);
-        }
-        ~SleeperRegistration() {
-            group.sleepers.fetch_sub(1);
-            peer_slot.waits_for.store(0);
-        }
-    } registration(peer_slot, group_, uint32_t(peer) + 1);
-
-    for (;;) {
-        const uint32_t seen = peer_slot.notifications.load();
-        if (seq.load() >= value) return;
-        check_for_failure(peer, seq, value, since);
-        const auto left = std::chrono::duration<double>(timeout) - (Clock::now() - since);
+    struct Announcement {  // whom this rank waits for, before it counts as a sleeper
+        std::atomic<uint32_t>& whom;
+        Announcement(std::atomic<uint32_t>& whom, int peer) : whom(whom) { whom.store(uint32_t(peer) + 1); }
+        ~Announcement() { whom.store(0); }
+    } const announcement(group_.peers[rank].waits_for, peer);
+    const auto check = [&] {
+        if (group_.failed()) throw_failure();
+        if (group_.peers[peer].left.load() && seq.load() < value) lost(peer, name(call_.op()), int64_t(calls_));
         timer.publish();
-        futex_sleep(peer_slot.notifications, seen, sleep_limit(left));
-        if (seq.load() >= value) return;
-        if (interrupted()) {
-            fail_group(group_, Cause::PeerLost, rank, calls_, std::string("was interrupted in ") + name(call_.op()));
-            throw Interrupted();
-        }
+    };
+    try {
+        if (!waiter.sleep(
+                {group_.peers[rank].notifications, &group_.sleepers}, [&] { return seq.load() >= value; }, check))
+            timed_out(value);
+    } catch (const Interrupted&) {
+        fail_group(group_, Cause::PeerLost, rank, calls_, std::string("was interrupted in ") + name(call_.op()));
+        throw;
     }
-}
-
-void SlotProtocol::check_for_failure(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since) {
-    if (group_.failed()) throw_failure();
-    if (group_.peers[peer].left.load() && seq.load() < value) lost(peer, name(call_.op()), int64_t(calls_));
-    if (Clock::now() - since >= std::chrono::duration<double>(timeout)) timed_out(value);
 }
 
 }  // namespace rankwise

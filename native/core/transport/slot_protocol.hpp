@@ -21,7 +21,7 @@
 #include "base/errors.hpp"
 #include "kernels/copy.hpp"
 #include "memory/group_segment.hpp"
-#include "sync/waiting.hpp"
+#include "sync/waiter.hpp"
 #include "trace/trace.hpp"
 #include "transport/conditions.hpp"
 
@@ -181,7 +181,7 @@ public:
     // Whether peers may write into this rank's memory, in the current operation.
     void set_exposed(bool now) { exposed_ = now; }
     // If so, fail the group, and wait until no peer writes there any more.
-    void await_no_writers() { await_no_writers(kStoppedPeer, false); }
+    void await_no_writers() { await_no_writers(kStoppedPeer, Waiter::Interruptible::No); }
     // Whether this rank can read and write a peer's memory. It reads a word that should have the expected value, and
     // writes nothing, only to see whether it may.
     bool can_access(int peer, uint64_t address, uint64_t expected) const;
@@ -238,7 +238,7 @@ private:
     std::string call_site_of(int peer) const;
     std::string awaited_message() const;
     [[noreturn]] void throw_mismatch(const std::string& danger = "");
-    std::string await_no_writers(std::chrono::duration<double> limit, bool interruptible);
+    std::string await_no_writers(std::chrono::duration<double> limit, Waiter::Interruptible interruptible);
     void publish_description(const Description& description);
     void trace();
     void publish_bytes();
@@ -246,7 +246,6 @@ private:
     void move_to_own_core(int peer);
     void balance_cores();
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
-    void check_for_failure(int peer, std::atomic<uint64_t>& seq, uint64_t value, Clock::time_point since);
     void wake_sleepers();
     [[noreturn]] void refuse(const Call& call);  // because the group has failed
     [[noreturn]] void mismatch();

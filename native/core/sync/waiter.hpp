@@ -1,0 +1,100 @@
+// The one way to wait: poll, yield, then sleep on a futex, until something is done or the deadline has passed.
+#pragma once
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "base/clock.hpp"
+#include "base/errors.hpp"
+#include "base/policy.hpp"
+#include "sync/waiting.hpp"
+
+namespace rankwise {
+
+// A futex that is incremented to wake those who sleep on it, and how many these are, if whoever wakes them asks.
+struct Doorbell {
+    std::atomic<uint32_t>& futex;
+    std::atomic<uint32_t>* sleepers = nullptr;
+};
+
+// One wait of one thread.
+class Waiter {
+public:
+    // timeout: from now on. longest: of one sleep.
+    explicit Waiter(std::chrono::duration<double> timeout, std::chrono::nanoseconds longest = kLongestSleep)
+        : timeout_(timeout), longest_(longest) {}
+    explicit Waiter(double seconds, std::chrono::nanoseconds longest = kLongestSleep)
+        : Waiter(std::chrono::duration<double>(seconds), longest) {}
+    std::chrono::duration<double> spent() const { return Clock::now() - since_; }
+    std::chrono::duration<double> left() const { return timeout_ - spent(); }
+    // Moves the deadline.
+    void expire_in(std::chrono::duration<double> left) { timeout_ = spent() + left; }
+
+    // Spins and yields for as long as the policy says. Returns true as soon as done() does.
+    template <class Done> bool poll(const WaitPolicy& policy, const Done& done) const {
+        const auto polled = [&] { return Clock::now() - polls_since_; };
+        while (policy.spinning.count() && polled() < policy.spinning)
+            for (int i = 0; i < kPollsPerClock; ++i) {
+                cpu_relax();
+                if (done()) return true;
+            }
+        for (int i = 0; i < policy.may_yield() && polled() < policy.yielding; ++i) {
+            sched_yield();
+            if (done()) return true;
+        }
+        return false;
+    }
+    // What the caller waits for has advanced: poll() begins again.
+    void poll_on() { polls_since_ = Clock::now(); }
+
+    // Sleeps until done() returns true; returns false at the deadline. Before each sleep, check() throws what else ends
+    // the wait. Throws Interrupted.
+    template <class Done, class Check> bool sleep(const Doorbell& bell, const Done& done, const Check& check) const {
+        struct Registration {  // withdrawn even if the wait ends in an exception
+            std::atomic<uint32_t>* const sleepers;
+            explicit Registration(std::atomic<uint32_t>* s) : sleepers(s) {
+                if (sleepers) sleepers->fetch_add(1);
+            }
+            ~Registration() {
+                if (sleepers) sleepers->fetch_sub(1);
+            }
+        } const registration(bell.sleepers);
+        for (;;) {
+            const uint32_t seen = bell.futex.load();
+            if (done()) return true;
+            check();
+            if (done()) return true;  // by what check() has done
+            const auto left = this->left();
+            if (left.count() <= 0) return false;
+            futex_sleep(bell.futex, seen, sleep_limit(left, longest_));
+            if (done()) return true;
+            if (interrupted()) throw Interrupted();
+        }
+    }
+
+    // For what rings no doorbell: looks every `interval`, or after each yield if that is 0.
+    enum class Interruptible : bool { No, Yes };
+    template <class Done>
+    bool watch(std::chrono::microseconds interval, const Done& done,
+               Interruptible interruptible = Interruptible::No) const {
+        while (!done()) {
+            if (left().count() <= 0) return false;
+            if (interval.count()) usleep(useconds_t(interval.count()));
+            else sched_yield();
+            if (interruptible == Interruptible::Yes && interrupted()) throw Interrupted();
+        }
+        return true;
+    }
+
+private:
+    static constexpr int kPollsPerClock = 16;
+    const Clock::time_point since_ = Clock::now();
+    Clock::time_point polls_since_ = since_;
+    std::chrono::duration<double> timeout_;
+    const std::chrono::nanoseconds longest_;
+};
+
+}  // namespace rankwise
