@@ -1,9 +1,12 @@
 // Tests split, many groups, and two threads on one communicator.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "ranks.hpp"
+#include "refuse_memory.hpp"
 
 using namespace rankwise;
 
@@ -61,6 +64,52 @@ void a_closed_group_leaves_its_memory_alone(bool waits) {
     whole->close(1);
 }
 
+// The memory that the segment's file takes.
+size_t committed(const Segment& segment) {
+    struct stat info {};
+    CHECK_EQ(fstat(segment.fd(), &info), 0);
+    return size_t(info.st_blocks) * 512;
+}
+
+// A group takes little memory until an operation needs a slot.
+void slots_are_committed_when_they_are_filled() {
+    auto segment = Segment::create(2);
+    std::thread other;
+    const auto rank = [&](int r) {
+        const auto whole = Comm::join(segment, r, 60, false, {});
+        whole->barrier();
+        const size_t before = committed(*segment);
+        whole->barrier();
+        const auto part = whole->split(0, 0);
+        double x = 1;
+        part->all_reduce(&x, 1, DType::F64, ReduceOp::SUM);
+        whole->barrier();
+        const size_t small = committed(*segment);
+        CHECK(small - before <= 32 << 10, small - before << " bytes");
+        whole->barrier();
+        std::vector<double> y(1000, 1);
+        part->all_reduce(y.data(), y.size(), DType::F64, ReduceOp::SUM);
+        whole->barrier();
+        CHECK(committed(*segment) > small);
+    };
+    other = std::thread(rank, 1);
+    rank(0);
+    other.join();
+}
+
+// If there is no memory for a slot, its rank says so, and the others learn of it.
+void no_memory_for_a_slot() {
+    ranks::run(3, [](Comm& c) {
+        std::vector<double> x(1000, 1);
+        std::thread([&] {
+            if (c.rank() == 1) refuse_memory();
+            const auto reduces = [&] { c.all_reduce(x.data(), x.size(), DType::F64, ReduceOp::SUM); };
+            CHECK_EQ(ranks::thrown(reduces), c.rank() == 1 ? "OutOfMemory" : "PeerLost");
+            CHECK_EQ(ranks::thrown(reduces), "PeerLost");
+        }).join();
+    });
+}
+
 void two_threads(Comm& c) {
     auto work = [&c] {
         for (int k = 0; k < 200; ++k) {
@@ -79,6 +128,8 @@ void two_threads(Comm& c) {
 int main() {
     a_closed_group_leaves_its_memory_alone(false);
     a_closed_group_leaves_its_memory_alone(true);
+    slots_are_committed_when_they_are_filled();
+    no_memory_for_a_slot();
     for (int n : ranks::worlds({1, 2, 3, 4})) {
         auto segment = ranks::run(n, [](Comm& c) {
             split_by_parity(c);

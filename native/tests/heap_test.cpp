@@ -76,7 +76,7 @@ void a_visited_block_is_not_freed() {
     const Heap& heap = small.heap;
     const uint64_t block = heap.allocate(100, BlockKind::GroupSegment);
     heap.allocate(100, BlockKind::Text);
-    const uint64_t unpublished = heap.reserve(100);
+    const uint64_t unpublished = heap.reserve(100, 100);
     small.base[block] = 1;
     int visits = 0;
     heap.visit(BlockKind::GroupSegment, [&](uint64_t offset) {

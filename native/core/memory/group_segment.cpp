@@ -37,7 +37,7 @@ size_t group_segment_bytes(size_t n) { return Layout(n).bytes; }
 uint64_t create_group_segment(Segment& segment, const std::vector<Member>& members) {
     const size_t n = members.size();
     const Layout layout(n);
-    const uint64_t offset = segment.heap().reserve(layout.bytes);
+    const uint64_t offset = segment.heap().reserve(layout.bytes, layout.staging);
     GroupSegment& group = *segment.at<GroupSegment>(offset);
     group.bytes = layout.bytes;
     group.number = segment.new_group();

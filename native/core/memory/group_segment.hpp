@@ -98,7 +98,7 @@ struct GroupSegment {
     std::atomic<uint32_t> attached;  // ranks that still use this memory, and the header if this is its world_group
     uint64_t slot_bytes;
     uint64_t non_temporal_from;  // bytes (kernels/copy.hpp); shared, because all ranks choose by it
-    uint64_t staging;            // offset from the group segment's start
+    uint64_t staging;            // offset from the group segment's start; a rank commits its slots when it fills them
     uint64_t channels;           // offset of the table [src][dst] of segment offsets
     uint64_t members;            // offset of the int32 world rank of each peer slot
     uint64_t agreements;         // offset of the agreements of these ranks (failure/agreement.hpp)

@@ -17,6 +17,9 @@ namespace {
 
 constexpr size_t kUnit = 64 << 10;  // of address space; a block has pages only for the bytes that it needs
 constexpr int kRankBits = 10;       // the low bits of an owner
+// From this size on, the system's free memory is read first, which takes as long as committing some 300 KiB: a file
+// that grows beyond it can end in the out-of-memory killer, and not in an error.
+constexpr size_t kChecked = 1 << 20;
 static_assert(kMaxRanks == 1 << kRankBits);
 
 }  // namespace
@@ -46,7 +49,8 @@ void Heap::create(uint64_t begin, uint64_t end) const {
     header_.first = round_up(begin + header_.units * sizeof(Unit), kPage);
 }
 
-bool Heap::commit(uint64_t begin, uint64_t end) const {
+// Whether these bytes have memory now.
+bool Heap::has_memory(uint64_t begin, uint64_t end) const {
     while (fallocate(fd_, 0, off_t(begin), off_t(end - begin)) != 0)
         if (errno != EINTR) return false;
     return true;
@@ -119,7 +123,7 @@ uint32_t Heap::find(uint32_t units) const {
 // Reserves free units one by one. If another process was faster, it reserves none and returns false.
 bool Heap::claim(uint32_t index, uint32_t units) const {
     if (const uint32_t end = index + units, used = header_.used.load(); end > used) {
-        if (!commit(header_.table + used * sizeof(Unit), header_.table + end * sizeof(Unit)))
+        if (!has_memory(header_.table + used * sizeof(Unit), header_.table + end * sizeof(Unit)))
             throw OutOfMemory("no memory for the heap of the shared segment");
         for (uint32_t now = used; now < end && !header_.used.compare_exchange_weak(now, end);) {
         }
@@ -136,20 +140,25 @@ bool Heap::claim(uint32_t index, uint32_t units) const {
     return true;
 }
 
-uint64_t Heap::reserve(size_t bytes) const {
-    const size_t need = round_up(bytes, kPage);
-    if (const size_t available = available_memory(); need > available)
-        throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available) + " available");
-    const uint32_t units = uint32_t((need + kUnit - 1) / kUnit);
+uint64_t Heap::reserve(size_t bytes, size_t committed) const {
+    const uint32_t units = uint32_t((round_up(bytes, kPage) + kUnit - 1) / kUnit);
     uint32_t index;
     do index = find(units);
     while (!claim(index, units));
-    // Commit the pages now: if memory is short, that is an error here and not a SIGBUS later.
-    if (!commit(offset_of(index), offset_of(index) + need)) {
+    try {
+        commit(offset_of(index), committed);
+    } catch (...) {
         free_reserved(index, units);
-        throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
+        throw;
     }
     return offset_of(index);
+}
+
+// If memory is short, that is an error here and not a SIGBUS later.
+void Heap::commit(uint64_t offset, size_t bytes) const {
+    const size_t need = round_up(bytes, kPage);
+    if ((need >= kChecked && need > available_memory()) || !has_memory(offset, offset + need))
+        throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
 }
 
 void Heap::publish(uint64_t offset, BlockKind kind) const {
@@ -160,7 +169,7 @@ void Heap::publish(uint64_t offset, BlockKind kind) const {
 }
 
 uint64_t Heap::allocate(size_t bytes, BlockKind kind) const {
-    const uint64_t offset = reserve(bytes);
+    const uint64_t offset = reserve(bytes, bytes);
     publish(offset, kind);
     return offset;
 }
@@ -204,7 +213,7 @@ bool Heap::reserve_again(uint32_t index, Word word, uint32_t units) const {
 bool Heap::clear(uint64_t begin, size_t bytes) const {
     while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(bytes)) != 0) {
         if (errno == EINTR) continue;
-        if (!commit(begin, begin + bytes)) return false;
+        if (!has_memory(begin, begin + bytes)) return false;
         std::memset(base_ + begin, 0, bytes);
         break;
     }

@@ -44,9 +44,12 @@ public:
     static size_t bytes_for(size_t bytes);
 
     // Zeroed memory, aligned to pages; returns its offset. Throws OutOfMemory. `allocate` publishes the block at once.
-    // Between `reserve` and `publish` nobody visits the block, and it is freed if this process dies.
+    // Between `reserve` and `publish` nobody visits the block, and it is freed if this process dies. Of a reserved
+    // block only the first `committed` bytes have memory; the others must not be used before `commit` has given them
+    // memory.
     uint64_t allocate(size_t bytes, BlockKind kind) const;
-    uint64_t reserve(size_t bytes) const;
+    uint64_t reserve(size_t bytes, size_t committed) const;
+    void commit(uint64_t offset, size_t bytes) const;
     void publish(uint64_t offset, BlockKind kind) const;
     void release(uint64_t offset) const;
     // The bytes of the published block of this kind that begins here, or 0 if there is none: what a stray write has put
@@ -88,7 +91,7 @@ private:
     void free_reserved(uint32_t index, uint32_t units) const;
     uint32_t units_of(uint32_t index, Word word) const;
     bool clear(uint64_t begin, size_t bytes) const;
-    bool commit(uint64_t begin, uint64_t end) const;
+    bool has_memory(uint64_t begin, uint64_t end) const;
 
     int fd_;
     uint8_t* base_;

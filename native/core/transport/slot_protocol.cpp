@@ -44,6 +44,16 @@ void SlotProtocol::trace() {
     traced_ = true;
 }
 
+void SlotProtocol::commit_slot(uint64_t position) {
+    try {
+        segment_.heap().commit(segment_.offset_of(slot(rank, position & ~(slot_bytes() - 1))), slot_bytes());
+    } catch (const OutOfMemory&) {
+        fail_group(group_, Cause::PeerLost, rank, calls_, std::string("had no memory for ") + name(call_.op()));
+        throw;
+    }
+    committed_[slot_of(position)] = true;
+}
+
 void SlotProtocol::end() {
     prefetch_for_write(&group_.peers[rank].headers[next_ % kHeaders]);  // it arrives before the program's next call
     if (!traced_) trace();

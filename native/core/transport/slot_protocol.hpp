@@ -150,8 +150,12 @@ public:
         const uint64_t ring = kSlots * group_.slot_bytes;
         return group_.base() + group_.staging + size_t(of) * ring + (position & (ring - 1));
     }
-    // Wait until all ranks have read the previous content of this rank's slot at that position.
-    void await_free(uint64_t position) { await_value_all(await_free_at_[slot_of(position)]); }
+    // Wait until all ranks have read the previous content of this rank's slot at that position. Whoever fills a slot
+    // calls this first, since the slot may have no memory before.
+    void await_free(uint64_t position) {
+        if (!committed_[slot_of(position)]) commit_slot(position);
+        await_value_all(await_free_at_[slot_of(position)]);
+    }
     // This rank has finished reading at that position; its next post announces it.
     void release(uint64_t position) { free_at_[slot_of(position)] = next_ + 1; }
 
@@ -228,6 +232,7 @@ private:
             if (p != rank) await_value(p, value);
         seen_ = value;
     }
+    void commit_slot(uint64_t position);
     QualifiedPid pid_of(int peer) const;
     bool is_thread_of_own_process(int peer) const;
     ssize_t transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const;
@@ -278,6 +283,7 @@ private:
     const int slot_bits_;
     uint64_t free_at_[kSlots] = {};  // steps that each peer must have posted before all have read the slot's content
     uint64_t await_free_at_[kSlots] = {};  // the same for the slot's previous content
+    bool committed_[kSlots] = {};          // this rank's slots that have memory
     ReachableRanges reachable_;
 };
 
