@@ -140,8 +140,15 @@ void mismatched_calls() {
             60, settings({0, 0, 1, 1}, operation));
 }
 
-// By default by_node runs from a size on, where it moves less data between nodes and keeps the order of the ranks.
-void default_choice() {
+// With thresholds, by_node runs from a size on, where it moves less data between nodes and keeps the order of the
+// ranks.
+void choice() {
+    const auto tuned = [](std::vector<int> nodes) {
+        Settings s = settings(std::move(nodes));
+        for (Thresholds* t : {&s.tuning.own_cores, &s.tuning.shared_cores, &s.tuning.yielded_cores})
+            t->by_node_all_reduce = t->by_node_reduce = t->by_node_broadcast = 1 * MiB;
+        return s;
+    };
     using List = std::vector<Algorithm>;
     const List by_node{Algorithm::ByNode};
     const auto uses = [&](Comm& c) {
@@ -174,9 +181,10 @@ void default_choice() {
             for (const auto& group : {node, across, three, reversed})
                 if (group) group->close(5);
         },
-        60, settings({0, 0, 1, 1}));
+        60, tuned({0, 0, 1, 1}));
     for (const std::vector<int>& nodes : std::vector<std::vector<int>>{{0, 1, 0, 1}, {5, 5, 5, 5}, {0, 1, 2, 3}, {}})
-        ranks::run(4, [&](Comm& c) { CHECK(avoids(c), text_of(nodes)); }, 60, settings(nodes));
+        ranks::run(4, [&](Comm& c) { CHECK(avoids(c), text_of(nodes)); }, 60, tuned(nodes));
+    ranks::run(4, [&](Comm& c) { CHECK(avoids(c)); }, 60, settings({0, 0, 1, 1}));  // nothing is tuned
 }
 
 void unknown_nodes() {
@@ -221,7 +229,7 @@ int main() {
         broadcasts(nodes);
     }
     mismatched_calls();
-    default_choice();
+    choice();
     unknown_nodes();
     refused_settings();
     return check::result();

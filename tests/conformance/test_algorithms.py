@@ -93,14 +93,13 @@ def test_by_node_on_pretended_nodes(backend: str, nodes: str, operation: str, mo
 def test_the_nodes_of_a_group_and_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_NUMA_NODES", "4,4,1,1")
 
-    def body(group: Group) -> tuple[object, object, list[str]]:
+    def body(group: Group) -> tuple[object, object]:
         part = group.split(0 if group.rank else -1)
         found = part and part.comm.shortcuts.numa_nodes  # type: ignore[attr-defined]
-        comm = group.comm.shortcuts
-        return comm.numa_nodes, found, comm.algorithms("all_reduce", 1 << 20)  # type: ignore[attr-defined]
+        return group.comm.shortcuts.numa_nodes, found  # type: ignore[attr-defined]
 
     results = run_ranks(4, body, backend="shm")
-    assert results == [([[0, 1], [2, 3]], None, ["by_node"])] + [([[0, 1], [2, 3]], [[0], [1, 2]], ["by_node"])] * 3
+    assert results == [([[0, 1], [2, 3]], None)] + [([[0, 1], [2, 3]], [[0], [1, 2]])] * 3
 
 
 @pytest.mark.parametrize(

@@ -98,13 +98,11 @@ struct Thresholds {
     // for all of them, and large results are not yet in their caches (b3536a0).
     size_t put_all_gather = 1 * MiB;
 
-    // From these sizes on, an operation goes node by node if NumaNodes::divide allows it. Not measured, for lack of a
-    // machine with several nodes. With n ranks on k nodes, the other algorithms of an all_reduce move the array up to 2
-    // (n - n/k) times between the nodes. by_node moves it 2 (k - 1) times, but copies it once more within each node and
-    // waits twice more for each piece. At these sizes the copies take far longer than the waits.
-    size_t by_node_all_reduce = 1 * MiB;
-    size_t by_node_reduce = 1 * MiB;
-    size_t by_node_broadcast = 1 * MiB;
+    // From these sizes on, an operation goes node by node if NumaNodes::divide allows it. Off unless `rankwise tune` has
+    // measured it on the machine, since nobody has on any.
+    size_t by_node_all_reduce = kNever;
+    size_t by_node_reduce = kNever;
+    size_t by_node_broadcast = kNever;
 
     bool operator==(const Thresholds&) const = default;
 };
