@@ -3,6 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <system_error>
+
+#include "failure/watchdog.hpp"
 #include "ranks.hpp"
 
 using namespace rankwise;
@@ -234,11 +238,50 @@ void a_process_dies() {
     }
 }
 
+int watched_processes() {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code gone;  // the iterator's own descriptor
+        count += std::filesystem::read_symlink(entry, gone).string().find("pidfd") != std::string::npos;
+    }
+    return count;
+}
+
+// A rank watches a few others. When they die, all at once, it watches those that they have watched.
+void most_processes_die() {
+    constexpr int n = 12;
+    auto segment = Segment::create(n);
+    int pids[n];
+    const auto dies = [](int rank) { return rank > 0 && rank < 10; };
+    for (int rank = 0; rank < n; ++rank) {
+        if ((pids[rank] = fork())) continue;
+        const auto comm = Comm::join(segment, rank, 60, true);
+        const bool few = watched_processes() <= Watcher::kWatched;
+        comm->barrier();
+        if (dies(rank)) kill(getpid(), SIGKILL);
+        const bool first = thrown([&] { comm->barrier(); }) == "PeerLost";
+        const auto three = comm->shrink();
+        three->barrier();
+        if (rank == 10) kill(getpid(), SIGKILL);
+        const bool second = thrown([&] { three->barrier(); }) == "PeerLost";
+        const auto two = three->shrink();
+        two->barrier();
+        _exit(few && first && second && three->world_size() == 3 && two->world_size() == 2 ? 0 : 1);
+    }
+    for (int rank = 0; rank < n; ++rank) {
+        int status = 0;
+        waitpid(pids[rank], &status, 0);
+        if (dies(rank) || rank == 10) CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        else CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank " << rank << " ended with status " << status);
+    }
+}
+
 }  // namespace
 
 int main() {
     call_site = [] { return std::string("here:1"); };
     a_process_dies();  // before there are threads
+    most_processes_die();
     for (int n : ranks::worlds({2, 3, 4}))
         ranks::run(n, [](Comm& c) {
             different_calls(c);

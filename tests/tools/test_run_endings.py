@@ -457,7 +457,7 @@ rw.init()
     done = subprocess.run([*RUN, "-n", "8", "python", "-c", code], capture_output=True, text=True, timeout=150)
     assert done.returncode == 1
     assert re.search(
-        r"RankwiseError: watching the other 7 ranks takes one open file each, and this process may have \d+ in all; "
+        r"RankwiseError: watching other ranks takes up to 8 open files, and this process may have \d+ in all; "
         r"`ulimit -n \d+` before the command raises that",
         done.stderr,
     ), done.stderr

@@ -51,14 +51,18 @@ Watcher::~Watcher() {
     close(notifications_);
 }
 
-void Watcher::watch_present(Segment& segment) {
+bool Watcher::watch_present(Segment& segment) {
     const std::lock_guard lock(mutex_);
     const int n = segment.world_size();
+    bool may_open = true;
     const size_t before = added_.size();
-    for (int r = 0; r < n; ++r) {
+    for (int next = 1, living = 0; next < n && living < kWatched && may_open; ++next) {
+        const int r = (rank_ + next) % n;
         const uint32_t processes = segment.record(r).joined.load();
         uint32_t& watched = watched_[size_t(r)];
-        if (r == rank_ || watched >= processes || segment.ended(r, processes - 1)) continue;
+        if (!processes || segment.ended(r, processes - 1)) continue;
+        ++living;
+        if (watched >= processes) continue;
         int fd = processes == 1 ? segment.take_pidfd(r) : -1;
         if (fd < 0) {
             const QualifiedPid peer = segment.record(r).pid.load();
@@ -70,18 +74,13 @@ void Watcher::watch_present(Segment& segment) {
             watched = processes;
         } else if (errno == ESRCH) {
             segment.mark_exited(r, kStatusUnknown, processes - 1);
-        } else if (errno == EMFILE || errno == ENFILE) {  // the death of an unwatched peer would go unnoticed
-            for (const Peer& peer : added_) close(peer.pidfd);
-            added_.clear();
-            rlimit limit{};
-            getrlimit(RLIMIT_NOFILE, &limit);
-            throw Error("watching the other " + std::to_string(n - 1) +
-                        " ranks takes one open file each, and this process may have " + std::to_string(limit.rlim_cur) +
-                        " in all; `ulimit -n " + std::to_string(limit.rlim_cur + rlim_t(n)) +
-                        "` before the command raises that");
+            --living;
+        } else if (errno == EMFILE || errno == ENFILE) {
+            may_open = false;
         }
     }
     if (added_.size() > before) notify();
+    return may_open;
 }
 
 void Watcher::notify() const {
@@ -115,7 +114,8 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
         if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_);
         else if (fds[1].revents) rings = false;  // the program has closed a descriptor that it did not open
         std::vector<Peer> living;
-        for (size_t i = 0; i < peers.size(); ++i) {
+        const size_t watched_before = peers.size();
+        for (size_t i = 0; i < watched_before; ++i) {
             const auto& [pidfd, rank, process] = peers[i];
             if (!fds[i + 2].revents) {
                 living.push_back(peers[i]);
@@ -130,6 +130,8 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
             close(pidfd);
         }
         peers.swap(living);
+        // Whom the dead have watched is watched by others: the descriptors are those that have just been closed.
+        if (peers.size() < watched_before) watch_present(*segment);
         if (fds[0].revents) take_added(peers);
     }
     for (const Peer& peer : peers) close(peer.pidfd);
@@ -142,7 +144,14 @@ void watch_peers(const std::shared_ptr<Segment>& segment, int rank) {
         const auto watcher = std::make_shared<Watcher>(*segment, rank);
         segment->watcher = {watcher.get(), [watcher](Watcher*) { watcher->notify(); }};
     }
-    segment->watcher->watch_present(*segment);
+    if (!segment->watcher->watch_present(*segment)) {  // the death of an unwatched peer could go unnoticed
+        rlimit limit{};
+        getrlimit(RLIMIT_NOFILE, &limit);
+        throw Error("watching other ranks takes up to " + std::to_string(Watcher::kWatched) +
+                    " open files, and this process may have " + std::to_string(limit.rlim_cur) +
+                    " in all; `ulimit -n " + std::to_string(limit.rlim_cur + Watcher::kWatched) +
+                    "` before the command raises that");
+    }
     if (first) segment->watcher->start(segment);
 }
 

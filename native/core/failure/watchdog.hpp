@@ -8,18 +8,23 @@
 
 namespace rankwise {
 
-// This process's watcher of the other ranks of a segment: a thread that sleeps until one of their processes ends.
+// This process's watcher of other ranks of a segment: a thread that sleeps until one of their processes ends. Each rank
+// watches the next kWatched ranks that live, and marks a death in the segment, where all see it; so the descriptors
+// that it needs do not grow with the number of ranks, and a death goes unnoticed only while all that watch it are
+// stopped.
 class Watcher : public std::enable_shared_from_this<Watcher> {
 public:
     Watcher(Segment& segment, int rank);
     ~Watcher();
     Watcher(const Watcher&) = delete;
-    // Watch the present processes of all other ranks too, by their pids or, in other PID namespaces, by the pidfds that
-    // the segment was given. Throws Error if this process may not open so many files.
-    void watch_present(Segment& segment);
+    // Watch the present processes of the next kWatched ranks that live, by their pids or, in other PID namespaces, by
+    // the pidfds that the segment was given. Returns false if this process may open no further file.
+    bool watch_present(Segment& segment);
     void start(const std::shared_ptr<Segment>& segment);
     // Wake the thread. It ends once the segment is gone, and never keeps it.
     void notify() const;
+
+    static constexpr int kWatched = 8;
 
 private:
     struct Peer {
@@ -37,8 +42,8 @@ private:
     std::vector<uint32_t> watched_;  // for each rank, the number of the latest watched process + 1
 };
 
-// Watch the present processes of all other ranks of `segment`, until this process unmaps it. Called again after ranks
-// have been replaced.
+// Watch other ranks of `segment`, until this process unmaps it. Called again after ranks have been replaced. Throws
+// Error if this process may not open the files that it takes.
 void watch_peers(const std::shared_ptr<Segment>& segment, int rank);
 // End this process when the process `pid` ends: with SIGTERM, and a second later with SIGKILL.
 void end_with(int pid);
