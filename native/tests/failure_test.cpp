@@ -256,7 +256,7 @@ void most_processes_die() {
     for (int rank = 0; rank < n; ++rank) {
         if ((pids[rank] = fork())) continue;
         const auto comm = Comm::join(segment, rank, 60, true);
-        const bool few = watched_processes() <= Watcher::kWatched;
+        const bool few = watched_processes() <= kWatched;
         comm->barrier();
         if (dies(rank)) kill(getpid(), SIGKILL);
         const bool first = thrown([&] { comm->barrier(); }) == "PeerLost";

@@ -1,5 +1,8 @@
 // Tests streams and events: order, waiting, closing, invalid numbers, and the use by many threads.
 #include <future>
+#include <memory>
+#include <set>
+#include <thread>
 
 #include "ranks.hpp"
 #include "stream/events.hpp"
@@ -36,6 +39,18 @@ void runs_in_order() {
     CHECK(stream.idle());
     CHECK_EQ(thrown([&] { stream.submit([] { throw BadArgument("on purpose"); })->wait(kSoon); }), "BadArgument");
     CHECK(stream.mark()->done() || stream.drain(kSoon));
+}
+
+// Streams that run one after another need one thread, not one each.
+void many_streams_share_a_thread() {
+    std::vector<std::unique_ptr<Stream>> streams;
+    std::set<std::thread::id> threads;
+    for (int i = 0; i < 100; ++i) {
+        streams.push_back(std::make_unique<Stream>());
+        streams.back()->submit([&] { threads.insert(std::this_thread::get_id()); })->wait(kSoon);
+        CHECK(streams.back()->drain(kSoon));
+    }
+    CHECK(threads.size() <= 10, threads.size() << " threads");  // mostly 1 or 2: a thread is idle only after the task
 }
 
 void marks_order_streams() {
@@ -275,6 +290,7 @@ void events_of_many_threads() {
 
 int main() {
     runs_in_order();
+    many_streams_share_a_thread();
     marks_order_streams();
     closing_ends_waiting_tasks();
     close_abandons_user_code_that_does_not_return();

@@ -32,6 +32,9 @@ inline constexpr uint32_t kNamedGroups = 256;
 inline constexpr size_t kMostKeptBuffers = 64;  // registered ones; a search through them takes less than 0.1 us
 // All ranks of the host together keep at most this part of the memory that was available.
 inline constexpr size_t kKeptShareOfMemory = 8;
+// From this size on, the system's free memory is read before memory is committed, which takes as long as committing
+// some 300 KiB: a file that grows beyond it can end in the out-of-memory killer, and not in an error.
+inline constexpr size_t kCheckedMemory = 1 * MiB;
 
 // ---- waiting ----
 
@@ -43,6 +46,9 @@ inline constexpr uint32_t kWaitsPerBalance = 16;
 // How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round
 // trips beside 10,000 pending receives: 9 us without it, where every fifth message woke a progress thread.
 inline constexpr std::chrono::microseconds kStandAside{500};
+// A worker ends after it has had no stream to run for so long: a program that pauses for longer can wait for a thread
+// to start.
+inline constexpr std::chrono::seconds kIdleWorker{1};
 
 // ---- copying and reducing ----
 
@@ -53,6 +59,8 @@ inline constexpr size_t kKnownRanges = 8;            // recently found to be acc
 
 // ---- failures ----
 
+// A rank watches so many other ranks: enough that one of the watchers of a rank always runs.
+inline constexpr int kWatched = 8;
 // How long an exit status is waited for: if it may be reported, and if it is sure to be.
 inline constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};
 inline constexpr std::chrono::milliseconds kCallSiteTimeout{200};  // to wait for other ranks' call sites
@@ -98,8 +106,8 @@ struct Thresholds {
     // for all of them, and large results are not yet in their caches (b3536a0).
     size_t put_all_gather = 1 * MiB;
 
-    // From these sizes on, an operation goes node by node if NumaNodes::divide allows it. Off unless `rankwise tune` has
-    // measured it on the machine, since nobody has on any.
+    // From these sizes on, an operation goes node by node if NumaNodes::divide allows it. Off unless `rankwise tune`
+    // has measured it on the machine, since nobody has on any.
     size_t by_node_all_reduce = kNever;
     size_t by_node_reduce = kNever;
     size_t by_node_broadcast = kNever;

@@ -147,9 +147,9 @@ void watch_peers(const std::shared_ptr<Segment>& segment, int rank) {
     if (!segment->watcher->watch_present(*segment)) {  // the death of an unwatched peer could go unnoticed
         rlimit limit{};
         getrlimit(RLIMIT_NOFILE, &limit);
-        throw Error("watching other ranks takes up to " + std::to_string(Watcher::kWatched) +
+        throw Error("watching other ranks takes up to " + std::to_string(kWatched) +
                     " open files, and this process may have " + std::to_string(limit.rlim_cur) +
-                    " in all; `ulimit -n " + std::to_string(limit.rlim_cur + Watcher::kWatched) +
+                    " in all; `ulimit -n " + std::to_string(limit.rlim_cur + kWatched) +
                     "` before the command raises that");
     }
     if (first) segment->watcher->start(segment);

@@ -24,8 +24,6 @@ public:
     // Wake the thread. It ends once the segment is gone, and never keeps it.
     void notify() const;
 
-    static constexpr int kWatched = 8;
-
 private:
     struct Peer {
         int pidfd, rank;

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "base/errors.hpp"
+#include "base/policy.hpp"
 #include "memory/segment.hpp"
 
 namespace rankwise {
@@ -17,9 +18,6 @@ namespace {
 
 constexpr size_t kUnit = 64 << 10;  // of address space; a block has pages only for the bytes that it needs
 constexpr int kRankBits = 10;       // the low bits of an owner
-// From this size on, the system's free memory is read first, which takes as long as committing some 300 KiB: a file
-// that grows beyond it can end in the out-of-memory killer, and not in an error.
-constexpr size_t kChecked = 1 << 20;
 static_assert(kMaxRanks == 1 << kRankBits);
 
 }  // namespace
@@ -157,7 +155,7 @@ uint64_t Heap::reserve(size_t bytes, size_t committed) const {
 // If memory is short, that is an error here and not a SIGBUS later.
 void Heap::commit(uint64_t offset, size_t bytes) const {
     const size_t need = round_up(bytes, kPage);
-    if ((need >= kChecked && need > available_memory()) || !has_memory(offset, offset + need))
+    if ((need >= kCheckedMemory && need > available_memory()) || !has_memory(offset, offset + need))
         throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
 }
 

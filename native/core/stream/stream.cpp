@@ -1,39 +1,16 @@
 #include "stream/stream.hpp"
 
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/errors.hpp"
+#include "stream/workers.hpp"
 #include "sync/waiter.hpp"
 
 namespace rankwise {
 
 namespace {
 
-thread_local const void* running_stream = nullptr;  // the core of the stream whose thread this is
-
-// Requests longer time slices than other threads have (Linux 6.12 and later); the total share of the core stays the
-// same. A thread with shorter time slices then preempts this one as soon as it wakes, so the program's own thread, back
-// from a sleep or from a device, need not wait until a task of the stream has run. The slices are only twice as long,
-// because a thread also waits longer for its slice, the longer it is. If the kernel refuses, nothing changes.
-void request_longer_time_slices() {
-    struct {
-        uint32_t size, policy;
-        uint64_t flags;
-        int32_t nice;
-        uint32_t priority;
-        uint64_t runtime, deadline, period;  // nanoseconds
-    } wanted{};
-    wanted.size = sizeof wanted;
-    if (syscall(SYS_sched_getattr, 0, &wanted, sizeof wanted, 0) != 0 || wanted.policy != SCHED_OTHER ||
-        !wanted.runtime)
-        return;
-    wanted.runtime *= 2;
-    syscall(SYS_sched_setattr, 0, &wanted, 0);
-}
+thread_local const void* running_stream = nullptr;  // the core of the stream that this thread runs
 
 }  // namespace
 
@@ -71,22 +48,20 @@ void Task::wait(double timeout) {
 
 struct Stream::Core {
     std::mutex mutex;
-    std::condition_variable wake;     // wakes the thread: there is work, or the stream is closed
-    std::condition_variable settled;  // wakes the others: all tasks have run, or the thread has ended
+    std::condition_variable settled;  // wakes whoever waits: all tasks have run, or no thread runs the stream any more
     std::deque<std::shared_ptr<Task>> queue;
     std::shared_ptr<Task> current;  // the running task
     std::shared_ptr<Task> awaited;  // the mark for which it waits
     std::exception_ptr broken;      // why all following tasks are cancelled; only the thread uses it
     std::atomic<uint32_t> pending{0};
     std::atomic<bool> closing{false};
-    bool ended = false;
-    std::thread thread;
+    bool running = false;  // a thread runs the stream
     const unsigned forks = forks_so_far();
 
     void run();
     Outcome wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop);
     bool forked() const { return forks != forks_so_far(); }
-    // A forked child has a copy of this but not the thread; it must not even lock the mutex.
+    // A forked child has a copy of this but no thread that runs it; it must not even lock the mutex.
     void check_usable() const {
         if (forked()) throw Closed("this stream belongs to the parent of this forked process");
     }
@@ -103,10 +78,10 @@ std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code,
     task->user_code_ = user_code;
     std::lock_guard lock(core_->mutex);
     if (core_->closing) throw Closed("this stream is closed");
+    if (!core_->running) workers::run([core = core_] { core->run(); });  // which waits for the mutex
+    core_->running = true;
     core_->queue.push_back(task);
-    if (!core_->thread.joinable()) core_->thread = engine_thread([core = core_] { core->run(); });
     core_->pending.fetch_add(1);
-    core_->wake.notify_one();
     return task;
 }
 
@@ -161,11 +136,8 @@ Stream::Outcome Stream::Core::wait_for(const std::shared_ptr<Task>& mark, const 
 
 void Stream::Core::run() {
     running_stream = this;
-    request_longer_time_slices();
     std::unique_lock lock(mutex);
-    for (;;) {
-        wake.wait(lock, [&] { return closing || !queue.empty(); });
-        if (closing) break;
+    while (!closing && !queue.empty()) {
         current = std::move(queue.front());
         queue.pop_front();
         Task& task = *current;
@@ -176,7 +148,8 @@ void Stream::Core::run() {
         const auto finished = std::move(current);
         if (pending.fetch_sub(1) == 1) settled.notify_all();
     }
-    ended = true;
+    running = false;
+    running_stream = nullptr;
     settled.notify_all();
 }
 
@@ -203,13 +176,10 @@ bool Stream::close(double timeout) {
     Core& core = *core_;
     if (core.forked()) return true;
     std::deque<std::shared_ptr<Task>> cancelled;
-    std::thread thread;
     {
         std::lock_guard lock(core.mutex);
         core.closing = true;
         cancelled.swap(core.queue);
-        thread = std::move(core.thread);
-        core.wake.notify_all();
         if (core.awaited) {
             core.awaited->state_.fetch_add(Task::kWakeUp);
             futex_wake_all(core.awaited->state_);
@@ -223,26 +193,13 @@ bool Stream::close(double timeout) {
         core.pending.fetch_sub(uint32_t(cancelled.size()));
         core.settled.notify_all();
     }
-    if (!thread.joinable()) return true;
-    if (on_own_thread()) {  // closed by one of its own tasks
-        thread.detach();
-        return true;
-    }
+    if (on_own_thread()) return true;  // closed by one of its own tasks
     const auto until = Clock::now() + std::chrono::duration<double>(timeout);
     std::unique_lock lock(core.mutex);
-    while (!core.ended) {
-        if (core.current && core.current->user_code_) {
-            if (Clock::now() >= until) {
-                thread.detach();
-                return false;
-            }
-            core.settled.wait_until(lock, until);
-        } else {
-            core.settled.wait(lock);
-        }
+    while (core.running) {
+        if (!core.current || !core.current->user_code_) core.settled.wait(lock);
+        else if (core.settled.wait_until(lock, until) == std::cv_status::timeout) return false;
     }
-    lock.unlock();
-    thread.join();
     return true;
 }
 

@@ -1,4 +1,4 @@
-// An ordered queue of tasks, run by a thread that starts with the first task and sleeps while there is none.
+// An ordered queue of tasks. While there are tasks, a thread runs them (workers.hpp).
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -61,21 +61,21 @@ public:
     bool idle() const { return pending_->load() == 0 || last_is_done(); }
     // The same, not counting a task that calls this.
     bool idle_but_for_caller() const { return pending_->load() <= (on_own_thread() ? 1 : 0); }
-    // Whether the caller is the stream's own thread.
+    // Whether the caller is the thread that runs the tasks.
     bool on_own_thread() const;
     // Waits until all tasks submitted before have run, at most `timeout` seconds. Throws TimedOut.
     void sync(double timeout);
     // The same without an error; returns whether the stream is idle.
     bool drain(double timeout);
-    // Lets the running task finish, cancels the others (they fail with Closed), and ends the thread. Returns false if
-    // user code did not return within `timeout` seconds; then its thread is detached.
+    // Cancels the waiting tasks (they fail with Closed), and waits for the running one. Returns false if it is user
+    // code that did not return within `timeout` seconds; then it goes on.
     bool close(double timeout);
 
 private:
     // A task is done for its waiters slightly before its thread has decremented `pending`.
     bool last_is_done() const;
     struct Core;
-    std::shared_ptr<Core> core_;  // shared with the thread, which may outlive the stream
+    std::shared_ptr<Core> core_;  // shared with the thread that runs it, which may outlive the stream
     const std::atomic<uint32_t>* pending_;
 };
 

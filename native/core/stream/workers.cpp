@@ -1,0 +1,93 @@
+#include "stream/workers.hpp"
+
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/policy.hpp"
+#include "sync/engine_thread.hpp"
+#include "sync/forks.hpp"
+
+namespace rankwise::workers {
+
+namespace {
+
+struct Worker {
+    std::condition_variable wake;
+    std::function<void()> body;
+};
+
+// The idle threads, the latest one last: its stack is still in the cache. Never destroyed, because threads may outlive
+// the other static objects.
+struct Idle {
+    std::mutex mutex;
+    std::vector<Worker*> workers;
+    unsigned forks = forks_so_far();
+};
+Idle& idle() {
+    static Idle& one = *[] {
+        lock_around_forks([] { idle().mutex.lock(); }, [] { idle().mutex.unlock(); });
+        return new Idle;
+    }();
+    return one;
+}
+
+// Requests longer time slices than other threads have (Linux 6.12 and later); the total share of the core stays the
+// same. A thread with shorter time slices then preempts this one as soon as it wakes, so the program's own thread, back
+// from a sleep or from a device, need not wait until a task of the stream has run. The slices are only twice as long,
+// because a thread also waits longer for its slice, the longer it is. If the kernel refuses, nothing changes.
+void request_longer_time_slices() {
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;  // nanoseconds
+    } wanted{};
+    wanted.size = sizeof wanted;
+    if (syscall(SYS_sched_getattr, 0, &wanted, sizeof wanted, 0) != 0 || wanted.policy != SCHED_OTHER ||
+        !wanted.runtime)
+        return;
+    wanted.runtime *= 2;
+    syscall(SYS_sched_setattr, 0, &wanted, 0);
+}
+
+void work(std::function<void()> first) {
+    request_longer_time_slices();
+    Worker self;
+    self.body = std::move(first);
+    while (self.body) {
+        std::exchange(self.body, nullptr)();
+        std::unique_lock lock(idle().mutex);
+        idle().workers.push_back(&self);
+        if (!self.wake.wait_for(lock, kIdleWorker, [&] { return bool(self.body); })) std::erase(idle().workers, &self);
+    }
+}
+
+}  // namespace
+
+void run(std::function<void()> body) {
+    {
+        const std::lock_guard lock(idle().mutex);
+        if (idle().forks != forks_so_far()) {  // the threads exist only in the parent
+            idle().workers.clear();
+            idle().forks = forks_so_far();
+        }
+        if (!idle().workers.empty()) {
+            Worker& worker = *idle().workers.back();
+            idle().workers.pop_back();
+            worker.body = std::move(body);
+            worker.wake.notify_one();
+            return;
+        }
+    }
+    engine_thread([body = std::move(body)]() mutable { work(std::move(body)); }).detach();
+}
+
+}  // namespace rankwise::workers
