@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from rankwise.contract.message import ANY, Message
     from rankwise.contract.types import DType, ReduceOp
     from rankwise.contract.work import Work
+    from rankwise.group.default_group import default_group as _default
+    from rankwise.group.default_group import registered
     from rankwise.group.group import Group
     from rankwise.group.mesh import Mesh
     from rankwise.group.messages import Received
     from rankwise.group.work import wait_all, wait_any
-    from rankwise.initialize import default_group as _default
-    from rankwise.initialize import init, registered
+    from rankwise.initialize import init
     from rankwise.launch.spawn import spawn
 
     __version__: str
@@ -167,8 +168,9 @@ __all__ = [
 _MODULES = {
     "rankwise.group.mesh": ("Mesh",),
     "rankwise.group.messages": ("Received",),
+    "rankwise.group.default_group": ("registered",),
     "rankwise.group.group": ("Group",),
-    "rankwise.initialize": ("init", "registered"),
+    "rankwise.initialize": ("init",),
     "rankwise.arrays.ops": ("premul_sum",),
     "rankwise.group.work": ("wait_all", "wait_any"),
     "rankwise.contract.message": ("ANY", "Message"),

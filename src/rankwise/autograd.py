@@ -4,7 +4,7 @@
 grad mode is on.
 
 Each takes a dense tensor in host memory, which it does not change, and returns a new one. Its `group` is by default
-the group of all ranks.
+the group of all ranks. torch is imported when one of them is called first.
 
 Gradients refer to the sum of all ranks' losses: the gradient of `x` on a rank is the derivative of that
 sum with respect to this rank's x. They may be differentiated again (create_graph=True).

@@ -1,13 +1,10 @@
-"""The default group: init finds this process's rank, opens a backend, and makes the group of all ranks."""
+"""init finds this process's rank, opens a backend, and makes the group of all ranks, which is the default group."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from rankwise import _native
 from rankwise.backends import registry
@@ -16,14 +13,13 @@ from rankwise.contract.errors import BackendUnavailable, ClosedError, Unsupporte
 from rankwise.contract.job import Job
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout
+from rankwise.group import default_group
 from rankwise.group.group import Group
 from rankwise.launch.environment import find_job
 from rankwise.system import failure_report, tuning_file
 from rankwise.system.membership import Membership
 from rankwise.system.settings import Settings
 
-_default: Group | None = None
-_of_threads: dict[int, Group | None] = {}  # the default groups of threads that are ranks of their own
 _lock = threading.Lock()
 
 
@@ -63,12 +59,11 @@ def init(
         >>> world.world_size, rw.init() is world
         (2, True)
     """
-    global _default
     if timeout is not None:
         timeout = check_timeout(timeout)
     named = None if tuning is None else _path(tuning)
     with _lock:
-        group = _current()
+        group = default_group.current()
         if group is not None and not group.closed:
             if backend is not None and backend != group.backend:
                 raise ValueError(f"backend={backend!r}: the default group already uses {group.backend!r}")
@@ -79,7 +74,7 @@ def init(
             if allow_pickle is not None:
                 group.allow_pickle = allow_pickle
             return group
-        if threading.get_ident() in _of_threads:
+        if default_group.thread_is_rank():
             raise ClosedError("init: this thread is a rank of run_ranks, whose group is closed; it cannot get another")
         failure_report.reporter()  # from now on, an uncaught exception is reported
         settings = Settings.read()
@@ -95,12 +90,12 @@ def init(
             job = replace(job, tuning=named)
         comm = registry.opener(name, given)(job, timeout or settings.timeout)
         if settings.check and name not in registry.BUILT_IN:
-            from rankwise.wrappers.checked import CheckedCommunicator
+            from rankwise.wrappers.checked import CheckedCommunicator  # few jobs need it, and it imports much
 
             comm = CheckedCommunicator(comm)
         trusted = settings.allow_pickle if allow_pickle is None else allow_pickle
-        _default = Group(_traced(comm, job), backend=name, membership=Membership.of(settings), allow_pickle=trusted)
-        return _default
+        group = Group(_traced(comm, job), backend=name, membership=Membership.of(settings), allow_pickle=trusted)
+        return default_group.set_for_process(group)
 
 
 def _path(tuning: str | os.PathLike[str]) -> str:
@@ -128,85 +123,6 @@ def _traced(comm: Communicator, job: Job) -> Communicator:
     """The communicator of all ranks of a job, which writes to the job's trace if `rankwise run` made one."""
     if comm.traced or job.segment_fd is None:
         return comm
-    from rankwise.wrappers.traced import TracedCommunicator
+    from rankwise.wrappers.traced import TracedCommunicator  # likewise
 
     return TracedCommunicator.in_segment(comm, job.segment_fd, job.local_rank)
-
-
-def locality() -> str:
-    """The locality of this process: equal for processes that can share memory and watch each other."""
-    import json
-
-    from rankwise.system import locality
-
-    return json.dumps(locality.locality())
-
-
-def default_group() -> Group:
-    """The group that `init` made, or that took its place by shrink or restore.
-
-    Raises ClosedError if init was not called.
-    """
-    group = _of_threads.get(threading.get_ident(), _default) if _of_threads else _default
-    if group is not None and group.successor is not None:
-        group = _current()
-    if group is None:
-        raise ClosedError("there is no default group yet: call `group = rw.init()` before the first operation")
-    return group
-
-
-@contextmanager
-def rank_of_this_thread(group: Group) -> Iterator[None]:
-    """A context in which this thread is a rank of its own, as other threads of the process may be, and `group` is its
-    default group.
-    """
-    thread = threading.get_ident()
-    outer = _of_threads.get(thread)
-    _of_threads[thread] = group
-    try:
-        yield
-    finally:
-        if outer is None:
-            del _of_threads[thread]
-        else:
-            _of_threads[thread] = outer
-
-
-def _current() -> Group | None:
-    """The default group of this thread if it is a rank of its own, else of the process; None if there is none yet."""
-    global _default
-    thread = threading.get_ident()
-    if thread in _of_threads:
-        _of_threads[thread] = group = _latest(_of_threads[thread])
-        return group
-    _default = _latest(_default)
-    return _default
-
-
-def _latest(group: Group | None) -> Group | None:
-    while group is not None and group.successor is not None:
-        group = group.successor
-    return group
-
-
-@public
-@contextmanager
-def registered(group: Any = None) -> Iterator[None]:
-    """A context in which NumPy allocates arrays of at least a page in the registered memory of `group`.
-
-    Use it for arrays that are created in code which cannot call `group.empty`. Temporaries are allocated there too, so
-    keep the block short. It affects this thread only.
-
-    Args:
-        group: by default the group of all ranks.
-
-    Example:
-        >>> with rw.registered():
-        ...     gradients = np.zeros(100_000)
-        >>> group.all_reduce(gradients).shape
-        (100000,)
-    """
-    if group is None:
-        group = default_group()
-    with group.comm.allocating():
-        yield

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from rankwise.group.default_group import default_group
 from rankwise.group.group import Group
 from rankwise.group.guessed_names import wrong_call
-from rankwise.initialize import default_group
 
 
 def function_of(name: str) -> Callable[..., Any]:

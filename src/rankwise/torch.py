@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankwise.system.settings import torch_as
+
 if TYPE_CHECKING:
     from rankwise.frontends.torch.group import RankwiseGroup
     from rankwise.frontends.torch.operations import Operations
@@ -25,8 +27,6 @@ def register() -> None:
     torch calls this when it is imported. Further calls do nothing.
     """
     from torch import distributed
-
-    from rankwise.system.settings import torch_as
 
     if not distributed.is_available() or hasattr(distributed.Backend, NAME.upper()):
         return

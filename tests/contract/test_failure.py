@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, error_of
-from rankwise.contract.failure import ERROR, LOST, TIMEOUT, AtRank, Failure, differences, failure_behind, text
+from rankwise.contract.failure import AtRank, Failure, differences, failure_behind, text
+from rankwise.contract.failure_kinds import ERROR, LOST, TIMEOUT
 
 ERRORS = [
     PeerLostError("lost", rank=2, how="was killed", operation="barrier", sequence=7, host="vm", pid=12),

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankwise.contract.failure import ERROR, LOST, MISMATCH, Failure
+from rankwise.contract.failure import Failure
+from rankwise.contract.failure_kinds import ERROR, LOST, MISMATCH
 from rankwise.system import failure_report
 from rankwise.system.failure_report import Report
 from rankwise.system.settings import FAILURES_MEMFD

@@ -16,11 +16,13 @@ argument raises TypeError or ValueError, on this rank only, before anything is s
 
 from __future__ import annotations
 
+from rankwise.contract.failure_kinds import ERROR, LOST, MISMATCH, TIMEOUT
 from rankwise.contract.public import public
 
 TYPE_CHECKING = False  # the launcher, which imports this file, needs no dataclasses unless something fails
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from rankwise.contract.failure import Failure
 
@@ -38,12 +40,18 @@ class RankwiseError(Exception):
         MismatchError
     """
 
+    _kind = ERROR
+
     @property
     def failure(self) -> Failure:
         """What happened, as a value."""
-        from rankwise.contract.failure import ERROR, Failure
+        from rankwise.contract.failure import Failure  # imports dataclasses, without which the launcher starts sooner
 
-        return Failure(ERROR, str(self))
+        return Failure.of(kind=self._kind, message=str(self), **self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """The fields of the failure, but for its kind and message."""
+        return {}
 
 
 @public
@@ -63,6 +71,8 @@ class PeerLostError(RankwiseError):
         >>> error.rank, error.how, error.operation
         (1, 'SIGKILL', 'all_reduce')
     """
+
+    _kind = LOST
 
     def __init__(
         self,
@@ -84,20 +94,15 @@ class PeerLostError(RankwiseError):
         self.pid = pid
         _note(self)
 
-    @property
-    def failure(self) -> Failure:
-        from rankwise.contract.failure import LOST, Failure
-
-        return Failure(
-            LOST,
-            str(self),
-            operation=self.operation,
-            sequence=self.sequence,
-            to_blame=() if self.rank < 0 else (self.rank,),
-            how=self.how,
-            host=self.host,
-            pid=self.pid,
-        )
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "operation": self.operation,
+            "sequence": self.sequence,
+            "to_blame": () if self.rank < 0 else (self.rank,),
+            "how": self.how,
+            "host": self.host,
+            "pid": self.pid,
+        }
 
 
 @public
@@ -118,6 +123,8 @@ class MismatchError(RankwiseError):
         [0, 1]
     """
 
+    _kind = MISMATCH
+
     def __init__(
         self,
         message: str,
@@ -135,14 +142,11 @@ class MismatchError(RankwiseError):
         self.different = tuple(different)
         _note(self)
 
-    @property
-    def failure(self) -> Failure:
-        from rankwise.contract.failure import MISMATCH, AtRank, Failure
-
+    def _facts(self) -> dict[str, Any]:
         sites = {rank: self.sites.get(rank, "") for rank in self.calls}
         calls = {rank: call.removesuffix(f" at {sites[rank]}") for rank, call in self.calls.items()}
-        ranks = {rank: AtRank(call, sites[rank]) for rank, call in calls.items()}
-        return Failure(MISMATCH, str(self), sequence=self.sequence, ranks=ranks, to_blame=self.different)
+        ranks = {rank: {"call": call, "site": sites[rank]} for rank, call in calls.items()}
+        return {"sequence": self.sequence, "ranks": ranks, "to_blame": self.different}
 
 
 def _v_variant(calls: dict[int, str]) -> str:
@@ -180,6 +184,8 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
         [1.0]
     """
 
+    _kind = TIMEOUT
+
     def __init__(
         self,
         message: str,
@@ -200,20 +206,16 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
         self.stacks = dict(stacks or {})
         _note(self)
 
-    @property
-    def failure(self) -> Failure:
-        from rankwise.contract.failure import TIMEOUT, AtRank, Failure
-
+    def _facts(self) -> dict[str, Any]:
         known = sorted(self.states.keys() | self.stacks.keys())
-        return Failure(
-            TIMEOUT,
-            str(self),
-            operation=self.operation,
-            sequence=self.sequence,
-            ranks={rank: AtRank(self.states.get(rank, ""), stack=self.stacks.get(rank, "")) for rank in known},
-            to_blame=self.missing,
-            limit=self.limit,
-        )
+        ranks = {rank: {"call": self.states.get(rank, ""), "stack": self.stacks.get(rank, "")} for rank in known}
+        return {
+            "operation": self.operation,
+            "sequence": self.sequence,
+            "ranks": ranks,
+            "to_blame": self.missing,
+            "limit": self.limit,
+        }
 
 
 @public
@@ -286,10 +288,8 @@ class ClosedError(RankwiseError):
 
 def error_of(failure: Failure) -> RankwiseError:
     """The error that carries this failure."""
-    from rankwise.contract import failure as kinds
-
     ranks = sorted(failure.ranks.items())
-    if failure.kind == kinds.LOST:
+    if failure.kind == LOST:
         return PeerLostError(
             failure.message,
             rank=next(iter(failure.to_blame), -1),
@@ -299,7 +299,7 @@ def error_of(failure: Failure) -> RankwiseError:
             host=failure.host,
             pid=failure.pid,
         )
-    if failure.kind == kinds.MISMATCH:
+    if failure.kind == MISMATCH:
         return MismatchError(
             failure.message,
             calls={rank: at.text for rank, at in ranks},
@@ -307,7 +307,7 @@ def error_of(failure: Failure) -> RankwiseError:
             sites={rank: at.site for rank, at in ranks if at.site},
             different=failure.to_blame,
         )
-    if failure.kind == kinds.TIMEOUT:
+    if failure.kind == TIMEOUT:
         return CollectiveTimeout(
             failure.message,
             limit=failure.limit,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from rankwise.contract import stacks
+from rankwise.contract.failure_kinds import ERROR, LOST, MISMATCH, TIMEOUT
 from rankwise.contract.ranks import ranks_in_words
-
-LOST, MISMATCH, TIMEOUT, ERROR = "lost", "mismatch", "timeout", "error"
-"""The kinds of failures: those of PeerLostError, MismatchError and CollectiveTimeout, and any other error."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class AtRank:
 class Failure:
     """Why a group, or a program, failed.
 
-    kind: LOST, MISMATCH, TIMEOUT or ERROR. message: the text of the error. operation, sequence: the operation in which
+    kind: one of failure_kinds. message: the text of the error. operation, sequence: the operation in which
     it was found. ranks: what each rank did, as far as it is known. to_blame: the lost rank, the ranks whose call
     differs from most ranks' call, or the ranks that did not come. how, host, pid: how the lost rank ended, and its
     process. limit: the timeout in seconds. All ranks are numbered in the group that failed.
@@ -80,9 +79,12 @@ class Failure:
     def from_json(cls, data: str | bytes) -> Failure:
         import json
 
-        known = json.loads(data)
-        ranks = {int(rank): AtRank(**at) for rank, at in known.pop("ranks", {}).items()}
-        return cls(**known | {"ranks": ranks, "to_blame": tuple(known.pop("to_blame", ()))})
+        return cls.of(**json.loads(data))
+
+    @classmethod
+    def of(cls, *, ranks: Mapping[Any, dict[str, str]] = {}, to_blame: Iterable[int] = (), **known: Any) -> Failure:
+        """A failure with these fields. ranks and to_blame may have the types that JSON has for them."""
+        return cls(ranks={int(rank): AtRank(**at) for rank, at in ranks.items()}, to_blame=tuple(to_blame), **known)
 
 
 _UNKNOWN = Failure("")

@@ -11,7 +11,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, UnsupportedError
-from rankwise.contract.failure import LOST, TIMEOUT, Failure, failure_behind
+from rankwise.contract.failure import Failure, failure_behind
+from rankwise.contract.failure_kinds import LOST, TIMEOUT
 from rankwise.elastic.state import Resumption, State
 from rankwise.group.group import Group
 from rankwise.initialize import init

@@ -21,6 +21,7 @@ from types import TracebackType
 from rankwise._native import Segment, SegmentView
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
+from rankwise.contract.failure_kinds import ERROR
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
@@ -454,8 +455,7 @@ class LocalJob:
 
     def _read_failure(self, rank: RankProcess) -> None:
         """What the rank has reported. If it ended for its own reasons after its last operation failed, that counts."""
-        from rankwise.contract.failure import ERROR
-        from rankwise.system import failure_report  # imports dataclasses, which take time
+        from rankwise.system import failure_report  # imports dataclasses, without which the launcher starts sooner
 
         report = failure_report.read(self._failures, rank.number)
         failure_report.forget(self._failures, rank.number)

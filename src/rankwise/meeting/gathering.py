@@ -19,6 +19,8 @@ from rankwise.contract.errors import (
     UnsupportedError,
     error_of,
 )
+from rankwise.contract.failure import Failure, text
+from rankwise.contract.failure_kinds import TIMEOUT
 from rankwise.meeting.served_store import StoreClient
 from rankwise.meeting.store import Missing, Store
 
@@ -118,8 +120,6 @@ def opened(sent: bytes) -> bytes:
     """The answer in what was sent. Raises the error if there is one instead."""
     kind, answer = sent[:1], sent[1:]
     if kind == _GROUP_FAILED:
-        from rankwise.contract.failure import Failure
-
         raise error_of(Failure.from_json(answer))
     if kind == _FAILED:
         number, arguments = json.loads(answer)
@@ -131,8 +131,6 @@ def ranks_late(timeout: float, hint: str = "") -> Late:
     """Makes CollectiveTimeout. hint: what to do, for the text."""
 
     def late(missing: Sequence[int], reason: str) -> CollectiveTimeout:
-        from rankwise.contract.failure import TIMEOUT, Failure, text
-
         why = text(Failure(TIMEOUT, operation="init", to_blame=tuple(missing), limit=timeout))
         message = f"{why}{f' ({reason})' if reason else ''}{f'; {hint}' if hint else ''}"
         return CollectiveTimeout(message, limit=timeout, missing=tuple(missing), operation="init")

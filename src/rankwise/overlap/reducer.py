@@ -15,6 +15,7 @@ import numpy as np
 from rankwise.contract.errors import MismatchError, RankwiseError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.work import Work
+from rankwise.group.default_group import default_group
 from rankwise.group.group import Group
 from rankwise.group.streams import Stream
 from rankwise.overlap import memory
@@ -143,8 +144,6 @@ class GradientReducer:
         async_op: bool = True,
     ) -> None:
         if group is None:
-            from rankwise.initialize import default_group
-
             group = default_group()
         if op not in OPS:
             raise ValueError(f"op={op!r}: expected one of {', '.join(OPS)}")

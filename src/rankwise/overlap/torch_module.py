@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankwise.group.default_group import default_group
 from rankwise.group.group import Group
 from rankwise.overlap.reducer import BUCKET_BYTES, BucketHook, GradientReducer
 
@@ -180,7 +181,5 @@ def data_parallel(
         >>> optimizer.step()  # the same on both ranks
     """
     if group is None:
-        from rankwise.initialize import default_group
-
         group = default_group()
     return DataParallel(model, group, bucket_bytes, hook, async_op)

@@ -16,7 +16,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rankwise.contract import errors
-from rankwise.contract.failure import ERROR, LOST, AtRank, Failure, failure_behind
+from rankwise.contract.failure import AtRank, Failure, failure_behind
+from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.system.settings import failures_place
 
 ROOM = 1 << 20  # bytes of a rank's report

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
+from rankwise.group.default_group import rank_of_this_thread
 from rankwise.group.group import Group
-from rankwise.initialize import rank_of_this_thread
 from rankwise.system.settings import Settings
 
 T = TypeVar("T")

@@ -198,7 +198,7 @@ def _on_nodes(
     run: Callable[[Nodes], int], options: argparse.Namespace, output: OutputMultiplexer, policy: TracePolicy
 ) -> int:
     """Meet the other launchers, and run this node's ranks."""
-    from rankwise.launch.node_meeting import meet
+    from rankwise.launch.node_meeting import meet  # a job on one host does without it
 
     def note(line: str) -> None:
         output.note(f"rankwise: {line}")

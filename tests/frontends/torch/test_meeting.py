@@ -107,7 +107,7 @@ def test_a_host_without_an_address_raises_on_every_rank(tmp_path: Path) -> None:
         )
         with pytest.MonkeyPatch.context() as patch:  # in the rank: its process may be older than this test
             patch.setenv("MASTER_ADDR", "no-such-host.invalid")
-            patch.setattr(meeting, "locality", lambda: f"host {group.rank}")
+            patch.setattr(meeting.locality, "locality", lambda: {"host": f"host {group.rank}"})
             with pytest.raises(rw.BackendUnavailable, match=text):
                 meeting.meet(store, group.rank, 3, LIMIT)
 

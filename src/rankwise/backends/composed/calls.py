@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwise.contract.errors import MismatchError, error_of
-from rankwise.contract.failure import MISMATCH, AtRank, Failure, differences
+from rankwise.contract.failure import AtRank, Failure, differences
+from rankwise.contract.failure_kinds import MISMATCH
 from rankwise.contract.operations import OPERATIONS, Call, Operation, fields_of, nothing, one_block
 from rankwise.contract.types import ITEMSIZE
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
-from rankwise.contract.failure import ERROR, LOST, Failure
+from rankwise.contract.failure import Failure
+from rankwise.contract.failure_kinds import ERROR, LOST
 
 ROOM = 227  # bytes of a reason that the core keeps
 

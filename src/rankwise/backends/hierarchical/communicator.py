@@ -46,7 +46,8 @@ from rankwise.backends.native import shm
 from rankwise.backends.native.communicator import EngineCommunicator, join
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
-from rankwise.contract.failure import ERROR, LOST, Failure
+from rankwise.contract.failure import Failure
+from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.contract.job import Job
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.system import locality

@@ -9,7 +9,7 @@ from rankwise.contract.errors import BackendUnavailable, ClosedError
 from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.script import VERSION, definitions
 from rankwise.frontends.tcl.session import Answer, Session
-from rankwise.initialize import default_group
+from rankwise.group.default_group import default_group
 
 # Scripts written for a stock tclsh require the package, which is already present. tkinter removes `exit`.
 _ADAPTED = f"""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+import rankwise
 from rankwise.contract.errors import BackendUnavailable
 
 USAGE = """\
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         meant = f": did you mean {near[0]}?" if near and option not in OPTIONS else ""
         return _refuse(f"unknown words {' '.join(words)!r}{meant} (see rankwise tclsh --help)", 2)
     if option == "--commands":
-        from rankwise.frontends.tcl.commands import COMMANDS
+        from rankwise.frontends.tcl.commands import COMMANDS  # imports NumPy, as the interpreter does
         from rankwise.frontends.tcl.helptext import listing
 
         print(listing(COMMANDS))
@@ -65,8 +66,6 @@ def main(argv: Sequence[str]) -> int:
 
 def package_path() -> Path | None:
     """The folder of the Tcl package and its library, which the build installs; None if it is missing."""
-    import rankwise
-
     # An editable installation has two folders, only one of which has the built files.
     folders = [Path(folder) / "frontends" / "tcl" / "package" for folder in rankwise.__path__]
     return next((folder for folder in folders if (folder / "pkgIndex.tcl").is_file()), None)

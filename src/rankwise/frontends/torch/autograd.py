@@ -19,8 +19,8 @@ from rankwise.arrays.ops import Op
 from rankwise.contract.errors import MismatchError
 from rankwise.contract.types import ReduceOp
 from rankwise.group.base import check_axis_0
+from rankwise.group.default_group import default_group
 from rankwise.group.group import Group
-from rankwise.initialize import default_group
 
 Operation = Callable[[Tensor], Tensor]
 

@@ -22,10 +22,11 @@ from torch.distributed import Store
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
-from rankwise.initialize import connect, locality
+from rankwise.initialize import connect
 from rankwise.meeting.gathering import ANSWER, GRACE, lead, opened, ranks_late
 from rankwise.meeting.store import Missing
 from rankwise.meeting.torch_store import TorchStore
+from rankwise.system import locality
 from rankwise.system.own_address import own_address
 from rankwise.system.settings import Settings
 
@@ -86,7 +87,7 @@ def meet(
             plan = replace(plan, backend=SEVERAL_HOSTS, host=_address(), port=_free_port(), inherited=fits)
         return json.dumps(asdict(plan)).encode()
 
-    mine = locality().encode()
+    mine = json.dumps(locality.locality()).encode()
     try:
         if rank == 0:
             answer = lead(own.under(str(own.add("call", 1))), {0: mine}, size, end, late, decide)

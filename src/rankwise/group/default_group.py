@@ -1,0 +1,97 @@
+"""The default group: of this process, or of a thread that is a rank of its own, as those of `run_ranks` are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rankwise.contract.errors import ClosedError
+from rankwise.contract.public import public
+from rankwise.group.group import Group
+
+_of_process: Group | None = None
+_of_threads: dict[int, Group | None] = {}  # of threads that are ranks of their own
+
+
+def default_group() -> Group:
+    """The group that `init` made, or that took its place by shrink or restore.
+
+    Raises ClosedError if init was not called.
+    """
+    group = _of_threads.get(threading.get_ident(), _of_process) if _of_threads else _of_process
+    if group is not None and group.successor is not None:
+        group = current()
+    if group is None:
+        raise ClosedError("there is no default group yet: call `group = rw.init()` before the first operation")
+    return group
+
+
+def current() -> Group | None:
+    """The default group, which may be closed; None if there is none yet."""
+    global _of_process
+    thread = threading.get_ident()
+    if thread in _of_threads:
+        _of_threads[thread] = group = _latest(_of_threads[thread])
+        return group
+    _of_process = _latest(_of_process)
+    return _of_process
+
+
+def set_for_process(group: Group) -> Group:
+    """Make `group` the default group of all threads that are not ranks of their own; returns it."""
+    global _of_process
+    _of_process = group
+    return group
+
+
+def thread_is_rank() -> bool:
+    """Whether this thread is a rank of its own."""
+    return threading.get_ident() in _of_threads
+
+
+@contextmanager
+def rank_of_this_thread(group: Group) -> Iterator[None]:
+    """A context in which this thread is a rank of its own, as other threads of the process may be, and `group` is its
+    default group.
+    """
+    thread = threading.get_ident()
+    outer = _of_threads.get(thread)
+    _of_threads[thread] = group
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _of_threads[thread]
+        else:
+            _of_threads[thread] = outer
+
+
+def _latest(group: Group | None) -> Group | None:
+    while group is not None and group.successor is not None:
+        group = group.successor
+    return group
+
+
+@public
+@contextmanager
+def registered(group: Any = None) -> Iterator[None]:
+    """A context in which NumPy allocates arrays of at least a page in the registered memory of `group`.
+
+    Use it for arrays that are created in code which cannot call `group.empty`. Temporaries are allocated there too, so
+    keep the block short. It affects this thread only.
+
+    Args:
+        group: by default the group of all ranks.
+
+    Example:
+        >>> with rw.registered():
+        ...     gradients = np.zeros(100_000)
+        >>> group.all_reduce(gradients).shape
+        (100000,)
+    """
+    if group is None:
+        group = default_group()
+    with group.comm.allocating():
+        yield
