@@ -14,7 +14,7 @@ from rankwise.arrays.base import Buffer, Kind, Restore, Shape
 from rankwise.arrays.dtypes import DTYPES
 from rankwise.arrays.numpy import NUMPY, NumpyKind, check_dtype, from_number, from_view, room_for, same, wrap
 from rankwise.contract.errors import shown
-from rankwise.contract.types import DType
+from rankwise.contract.types import DTYPE_NAMES, DType
 
 
 class _NamespaceKind(NumpyKind):
@@ -64,7 +64,7 @@ def check_result(out: Any, shape: Shape, like: Buffer) -> Buffer:
     """Check `out` as memory for a result of `shape` with the dtype of `like`, which the operation reads."""
     buffer = writable(out)
     if buffer.dtype is not like.dtype:
-        raise ValueError(f"out: expected dtype {dtypes.name(like.dtype)}, got {dtypes.name(buffer.dtype)}")
+        raise ValueError(f"out: expected dtype {DTYPE_NAMES[like.dtype]}, got {DTYPE_NAMES[buffer.dtype]}")
     if buffer.shape != shape:
         raise ValueError(f"out: expected shape {shape}, got {buffer.shape}")
     if like.array is not None and (buffer.device is None) != (like.device is None):
@@ -104,7 +104,7 @@ def receiver(x: Any, dtype: Any) -> Buffer:
     if not isinstance(x, (tuple, list, int, np.integer)):
         buffer = target(x)
         if dtype is not None and dtype_argument(dtype)[0] is not buffer.dtype:
-            raise ValueError(f"dtype={dtype!r}: expected x's dtype, {dtypes.name(buffer.dtype)}, or None")
+            raise ValueError(f"dtype={dtype!r}: expected x's dtype, {DTYPE_NAMES[buffer.dtype]}, or None")
         return buffer
     wanted, kind = (DType.F64, NUMPY) if dtype is None else dtype_argument(dtype)
     shape = shape_argument(x, "x", wanted, "an array, or ")
@@ -119,7 +119,7 @@ def shape_argument(x: Any, name: str, dtype: DType, or_else: str = "") -> Shape:
             raise ValueError(f"{name}={x!r}: expected {or_else}a shape of ints >= 0")
     if prod(max(1, int(length)) for length in shape) * dtype.itemsize >= 2**63:
         raise ValueError(
-            f"{name}={shown(x)}: expected {or_else}a shape of fewer than 2**63 bytes in {dtypes.name(dtype)}"
+            f"{name}={shown(x)}: expected {or_else}a shape of fewer than 2**63 bytes in {DTYPE_NAMES[dtype]}"
         )
     return tuple(map(int, shape))
 

@@ -7,28 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.contract.types import DType
+from rankwise.contract.types import DTYPE_NAMES, DType
 
+_ML_DTYPES = {DTYPE_NAMES[dtype]: dtype for dtype in (DType.BF16, DType.FP8E4M3, DType.FP8E5M2)}
+_TO_NUMPY = {dtype: np.dtype(name) for dtype, name in DTYPE_NAMES.items() if name not in _ML_DTYPES}
 # By kind and size, so that platform aliases (long, long long) are the same type.
-_FROM_NUMPY = {
-    "f8": DType.F64,
-    "f4": DType.F32,
-    "f2": DType.F16,
-    "i8": DType.I64,
-    "i4": DType.I32,
-    "i2": DType.I16,
-    "i1": DType.I8,
-    "u8": DType.U64,
-    "u4": DType.U32,
-    "u2": DType.U16,
-    "u1": DType.U8,
-    "b1": DType.BOOL,
-    "c8": DType.C64,
-    "c16": DType.C128,
-}
-_FROM_ML_DTYPES = {"bfloat16": DType.BF16, "float8_e4m3fn": DType.FP8E4M3, "float8_e5m2": DType.FP8E5M2}
-_TO_NUMPY = {dtype: np.dtype(code) for code, dtype in _FROM_NUMPY.items()}
-_TO_ML_DTYPES = {dtype: name for name, dtype in _FROM_ML_DTYPES.items()}
+_FROM_NUMPY = {(numpy.kind, numpy.itemsize): dtype for dtype, numpy in _TO_NUMPY.items()}
 
 DTYPES = tuple(DType)
 """DTYPES[number] is the DType with that number."""
@@ -37,14 +21,14 @@ DTYPES = tuple(DType)
 def from_numpy(dtype: np.dtype[Any]) -> DType | None:
     """The DType of a NumPy dtype of any byte order, or None if there is none (object, str, ...)."""
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
-        return _FROM_ML_DTYPES.get(dtype.name)
-    return _FROM_NUMPY.get(f"{dtype.kind}{dtype.itemsize}")
+        return _ML_DTYPES.get(dtype.name)
+    return _FROM_NUMPY.get((dtype.kind, dtype.itemsize))
 
 
 def to_numpy(dtype: DType) -> np.dtype[Any]:
     """The NumPy dtype of a DType. Raises ImportError if bfloat16 or an 8-bit float lacks the package ml_dtypes."""
     found = _TO_NUMPY.get(dtype)
-    return _ml_dtype(_TO_ML_DTYPES[dtype]) if found is None else found
+    return _ml_dtype(DTYPE_NAMES[dtype]) if found is None else found
 
 
 @cache
@@ -64,8 +48,8 @@ def parse(given: object) -> DType:
     """
     if isinstance(given, DType):
         return given
-    if isinstance(given, str) and given in _FROM_ML_DTYPES:
-        return _FROM_ML_DTYPES[given]
+    if isinstance(given, str) and given in _ML_DTYPES:
+        return _ML_DTYPES[given]
     try:
         found = from_numpy(np.dtype(given))  # type: ignore[call-overload]
     except TypeError:
@@ -79,11 +63,6 @@ def limits(dtype: DType) -> tuple[int, int]:
     """The lowest and the highest value of an integer type."""
     bits = 8 * dtype.itemsize
     return (0, (1 << bits) - 1) if dtype >= DType.U64 else (-(1 << bits - 1), (1 << bits - 1) - 1)
-
-
-def name(dtype: DType) -> str:
-    """NumPy's name of a DType, for messages."""
-    return _TO_ML_DTYPES.get(dtype) or _TO_NUMPY[dtype].name
 
 
 EXPECTED = "bool, an integer, float or complex type of at most 64 bits a part, bfloat16, float8_e4m3fn or float8_e5m2"

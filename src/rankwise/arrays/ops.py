@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rankwise.arrays import dtypes
 from rankwise.contract.public import public
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import DTYPE_NAMES, DType, ReduceOp
 
 
 @dataclass(frozen=True)
@@ -127,5 +126,5 @@ def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
         raise ValueError(f"op={op!r}: expected one of {', '.join(NAMES)}{_advice(name)}")
     why = found.refused_for(dtype)
     if why is not None:
-        raise TypeError(f"op={found.name.lower()!r} on {dtypes.name(dtype)}: {why}")
+        raise TypeError(f"op={found.name.lower()!r} on {DTYPE_NAMES[dtype]}: {why}")
     return found

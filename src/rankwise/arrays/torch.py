@@ -12,30 +12,10 @@ import numpy as np
 from rankwise._native import copy_blocks as copy_blocks
 from rankwise.arrays.base import Buffer, Device, Kind, Shape, check_own_memory
 from rankwise.arrays.dtypes import EXPECTED
-from rankwise.contract.types import DType
+from rankwise.contract.types import DTYPE_NAMES, DType
 
 if TYPE_CHECKING:
     import torch
-
-_NAMES = {
-    DType.F64: "float64",
-    DType.F32: "float32",
-    DType.F16: "float16",
-    DType.BF16: "bfloat16",
-    DType.FP8E4M3: "float8_e4m3fn",
-    DType.FP8E5M2: "float8_e5m2",
-    DType.I64: "int64",
-    DType.I32: "int32",
-    DType.I16: "int16",
-    DType.I8: "int8",
-    DType.U64: "uint64",
-    DType.U32: "uint32",
-    DType.U16: "uint16",
-    DType.U8: "uint8",
-    DType.BOOL: "bool",
-    DType.C64: "complex64",
-    DType.C128: "complex128",
-}
 
 
 @cache
@@ -43,7 +23,7 @@ def _to_torch() -> dict[DType, torch.dtype]:
     """The torch dtype of each DType; older releases of torch lack some."""
     import torch
 
-    return {dtype: getattr(torch, name) for dtype, name in _NAMES.items() if hasattr(torch, name)}
+    return {dtype: getattr(torch, name) for dtype, name in DTYPE_NAMES.items() if hasattr(torch, name)}
 
 
 @cache

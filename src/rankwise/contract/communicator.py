@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rankwise.contract.closing import CLOSE_TIMEOUT
-from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.message import Message, Receives
 from rankwise.contract.operations import (
     ALL_GATHER,
@@ -281,6 +282,24 @@ class Communicator(Collectives):
         Args:
             color: with a negative one this rank takes no part and receives None.
         """
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
+        """Collective: a communicator of these ranks, in this order; None on a rank that is not among them.
+
+        One call may create several disjoint groups.
+
+        Raises:
+            MismatchError: two members of a group passed different `ranks`.
+        """
+        members = list(ranks)
+        if self.rank not in members:
+            return self.split(-1)
+        part = self.split(zlib.crc32(repr(members).encode()) & 0x7FFFFFFF, members.index(self.rank))
+        assert part is not None  # the color is not below 0
+        if (size := part.world_size) != len(members):
+            part.close()
+            raise MismatchError(f"subgroup(ranks={members}): only {size} of these ranks called it with them")
+        return part
 
     def make_part(self, ranks: Sequence[int]) -> int | None:
         """Create a new group of `ranks` of this group, in their order, and return its number for `take_part`.

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.arrays import dtypes
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import target
 from rankwise.contract.errors import ClosedError, RankwiseError
+from rankwise.contract.types import DTYPE_NAMES
 from rankwise.elastic.memory import Bytes, CommitMemory
 from rankwise.group.group import Group
 from rankwise.system.settings import STATE_MEMFD, Settings, is_memory
@@ -195,7 +195,7 @@ class State:
             buffer = target(array, f"arrays[{name!r}]")
             if buffer.given is None:
                 raise TypeError(f"arrays[{name!r}]: expected an array that can be written in place, got {array!r}")
-            found = [dtypes.name(buffer.dtype), *buffer.shape]
+            found = [DTYPE_NAMES[buffer.dtype], *buffer.shape]
             if (before := self._layout.setdefault(name, found)) != found:
                 raise ValueError(f"arrays[{name!r}]: expected {_text(before)}, as at the beginning, got {_text(found)}")
             buffers.append(buffer.kind.staged(buffer))

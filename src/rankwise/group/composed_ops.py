@@ -14,7 +14,7 @@ from rankwise.arrays.buffers import scratch, source
 from rankwise.arrays.ops import LOCATING, Located, Op, PremulSum
 from rankwise.contract.errors import RankwiseError, shown
 from rankwise.contract.operations import GATHER, Call
-from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.types import DTYPE_NAMES, DType, ReduceOp
 from rankwise.group.base import GroupBase, nothing
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ def premultiplied(given: Buffer, op: PremulSum) -> Callable[[], Buffer]:
     """
     factor = op.factor
     dtype = given.dtype
-    name = f"op=premul_sum({shown(factor)}) on {dtypes.name(dtype)}"
+    name = f"op=premul_sum({shown(factor)}) on {DTYPE_NAMES[dtype]}"
     ops.resolve("sum", dtype)
     if dtype is DType.BOOL:
         raise TypeError(f"{name}: expected an array of numbers")
@@ -203,8 +203,8 @@ def _checked(value: Any, given: Buffer, function: Callable[..., Any]) -> Buffer:
     if got.dtype is not given.dtype or got.shape != given.shape:
         name = getattr(function, "__name__", repr(function))
         raise TypeError(
-            f"op={name}: expected it to return {dtypes.name(given.dtype)}{given.shape} as it takes, "
-            f"got {dtypes.name(got.dtype)}{got.shape}"
+            f"op={name}: expected it to return {DTYPE_NAMES[given.dtype]}{given.shape} as it takes, "
+            f"got {DTYPE_NAMES[got.dtype]}{got.shape}"
         )
     got.pack()
     return got

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,7 +13,6 @@ import numpy as np
 
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import MismatchError
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout, check_wait
 from rankwise.group.base import integer_64
@@ -221,16 +219,9 @@ class Group(
         members = [self._rank(rank, "ranks") for rank in ranks]
         if not members or len(set(members)) != len(members):
             raise ValueError(f"ranks={members}: expected at least one rank, and each once")
-        if self.rank not in members:
-            self.comm.split(-1, 0)
+        comm = self.comm.subgroup(members)
+        if comm is None:
             return None
-        color = zlib.crc32(repr(members).encode()) & 0x7FFFFFFF
-        comm = self.comm.split(color, members.index(self.rank))
-        assert comm is not None  # color >= 0
-        if comm.world_size != len(members):
-            size = comm.world_size
-            comm.close()
-            raise MismatchError(f"subgroup(ranks={members}): only {size} of these ranks called it with them")
         world_ranks = [self.ranks[rank] for rank in members]
         return Group(comm, name or f"{self.name}{members}", self.backend, self, world_ranks)
 

@@ -13,13 +13,12 @@ from weakref import ref
 
 import numpy as np
 
-from rankwise.arrays import dtypes
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.numpy import NUMPY
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY, Arrival, Message, Receives
-from rankwise.contract.types import DType
+from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import Work
 from rankwise.group.work import wait_or_cancel
 
@@ -68,7 +67,7 @@ class ReceiveQueue(Receives):
     def recv_any(self, dtype: DType | None, src: int, tag: int) -> QueuedReceive:
         def accept(message: Message) -> Buffer:
             if dtype is not None and message.dtype is not dtype:
-                raise MismatchError(f"recv_any: {_described(message)}, expected dtype {dtypes.name(dtype)}")
+                raise MismatchError(f"recv_any: {_described(message)}, expected dtype {DTYPE_NAMES[dtype]}")
             return NUMPY.empty((message.count,), message.dtype)
 
         def check(message: Message, buffer: Buffer) -> None:
@@ -289,8 +288,8 @@ def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> Qu
     def accept(message: Message) -> Buffer:
         if (message.count, message.dtype) != (buffer.count, buffer.dtype):
             raise MismatchError(
-                f"recv from rank {message.source}: the message is {message.count} x {dtypes.name(message.dtype)} with "
-                f"tag {message.tag}, the receive expects {buffer.count} x {dtypes.name(buffer.dtype)}"
+                f"recv from rank {message.source}: the message is {message.count} x {DTYPE_NAMES[message.dtype]} with "
+                f"tag {message.tag}, the receive expects {buffer.count} x {DTYPE_NAMES[buffer.dtype]}"
             )
         return room
 
@@ -344,5 +343,5 @@ def _check_object(message: Message, buffer: Buffer) -> None:
 
 
 def _described(message: Message) -> str:
-    what = f"an array of {message.count} x {dtypes.name(message.dtype)}"
+    what = f"an array of {message.count} x {DTYPE_NAMES[message.dtype]}"
     return f"the message from rank {message.source} with tag {message.tag} is {what}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rankwise.contract.job import Job
+from rankwise.system import proc
 from rankwise.system.settings import Settings, integer
 
 Environment = Mapping[str, str]
@@ -225,26 +226,13 @@ def starting_process(variable: str) -> str:
     Returns "" if /proc does not show it.
     """
     pid = os.getpid()
-    key = variable.encode() + b"="
     try:
-        while any(entry.startswith(key) for entry in _read(f"/proc/{pid}/environ").split(b"\0")):
-            pid = int(_stat(pid)[_PARENT])
-        return f"{pid} {_stat(pid)[_START_TIME]}"
+        while variable in proc.environment(pid):
+            pid = int(proc.stat(pid)[proc.PARENT])
+        return f"{pid} {proc.stat(pid)[proc.START_TIME]}"
     except OSError:
         return ""
 
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the command, which is in parentheses and may contain anything."""
-    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-_PARENT, _START_TIME = 1, 19
 
 _NAMES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankwise._native import Operation, RankState, SegmentView
+from rankwise.system import proc
 from rankwise.system.signals import signal_name
 
 _NAME = "/memfd:rankwise "  # the kernel appends "(deleted)"
@@ -95,28 +96,25 @@ class RunningJob:
         if not state.joined:
             return "not joined"
         pid = self.holders.get(_inner_pid_of(state))
-        letter = _stat(pid)[0] if pid else "X"
+        letter = _stat(pid)[proc.STATE] if pid else "X"
         return {"T": "stopped", "t": "stopped", "Z": "ended", "X": "left"}.get(letter, "alive")
 
 
 def _variable(pid: int | None, name: str) -> int:
     """The number in this environment variable of a rank's process; 0 if it is not set."""
     try:
-        entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+        text = proc.environment(pid).get(name, "") if pid else ""
     except OSError:  # the process has ended
         return 0
-    variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-    text = variables.get(name, "")
     return int(text) if text.isdecimal() else 0
 
 
 def _cpus(pid: int | None) -> str:
     """The CPUs that this process may use, as the kernel lists them; "" if there is no such process."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return proc.fields(f"/proc/{pid}/status").get("Cpus_allowed_list", "")
     except OSError:
         return ""
-    return next((line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:")), "")
 
 
 def running_jobs() -> list[RunningJob]:
@@ -167,7 +165,7 @@ def jobs_of(pid: int) -> list[RunningJob]:
 
 def parent_of(pid: int) -> int:
     """The parent's pid; 0 if there is no parent or no such process."""
-    return int(_stat(pid)[1])
+    return int(_stat(pid)[proc.PARENT])
 
 
 def _within(pid: int, ancestor: int) -> bool:
@@ -177,9 +175,9 @@ def _within(pid: int, ancestor: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """State and parent from /proc; X and 0 if there is no such process."""
+    """What /proc says of the process; X and 0, as state and parent, if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        return proc.stat(pid)
     except OSError:
         return ["X", "0"]
 
@@ -218,10 +216,8 @@ def _descriptors(pid: int) -> Iterator[str]:
 def _inner_pid(pid: int) -> tuple[int, int]:
     """The process's PID namespace and its pid there, which in a container differs from the pid here."""
     namespace = os.stat(f"/proc/{pid}/ns/pid").st_ino
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("NSpid:"):
-            return namespace, int(line.split()[-1])
-    return namespace, pid
+    pids = proc.fields(f"/proc/{pid}/status").get("NSpid", str(pid))
+    return namespace, int(pids.split()[-1])
 
 
 def _inner_pid_of(state: RankState) -> tuple[int, int]:

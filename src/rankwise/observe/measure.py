@@ -9,6 +9,7 @@ from types import TracebackType
 
 from rankwise._native import begin_measurement, end_measurement, seconds_per_tick, totals
 from rankwise.contract import measuring
+from rankwise.system.units import amount, duration
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,10 @@ class measure:
         total = _sum(by_operation.values())
         lines = [f"{'operation':<16} {'count':>11} {'time':>11} {'waited':>11} {'moved':>11}"]
         for name, done in (*by_operation.items(), ("total", total)):
-            cells = (f"{done.count}", _time(done.seconds), _time(done.waited), _size(done.bytes))
+            cells = (f"{done.count}", duration(done.seconds), duration(done.waited), amount(done.bytes))
             lines.append(f"{name:<16} " + " ".join(f"{cell:>11}" for cell in cells))
         share = total.waited / elapsed if elapsed else 0.0
-        lines.append(f"in {_time(elapsed)}, of which the operations waited {share:.0%}")
+        lines.append(f"in {duration(elapsed)}, of which the operations waited {share:.0%}")
         return "\n".join(lines)
 
 
@@ -134,18 +135,3 @@ def _sum(parts: Iterable[OperationTotals]) -> OperationTotals:
         sum(t.waited for t in each),
         sum(t.bytes for t in each),
     )
-
-
-def _time(seconds: float) -> str:
-    for limit, unit, scale in ((1e-3, "us", 1e6), (1.0, "ms", 1e3)):
-        if seconds < limit:
-            return f"{seconds * scale:.1f} {unit}"
-    return f"{seconds:.2f} s"
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
+from rankwise.system import proc
 from rankwise.system.locality import boot_id, pid_namespace
 
 
@@ -23,7 +23,7 @@ class ProcessIdentity:
     @classmethod
     def own(cls) -> ProcessIdentity:
         pid = os.getpid()
-        return cls(_host(), pid, _stat(pid)[1])
+        return cls(_host(), pid, proc.stat(pid)[proc.START_TIME])
 
     @classmethod
     def parse(cls, text: str) -> ProcessIdentity:
@@ -36,17 +36,11 @@ class ProcessIdentity:
         if self.host != _host():
             return False
         try:
-            state, start = _stat(self.pid)
+            fields = proc.stat(self.pid)
         except (FileNotFoundError, ProcessLookupError):
             return True
-        return start != self.start or state in "ZX"
+        return fields[proc.START_TIME] != self.start or fields[proc.STATE] in "ZX"
 
 
 def _host() -> str:
     return f"{boot_id()}/{pid_namespace()}"
-
-
-def _stat(pid: int) -> tuple[str, str]:
-    """State and start time. They follow the command, which is in parentheses and may contain anything."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return fields[0], fields[19]

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rankwise.system import proc
+
 NEVER = (1 << 64) - 1
 """The threshold of an algorithm that no size uses."""
 
@@ -51,9 +53,7 @@ class TuningFile:
 
 def cpu_name() -> str:
     """What the kernel calls this machine's CPU."""
-    with open("/proc/cpuinfo") as file:
-        text = file.read(4096)  # the first CPU; with many, the whole file takes long
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    fields = proc.fields("/proc/cpuinfo", 4096)  # the first CPU; with many, the whole file takes long
     return fields.get("model name") or " ".join(filter(None, (os.uname().machine, fields.get("CPU part"))))
 
 

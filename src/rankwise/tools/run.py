@@ -17,6 +17,7 @@ from rankwise.launch.limits import MOST_RANKS, too_few_files
 from rankwise.launch.local import LocalJob, adopt_orphans
 from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
+from rankwise.system import proc
 from rankwise.system.settings import Settings
 from rankwise.tools.cli import Parser
 from rankwise.tools.trace_policy import TracePolicy
@@ -491,8 +492,7 @@ def _children() -> set[int]:
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    parent = file.read().rpartition(b")")[2].split()[1]
+                parent = proc.stat(int(entry))[proc.PARENT]
             except (FileNotFoundError, ProcessLookupError):
                 continue  # ended meanwhile
             if int(parent) == os.getpid():

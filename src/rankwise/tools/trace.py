@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankwise.observe.trace_file import Trace
+from rankwise.system.units import duration
 from rankwise.tools.cli import Parser
 from rankwise.tools.layout import columns, row_width, width
 from rankwise.tools.stragglers import group_operations
@@ -15,7 +16,6 @@ from rankwise.tools.timeline import timeline
 from rankwise.tools.trace_headline import headline
 from rankwise.tools.trace_page.page import page
 from rankwise.tools.trace_tables import Rows, heading, last_to_begin, operations, ranks, spans
-from rankwise.tools.units import duration
 
 MOST_KINDS = 20
 

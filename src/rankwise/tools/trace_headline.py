@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.observe.trace_file import Trace, TracedOperation
+from rankwise.system.units import duration
 from rankwise.tools.stragglers import GroupOperation
-from rankwise.tools.units import duration
 
 
 def headline(trace: Trace, found: list[GroupOperation]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays import dtypes
-from rankwise.contract.types import DType
+from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.frontends.tcl.handles import Handles
 from rankwise.frontends.tcl.parameters import ValueType
 
@@ -25,7 +25,7 @@ LARGEST = 2**31 - 1  # the largest tag, size or seed
 # rankwise also communicates complex numbers and 8-bit floats, but Tcl has no complex numbers, and
 # NumPy has no arithmetic for 8-bit floats.
 DTYPES = {
-    dtypes.name(dtype): dtype for dtype in DType if not dtype.is_complex and dtype not in (DType.FP8E4M3, DType.FP8E5M2)
+    DTYPE_NAMES[dtype]: dtype for dtype in DType if not dtype.is_complex and dtype not in (DType.FP8E4M3, DType.FP8E5M2)
 }
 _SHORT = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroup, Store, Work
 
-from rankwise.contract.errors import MismatchError
 from rankwise.frontends.torch.backend import RankwiseBackend, operations_over
 from rankwise.frontends.torch.collectives import TorchCollectives
 from rankwise.frontends.torch.messages import TorchMessages
@@ -104,15 +102,9 @@ class RankwiseGroup(ProcessGroup):
         Every rank of this group calls it; one call may create several disjoint groups.
         """
         members = list(ranks)
-        if self.rank() not in members:
-            self.operations.comm.split(-1, 0)
+        comm = self.operations.comm.subgroup(members)
+        if comm is None:
             return None
-        comm = self.operations.comm.split(zlib.crc32(repr(members).encode()) & 0x7FFFFFFF, members.index(self.rank()))
-        assert comm is not None  # the color is not below 0
-        if comm.world_size != len(members):
-            size = comm.world_size
-            comm.close()
-            raise MismatchError(f"split_group(ranks={members}): only {size} of these ranks asked for it")
         name = group_name or f"{self._group_name}:split:{members}"
         part = RankwiseGroup(operations_over(comm, name), PrefixStore(f"{name}/", self.store))
         part.setGroupName(name)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rankwise.system import proc
 from rankwise.system.settings import Settings
 
 LIMIT = 10.0  # seconds that a trial of two processes may take
@@ -89,7 +90,7 @@ def _why_not(code: int) -> str:
             f"kernel.yama.ptrace_scope is {mode}: start the container with --cap-add SYS_PTRACE, or run "
             "sysctl kernel.yama.ptrace_scope=0 on the host"
         )
-    if "Seccomp:\t2" in Path("/proc/self/status").read_text():
+    if proc.fields("/proc/self/status").get("Seccomp") == "2":
         return (
             "a seccomp filter forbids it: start the container with --cap-add SYS_PTRACE, with which the profile of "
             "docker and podman allows it, or with --security-opt seccomp=unconfined"

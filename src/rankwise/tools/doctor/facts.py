@@ -17,8 +17,9 @@ from pathlib import Path
 
 from rankwise._native import thresholds
 from rankwise.launch.local import usable_cores
-from rankwise.system import topology, tuning_file
+from rankwise.system import proc, topology, tuning_file
 from rankwise.system.settings import Settings
+from rankwise.system.units import amount
 from rankwise.tools.doctor import containers
 
 LIMIT = 10.0  # seconds that another program may take to report its version
@@ -93,12 +94,12 @@ def _numa_nodes() -> tuple[str, str]:
 
 
 def _memory() -> tuple[str, str]:
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    fields = proc.fields("/proc/meminfo")
     total, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     cgroup = Path("/sys/fs/cgroup/memory.max")
     limit = cgroup.read_text().strip() if cgroup.exists() else "max"
-    note = "no limit by the cgroup" if limit == "max" else f"the cgroup allows {_size(int(limit))}"
-    return f"{_size(free)} free of {_size(total)}", note
+    note = "no limit by the cgroup" if limit == "max" else f"the cgroup allows {amount(int(limit))}"
+    return f"{amount(free)} free of {amount(total)}", note
 
 
 def _segment() -> tuple[str, str]:
@@ -106,7 +107,7 @@ def _segment() -> tuple[str, str]:
     with open(os.memfd_create("rankwise doctor"), "wb") as file:
         file.truncate(1 << 20)
     address, files = (resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
-    space = "unlimited" if address == resource.RLIM_INFINITY else _size(address)
+    space = "unlimited" if address == resource.RLIM_INFINITY else amount(address)
     return "works", f"address space {space}, {files} open files; the size of /dev/shm does not matter"
 
 
@@ -178,13 +179,6 @@ def _nccl() -> tuple[str, str]:
 def _output(command: list[str]) -> str:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, check=False)
     return done.stdout or done.stderr
-
-
-def _size(nbytes: int) -> str:
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes} bytes"
 
 
 FACTS: dict[str, Callable[[], tuple[str, str]]] = {

@@ -13,7 +13,7 @@ def amount(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """'3.4 us', '12 ms', '4.2 s', '12 min', '2 h 5 min'."""
+    """'3.4 us', '12 ms', '4.2 s', '12 min  5 s', '2 h  5 min'."""
     for limit, unit, scale in ((1e-3, "us", 1e6), (1.0, "ms", 1e3), (60.0, "s", 1.0)):
         if seconds < limit:
             return _short(seconds * scale, unit)
