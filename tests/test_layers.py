@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "rankwise": {"contract", "arrays", "group", "launch", "observe", "overlap", "elastic", "testing", "initialize"},
 }
 STANDARD_LIBRARY_ONLY = {"contract", "system", "meeting"}  # besides what they may import of rankwise
-TOP = {"__init__.py", "initialize.py", "module_functions.py", "trace.py"}
+TOP = {"__init__.py", "initialize.py", "trace.py"}
 # These rooms may use the native functions that move no bytes between ranks: reading an array's address and dtype,
 # copying within a rank, checking pickles, the program's own streams, creating and reading a job's segment, measuring,
 # ending with the launcher.

@@ -199,10 +199,8 @@ def _load(name: str) -> Any:
     elif name in _SUBMODULES:
         value = import_module(f"rankwise.{name}")
     elif name in __all__:
-        home = _HOME.get(name)
-        value = (
-            getattr(import_module(home), name) if home else import_module("rankwise.module_functions").function_of(name)
-        )
+        module = import_module(_HOME.get(name, "rankwise.group.default_group"))
+        value = getattr(module, name) if name in _HOME else module.function_of(name)
     else:
         from rankwise.group.guessed_names import missing
 

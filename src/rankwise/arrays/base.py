@@ -72,7 +72,7 @@ class Buffer:
     calls `pack` when it runs, before it reads, and `finish` when it has written.
     """
 
-    __slots__ = ("_given", "_restore", "_view", "array", "count", "device", "dtype", "kind", "ptr", "shape")
+    __slots__ = ("_restore", "_view", "array", "count", "device", "dtype", "given", "kind", "ptr", "shape")
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Buffer:
         self.shape = shape
         self.array = array
         self.kind = kind
-        self._given = given
+        self.given = given
         self._restore = restore
         self._view = view
         self.device = device
@@ -114,7 +114,7 @@ class Buffer:
         A packed copy is first copied back into the caller's array. For a number it is a new number, for
         an immutable array a new array.
         """
-        return self._given if self._restore is None else self._restore(self.array)
+        return self.given if self._restore is None else self._restore(self.array)
 
     @property
     def in_place(self) -> bool:
@@ -138,16 +138,6 @@ class Buffer:
             and self.count > 0
             and other.count > 0
         )
-
-    @property
-    def given(self) -> Any:
-        """What an in-place operation returns, or None if the caller's object cannot hold a result."""
-        return self._given
-
-    def restored_by(self, restore: Restore) -> Buffer:
-        """The same memory, whose `finish()` returns restore(array)."""
-        self._restore = restore
-        return self
 
 
 def check_own_memory(name: str, shape: Shape, strides: Sequence[int], size: int, copied: str) -> None:

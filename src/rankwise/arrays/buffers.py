@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from rankwise._native import describe
-from rankwise.arrays import dtypes
-from rankwise.arrays.base import Buffer, Kind, Restore, Shape
+from rankwise.arrays import dtypes, numpy, protocols, torch
+from rankwise.arrays.base import Buffer, Kind, Shape
 from rankwise.arrays.dtypes import DTYPES
-from rankwise.arrays.numpy import NUMPY, NumpyKind, check_dtype, from_number, from_view, room_for, same, wrap
+from rankwise.arrays.numpy import NUMPY
 from rankwise.contract.errors import shown
 from rankwise.contract.types import DTYPE_NAMES, DType
 
-
-class _NamespaceKind(NumpyKind):
-    """Results for immutable arrays: computed in NumPy, and converted by the array's own library."""
-
-    def __init__(self, x: Any) -> None:
-        self.give: Restore = x.__array_namespace__().asarray
-
-    def empty(self, shape: Shape, dtype: DType) -> Buffer:
-        return super().empty(shape, dtype).restored_by(self.give)
+_KINDS = (numpy.buffer_of, torch.buffer_of, protocols.buffer_of)
+"""Each makes the Buffer of the objects that it knows, and returns None for others. They are asked in this order."""
 
 
 def source(x: Any, name: str = "x") -> Buffer:
@@ -36,7 +28,7 @@ def source(x: Any, name: str = "x") -> Buffer:
     found = describe(x)
     if found is not None and found[4]:
         return Buffer(found[0], found[1], DTYPES[found[2]], found[3], x, NUMPY, x)
-    return _convert(x, name, write=False)
+    return _made(x, name, write=False)
 
 
 def target(x: Any, name: str = "x") -> Buffer:
@@ -47,7 +39,7 @@ def target(x: Any, name: str = "x") -> Buffer:
     found = describe(x)
     if found is not None and found[4] and found[5]:
         return Buffer(found[0], found[1], DTYPES[found[2]], found[3], x, NUMPY, x)
-    return _convert(x, name, write=True)
+    return _made(x, name, write=True)
 
 
 def result(out: Any, shape: Shape, like: Buffer) -> Buffer:
@@ -126,50 +118,25 @@ def shape_argument(x: Any, name: str, dtype: DType, or_else: str = "") -> Shape:
 
 def dtype_argument(dtype: Any) -> tuple[DType, Kind]:
     """The DType of a dtype argument, and the kind of array that it implies: torch's for a torch dtype, else NumPy's."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(dtype, torch.dtype):
-        from rankwise.arrays import torch as torch_arrays
-
-        return torch_arrays.dtype_of(dtype), torch_arrays.TORCH
-    return dtypes.parse(dtype), NUMPY
+    found = torch.dtype_argument(dtype)
+    return (dtypes.parse(dtype), NUMPY) if found is None else (found, torch.TORCH)
 
 
 def scratch(shape: Shape, dtype: DType) -> Buffer:
     """Memory of the right size whose content is not used."""
     count = prod(shape)
-    memory = wrap(np.empty(count * dtype.itemsize, np.uint8), None)
+    memory = numpy.plain(np.empty(count * dtype.itemsize, np.uint8), None)
     return Buffer(memory.ptr, count, dtype, shape, memory.array, NUMPY, None)
 
 
-def _convert(x: Any, name: str, write: bool) -> Buffer:
+def _made(x: Any, name: str, write: bool) -> Buffer:
     """source and target for everything but contiguous NumPy arrays."""
-    if isinstance(x, np.ndarray):
-        return from_view(x, x, name, write)
-    if isinstance(x, (int, float, complex, np.generic)):
-        return from_number(x, name, write)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        from rankwise.arrays import torch as torch_arrays
-
-        return torch_arrays.convert(x, name, write)
-    if hasattr(x, "__cuda_array_interface__"):
-        from rankwise.arrays import cuda
-
-        return cuda.convert(x, name, write)
-    if hasattr(x, "__array_interface__"):
-        return from_view(x, np.asarray(x), name, write)
-    if hasattr(x, "__dlpack__"):
-        return _from_dlpack(x, name, write)
-    try:
-        view = memoryview(x)
-    except TypeError:
-        hint = _hint(x) if name == "x" else ""
-        raise TypeError(f"{name}: expected an array, a buffer or a number, got {type(x).__name__}{hint}") from None
-    try:
-        array = np.asarray(view)
-    except ValueError as error:
-        raise TypeError(f"{name}: expected a buffer of numbers, got format {view.format!r}") from error
-    return from_view(x, array, name, write)
+    for buffer_of in _KINDS:
+        buffer = buffer_of(x, name, write)
+        if buffer is not None:
+            return buffer
+    hint = _hint(x) if name == "x" else ""
+    raise TypeError(f"{name}: expected an array, a buffer or a number, got {type(x).__name__}{hint}")
 
 
 def _hint(x: Any) -> str:
@@ -177,29 +144,3 @@ def _hint(x: Any) -> str:
         return "; of several arrays, pass one at a time, or a single one that holds them all, as numpy.stack makes it"
     is_object = isinstance(x, (dict, list, tuple, set, str))
     return "; Python objects are for broadcast_object, all_gather_object, ..." if is_object else ""
-
-
-def _from_dlpack(x: Any, name: str, write: bool) -> Buffer:
-    """Writable memory is used in place; for read-only arrays (JAX) the results are new arrays of their library."""
-    if x.__dlpack_device__()[0] != _DLPACK_CPU:
-        raise TypeError(
-            f"{name}: expected memory of the host, or an array with __cuda_array_interface__, got {type(x).__name__}"
-        )
-    try:
-        view = np.from_dlpack(x)
-    except (BufferError, RuntimeError, TypeError) as error:
-        # NumPy's DLPack does not support bfloat16; the library then provides a read-only copy or view.
-        if not hasattr(x, "__array__"):
-            raise TypeError(f"{name}: NumPy cannot read this {type(x).__name__} by DLPack: {error}") from error
-        view = np.asarray(x).view()
-        view.flags.writeable = False
-    if view.flags.writeable:
-        return from_view(x, view, name, write)
-    kind = _NamespaceKind(x) if hasattr(x, "__array_namespace__") else None
-    if not write:
-        return from_view(x, view, name, write, kind)
-    check_dtype(view, name)
-    return wrap(room_for(view), None, kind.give if kind else same, kind, view)
-
-
-_DLPACK_CPU = 1

@@ -26,7 +26,7 @@ class CudaKind(Kind):
         make = getattr(_library(self._x), "empty", None)
         if make is None:
             raise TypeError(f"out: expected an array for the result, but no {type(self._x).__name__} can be made here")
-        return convert(make(shape, dtype=dtypes.to_numpy(dtype)), "out", write=True)
+        return buffer_of(make(shape, dtype=dtypes.to_numpy(dtype)), "out", write=True)
 
     def over(self, memory: Any, shape: Shape, dtype: DType) -> Any:
         raise TypeError(f"{type(self._x).__name__}: expected a kind of array in host memory")
@@ -65,8 +65,8 @@ class _Fetched:
         return np.array(self._array, dtype)
 
 
-def convert(x: Any, name: str, write: bool) -> Buffer:
-    """A Buffer for `x`, without a copy.
+def buffer_of(x: Any, name: str, write: bool) -> Buffer:
+    """A Buffer for an array with `__cuda_array_interface__`, without a copy.
 
     Raises TypeError if its dtype is not supported, if it is masked, or if it is not contiguous; ValueError if it must
     be written but is read-only.

@@ -1,4 +1,4 @@
-"""NumPy's arrays and scalars, and Python's numbers, as Buffers."""
+"""NumPy's arrays and scalars, and Python's numbers, as Buffers; and whatever NumPy can view as an array."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NumpyKind(Kind):
 
     def empty(self, shape: Shape, dtype: DType) -> Buffer:
         array = np.empty(shape, dtypes.to_numpy(dtype))
-        return wrap(array, array)
+        return plain(array, array, kind=self)
 
     def over(self, memory: np.ndarray[Any, Any], shape: Shape, dtype: DType) -> Any:
         return memory.view(dtypes.to_numpy(dtype)).reshape(shape)
@@ -40,8 +40,17 @@ class NumpyKind(Kind):
 
 NUMPY = NumpyKind()
 
+_NUMBERS = (int, float, complex, np.generic)
 
-def from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool, kind: Kind | None = None) -> Buffer:
+
+def buffer_of(x: Any, name: str, write: bool) -> Buffer | None:
+    """A Buffer for an array or a number; None for anything else."""
+    if isinstance(x, np.ndarray):
+        return of_view(x, x, name, write)
+    return _of_number(x, name, write) if isinstance(x, _NUMBERS) else None
+
+
+def of_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool, kind: Kind = NUMPY) -> Buffer:
     """A Buffer for `view`, a NumPy view of the caller's object, which will be packed if it is not plain memory."""
     if isinstance(view, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask separately")
@@ -50,7 +59,7 @@ def from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool, ki
     if write and not flags.writeable:
         raise ValueError(f"{name}: expected a writable array, got a read-only one ({type(given).__name__})")
     if flags.c_contiguous and flags.aligned and view.dtype.isnative:
-        return wrap(view.view(np.ndarray), given, kind=kind)
+        return plain(view.view(np.ndarray), given, kind=kind)
     if write:
         check_own_memory(name, view.shape, view.strides, view.itemsize, "copy")
 
@@ -58,35 +67,20 @@ def from_view(given: Any, view: np.ndarray[Any, Any], name: str, write: bool, ki
         view[...] = packed
         return given
 
-    return wrap(room_for(view), given, put_back if write else None, kind, view)
+    return plain(room_for(view), given, put_back if write else None, kind, view)
 
 
-def from_number(x: Any, name: str, write: bool) -> Buffer:
-    if isinstance(x, np.generic):
-        array = np.array(x)
-        check_dtype(array, name)
-        return wrap(array, None, _scalar) if write else wrap(array, x)
-    code = "?" if isinstance(x, bool) else "i8" if isinstance(x, int) else "f8" if isinstance(x, float) else "c16"
-    try:
-        array = np.array(x, code)
-    except OverflowError:
-        raise ValueError(
-            f"{name}={shown(x)}: expected an int from -2**63 to 2**63 - 1, because it is sent as an int64"
-        ) from None
-    return wrap(array, None, np.ndarray.item) if write else wrap(array, x)
-
-
-def wrap(
+def plain(
     array: np.ndarray[Any, Any],
     given: Any,
     restore: Restore | None = None,
-    kind: Kind | None = None,
+    kind: Kind = NUMPY,
     view: np.ndarray[Any, Any] | None = None,
 ) -> Buffer:
     """A Buffer over plain memory: a contiguous, aligned array of native byte order and a checked dtype."""
     found = describe(array)
     assert found is not None
-    return Buffer(found[0], found[1], DTYPES[found[2]], found[3], array, kind or NUMPY, given, restore, view)
+    return Buffer(found[0], found[1], DTYPES[found[2]], found[3], array, kind, given, restore, view)
 
 
 def hold(buffer: Buffer) -> object:
@@ -124,12 +118,23 @@ def room_for(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.empty(view.shape, view.dtype.newbyteorder("="))
 
 
+def _of_number(x: Any, name: str, write: bool) -> Buffer:
+    if isinstance(x, np.generic):
+        array = np.array(x)
+        check_dtype(array, name)
+        return plain(array, None, _scalar) if write else plain(array, x)
+    code = "?" if isinstance(x, bool) else "i8" if isinstance(x, int) else "f8" if isinstance(x, float) else "c16"
+    try:
+        array = np.array(x, code)
+    except OverflowError:
+        raise ValueError(
+            f"{name}={shown(x)}: expected an int from -2**63 to 2**63 - 1, because it is sent as an int64"
+        ) from None
+    return plain(array, None, np.ndarray.item) if write else plain(array, x)
+
+
 def _scalar(array: np.ndarray[Any, Any]) -> Any:
     return array[()]
-
-
-def same(array: Any) -> Any:
-    return array
 
 
 def check_dtype(array: np.ndarray[Any, Any], name: str) -> None:

@@ -1,8 +1,9 @@
-"""torch tensors as Buffers. Imported only when a caller passes a tensor or a torch dtype."""
+"""torch tensors as Buffers. No program has a tensor or a torch dtype before it has imported torch."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -137,14 +138,15 @@ def _increment_version() -> Callable[[torch.Tensor], None]:
     return torch.autograd.graph.increment_version
 
 
-def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
-    """A Buffer for a tensor in host or CUDA memory, without a copy if it is contiguous.
+def buffer_of(tensor: Any, name: str, write: bool) -> Buffer | None:
+    """A Buffer for a tensor in host or CUDA memory, without a copy if it is contiguous; None for anything else.
 
     Raises TypeError if it is not a dense tensor of a supported dtype, if autograd would have to record the operation,
     or if it is on another kind of device.
     """
-    import torch
-
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor):
+        return None
     if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError(
             f"{name}: expected a tensor that does not require grad, as autograd does not follow this operation; "
@@ -177,7 +179,7 @@ def convert(tensor: torch.Tensor, name: str, write: bool) -> Buffer:
     with torch.inference_mode(False):
         packed = data.new_empty(shape)
 
-    def put_back(packed: Any) -> torch.Tensor:
+    def put_back(packed: Any) -> Any:
         with torch.inference_mode():
             data.copy_(packed)  # which marks the tensor as written
         return tensor
@@ -190,13 +192,20 @@ def content(tensor: torch.Tensor, name: str) -> tuple[DType, Any]:
 
     The bytes are a NumPy array of uint8. Raises TypeError for other tensors.
     """
-    buffer = convert(tensor.detach().cpu(), name, write=False)
+    buffer = buffer_of(tensor.detach().cpu(), name, write=False)
+    assert buffer is not None
     buffer.pack()
     if not buffer.count:
         return buffer.dtype, np.empty(0, np.uint8)
     memory = (ctypes.c_uint8 * (buffer.count * buffer.dtype.itemsize)).from_address(buffer.ptr)
     memory._owner = buffer  # type: ignore[attr-defined]  # the array keeps this alive
     return buffer.dtype, np.ctypeslib.as_array(memory)
+
+
+def dtype_argument(dtype: Any) -> DType | None:
+    """The DType of a torch dtype; None for anything else."""
+    torch = sys.modules.get("torch")
+    return dtype_of(dtype) if torch is not None and isinstance(dtype, torch.dtype) else None
 
 
 def dtype_of(given: torch.dtype) -> DType:

@@ -1,15 +1,21 @@
-"""The default group: of this process, or of a thread that is a rank of its own, as those of `run_ranks` are."""
+"""The default group: of this process, or of a thread that is a rank of its own, as those of `run_ranks` are.
+
+And its operations as functions of the module `rankwise`, whose __init__.py declares their types.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rankwise.contract.errors import ClosedError
 from rankwise.contract.public import public
 from rankwise.group.group import Group
+from rankwise.group.guessed_names import wrong_call
 
 _of_process: Group | None = None
 _of_threads: dict[int, Group | None] = {}  # of threads that are ranks of their own
@@ -66,6 +72,30 @@ def rank_of_this_thread(group: Group) -> Iterator[None]:
             del _of_threads[thread]
         else:
             _of_threads[thread] = outer
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """A function that calls the operation `name` of the default group, with the same docstring and parameters."""
+    method = getattr(Group, name)
+    signature = inspect.signature(method)
+    parameters = [parameter for name, parameter in signature.parameters.items() if name != "self"]
+
+    @functools.wraps(method)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(default_group(), *args, **kwargs)
+        except TypeError as error:
+            here = error.__traceback__
+            if here is not None and here.tb_next is None:  # the call itself failed
+                text = wrong_call(name, error, parameters)
+                if text is not None:
+                    raise TypeError(text) from None
+            raise
+
+    operation.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    operation.__qualname__ = method.__name__
+    operation.__module__ = "rankwise"
+    return operation
 
 
 def _latest(group: Group | None) -> Group | None:

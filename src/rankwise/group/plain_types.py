@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from rankwise.arrays import torch as tensors
 from rankwise.contract.types import DType
 
 Parts = tuple[Any, ...]
@@ -195,16 +196,12 @@ def _masked(data: Any, mask: Any, fill_value: Any, hard: bool) -> Any:
 
 
 def _parts_of_tensor(tensor: Any) -> Parts:
-    from rankwise.arrays import torch as tensors
-
     dtype, memory = tensors.content(tensor, "obj")
     return int(dtype), tuple(tensor.shape), _memory(memory)
 
 
 def _tensor(number: int, shape: tuple[int, ...], memory: Any) -> Any:
     try:
-        from rankwise.arrays import torch as tensors
-
         dtype = DType(number)
         tensors.to_torch(dtype)
     except KeyError:

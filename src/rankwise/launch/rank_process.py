@@ -9,7 +9,7 @@ import termios
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from rankwise.system.signals import signal_name
+from rankwise.system.words import signal_name
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:

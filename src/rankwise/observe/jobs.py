@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rankwise._native import Operation, RankState, SegmentView
 from rankwise.system import proc
-from rankwise.system.signals import signal_name
+from rankwise.system.words import signal_name
 
 _NAME = "/memfd:rankwise "  # the kernel appends "(deleted)"
 

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.arrays.buffers import source
+from rankwise.arrays.torch import dtype_of, new_tensor, to_torch
 from rankwise.contract.stream_sync import THIS_THREAD
 from rankwise.contract.types import DType
 from rankwise.group.group import Group
@@ -27,8 +28,6 @@ def inspect(array: Any, name: str) -> ArrayInfo:
     """The properties of an array. Raises TypeError, with its name, if it is not an array of a supported dtype."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        from rankwise.arrays.torch import dtype_of
-
         if array.layout is not torch.strided:
             raise TypeError(
                 f"{name}: expected a dense tensor, got layout {array.layout}; "
@@ -46,8 +45,6 @@ def flat(group: Group, count: int, dtype: DType, device: torch.device | None) ->
     """Zeroed memory for one bucket; registered memory if it is on the host."""
     if device is None:
         return group.empty(count, dtype)
-    from rankwise.arrays.torch import new_tensor, to_torch
-
     if device.type == "cpu":
         return group.empty(count, to_torch(dtype))
     return new_tensor((count,), dtype, device, zeros=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.observe.trace_file import Trace, TracedOperation
-from rankwise.system.units import duration
+from rankwise.system.words import duration
 from rankwise.tools.stragglers import GroupOperation
 
 

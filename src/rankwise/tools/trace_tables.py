@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rankwise.observe.trace_file import Trace
-from rankwise.system.units import amount, duration
+from rankwise.system.words import amount, duration
 from rankwise.tools.layout import one_line
 from rankwise.tools.stragglers import GroupOperation, stragglers, summaries
 

@@ -19,7 +19,7 @@ from rankwise._native import thresholds
 from rankwise.launch.local import usable_cores
 from rankwise.system import proc, topology, tuning_file
 from rankwise.system.settings import Settings
-from rankwise.system.units import amount
+from rankwise.system.words import amount
 from rankwise.tools.doctor import containers
 
 LIMIT = 10.0  # seconds that another program may take to report its version

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from rankwise.observe.jobs import RunningJob
-from rankwise.system.units import amount, duration
+from rankwise.system.words import amount, duration
 
 HEAD = ("rank", "pid", "CPUs", "state", "moved", "waited", "where")
 LAYOUT = ">>><>>"  # as layout.columns wants it

@@ -1,10 +1,10 @@
-"""Byte counts and durations in readable units."""
+"""Byte counts and durations as tables show them."""
 
 from __future__ import annotations
 
 import pytest
 
-from rankwise.system.units import amount, duration
+from rankwise.system.words import amount, duration
 
 
 @pytest.mark.parametrize(

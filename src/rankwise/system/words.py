@@ -1,6 +1,16 @@
-"""Byte counts and durations in readable units."""
+"""Signals, byte counts and durations, as errors, reports and tables show them."""
 
 from __future__ import annotations
+
+import signal
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL, or signal 35 for one of the unnamed real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def amount(count: float) -> str:
