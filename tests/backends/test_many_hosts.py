@@ -14,7 +14,7 @@ from rankwise.contract.errors import MismatchError
 from rankwise.contract.types import DType
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
-from rankwise.testing.cases import POINTER_OPERATIONS
+from rankwise.testing.cases import OPERATIONS
 from rankwise.testing.suite import Status, check_operation
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,7 +37,7 @@ SOME = ("all_reduce", "reduce", "all_gather_v", "scatter_v")
     [
         pytest.param(hosts, name, id=f"{where}-{name}", marks=() if where == "9" and name in SOME else pytest.mark.slow)
         for where, hosts in (("9", NINE_UNEVEN), ("8x2", EIGHT_BY_TWO))
-        for name in POINTER_OPERATIONS
+        for name in OPERATIONS["pointer"]
         if name != "send_recv"
     ],
 )

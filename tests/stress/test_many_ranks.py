@@ -10,7 +10,7 @@ import pytest
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
-from rankwise.testing.cases import OPERATIONS, REDUCTIONS, ROOTED, WHOLE, Case
+from rankwise.testing.cases import OPERATIONS, REDUCTIONS, ROOTED, TAKES_OUT, Case
 from rankwise.testing.scenarios import SCENARIOS
 from rankwise.testing.suite import Result, Status, merged, run_cases
 
@@ -21,7 +21,7 @@ def once(operation: str, n: int) -> list[Case]:
     """One small case and one of several pieces of staging, from the last rank."""
     op = ReduceOp.SUM if operation in REDUCTIONS else None
     root = n - 1 if operation in ROOTED else None
-    large = 60_000 if operation in WHOLE else 60_000 // n
+    large = 60_000 // n if operation in TAKES_OUT else 60_000
     return [Case(operation, DType.F32, (count,), op, root, seed=count) for count in (13, large)]
 
 

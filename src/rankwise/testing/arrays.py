@@ -1,4 +1,4 @@
-"""The array-level test bodies, one per operation of the group object.
+"""The array-level test bodies: one for all collectives of the group, and one for messages.
 
 As in `pointer`, a body makes the inputs of a case, calls the group, compares with the oracle, and
 returns what this rank received, or None. One case in three uses async_op=True and waits for the Work.
@@ -6,15 +6,14 @@ returns what this rank received, or None. One case in three uses async_op=True a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rankwise.contract.types import ReduceOp
+from rankwise.contract.operations import one_block
 from rankwise.group.group import Group
-from rankwise.testing.cases import Case
-from rankwise.testing.oracle import Array, contents, difference, reduced, uneven
+from rankwise.testing.cases import EXSCAN, Case
+from rankwise.testing.oracle import Array, Exchange, difference, exchange
 
 GAP_BYTE = 0xA5
 
@@ -43,186 +42,62 @@ class CaseArray:
         return self.array
 
 
-def all_reduce(group: Group, case: Case) -> Array:
-    inputs = _inputs(group, case)
-    x = CaseArray(inputs[group.rank], case.strided)
-    assert _call(case, group.all_reduce, x.array, _op(case)) is x.array, "all_reduce did not return its input"
-    return x.check(reduced(inputs, case.dtype, _reduce_op(case)), exact=False)
+def body(group: Group, case: Case) -> Array | None:
+    """Run a case as one rank of the group; returns what this rank received, or None."""
+    return send_recv(group, case) if case.operation == "send_recv" else collective(group, case)
 
 
-def broadcast(group: Group, case: Case) -> Array:
-    root = _root(case)
-    x = CaseArray(contents(case, group.rank, group.world_size), case.strided)
-    assert _call(case, group.broadcast, x.array, src=root) is x.array, "broadcast did not return its input"
-    return x.check(contents(case, root, group.world_size))
+def collective(group: Group, case: Case) -> Array | None:
+    me, name = group.rank, case.operation
+    data = exchange(case, "array", group.world_size)
+    mine, want = data.sent(me), data.received(me)
+    x, exact = CaseArray(mine, case.strided), case.op is None
+    neutral = data.row is EXSCAN and me == 0  # rank 0 receives the op's neutral element
+    out = _out(case, mine if neutral else want)
+    # The op as a name in half of the cases, and as a ReduceOp in the others.
+    op = case.op.name.lower() if case.op is not None and case.seed % 2 == 0 else case.op
+    how = {"async_op": True} if case.seed % 3 == 0 else {}
+    got = call(group, data, x.array, op, **out, **how)
+    if how:
+        got = got.wait()
+    if "recv_counts" in data.row.takes:
+        got, counts = got
+        assert counts == [row[me] for row in data.counts], f"got counts {counts}"
+    if "recv" not in data.row.takes:  # it works in place
+        assert got is (None if want is None else x.array), f"{name} returned {got!r}"
+        received = x.check(mine if want is None else want, exact)
+        return None if want is None else received
+    x.check(mine)
+    if neutral:  # reducing this rank's input with it changes nothing
+        assert not out or got is out["out"], "the result is not the array given as out="
+        with np.errstate(over="ignore"):
+            _result(data.fold([got, mine]), {}, mine, exact)
+        return np.asarray(got)
+    if want is None:
+        assert got is None, f"{name} returned {got!r}, expected None"
+        return None
+    return _result(got, out, want, exact)
 
 
-def reduce(group: Group, case: Case) -> Array | None:
-    root = _root(case)
-    inputs = _inputs(group, case)
-    x = CaseArray(inputs[group.rank], case.strided)
-    got = _call(case, group.reduce, x.array, dst=root, op=_op(case))
-    if group.rank == root:
-        assert got is x.array, "reduce did not return its input on dst"
-        return x.check(reduced(inputs, case.dtype, _reduce_op(case)), exact=False)
-    assert got is None, f"reduce returned {got!r} off dst, expected None"
-    x.check(inputs[group.rank])
-    return None
-
-
-def all_gather(group: Group, case: Case) -> Array:
-    inputs = _inputs(group, case)
-    x = CaseArray(inputs[group.rank], case.strided)
-    want = np.stack(inputs)
-    out = _out(case, want)
-    got = _call(case, group.all_gather, x.array, **out)
-    x.check(inputs[group.rank])
-    return _result(got, out, want)
-
-
-def scan(group: Group, case: Case) -> Array:
-    inputs = _inputs(group, case)
-    x = CaseArray(inputs[group.rank], case.strided)
-    want = reduced(inputs[: group.rank + 1], case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
-    out = _out(case, want)
-    got = _call(case, group.scan, x.array, _op(case), **out)
-    x.check(inputs[group.rank])
-    return _result(got, out, want, exact=False)
-
-
-def exscan(group: Group, case: Case) -> Array:
-    """Rank 0 must receive the op's neutral element: reducing its input with it changes nothing."""
-    inputs = _inputs(group, case)
-    x = CaseArray(inputs[group.rank], case.strided)
-    out = _out(case, inputs[0])
-    got = _call(case, group.exscan, x.array, _op(case), **out)
-    x.check(inputs[group.rank])
-    if group.rank > 0:
-        return _result(got, out, reduced(inputs[: group.rank], case.dtype, _reduce_op(case)), exact=False)
-    assert not out or got is out["out"], "the result is not the array given as out="
-    with np.errstate(over="ignore"):
-        _result(reduced([got, inputs[0]], case.dtype, _reduce_op(case)), {}, inputs[0], exact=False)
-    return np.asarray(got)
-
-
-def gather_v(group: Group, case: Case) -> Array | None:
-    root = _root(case)
-    lengths = uneven(case, group.world_size)
-    inputs = [contents(case, rank, group.world_size, (n, *case.shape[1:])) for rank, n in enumerate(lengths)]
-    x = CaseArray(inputs[group.rank], case.strided)
-    want = np.concatenate(inputs)
-    out = _out(case, want) if group.rank == root else {}
-    got = _call(case, group.gather_v, x.array, dst=root, **out)
-    x.check(inputs[group.rank])
-    if group.rank == root:
-        return _result(got, out, want)
-    assert got is None, f"gather_v returned {got!r} off dst, expected None"
-    return None
-
-
-def scatter_v(group: Group, case: Case) -> Array:
-    root = _root(case)
-    counts = uneven(case, group.world_size)
-    whole = contents(case, root, group.world_size, (sum(counts), *case.shape[1:]))
-    x = CaseArray(whole, case.strided)
-    want = _parts(whole, counts)[group.rank]
-    out = _out(case, want)
-    given = (x.array, counts) if group.rank == root else (None, None)
-    got = _call(case, group.scatter_v, *given, src=root, **out)
-    x.check(whole)
-    return _result(got, out, want)
-
-
-def reduce_scatter_v(group: Group, case: Case) -> Array:
-    counts = uneven(case, group.world_size)
-    shape = (sum(counts), *case.shape[1:])
-    inputs = [contents(case, rank, group.world_size, shape) for rank in range(group.world_size)]
-    x = CaseArray(inputs[group.rank], case.strided)
-    whole = reduced(inputs, case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
-    want = _parts(whole, counts)[group.rank]
-    out = _out(case, want)
-    got = _call(case, group.reduce_scatter_v, x.array, counts, _op(case), **out)
-    x.check(inputs[group.rank])
-    return _result(got, out, want, exact=False)
-
-
-def all_to_all_v(group: Group, case: Case) -> Array:
-    n, me = group.world_size, group.rank
-    counts = [uneven(case, n, salt=rank) for rank in range(n)]  # counts[i][j]: from rank i to rank j
-    inputs = [contents(case, rank, n, (sum(row), *case.shape[1:])) for rank, row in enumerate(counts)]
-    x = CaseArray(inputs[me], case.strided)
-    want = np.concatenate([_parts(each, row)[me] for each, row in zip(inputs, counts, strict=True)])
-    out = _out(case, want)
-    got, received = _call(case, group.all_to_all_v, x.array, counts[me], **out)
-    x.check(inputs[me])
-    assert received == [row[me] for row in counts], f"got counts {received}"
-    return _result(got, out, want)
-
-
-def all_gather_v(group: Group, case: Case) -> Array:
-    lengths = uneven(case, group.world_size)
-    tail = case.shape[1:]
-    inputs = [contents(case, rank, group.world_size, (length, *tail)) for rank, length in enumerate(lengths)]
-    x = CaseArray(inputs[group.rank], case.strided)
-    want = np.concatenate(inputs)
-    out = _out(case, want)
-    got = _call(case, group.all_gather_v, x.array, **out)
-    x.check(inputs[group.rank])
-    return _result(got, out, want)
-
-
-def gather(group: Group, case: Case) -> Array | None:
-    root = _root(case)
-    inputs = _inputs(group, case)
-    x = CaseArray(inputs[group.rank], case.strided)
-    want = np.stack(inputs)
-    out = _out(case, want) if group.rank == root else {}
-    got = _call(case, group.gather, x.array, dst=root, **out)
-    x.check(inputs[group.rank])
-    if group.rank == root:
-        return _result(got, out, want)
-    assert got is None, f"gather returned {got!r} off dst, expected None"
-    return None
-
-
-def scatter(group: Group, case: Case) -> Array:
-    root = _root(case)
-    whole = contents(case, root, group.world_size)
-    x = CaseArray(whole, case.strided)
-    want = np.array_split(whole, group.world_size)[group.rank]
-    out = _out(case, want)
-    got = _call(case, group.scatter, x.array if group.rank == root else None, src=root, **out)
-    x.check(whole)
-    return _result(got, out, want)
-
-
-def reduce_scatter(group: Group, case: Case) -> Array:
-    inputs = _inputs(group, case)
-    x = CaseArray(inputs[group.rank], case.strided)
-    whole = reduced(inputs, case.dtype, _reduce_op(case)) if case.meaningful else inputs[0]
-    want = np.array_split(whole, group.world_size)[group.rank]
-    out = _out(case, want)
-    got = _call(case, group.reduce_scatter, x.array, _op(case), **out)
-    x.check(inputs[group.rank])
-    return _result(got, out, want, exact=False)
-
-
-def all_to_all(group: Group, case: Case) -> Array:
-    inputs = _inputs(group, case)
-    x = CaseArray(inputs[group.rank], case.strided)
-    want = np.concatenate([np.array_split(each, group.world_size)[group.rank] for each in inputs])
-    out = _out(case, want)
-    got = _call(case, group.all_to_all, x.array, **out)
-    x.check(inputs[group.rank])
-    return _result(got, out, want)
+def call(group: Group, data: Exchange, x: Any, op: Any, **keywords: Any) -> Any:
+    """Call the operation's method with this rank's arguments."""
+    row, given = data.row, [x]
+    if row.vectors and row.sends is not one_block:
+        given.append(data.counts[group.rank])
+    if row.rooted == "reads" and "recv" in row.takes and group.rank != data.root:  # only the root has data
+        given = [None] * len(given)
+    if row.rooted:
+        keywords["src" if row.rooted == "reads" else "dst"] = data.root
+    if "op" in row.takes:
+        keywords["op"] = op
+    return getattr(group, row.name)(*given, **keywords)
 
 
 def send_recv(group: Group, case: Case) -> Array:
     """Each rank sends to the next one, and receives into an array or by shape and dtype."""
     n, me, tag = group.world_size, group.rank, case.seed % 5
-    before = (me - 1) % n
-    x = CaseArray(contents(case, me, n), case.strided)
-    want = contents(case, before, n)
+    data, before = exchange(case, "array", n), (me - 1) % n
+    x, want = CaseArray(data.sent(me), case.strided), data.sent(before)
     sending = group.isend(x.array, (me + 1) % n, tag)
     if case.seed % 2:
         room = CaseArray(_filled(want.shape, want.dtype), case.strided)
@@ -231,43 +106,8 @@ def send_recv(group: Group, case: Case) -> Array:
     else:
         got = _result(group.recv(want.shape, before, tag, dtype=want.dtype), {}, want)
     sending.wait()
-    x.check(contents(case, me, n))
+    x.check(data.sent(me))
     return got
-
-
-BODIES: dict[str, Callable[[Group, Case], Array | None]] = {
-    "all_reduce": all_reduce,
-    "broadcast": broadcast,
-    "reduce": reduce,
-    "all_gather": all_gather,
-    "gather": gather,
-    "scatter": scatter,
-    "reduce_scatter": reduce_scatter,
-    "all_to_all": all_to_all,
-    "all_gather_v": all_gather_v,
-    "gather_v": gather_v,
-    "scatter_v": scatter_v,
-    "reduce_scatter_v": reduce_scatter_v,
-    "all_to_all_v": all_to_all_v,
-    "scan": scan,
-    "exscan": exscan,
-    "send_recv": send_recv,
-}
-
-
-def _call(case: Case, operation: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """The operation's result, from a blocking call or from a Work."""
-    if case.seed % 3 == 0:
-        return operation(*args, **keywords, async_op=True).wait()
-    return operation(*args, **keywords)
-
-
-def _parts(whole: Array, counts: list[int]) -> list[Array]:
-    return np.split(whole, np.cumsum(counts)[:-1])
-
-
-def _inputs(group: Group, case: Case) -> list[Array]:
-    return [contents(case, rank, group.world_size) for rank in range(group.world_size)]
 
 
 def _filled(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
@@ -277,9 +117,9 @@ def _filled(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     return array
 
 
-def _out(case: Case, want: Array) -> dict[str, Any]:
+def _out(case: Case, want: Array | None) -> dict[str, Any]:
     """The keyword argument out= of a case as a dict, which is empty if the case passes none."""
-    if not case.out:
+    if not case.out or want is None:
         return {}
     return {"out": CaseArray(_filled(want.shape, want.dtype), case.strided).array}
 
@@ -291,19 +131,3 @@ def _result(got: object, out: dict[str, Any], want: Array, exact: bool = True) -
     wrong = difference(got, want, exact)
     assert wrong is None, wrong
     return got
-
-
-def _op(case: Case) -> str | ReduceOp:
-    """The op as a name in half of the cases, and as a ReduceOp in the others."""
-    op = _reduce_op(case)
-    return op if case.seed % 2 else op.name.lower()
-
-
-def _reduce_op(case: Case) -> ReduceOp:
-    assert case.op is not None
-    return case.op
-
-
-def _root(case: Case) -> int:
-    assert case.root is not None
-    return case.root

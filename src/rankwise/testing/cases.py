@@ -19,30 +19,27 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise.arrays.dtypes import to_numpy
+from rankwise.contract.operations import BARRIER, BY_NAME, Operation, one_block
 from rankwise.contract.types import DType, ReduceOp
 
 T = TypeVar("T")
 
-PREFIXES = ("scan", "exscan")
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v", *PREFIXES)
-ROOTED = ("broadcast", "reduce", "gather", "scatter", "gather_v", "scatter_v")
+SCAN, EXSCAN = (Operation(name, "send recv count dtype op", one_block, one_block) for name in ("scan", "exscan"))
+SEND_RECV = Operation("send_recv", "send count dtype", one_block, one_block)
+"""Every rank sends a message to the next one."""
 
-POINTER_OPERATIONS = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all",
-    "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v", "send_recv",
-)  # fmt: skip
-ARRAY_OPERATIONS = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all",
-    "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v", "scan", "exscan", "send_recv",
-)  # fmt: skip
-OPERATIONS = {"pointer": POINTER_OPERATIONS, "array": ARRAY_OPERATIONS}
+ROWS = {row.name: row for row in (*BY_NAME.values(), SCAN, EXSCAN, SEND_RECV) if row is not BARRIER}
+"""What the suite checks: the table of the collectives, and what the group makes of them."""
 
-# Operations on one buffer of the case's size; the others hold world_size blocks of it somewhere.
-WHOLE = ("all_reduce", "broadcast", "reduce", "send_recv")
-# Array operations that return a new array take out=; those that split axis 0 need an axis 0.
-WITH_COUNTS = ("all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v")
-TAKES_OUT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", *WITH_COUNTS, *PREFIXES)
-SPLITS = ("scatter", "reduce_scatter", "all_to_all", *WITH_COUNTS)
+OPERATIONS = {"pointer": tuple(name for name, row in ROWS.items() if row not in (SCAN, EXSCAN)), "array": tuple(ROWS)}
+"""By level."""
+
+REDUCTIONS = tuple(name for name, row in ROWS.items() if "op" in row.takes)
+ROOTED = tuple(name for name, row in ROWS.items() if row.rooted)
+TAKES_OUT = tuple(name for name, row in ROWS.items() if "recv" in row.takes)
+"""The operations with a buffer of its own for the result, and world_size blocks somewhere; arrays' take `out=`."""
+SPLITS = tuple(name for name, row in ROWS.items() if row.vectors or row.sends is not one_block)
+"""The operations that need an axis 0."""
 
 SHAPES = ((), (0,), (1,), (2,), (13,), (1023,), (3, 5, 7), (4, 0), (0, 4), (6, 2))
 COUNTS = (0, 1, 2, 13, 105, 1023)
@@ -88,7 +85,7 @@ class Case:
 
 def means(operation: str, dtype: DType, op: ReduceOp) -> bool:
     """Whether reducing this dtype with this op is meaningful. Scans have no mean."""
-    return op.refused_for(dtype) is None and not (operation in PREFIXES and op is ReduceOp.MEAN)
+    return op.refused_for(dtype) is None and not (ROWS[operation] in (SCAN, EXSCAN) and op is ReduceOp.MEAN)
 
 
 @cache
@@ -123,7 +120,7 @@ def select(operation: str, level: str, world_size: int, seed: int = 0) -> list[C
         count = max(0, size // dtype.itemsize + delta)
         cases.append(case(dtype, next(some_ops), (count,)))
     for dtype in LARGE_DTYPES:
-        blocks = 1 if operation in WHOLE else world_size
+        blocks = world_size if operation in TAKES_OUT else 1
         count = LARGE // dtype.itemsize // blocks + 5
         cases.append(case(dtype, next(some_ops), (count,), plain=True))
     # With few cases and many roots or shapes, continue until each has occurred.

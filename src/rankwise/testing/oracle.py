@@ -8,12 +8,15 @@ any bits. Every rank can compute every rank's input from (case, rank), so no tes
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from rankwise.contract.operations import Operation, one_block
 from rankwise.contract.types import DType, ReduceOp
-from rankwise.testing.cases import Case, numpy_dtypes
+from rankwise.testing.cases import EXSCAN, ROWS, SCAN, SEND_RECV, Case, numpy_dtypes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -21,6 +24,77 @@ Array: TypeAlias = np.ndarray[Any, Any]
 # does not look correct.
 PERIOD = 4099
 NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An operation's data on all ranks, as its row of the table says.
+
+    sent: a rank's input. counts: counts[i][j] says how much of axis 0 of rank i's input is for rank j, if it is
+    divided, or if a vector collective gathers it; otherwise they are not used. fold: reduces a list of arrays.
+    """
+
+    row: Operation
+    world_size: int
+    root: int | None
+    sent: Callable[[int], Array]
+    counts: Sequence[Sequence[int]]
+    fold: Callable[[list[Array]], Array]
+
+    def received(self, rank: int) -> Array | None:
+        """What a rank must receive; None if it receives nothing, or an op's neutral element."""
+        row = self.row
+        if row.rooted == "writes" and rank != self.root:
+            return None
+        parts = [self._for(rank, source) for source in self._sources(rank)]
+        if "op" in row.takes:
+            return self.fold(parts) if parts else None
+        if row.receives is one_block:
+            return parts[0]
+        return np.concatenate(parts) if row.vectors or row.sends is not one_block else np.stack(parts)
+
+    def _sources(self, rank: int) -> Sequence[int]:
+        """The ranks whose data a rank receives."""
+        if self.row.rooted == "reads":
+            assert self.root is not None
+            return [self.root]
+        of: dict[Operation, Sequence[int]] = {
+            SCAN: range(rank + 1), EXSCAN: range(rank), SEND_RECV: [(rank - 1) % self.world_size],
+        }  # fmt: skip
+        return of.get(self.row, range(self.world_size))
+
+    def _for(self, rank: int, source: int) -> Array:
+        """What a rank receives from the rank `source`."""
+        whole = self.sent(source)
+        if self.row.sends is one_block:
+            return whole
+        return np.split(whole, np.cumsum(self.counts[source])[:-1])[rank]
+
+
+def exchange(case: Case, level: str, world_size: int) -> Exchange:
+    """The data of a case; at the level "pointer", its shape is that of a block, and its counts are of elements."""
+    row, length = ROWS[case.operation], case.shape[0] if case.shape else 0
+    counts = [[length] * world_size] * world_size
+    if "send_counts" in row.takes:
+        counts = [uneven(case, world_size, salt=rank) for rank in range(world_size)]
+    elif row.vectors:
+        counts = [uneven(case, world_size)] * world_size
+    elif level == "array":
+        counts = [[(length + rank) // world_size for rank in reversed(range(world_size))]] * world_size
+
+    def sent(rank: int) -> Array:
+        shape = case.shape
+        if row.sends is not one_block:
+            shape = (sum(counts[rank]), *shape[1:])
+        elif row.vectors:
+            shape = (counts[rank][rank], *shape[1:])
+        return contents(case, rank, world_size, shape)
+
+    def fold(inputs: list[Array]) -> Array:
+        assert case.op is not None
+        return reduced(inputs, case.dtype, case.op) if case.meaningful else inputs[0]
+
+    return Exchange(row, world_size, case.root, sent, counts, fold)
 
 
 def contents(case: Case, rank: int, world_size: int, shape: tuple[int, ...] | None = None) -> Array:

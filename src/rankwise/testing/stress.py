@@ -24,8 +24,7 @@ from rankwise.contract.types import ReduceOp
 from rankwise.contract.work import Work
 from rankwise.group.group import Group
 from rankwise.testing.cases import (
-    ARRAY_OPERATIONS,
-    POINTER_OPERATIONS,
+    OPERATIONS,
     REDUCTIONS,
     ROOTED,
     SPLITS,
@@ -73,7 +72,7 @@ def run_schedule(group: Group, operations: int, seed: int) -> list[Use]:
 
 def _draw(rng: random.Random, world_size: int, step: int) -> tuple[Case, str]:
     level = rng.choice(("pointer", "array"))
-    operation = rng.choice(POINTER_OPERATIONS if level == "pointer" else ARRAY_OPERATIONS)
+    operation = rng.choice(OPERATIONS[level])
     dtype = rng.choice(sorted(numpy_dtypes()))
     meaningful = [op for op in ReduceOp if means(operation, dtype, op)]
     # Sizes around powers of two, whose exponents are uniform, so that most are small.

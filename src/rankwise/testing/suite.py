@@ -21,6 +21,7 @@ from typing import Any
 
 from rankwise.backends.registry import Opener
 from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.operations import BY_NAME, one_block
 from rankwise.contract.types import DType
 from rankwise.group.group import Group
 from rankwise.testing import arrays, pointer
@@ -33,7 +34,7 @@ from rankwise.testing.scenarios import SCENARIOS
 Run = Callable[[Callable[[Group], Any]], list[Any]]
 """Runs a function on every rank and returns its return values, by rank; raises RanksFailed if it raised."""
 
-SAME_ON_ALL_RANKS = ("all_reduce", "broadcast", "all_gather", "all_gather_v")
+SAME_ON_ALL_RANKS = [row.name for row in BY_NAME.values() if row.sends is one_block and row.rooted != "writes"]
 
 
 class Status(Enum):
@@ -59,7 +60,7 @@ def call(group: Group, level: str, case: Case) -> Array | None:
     """Run a case as one rank. Returns what the rank received; raises AssertionError if that is wrong."""
     if level == "pointer":
         return pointer.body(group.comm, case)
-    return arrays.BODIES[case.operation](group, case)
+    return arrays.body(group, case)
 
 
 class CaseError(Exception):
