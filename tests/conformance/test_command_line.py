@@ -1,4 +1,4 @@
-"""python -m rankwise.testing.conformance and .stress."""
+"""python -m rankwise.testing.conformance."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 import pytest
 
 
-def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"rankwise.testing.{module}", *arguments]
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankwise.testing.conformance", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize("backend", [pytest.param("threads", marks=pytest.mark.slow), "shm"])
 def test_the_table(backend: str) -> None:
-    ran = run("conformance", "--backend", backend, "-n", "2", "--operation", "all_reduce", "--operation", "gather")
+    ran = run("--backend", backend, "-n", "2", "--operation", "all_reduce", "--operation", "gather")
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
     mean = next(line for line in lines if line.startswith("all_reduce mean"))
@@ -36,14 +36,6 @@ def test_the_table(backend: str) -> None:
     ],
 )
 def test_bad_arguments(arguments: list[str], words: str) -> None:
-    ran = run("conformance", *arguments)
+    ran = run(*arguments)
     assert ran.returncode == 2
     assert words in ran.stderr.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_stress_prints_its_seed_and_the_ranks_memory() -> None:
-    ran = run("stress", "-n", "2", "--operations", "1000", "--seed", "7")
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.startswith("seed 7\n")
-    assert re.search(r"rank 1: [\d.]+ MB \d+ fd", ran.stdout)

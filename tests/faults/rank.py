@@ -13,12 +13,16 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import rankwise as rw
-from rankwise.testing.stress import run_schedule
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from stress.schedule import run_schedule
 
 BIG = (64 << 20) // 4  # float32 of 64 MiB
 

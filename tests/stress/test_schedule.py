@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from rankwise.testing import run_ranks
-from rankwise.testing.stress import run_schedule
+from stress.schedule import run_schedule
 
 SEED = int(os.environ.get("RANKWISE_STRESS_SEED", "20240229"))
 SLACK = 4 << 20  # bytes: random sizes leave gaps in the heap; a leak of 500 bytes an operation shows

@@ -15,7 +15,7 @@ import mpi_launchers
 from backends import hosts_in_threads
 from rankwise.backends.registry import Opener
 from rankwise.testing import run_ranks
-from rankwise.testing.stress_streams import run_steps
+from stress import stream_steps
 
 SEED = int(os.environ.get("RANKWISE_STRESS_SEED", "20240229"))
 ROUNDS = int(os.environ.get("RANKWISE_STRESS_ROUNDS", "1"))
@@ -38,13 +38,13 @@ def test_between_two_streams(backend: str, n: int) -> None:
     elif backend == "gloo":
         pytest.importorskip("torch", reason="gloo comes with torch")
     rounds = ROUNDS * (10 if backend in ("threads", "hierarchical") else 1)  # these need no processes to start
-    run_ranks(n, partial(run_steps, rounds=rounds, seed=seed), backend=opener, timeout=LIMIT)
+    run_ranks(n, partial(stream_steps.run_steps, rounds=rounds, seed=seed), backend=opener, timeout=LIMIT)
 
 
 @pytest.mark.timeout(LIMIT + 20)
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", mpi_launchers.LAUNCHERS)
 def test_over_mpi(launcher: str) -> None:
-    module = ("-m", "rankwise.testing.stress_streams", "--backend", "mpi", "--rounds", str(ROUNDS), "--seed", str(SEED))
-    ended = mpi_launchers.run(mpi_launchers.programs(launcher), 2, *module, timeout=LIMIT)
+    program = (stream_steps.__file__, "mpi", str(ROUNDS), str(SEED))
+    ended = mpi_launchers.run(mpi_launchers.programs(launcher), 2, *program, timeout=LIMIT)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -18,7 +18,7 @@ import pytest
 import rankwise as rw
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
-from rankwise.testing.stress import run_schedule
+from stress.schedule import run_schedule
 
 SEED = int(os.environ.get("RANKWISE_STRESS_SEED", "20240229"))
 THREADS = 8

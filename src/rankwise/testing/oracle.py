@@ -80,7 +80,7 @@ def exchange(case: Case, level: str, world_size: int) -> Exchange:
     elif row.vectors:
         counts = [uneven(case, world_size)] * world_size
     elif level == "array":
-        counts = [[(length + rank) // world_size for rank in reversed(range(world_size))]] * world_size
+        counts = [even(length, world_size)] * world_size
 
     def sent(rank: int) -> Array:
         shape = case.shape
@@ -143,6 +143,11 @@ def reduced(inputs: list[Array], dtype: DType, op: ReduceOp) -> Array:
             divisor = wide.real.dtype.type(len(inputs))
             result = result.real / divisor + 1j * (result.imag / divisor) if dtype.is_complex else result / divisor
         return np.asarray(result).astype(kind)
+
+
+def even(length: int, world_size: int) -> list[int]:
+    """The lengths into which the group's operations, and numpy.array_split, divide axis 0."""
+    return [(length + rank) // world_size for rank in reversed(range(world_size))]
 
 
 def uneven(case: Case, world_size: int, salt: int = 0) -> list[int]:

@@ -1,4 +1,4 @@
-"""Every operation on every kind of array between two streams: `python -m rankwise.testing.stress_streams`.
+"""Every operation on every kind of array between two streams. Under a launcher: `stream_steps.py BACKEND ROUNDS SEED`.
 
 One stream writes an array, the group's stream waits for it and runs the operation, and a third stream
 waits for that, reads the result and overwrites it; each starts after a random delay. Every rank draws
@@ -8,14 +8,11 @@ or written too late makes the run fail.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
 import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +22,9 @@ from rankwise.contract.work import Work
 from rankwise.group.group import Group
 from rankwise.group.streams import Stream
 from rankwise.initialize import init
-from rankwise.launch.environment import find_job
-from rankwise.system.settings import Settings
-from rankwise.testing.ranks import close_pools, run_ranks
+from rankwise.testing.arrays import call
+from rankwise.testing.cases import ROWS, SEND_RECV, SPLITS, TAKES_OUT
+from rankwise.testing.oracle import Exchange, even
 
 Array = np.ndarray[Any, Any]
 
@@ -55,19 +52,16 @@ OPS: dict[str, tuple[Any, Callable[[Array], Array]]] = {
     "function": (add, lambda rows: rows.sum(0)),
 }
 
-IN_PLACE = ("all_reduce", "broadcast", "reduce")
-LOCATING = ("all_reduce minloc", "reduce maxloc")
-SPLITTING = ("scatter", "reduce_scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v",
-             "all_to_all_v")  # fmt: skip
-OPERATIONS = (
-    *IN_PLACE, *LOCATING, *SPLITTING, "gather", "all_gather", "scan", "exscan",
-    "broadcast_object", "gather_object", "all_gather_object", "scatter_object", "irecv",
-)  # fmt: skip
+COLLECTIVES = [name for name, row in ROWS.items() if row is not SEND_RECV]
+IN_PLACE = [name for name in COLLECTIVES if name not in TAKES_OUT]
+LOCATING = ["all_reduce minloc", "reduce maxloc"]
+OBJECTS = ["broadcast_object", "gather_object", "all_gather_object", "scatter_object"]
+OPERATIONS = [*COLLECTIVES, *LOCATING, *OBJECTS, "irecv"]
 
 
 def suits(operation: str, kind: str) -> bool:
     """Whether the operation accepts this kind of array."""
-    if kind in ("0-d", "number") and operation in SPLITTING:
+    if kind in ("0-d", "number") and operation in SPLITS:
         return False
     if kind in ("read-only", "number") and operation == "irecv":
         return False
@@ -95,9 +89,12 @@ class Step:
             values.integers(-9, 10, (*([] if kind in ("0-d", "number") else [length]), *tail)).astype(np.float64)
             for length in lengths
         ]
-        self.counts = [_shares(rng, length, n) for length in lengths]
+        row = SEND_RECV if operation == "irecv" else ROWS.get(operation.split()[0])
+        counts = [_shares(rng, length, n) if row and row.vectors else even(length, n) for length in lengths]
         if operation in ("reduce_scatter_v", "scatter_v"):
-            self.counts = [self.counts[self.root]] * n
+            counts = [counts[self.root]] * n
+        if row is not None:  # not an operation on objects
+            self.data = Exchange(row, n, self.root, self.inputs.__getitem__, counts, self._fold)
         self.mine = self.inputs[group.rank]
         self.x, self.memory = self._array(self.mine.shape)
         self.want = self._wanted()
@@ -171,101 +168,46 @@ class Step:
         _same(self.seen, self.want, f"{self.text}, {self.end}")
 
     def _call(self, async_op: bool) -> Any:
-        group, x, name = self.group, self.x, self.operation
+        group, x, name, root = self.group, self.x, self.operation, self.root
         me, n = group.rank, group.world_size
-        op = OPS[self.op][0]
-        out = {} if self.out is None else {"out": self.out}
         how = {"async_op": async_op}
-        root = self.root
-        at_root = x if me == root else None
         if name == "irecv":
-            to, source = (me + 1) % n, (me - 1) % n
             x[...] = STALE
-            sending = group.isend(self._array(self.mine.shape, self.mine)[0], to)
-            work = group.irecv(x, source)
+            sending = group.isend(self._array(self.mine.shape, self.mine)[0], (me + 1) % n)
+            work = group.irecv(x, (me - 1) % n)
             sending.wait()
             return work if async_op else work.wait()
-        if name.startswith(("broadcast_object", "gather_object", "all_gather_object", "scatter_object")):
+        if name in OBJECTS:
             what = self.memory if self.memory is not None and not _is_torch(x) else x
-            data = {"x": np.asarray(what) if self.memory is not None else what}
-            if name == "broadcast_object":
-                return group.broadcast_object(data if me == root else None, root, **how)
-            if name == "scatter_object":
-                return group.scatter_object([data] * n if me == root else None, root, **how)
-            return group.gather_object(data, root, **how) if name[0] == "g" else group.all_gather_object(data, **how)
-        calls: dict[str, Callable[[], Any]] = {
-            "all_reduce": lambda: group.all_reduce(x, op, **how),
-            "broadcast": lambda: group.broadcast(x, root, **how),
-            "reduce": lambda: group.reduce(x, root, op, async_op=async_op),
-            "all_reduce minloc": lambda: group.all_reduce(x, "minloc", **how),
-            "reduce maxloc": lambda: group.reduce(x, root, "maxloc", async_op=async_op),
-            "gather": lambda: group.gather(x, root, **out, **how),
-            "all_gather": lambda: group.all_gather(x, **out, **how),
-            "scan": lambda: group.scan(x, op, **out, **how),
-            "exscan": lambda: group.exscan(x, op, **out, **how),
-            "scatter": lambda: group.scatter(at_root, root, **out, **how),
-            "reduce_scatter": lambda: group.reduce_scatter(x, op, **out, **how),
-            "all_to_all": lambda: group.all_to_all(x, **out, **how),
-            "all_gather_v": lambda: group.all_gather_v(x, **out, **how),
-            "gather_v": lambda: group.gather_v(x, root, **out, **how),
-            "scatter_v": lambda: group.scatter_v(
-                at_root, self.counts[root] if me == root else None, root, **out, **how
-            ),
-            "reduce_scatter_v": lambda: group.reduce_scatter_v(x, self.counts[0], op, **out, **how),
-            "all_to_all_v": lambda: group.all_to_all_v(x, self.counts[me], **how),
-        }
-        return calls[name]()
+            data: Any = {"x": np.asarray(what) if self.memory is not None else what}
+            if name in ("broadcast_object", "scatter_object") and me != root:
+                data = None
+            elif name == "scatter_object":
+                data = [data] * n
+            where = () if name == "all_gather_object" else (root,)
+            return getattr(group, name)(data, *where, **how)
+        out = {} if self.out is None else {"out": self.out}
+        return call(group, self.data, x, name.split()[1] if name in LOCATING else OPS[self.op][0], **out, **how)
+
+    def _fold(self, inputs: list[Array]) -> Any:
+        rows = np.stack(inputs)
+        if self.operation not in LOCATING:
+            return OPS[self.op][1](rows)
+        extreme, place = (rows.min, rows.argmin) if "min" in self.operation else (rows.max, rows.argmax)
+        return extreme(0), place(0).astype(np.int64)
 
     def _wanted(self) -> Any:
         """The result that this rank must receive, computed with NumPy; None if it receives nothing."""
-        group, name, inputs = self.group, self.operation, self.inputs
-        me, n, root = group.rank, group.world_size, self.root
-        fold = OPS[self.op][1]
-        if name == "irecv":
-            return inputs[(me - 1) % n]
+        name, inputs, me = self.operation, self.inputs, self.group.rank
         if name in ("broadcast_object", "scatter_object"):
-            return {"x": inputs[root]}
-        if name in ("gather_object", "all_gather_object"):
-            return [{"x": one} for one in inputs] if name[0] == "a" or me == root else None
-        if name in ("gather", "gather_v", "reduce", "reduce maxloc") and me != root:
-            return None
-        if name == "all_to_all_v":
-            blocks = [
-                np.split(one, np.cumsum(counts)[:-1])[me] for one, counts in zip(inputs, self.counts, strict=True)
-            ]
-            return (np.concatenate(blocks), [len(block) for block in blocks])
-        if name == "exscan":
-            # Rank 0 receives the op's neutral element; a function has none.
+            return {"x": inputs[self.root]}
+        if name in OBJECTS:
+            return [{"x": one} for one in inputs] if name == "all_gather_object" or me == self.root else None
+        if name == "exscan" and me == 0:  # the op's neutral element; a function has none
             neutral = {"sum": 0.0, "premul_sum": 0.0, "max": -np.inf}.get(self.op)
-            if me == 0:
-                return None if neutral is None else np.full_like(inputs[0], neutral)
-            return fold(np.stack(inputs[:me]))
-        if name in ("all_gather_v", "gather_v"):
-            return np.concatenate(inputs)
-        if name in ("scatter", "scatter_v"):
-            counts = self.counts[root]
-            return (
-                np.array_split(inputs[root], n)[me]
-                if name == "scatter"
-                else np.split(inputs[root], np.cumsum(counts)[:-1])[me]
-            )
-        if name == "all_to_all":
-            return np.concatenate([np.array_split(one, n)[me] for one in inputs])
-        rows = np.stack(inputs)
-        if name == "broadcast":
-            return inputs[root]
-        if name in ("gather", "all_gather"):
-            return rows
-        if name == "scan":
-            return fold(rows[: me + 1])
-        if name == "reduce_scatter":
-            return np.array_split(fold(rows), n)[me]
-        if name == "reduce_scatter_v":
-            return np.split(fold(rows), np.cumsum(self.counts[0])[:-1])[me]
-        if name in LOCATING:
-            extreme, place = (rows.min(0), rows.argmin(0)) if "min" in name else (rows.max(0), rows.argmax(0))
-            return (extreme, place.astype(np.int64))
-        return fold(rows)
+            return None if neutral is None else np.full_like(inputs[0], neutral)
+        want = self.data.received(me)
+        return (want, [row[me] for row in self.data.counts]) if name == "all_to_all_v" else want
 
     def _array(self, shape: tuple[int, ...], values: Any = STALE) -> tuple[Any, Any]:
         """The array to pass, and a NumPy array of the same memory to write through; None if it cannot change."""
@@ -363,30 +305,7 @@ def run_steps(group: Group, rounds: int, seed: int, kinds: Sequence[str] = KINDS
     return len(pairs)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        prog="python -m rankwise.testing.stress_streams", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--backend", default="shm")
-    parser.add_argument(
-        "-n", type=int, default=3, metavar="RANKS", help="how many ranks, if no launcher started them (default 3)"
-    )
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(argv)
-    run = partial(run_steps, rounds=options.rounds, seed=options.seed)
-    try:
-        if find_job(os.environ, Settings.read()).launcher:
-            with init(options.backend) as group:
-                count = run(group)
-        else:
-            count = run_ranks(options.n, run, backend=options.backend, timeout=3600.0)[0]
-    finally:
-        close_pools()
-    print(f"{count} operations, seed {options.seed}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    backend, rounds, seed = sys.argv[1:]
+    with init(backend) as everyone:
+        run_steps(everyone, int(rounds), int(seed))

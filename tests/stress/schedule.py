@@ -1,4 +1,4 @@
-"""Thousands of mixed operations from a seeded schedule: `python -m rankwise.testing.stress -n 4`.
+"""Thousands of mixed operations from a seeded schedule.
 
 Every rank makes the same schedule from the seed and checks every result. The memory and the open
 descriptors of each rank are sampled meanwhile, and must not grow.
@@ -6,16 +6,11 @@ descriptors of each rank are sampled meanwhile, and must not grow.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import os
 import random
-import sys
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +28,6 @@ from rankwise.testing.cases import (
     means,
     numpy_dtypes,
 )
-from rankwise.testing.ranks import close_pools, run_ranks
 from rankwise.testing.suite import call
 
 PERIOD = 1000  # operations between two samples of memory and descriptors
@@ -125,28 +119,3 @@ def _use(operations: int) -> Use:
     status = Path("/proc/self/status").read_text()
     private = int(status.split("RssAnon:")[1].split()[0]) * 1024
     return Use(operations, private, len(os.listdir("/proc/self/fd")))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rankwise.testing.stress", description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", default="shm")
-    parser.add_argument("-n", type=int, default=4, metavar="RANKS")
-    parser.add_argument("--operations", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    options = parser.parse_args(argv)
-    print(f"seed {options.seed}", flush=True)
-    schedule = partial(run_schedule, operations=options.operations, seed=options.seed)
-    begin = time.monotonic()
-    try:
-        by_rank = run_ranks(options.n, schedule, backend=options.backend, timeout=3600.0)
-    finally:
-        close_pools()
-    print(f"{options.operations} operations on {options.n} ranks in {time.monotonic() - begin:.1f} s")
-    for rank, uses in enumerate(by_rank):
-        shown = ", ".join(f"{use.private / 1e6:.1f} MB {use.descriptors} fd" for use in uses)
-        print(f"rank {rank}: {shown}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
