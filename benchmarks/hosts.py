@@ -183,7 +183,7 @@ class Hosts:
                     continue
                 self.progress.show(f"{self.setting}: {operation.name} {size_name(size)} {name}")
                 try:
-                    cell.seconds += self._round(workers, operation.name, count, min(cell.seconds, default=0.0))
+                    cell.seconds += self._round(workers, operation, count, min(cell.seconds, default=0.0))
                 except WorkersError as error:
                     workers.close()
                     self._leave_out(name, str(error))
@@ -192,9 +192,9 @@ class Hosts:
                 workers.ask(do="drop")
         return [cell for cell in cells.values() if cell.seconds]
 
-    def _round(self, workers: Workers, operation: str, count: int, expected: float) -> list[float]:
+    def _round(self, workers: Workers, operation: MeasuredOperation, count: int, expected: float) -> list[float]:
         """The seconds of each timed call. expected: seconds of a call, or 0 if unknown."""
-        request = {"do": "scheduled", "level": "array", "operation": operation, "op": "sum"}
+        request = {"do": "scheduled", "level": "array", "operation": operation.asked, "op": "sum"}
 
         def calls(times: int, period: float) -> list[float]:
             first = self._soon()

@@ -146,7 +146,7 @@ def test_expected_results_match_the_definitions(operation: str, op: str, name: s
     count = 1200 * n  # more than a period
     given = [rank.repeated(pattern, dtype, 0, count) for pattern in rank.patterns(op, n)]
     for number, right in enumerate(right_results(operation, op, given)):
-        expected = rank.expected(operation, op, dtype, count, n, number)
+        expected = rank.expected(rank.Row(*OPERATIONS[operation].asked), op, dtype, count, n, number)
         if right is None:
             assert expected is None
         else:

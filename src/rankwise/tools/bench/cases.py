@@ -8,9 +8,11 @@ and a rank's output. It is size * n for all_gather and gather, and equals size o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+
+from rankwise.contract.operations import BY_NAME, Operation, all_blocks, one_block
 
 DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2} | {
     f"{kind}int{bits}": bits // 8 for kind in ("", "u") for bits in (8, 16, 32, 64)
@@ -20,31 +22,48 @@ DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2} | {
 OPS = ("sum", "product", "min", "max", "mean", "band", "bor", "bxor")
 
 
+MESSAGE = Operation("send_recv", "send recv count dtype", one_block, one_block)
+
+
 @dataclass(frozen=True)
 class MeasuredOperation:
     """An operation as the benchmark measures it.
 
-    gathers: every rank's array arrives at one rank or at all. splits: an array is divided among the
-    ranks. bus: the factor from algorithm bandwidth to bus bandwidth as a function of the number of ranks.
-    per_call: how many of what is reported, such as messages, one timed call makes.
+    row: what it takes, reads and writes. per_call: how many of what is reported, such as messages, a timed call makes.
     """
 
     name: str
-    bus: Callable[[int], float]
-    gathers: bool = False
-    splits: bool = False
-    reduces: bool = False
+    row: Operation = MESSAGE
     per_call: int = 1
 
     @property
     def has_bytes(self) -> bool:
-        return self.name != "barrier"
+        return bool(self.row.takes)
+
+    @property
+    def reduces(self) -> bool:
+        return "op" in self.row.takes
+
+    @property
+    def divides(self) -> bool:
+        """Whether the array that a rank passes is divided among the ranks."""
+        return self.row.sends is all_blocks
+
+    @property
+    def gathers(self) -> bool:
+        """Whether every rank's array arrives at one rank or at all."""
+        return self.row.receives is all_blocks and not self.divides
+
+    @property
+    def asked(self) -> list[object]:
+        """The operation in the requests to the ranks, the fields of rank.Row."""
+        return [self.name, self.row.takes, self.row.rooted, self.divides, self.row.receives is all_blocks]
 
     def count(self, size: int, itemsize: int, n: int) -> int:
-        """How many elements hold at least `size` bytes: at least one, or one for each rank if the array is split."""
+        """How many elements hold at least `size` bytes: at least one, or one for each rank if the array is divided."""
         if not self.has_bytes:
             return 0
-        parts = n if self.splits else 1
+        parts = n if self.divides else 1
         return max(1, math.ceil(size / (itemsize * parts))) * parts
 
     def total(self, size: int, n: int) -> int:
@@ -56,40 +75,20 @@ class MeasuredOperation:
 
     def bus_bandwidth(self, size: int, n: int, seconds: float) -> float:
         """In GB/s: the load of one link of a ring, which is comparable between operations and numbers of ranks."""
-        return self.algorithm_bandwidth(size, n, seconds) * self.bus(n)
+        factor = 1.0
+        if self.divides or self.gathers:
+            factor = (n - 1) / n
+        elif self.reduces and not self.row.rooted:
+            factor = 2 * (n - 1) / n
+        return self.algorithm_bandwidth(size, n, seconds) * factor
 
     def memory(self, size: int, n: int) -> int:
         """The bytes of all ranks' arrays together."""
         return n * (size + self.total(size, n))
 
 
-def _share(n: int) -> float:
-    return (n - 1) / n
-
-
-def _twice(n: int) -> float:
-    return 2 * (n - 1) / n
-
-
-def _one(n: int) -> float:
-    return 1.0
-
-
-OPERATIONS = {
-    operation.name: operation
-    for operation in (
-        MeasuredOperation("barrier", _one),
-        MeasuredOperation("all_reduce", _twice, reduces=True),
-        MeasuredOperation("broadcast", _one),
-        MeasuredOperation("reduce", _one, reduces=True),
-        MeasuredOperation("all_gather", _share, gathers=True),
-        MeasuredOperation("gather", _share, gathers=True),
-        MeasuredOperation("scatter", _share, splits=True),
-        MeasuredOperation("reduce_scatter", _share, splits=True, reduces=True),
-        MeasuredOperation("all_to_all", _share, splits=True),
-        MeasuredOperation("send_recv", _one, per_call=2),
-    )
-}
+OPERATIONS = {row.name: MeasuredOperation(row.name, row) for row in BY_NAME.values() if not row.vectors}
+OPERATIONS["send_recv"] = MeasuredOperation("send_recv", per_call=2)
 
 CONVENTIONS = """\
 size       bytes of the array that each rank passes (scatter: that the root passes; send_recv: bytes of

@@ -54,7 +54,7 @@ beside_pending      a ping-pong while both ranks have that many other receives p
 def points(operations: Iterable[str], n: int) -> dict[str, MeasuredOperation]:
     """What is measured with n ranks, by name. Many messages are measured between two ranks only."""
     return {
-        name: MeasuredOperation(name, lambda _: 1.0, per_call=_per_call(operation, what))
+        name: MeasuredOperation(name, per_call=_per_call(operation, what))
         for operation in operations
         if n == 2 or operation not in MANY_MESSAGES
         for what in OPERATIONS[operation]

@@ -309,7 +309,7 @@ class Messages:
 class ObjectServer(rank.RankServer):
     def arrays(self, request: dict[str, Any], contender: rank.Library) -> rank.Point:
         """The point of the request, which is checked once, when it is made."""
-        name = request["operation"]
+        name = rank.Row(*request["operation"]).name
         if name not in self.points:
             self.points.clear()  # freed before the next is made
             made = point(name, contender)

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rankwise.tools.bench.cases import OPERATIONS
 from rankwise.tools.bench.workers import Launch, Workers, WorkersError
 
 PROBES = {
@@ -97,7 +98,7 @@ def memory(workers: Mapping[str, Workers], n: int, failed: Failed) -> list[Row]:
     for name, ranks in workers.items():
         try:
             for count in (2, 1 << 10, 1 << 20):  # sizes that use different algorithms
-                request = {"operation": "all_reduce", "count": count, "dtype": "float32", "op": "sum"}
+                request = {"operation": OPERATIONS["all_reduce"].asked, "count": count, "dtype": "float32", "op": "sum"}
                 ranks.ask(**request, do="time", level="array", iterations=3, batches=1, warm=1, fresh=False)
             ranks.ask(do="drop")
             now = ranks.ask(do="memory")

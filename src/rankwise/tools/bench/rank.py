@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from time import perf_counter, process_time, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,28 @@ PERIOD = 1021  # elements after which the test data repeats; a prime, so that no
 ROOT = 0  # the rank that broadcast, reduce, gather and scatter start from or end at
 
 Call = Callable[[], object]
+
+
+class Row(NamedTuple):
+    """An operation, as the requests describe it: what bench/cases.py makes of its row in rankwise's table.
+
+    takes: the arguments of the pointer level; with "recv", there is an `out`. rooted: whether only ROOT "reads" or
+    "writes". divides: x is divided among the ranks. gathers: `out` has a block from each rank.
+    """
+
+    name: str
+    takes: Sequence[str]
+    rooted: str
+    divides: bool
+    gathers: bool
+
+    @property
+    def reduces(self) -> bool:
+        return "op" in self.takes
+
+    def block(self, count: int, n: int) -> int:
+        """The elements that one rank passes to another, or the whole array, if a rank passes `count`."""
+        return count // n if self.divides else count
 
 
 class Library(ABC):
@@ -44,26 +66,22 @@ class Library(ABC):
     barrier: Call
 
     @abstractmethod
-    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
-        """For each operation a function without arguments that runs it on these arrays.
-
-        Only the function of the operation for which the arrays were made is called.
-        """
+    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
+        """A function without arguments that runs a collective on these arrays."""
 
     def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
         """Memory for an array of a point."""
         return np.empty(count, dtype)
 
-    def point(self, operation: str, count: int, dtype: str, op: str) -> Point:
-        return Point(operation, count, dtype, op, self)
+    def point(self, row: Row, count: int, dtype: str, op: str) -> Point:
+        return Point(row, count, dtype, op, self)
 
     def call(self, point: Point) -> Call:
-        operation, x, out, op = point.operation, point.x, point.out, point.op
-        if operation == "barrier":
+        if point.row.name == "barrier":
             return self.barrier
-        if operation == "send_recv":
-            return self.ping_pong(x, out)
-        return self.calls(x, out, op if "reduce" in operation else "sum")[operation]
+        if point.row.name == "send_recv":
+            return self.ping_pong(point.x, point.out)
+        return self.collective(point.row, point.x, point.out, point.op if point.row.reduces else "sum")
 
     @abstractmethod
     def send(self, x: np.ndarray, dest: int) -> Call: ...
@@ -112,19 +130,15 @@ class Arrays(Library):
         self.about = f"rankwise {rankwise.__version__}, backend {group.backend}"
         self.barrier = group.barrier
 
-    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
-        group, n = self.group, self.world_size
-        rows = out.reshape(n, x.size) if out is not None and out.size == n * x.size else None
-        return {
-            "all_reduce": partial(group.all_reduce, x, op),
-            "broadcast": partial(group.broadcast, x, ROOT),
-            "reduce": partial(group.reduce, x, ROOT, op),
-            "all_gather": partial(group.all_gather, x, out=rows),
-            "gather": partial(group.gather, x, ROOT, out=rows),
-            "scatter": partial(group.scatter, x if self.rank == ROOT else None, ROOT, out=out),
-            "reduce_scatter": partial(group.reduce_scatter, x, op, out=out),
-            "all_to_all": partial(group.all_to_all, x, out=out),
-        }
+    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
+        given: list[Any] = [x, *[ROOT] * bool(row.rooted), *[op] * row.reduces]
+        if "recv" not in row.takes:  # it works in place
+            return partial(getattr(self.group, row.name), *given)
+        if row.rooted == "reads" and self.rank != ROOT:
+            given[0] = None
+        if out is not None and row.gathers and not row.divides:
+            out = out.reshape(self.world_size, x.size)
+        return partial(getattr(self.group, row.name), *given, out=out)
 
     def send(self, x: np.ndarray, dest: int) -> Call:
         return partial(self.group.send, x, dest)
@@ -154,21 +168,11 @@ class Pointers(Library):
         self.about = arrays.about + ", by pointer"
         self.barrier = self.comm.barrier
 
-    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
-        comm, n, count, dtype = self.comm, self.world_size, x.size, dtype_code(x)
-        reduce_op = op_code(op)
-        given, taken = address(x), address(out)
-        calls: dict[str, Call] = {
-            "all_reduce": partial(comm.all_reduce, given, count, dtype, reduce_op),
-            "broadcast": partial(comm.broadcast, given, count, dtype, ROOT),
-            "reduce": partial(comm.reduce, given, count, dtype, reduce_op, ROOT),
-            "all_gather": partial(comm.all_gather, given, taken, count, dtype),
-            "gather": partial(comm.gather, given, taken, count, dtype, ROOT),
-            "scatter": partial(comm.scatter, given, taken, count // n, dtype, ROOT),
-            "reduce_scatter": partial(comm.reduce_scatter, given, taken, count // n, dtype, reduce_op),
-            "all_to_all": partial(comm.all_to_all, given, taken, count // n, dtype),
-        }
-        return calls if comm.blocking else {name: self.complete(call) for name, call in calls.items()}
+    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
+        arguments = {"send": address(x), "recv": address(out), "count": row.block(x.size, self.world_size)}
+        arguments |= {"dtype": dtype_code(x), "op": op_code(op), "root": ROOT}
+        call = partial(getattr(self.comm, row.name), *(arguments[name] for name in row.takes))
+        return call if self.comm.blocking else self.complete(call)
 
     def complete(self, call: Call) -> Call:
         """`call`, followed by a wait until it is complete."""
@@ -199,13 +203,11 @@ class Native(Pointers):
         return lambda: self.seconds(point, 1, 1)
 
     def seconds(self, point: Point, iterations: int, batches: int, before: Call | None = None) -> list[float]:
-        x, count = point.x, point.x.size
-        if point.operation in ("scatter", "reduce_scatter", "all_to_all"):
-            count //= self.world_size
-        given, codes = (address(x), address(point.out), count), (dtype_code(x), op_code(point.op))
+        x, codes = point.x, (dtype_code(point.x), op_code(point.op))
+        given = (address(x), address(point.out), point.row.block(x.size, self.world_size))
         from rankwise import _bench
 
-        return _bench.time_batches(self.comm.shortcuts, point.operation, *given, *codes, iterations, batches)
+        return _bench.time_batches(self.comm.shortcuts, point.row.name, *given, *codes, iterations, batches)
 
 
 class Bound(Arrays):
@@ -215,8 +217,8 @@ class Bound(Arrays):
         vars(self).update(vars(arrays))
         self.about = "loads and stores alone"
 
-    def point(self, operation: str, count: int, dtype: str, op: str) -> Point:
-        return AllRanks(operation, count, dtype, op, self)
+    def point(self, row: Row, count: int, dtype: str, op: str) -> Point:
+        return AllRanks(row, count, dtype, op, self)
 
     def bounds(self, points: Sequence[Point], iterations: int, batches: int) -> list[float]:
         x, first = [address(point.x) for point in points], points[0]
@@ -224,7 +226,7 @@ class Bound(Arrays):
         count, codes = first.x.size, (dtype_code(first.x), op_code(first.op))
         from rankwise import _bench
 
-        return _bench.bound_seconds(first.operation, x, out, count, *codes, iterations, batches)
+        return _bench.bound_seconds(first.row.name, x, out, count, *codes, iterations, batches)
 
 
 class Mpi(Library):
@@ -241,12 +243,12 @@ class Mpi(Library):
         self.about = f"{' '.join(library.split())}, mpi4py {mpi4py.__version__}"
         self.barrier = comm.Barrier
 
-    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
+    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
         comm, at_root, in_place = self.comm, self.rank == ROOT, self.MPI.IN_PLACE
         if op == "mean":
             raise ValueError("MPI has no mean")
         reduce_op = getattr(self.MPI, "PROD" if op == "product" else op.upper())
-        return {
+        calls: dict[str, Call] = {
             "all_reduce": partial(comm.Allreduce, in_place, x, op=reduce_op),
             "broadcast": partial(comm.Bcast, x, ROOT),
             "reduce": partial(comm.Reduce, *((in_place, x) if at_root else (x, None)), op=reduce_op, root=ROOT),
@@ -256,6 +258,7 @@ class Mpi(Library):
             "reduce_scatter": partial(comm.Reduce_scatter_block, x, out, op=reduce_op),
             "all_to_all": partial(comm.Alltoall, x, out),
         }
+        return calls[row.name]
 
     def send(self, x: np.ndarray, dest: int) -> Call:
         return partial(self.comm.Send, x, dest)
@@ -283,7 +286,7 @@ class Gloo(Library):
             return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
         return self.torch.from_numpy(array)
 
-    def calls(self, x: np.ndarray, out: np.ndarray | None, op: str) -> dict[str, Call]:
+    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
         dist, at_root, n = self.dist, self.rank == ROOT, self.world_size
         named = {"mean": "AVG", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
         reduce_op = getattr(dist.ReduceOp, named.get(op, op.upper()))
@@ -291,7 +294,7 @@ class Gloo(Library):
         taken = given if out is None else self.tensor(out)
         gathered = list(taken.chunk(n)) if at_root else None
         scattered = list(given.chunk(n)) if at_root else None
-        return {
+        calls: dict[str, Call] = {
             "all_reduce": partial(dist.all_reduce, given, op=reduce_op),
             "broadcast": partial(dist.broadcast, given, src=ROOT),
             "reduce": partial(dist.reduce, given, dst=ROOT, op=reduce_op),
@@ -301,6 +304,7 @@ class Gloo(Library):
             "reduce_scatter": partial(dist.reduce_scatter_tensor, taken, given, op=reduce_op),
             "all_to_all": partial(dist.all_to_all_single, taken, given),
         }
+        return calls[row.name]
 
     def send(self, x: np.ndarray, dest: int) -> Call:
         return partial(self.dist.send, self.tensor(x), dest)
@@ -338,15 +342,11 @@ def dtype_of(name: str) -> np.dtype:
     return extension
 
 
-def out_count(operation: str, count: int, n: int, rank: int) -> int | None:
+def out_count(row: Row, count: int, n: int, rank: int) -> int | None:
     """The elements of `out` on a rank that passes `count`, or None if there is no `out`."""
-    if operation in ("barrier", "all_reduce", "broadcast", "reduce"):
+    if "recv" not in row.takes or (row.rooted == "writes" and rank != ROOT):
         return None
-    if operation == "all_gather":
-        return count * n
-    if operation == "gather":
-        return count * n if rank == ROOT else None
-    return count // n if operation in ("scatter", "reduce_scatter") else count
+    return row.block(count, n) * (n if row.gathers else 1)
 
 
 def patterns(op: str, n: int) -> np.ndarray:
@@ -378,29 +378,16 @@ def repeated(pattern: np.ndarray, dtype: np.dtype, start: int, count: int) -> np
     return np.resize(np.roll(pattern.astype(dtype), -start), count)
 
 
-def expected(operation: str, op: str, dtype: np.dtype, count: int, n: int, rank: int) -> np.ndarray | None:
+def expected(row: Row, op: str, dtype: np.dtype, count: int, n: int, rank: int) -> np.ndarray | None:
     """The correct content of a rank's `out`, or of x if there is no `out`; None if the rank receives nothing."""
-    rows = patterns(op, n)
-    block = count // n
-
-    def row(values: np.ndarray, start: int, length: int) -> np.ndarray:
-        return repeated(values, dtype, start, length)
-
-    if operation == "all_reduce" or (operation == "reduce" and rank == ROOT):
-        return row(reduced(op, rows), 0, count)
-    if operation == "broadcast":
-        return row(rows[ROOT], 0, count)
-    if operation == "all_gather" or (operation == "gather" and rank == ROOT):
-        return np.concatenate([row(values, 0, count) for values in rows])
-    if operation == "scatter":
-        return row(rows[ROOT], rank * block, block)
-    if operation == "reduce_scatter":
-        return row(reduced(op, rows), rank * block, block)
-    if operation == "all_to_all":
-        return np.concatenate([row(values, rank * block, block) for values in rows])
-    if operation == "send_recv" and rank ^ 1 < n:
-        return row(rows[rank ^ 1], 0, count)
-    return None
+    given, block = patterns(op, n), row.block(count, n)
+    if row.name == "send_recv":
+        return repeated(given[rank ^ 1], dtype, 0, count) if rank ^ 1 < n else None
+    if not row.takes or (row.rooted == "writes" and rank != ROOT):
+        return None
+    sources = reduced(op, given)[None] if row.reduces else given[ROOT][None] if row.rooted == "reads" else given
+    start = rank * block if row.divides else 0
+    return np.concatenate([repeated(values, dtype, start, block) for values in sources])
 
 
 def wrong_bytes(result: np.ndarray, right: np.ndarray) -> int:
@@ -413,13 +400,11 @@ def wrong_bytes(result: np.ndarray, right: np.ndarray) -> int:
 class Point:
     """One operation at one size, with this rank's arrays."""
 
-    def __init__(
-        self, operation: str, count: int, dtype: str, op: str, contender: Library, rank: int | None = None
-    ) -> None:
+    def __init__(self, row: Row, count: int, dtype: str, op: str, contender: Library, rank: int | None = None) -> None:
         n, rank = contender.world_size, contender.rank if rank is None else rank
-        self.operation, self.op, self.n, self.rank = operation, op, n, rank
+        self.row, self.op, self.n, self.rank = row, op, n, rank
         self.dtype = dtype_of(dtype)
-        taken = out_count(operation, count, n, rank)
+        taken = out_count(row, count, n, rank)
         self.x = contender.empty(count, self.dtype)
         self.out = None if taken is None else contender.empty(taken, self.dtype)
         self.make_neutral()
@@ -443,7 +428,7 @@ class Point:
             self.out.view(np.uint8)[:] = 0xAA
 
     def wrong(self) -> int:
-        right = expected(self.operation, self.op, self.dtype, self.x.size, self.n, self.rank)
+        right = expected(self.row, self.op, self.dtype, self.x.size, self.n, self.rank)
         wrong = 0 if right is None else wrong_bytes(self.x if self.out is None else self.out, right)
         self.make_neutral()
         return wrong
@@ -461,9 +446,9 @@ class Point:
 class AllRanks(Point):
     """A point whose arrays, those of all ranks, are in rank 0's memory."""
 
-    def __init__(self, operation: str, count: int, dtype: str, op: str, contender: Library) -> None:
+    def __init__(self, row: Row, count: int, dtype: str, op: str, contender: Library) -> None:
         ranks = range(contender.world_size) if contender.rank == ROOT else ()
-        self.points = [Point(operation, count, dtype, op, contender, rank) for rank in ranks]
+        self.points = [Point(row, count, dtype, op, contender, rank) for rank in ranks]
 
     def check(self, contender: Library) -> int:
         for point in self.points:
@@ -488,7 +473,7 @@ class RankServer:
         self.made_for: object = None
 
     def arrays(self, request: dict[str, Any], contender: Library) -> Point:
-        key = (request["operation"], request["count"], request["dtype"], request["op"])
+        key = (Row(*request["operation"]), request["count"], request["dtype"], request["op"])
         if self.made_for != key:
             self.points.clear()  # freed before the next are made
             self.made_for = key

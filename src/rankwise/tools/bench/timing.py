@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from rankwise.tools.bench.cases import DTYPES, MeasuredOperation, Times, slowest, summary
+from rankwise.tools.bench.cases import DTYPES, OPERATIONS, MeasuredOperation, Times, slowest, summary
 from rankwise.tools.bench.workers import Workers, WorkersError
 
 ROUNDS = 4  # in each round every contender is measured once
@@ -73,7 +73,7 @@ class Bench:
         for contender in self._living(moves_data=False):
             self.progress(f"{contender.name}: barrier")
             try:
-                request = self._request("barrier", 0, contender)
+                request = self._request(OPERATIONS["barrier"], 0, contender)
                 self._time(contender, request, 1, 3)
                 contender.barrier = min(self._time(contender, request, 1, 10))
             except WorkersError as error:
@@ -108,7 +108,7 @@ class Bench:
             times[name] = []
 
         def measure(contender: Contender) -> None:
-            request = self._request(operation.name, count, contender)
+            request = self._request(operation, count, contender)
             iterations, batches, warm = plans[contender.name]
             calls = [batch / iterations for batch in self._time(contender, request, iterations, batches, warm)]
             times[contender.name] += [call / operation.per_call for call in calls]
@@ -166,10 +166,10 @@ class Bench:
                 self.failed(other.name, str(error))
         contender.workers.close()
 
-    def _request(self, operation: str, count: int, contender: Contender) -> dict[str, object]:
+    def _request(self, operation: MeasuredOperation, count: int, contender: Contender) -> dict[str, object]:
         return {
             "level": contender.level,
-            "operation": operation,
+            "operation": operation.asked,
             "count": count,
             "dtype": self.dtype,
             "op": self.op,
@@ -183,12 +183,12 @@ class Bench:
         return slowest([answer["seconds"] for answer in answers])
 
     def _check(self, contender: Contender, operation: MeasuredOperation, count: int) -> int:
-        request = self._request(operation.name, count, contender)
+        request = self._request(operation, count, contender)
         return sum(answer["wrong"] for answer in contender.workers.ask(**request, do="check"))
 
     def _estimate(self, contender: Contender, operation: MeasuredOperation, count: int) -> float:
         """A rough estimate of the seconds that a call takes."""
-        request = self._request(operation.name, count, contender)
+        request = self._request(operation, count, contender)
         call = min(self._time(contender, request, 1, 2))
         if self.fresh or call >= BATCH:
             return call
