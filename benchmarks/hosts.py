@@ -130,14 +130,15 @@ class Hosts:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankwise-hosts-")))
             network = stack.enter_context(Network(setting.hosts, rate=setting.rate, delay=setting.delay))
             self._start(Launches(network, setting.placement, self.options.peer_env, folder), folder, stack)
-            self._print(f"\n{setting}; plain TCP connections reached {100 * self._stream():.0f} % of the rate\n")
-            self._print("| operation | bytes | " + " | ".join(self.workers) + " | ratio | least |")
-            self._print("|---|---:|" + "---:|" * (len(self.workers) + 2))
+            reached = f"{100 * self._stream():.0f} %"
+            self.progress.print(f"\n{setting}; plain TCP connections reached {reached} of the rate\n")
+            self.progress.print("| operation | bytes | " + " | ".join(self.workers) + " | ratio | least |")
+            self.progress.print("|---|---:|" + "---:|" * (len(self.workers) + 2))
             for name in self.options.operations:
                 for size in self.options.sizes if OPERATIONS[name].has_bytes else [0]:
                     cells = self._point(OPERATIONS[name], size)
                     self.progress.done += 1
-                    self._print(self._row(name, size, cells))
+                    self.progress.print(self._row(name, size, cells))
                     yield cells
 
     def _start(self, launches: Launches, folder: Path, stack: ExitStack) -> None:
@@ -145,7 +146,7 @@ class Hosts:
             try:
                 launch = launches.of(library)
             except peers.Missing as missing:
-                self._leave_out(library.name, str(missing))
+                self.progress.leave_out(library.name, str(missing))
                 continue
             self.progress.show(f"{self.setting}: starting {library.name}")
             # One library after another, because they all need the cores while they start.
@@ -154,7 +155,7 @@ class Hosts:
                 workers.meet()
             except WorkersError as error:
                 workers.close()
-                self._leave_out(library.name, str(error))
+                self.progress.leave_out(library.name, str(error))
                 continue
             self.workers[library.name] = workers
             note(f"{library.name}: {workers.about}")
@@ -186,7 +187,7 @@ class Hosts:
                     cell.seconds += self._round(workers, operation, count, min(cell.seconds, default=0.0))
                 except WorkersError as error:
                     workers.close()
-                    self._leave_out(name, str(error))
+                    self.progress.leave_out(name, str(error))
         for workers in self.workers.values():
             if workers.alive:
                 workers.ask(do="drop")
@@ -225,14 +226,6 @@ class Hosts:
         texts = [number(1e3 * times[name]) if name in times else "-" for name in self.workers]
         least = number(1e3 * self.setting.least(operation, size))
         return f"| {operation} | {size_name(size) if size else '-'} | {' | '.join(texts)} | {ratio} | {least} |"
-
-    def _leave_out(self, name: str, why: str) -> None:
-        self.progress.clear()
-        note(f"{name} is left out: {why}")
-
-    def _print(self, text: str) -> None:
-        self.progress.clear()
-        print(text, flush=True)
 
 
 # ---- the command ----

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 
@@ -67,6 +67,23 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def whole(expected: str, least: int = 0, most: float = float("inf")) -> Callable[[str], int]:
+    """The type of an argument that is a whole number from `least` to `most`. expected: what the error calls for."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+        return int(text)
+
+    return convert
+
+
+def refuse(command: str, why: str, code: int = 1) -> int:
+    """Print why `rankwise COMMAND` failed; returns its exit code."""
+    print(f"rankwise {command}: error: {why}", file=sys.stderr, flush=True)
+    return code
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

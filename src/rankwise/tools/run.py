@@ -19,7 +19,7 @@ from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
 from rankwise.system import proc
 from rankwise.system.settings import Settings
-from rankwise.tools.cli import Parser
+from rankwise.tools.cli import Parser, refuse, whole
 from rankwise.tools.trace_policy import TracePolicy
 
 TYPE_CHECKING = False  # typing would take time to import
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # imported when there are several nodes
 FAILURES = (ValueError, OSError, MemoryError, RankwiseError)  # why the ranks could not be started
 RENDEZVOUS_TIMEOUT = 600.0  # seconds, the same as torchrun's
 NOT_FOUND = 127  # the exit code that shells give for a missing program
+RANKS = whole("a number of ranks of at least 1", 1)
 ONE_HOST = ("shm", "solo", "threads")  # backends that cannot be used between hosts
 
 OTHERS = {  # options of torchrun and mpiexec that are not accepted here, and what to use instead
@@ -142,10 +143,10 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise  # the reader of our output is gone, which cli.main handles
     except FileNotFoundError as error:
-        return _refuse(str(error), NOT_FOUND)
+        return refuse("run", str(error), NOT_FOUND)
     except FAILURES as error:
         full = isinstance(error, OSError) and error.errno == errno.EMFILE  # before the first rank was started
-        return _refuse(too_few_files(options.n, 0, 3) if full else str(error), 2)
+        return refuse("run", too_few_files(options.n, 0, 3) if full else str(error), 2)
 
 
 def _check_backend(name: str) -> None:
@@ -290,8 +291,18 @@ def _parser() -> Parser:
         "-n", "--nproc-per-node", dest="n", type=_local_count, required=True, metavar="N",
         help="how many ranks to start on this host",
     )  # fmt: skip
-    parser.add_argument("--nnodes", type=_nodes, metavar="N", help="how many hosts the job has (default: 1)")
-    parser.add_argument("--node-rank", type=_node, metavar="R", help="this host's number: 0 to N - 1, N being --nnodes")
+    parser.add_argument(
+        "--nnodes",
+        type=whole("a number of hosts of at least 1", 1),
+        metavar="N",
+        help="how many hosts the job has (default: 1)",
+    )
+    parser.add_argument(
+        "--node-rank",
+        type=whole("the number of this host, from 0 on"),
+        metavar="R",
+        help="this host's number: 0 to N - 1, N being --nnodes",
+    )
     parser.add_argument(
         "--rendezvous",
         "--rdzv-endpoint",
@@ -320,7 +331,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--restarts",
-        type=_number,
+        type=whole("a number of restarts of at least 0"),
         default=0,
         metavar="N",
         help="start a lost rank again, without the others, up to N times; in jobs on one host only (default: 0, the "
@@ -333,7 +344,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--min-ranks",
-        type=_count,
+        type=RANKS,
         metavar="M",
         help="--keep-going as long as M ranks are left; when there are fewer, the job ends",
     )
@@ -367,23 +378,11 @@ def _split(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
     return own, words[i:]
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of ranks of at least 1, got {text!r}")
-    return int(text)
-
-
 def _local_count(text: str) -> int:
-    count = _count(text)
+    count = RANKS(text)
     if count > MOST_RANKS:
         raise argparse.ArgumentTypeError(f"expected at most {MOST_RANKS}, as many as one host can have, got {text!r}")
     return count
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number of restarts of at least 0, got {text!r}")
-    return int(text)
 
 
 def _binding(text: str) -> str:
@@ -391,18 +390,6 @@ def _binding(text: str) -> str:
     if where not in ("core", "numa", "none"):
         raise argparse.ArgumentTypeError(f"expected core, numa or none, got {text!r}")
     return where
-
-
-def _nodes(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of hosts of at least 1, got {text!r}")
-    return int(text)
-
-
-def _node(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected the number of this host, from 0 on, got {text!r}")
-    return int(text)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -420,11 +407,6 @@ def _seconds(text: str) -> float:
     if not is_timeout(seconds):
         raise argparse.ArgumentTypeError(f"expected {TIMEOUT}, got {text!r}")
     return seconds
-
-
-def _refuse(why: str, code: int) -> int:
-    print(f"rankwise run: error: {why}", file=sys.stderr)
-    return code
 
 
 def _run(job: LocalJob, output: OutputMultiplexer, policy: TracePolicy) -> int:

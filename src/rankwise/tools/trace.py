@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rankwise.observe.trace_file import Trace
 from rankwise.system.words import duration
-from rankwise.tools.cli import Parser
+from rankwise.tools.cli import Parser, refuse
 from rankwise.tools.layout import columns, row_width, width
 from rankwise.tools.stragglers import group_operations
 from rankwise.tools.timeline import timeline
@@ -69,8 +68,7 @@ def main(argv: Sequence[str]) -> int:
         if options.html is not None:
             options.html.write_text(page(trace), encoding="utf-8")
     except (OSError, ValueError) as error:
-        print(f"rankwise trace: error: {error}", file=sys.stderr)
-        return 1
+        return refuse("trace", str(error))
     print("\n".join(summary(trace)))
     print(f"\ntimeline: {output} (open it in https://ui.perfetto.dev or chrome://tracing)")
     if options.html is not None:

@@ -34,7 +34,7 @@ from rankwise.tools.bench.report import (
 )
 from rankwise.tools.bench.timing import Bench, Contender, Measurement
 from rankwise.tools.bench.workers import RANK_FILE, Launch, Workers, WorkersError
-from rankwise.tools.cli import Parser, did_you_mean
+from rankwise.tools.cli import Parser, did_you_mean, refuse, whole
 from rankwise.tools.layout import fill, width
 
 DESCRIPTION = """\
@@ -88,11 +88,9 @@ def main(argv: Sequence[str]) -> int:
                 return 0
         return Run(options, list(argv)).go()
     except CalledProcessError as error:
-        note(f"rankwise bench: error: {' '.join(map(str, error.cmd))} ended with status {error.returncode}")
-        return 1
+        return refuse("bench", f"{' '.join(map(str, error.cmd))} ended with status {error.returncode}")
     except (WorkersError, OSError) as error:
-        note(f"rankwise bench: error: {error}")
-        return 1
+        return refuse("bench", str(error))
     except KeyboardInterrupt:
         note("rankwise bench: stopped")
         return 130
@@ -145,10 +143,8 @@ def _parser() -> Parser:
 
 
 def _counts(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise argparse.ArgumentTypeError(f"expected numbers of ranks of at least 1, got {text!r}")
-    return [int(part) for part in parts]
+    one = whole("numbers of ranks of at least 1", 1)
+    return [one(part) for part in text.split(",")]
 
 
 def _names(text: str) -> list[str]:
@@ -229,7 +225,6 @@ class Run:
         self.options = options
         self.machine = Machine.read(usable_cores())
         self.progress = Progress(sys.stderr)
-        self.left_out: dict[str, str] = {}
         self.about: dict[str, str] = {}
         self.started = False  # ranks have been started at least once
         self.where = ""  # the point that is being measured, for the progress line
@@ -239,22 +234,20 @@ class Run:
 
     def go(self) -> int:
         options = self.options
-        print(fill(f"machine: {self.machine}", width()), end="")
-        if self.machine.load > self.machine.cores / 2:
-            print("the machine is busy with other things: medians will be too long, minima less so")
+        self.machine.show(if_busy=": medians will be too long, minima less so")
         launches = {OURS: peers.ours(options.backend, options.vs, options.peer_env)}
         for name in options.vs:
             try:
                 launches[name] = peers.find(name, options.peer_env)
             except peers.Missing as missing:
-                self._leave_out(name, str(missing))
+                self.progress.leave_out(name, str(missing))
         every = objects.OPERATIONS if options.objects else ALGORITHMS if options.algorithms else OPERATIONS
         names = options.operations or list(every)
         if options.operations and options.operations[0] in PROBES:
             for name in options.operations:
                 self._measure(name, launches)
             self._finish()
-            return 1 if OURS in self.left_out else 0
+            return 1 if OURS in self.progress.left_out else 0
         if options.algorithms:
             launches[OURS] = bound(launches[OURS])
             launches.update(launches_of(launches[OURS], names))
@@ -271,7 +264,7 @@ class Run:
                 measure(self._bench(n, contenders), names)
         self._finish()
         wrong = any(result.wrong for result in self.results if result.contender == OURS)
-        return 1 if wrong or OURS in self.left_out else 0
+        return 1 if wrong or OURS in self.progress.left_out else 0
 
     def _measure(self, name: str, launches: dict[str, Launch]) -> None:
         """Run one of PROBES for each number of ranks."""
@@ -280,14 +273,14 @@ class Run:
             with ExitStack() as stack:
                 folder = _folder(stack)
                 if name == "startup":
-                    rows += probes.startup(launches, n, folder, self._leave_out, self.progress.show)
+                    rows += probes.startup(launches, n, folder, self.progress.leave_out, self.progress.show)
                     continue
                 workers = {
                     one.name: one.workers for one in self._start(n, launches, folder, stack) if one.level == "array"
                 }
                 self.progress.show(f"{name} of {n} ranks")
-                rows += probes.WITH_RANKS[name](workers, n, self._leave_out)
-        self._print(f"\n{name}: {PROBES[name]}\n{probes.table(rows)}")
+                rows += probes.WITH_RANKS[name](workers, n, self.progress.leave_out)
+        self.progress.print(f"\n{name}: {PROBES[name]}\n{probes.table(rows)}")
         self.rows += rows
 
     def _start(self, n: int, launches: dict[str, Launch], folder: Path, stack: ExitStack) -> list[Contender]:
@@ -295,7 +288,7 @@ class Run:
         started: dict[str, Workers] = {}
         program = objects.RANK_FILE if self.options.objects else RANK_FILE
         for name, launch in launches.items():
-            if name not in self.left_out:
+            if name not in self.progress.left_out:
                 started[name] = stack.enter_context(Workers(launch, n, folder, program))
         contenders = []
         for name, workers in started.items():
@@ -306,7 +299,7 @@ class Run:
                 if name == OURS:
                     raise
                 workers.close()
-                self._leave_out(name, str(error))
+                self.progress.leave_out(name, str(error))
                 continue
             self.about[name] = workers.about
             contenders.append(Contender(name, workers, level(name)))
@@ -332,7 +325,7 @@ class Run:
             check=options.check,
             fresh=options.fresh,
             algorithms=options.algorithms,
-            failed=self._leave_out,
+            failed=self.progress.leave_out,
             progress=lambda what: self.progress.show(f"{self.where}{what}"),
         )
         bench.prepare()
@@ -348,27 +341,27 @@ class Run:
                 + f", {options.dtype}" * operation.has_bytes
                 + f" {options.op}" * operation.reduces
             ) + ", fresh arrays" * options.fresh
-            self._print(f"\n{title}\n{table.head()}")
+            self.progress.print(f"\n{title}\n{table.head()}")
             for count in bench.counts(operation, options.sizes):
                 self.where = f"{name} of {count} elements, {bench.n} ranks: "
                 self._point(bench, operation, count, table)
-                if OURS in self.left_out:
+                if OURS in self.progress.left_out:
                     return
         for skipped in bench.skipped:
-            self._print(f"left out: {skipped}")
+            self.progress.print(f"left out: {skipped}")
 
     def _objects(self, bench: Bench, names: Sequence[str]) -> None:
         table = objects.ObjectTable(self._others(bench), check=False)
-        self._print(f"\nobjects, {bench.n} ranks\n{table.head()}")
+        self.progress.print(f"\nobjects, {bench.n} ranks\n{table.head()}")
         points = []
         for name, operation in objects.points(names, bench.n).items():
             self.where = f"{name}, {bench.n} ranks: "
             points.append(self._point(bench, operation, 0, table))
-            if OURS in self.left_out:
+            if OURS in self.progress.left_out:
                 return
         if means := objects.means(points):
             shown = ", ".join(f"{kind} {number(mean)}" for kind, mean in means.items())
-            self._print(fill(f"geometric mean of the ratios to the best MPI: {shown}", width()).rstrip())
+            self.progress.print(fill(f"geometric mean of the ratios to the best MPI: {shown}", width()).rstrip())
             self.document.setdefault("means", []).append({"ranks": bench.n, **means})
 
     def _point(
@@ -379,21 +372,12 @@ class Run:
         self.progress.done += 1
         if any(result.contender == OURS for result in results):
             self.results += results
-            self._print(table.row(results))
+            self.progress.print(table.row(results))
         return results
 
     @staticmethod
     def _others(bench: Bench) -> list[str]:
         return [contender.name for contender in bench.contenders if contender.name != OURS]
-
-    def _leave_out(self, name: str, why: str) -> None:
-        self.left_out[name] = why
-        self.progress.clear()
-        note(f"{name} is left out: {why}")
-
-    def _print(self, text: str) -> None:
-        self.progress.clear()
-        print(text, flush=True)
 
     def _finish(self) -> None:
         """Print and write the results after the last point."""
@@ -406,7 +390,7 @@ class Run:
                 print(f"{name}: {wrong or 'no'} wrong byte{'s' * (wrong > 1)} at {points} point{'s' * (points > 1)}")
         self.document.update(
             contenders=self.about,
-            left_out=self.left_out,
+            left_out=self.progress.left_out,
             results=[result_as_json(result, options.dtype, options.op) for result in self.results],
             ratios=self._ratios(),
             measures=self.rows,

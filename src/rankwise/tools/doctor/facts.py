@@ -21,6 +21,7 @@ from rankwise.system import proc, topology, tuning_file
 from rankwise.system.settings import Settings
 from rankwise.system.words import amount
 from rankwise.tools.doctor import containers
+from rankwise.tools.mpi import mpi_launcher
 
 LIMIT = 10.0  # seconds that another program may take to report its version
 
@@ -133,12 +134,6 @@ def _mpi() -> tuple[str, str]:
     output = _output([mpiexec, "--version"])
     hydra = re.search(r"HYDRA.*?Version: +(\S+)", output, re.DOTALL)
     return f"MPICH {hydra[1]}" if hydra else output.partition("\n")[0] or "it reports no version", mpiexec
-
-
-def mpi_launcher() -> str | None:
-    """The mpiexec of this Python's environment, else the one on PATH."""
-    own = Path(sys.executable).with_name("mpiexec")
-    return str(own) if own.exists() else shutil.which("mpiexec")
 
 
 def _package(name: str, remedy: str) -> Callable[[], tuple[str, str]]:

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rankwise.tools.doctor.facts import mpi_launcher
+from rankwise.tools.mpi import AS_ROOT, mpi_launcher
 
 # The program of a trial's ranks. `_judge` reads the lines that it prints.
 RANK = """\
@@ -82,11 +82,7 @@ def _start(name: str, timeout: float) -> subprocess.Popen[str] | str:
         if launcher is None:
             return "no mpiexec on PATH"
         command = [launcher, "-n", "2", *rank]
-        environment |= {
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        }
+        environment |= {**AS_ROOT, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     else:
         n = "1" if name == "solo" else "2"
         command = [sys.executable, "-m", "rankwise", "run", "-n", n, "--", *rank]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rankwise.observe.jobs import RunningJob, jobs_of, running_jobs
-from rankwise.tools.cli import Parser
+from rankwise.tools.cli import Parser, refuse, whole
 from rankwise.tools.layout import columns, one_line, row_width, width
 from rankwise.tools.status.numbers import MISSING, as_json, as_prometheus
 from rankwise.tools.status.table import AWAITED, HEAD, LAYOUT, NONE_JOINED, table
@@ -61,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     how.add_argument(
         "--serve",
         nargs="?",
-        type=_port,
+        type=whole("a port from 0 to 65535", 0, 65535),
         const=0,
         metavar="PORT",
         help="show it as a web page, at any free port or at PORT",
@@ -81,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         jobs = find()
     except (ProcessLookupError, PermissionError) as error:
-        return _refuse(str(error))
+        return refuse("status", str(error))
     if options.serve is not None:
         return _serve(options.serve, options.token_file, find)
     if options.json:
@@ -91,27 +90,17 @@ def main(argv: Sequence[str]) -> int:
         try:
             print(as_prometheus(jobs), end="")
         except ImportError:
-            return _refuse(f"--prometheus {MISSING}")
+            return refuse("status", f"--prometheus {MISSING}")
         return 0
     if options.watch:
         return _watch(find, jobs)
     if not jobs:
-        return _refuse(
-            "no job of this user runs on this host by rankwise run or over shm (only root sees the jobs of others)"
+        return refuse(
+            "status",
+            "no job of this user runs on this host by rankwise run or over shm (only root sees the jobs of others)",
         )
     print("\n\n".join("\n".join(_plain(line) for line in _lines(job)) for job in jobs))
     return 0
-
-
-def _refuse(why: str) -> int:
-    print(f"rankwise status: error: {why}", file=sys.stderr)
-    return 1
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
-    return int(text)
 
 
 def _serve(port: int, token_file: str | None, find: Callable[[], list[RunningJob]]) -> int:
@@ -120,11 +109,11 @@ def _serve(port: int, token_file: str | None, find: Callable[[], list[RunningJob
     try:
         token = token_of(token_file)
     except (OSError, ValueError) as error:
-        return _refuse(f"--token-file: {error}")
+        return refuse("status", f"--token-file: {error}")
     try:
         server = Server(port, token, find)
     except OSError as error:
-        return _refuse(f"port {port} of {HOST} cannot be used: {error.strerror}; name another: --serve PORT")
+        return refuse("status", f"port {port} of {HOST} cannot be used: {error.strerror}; name another: --serve PORT")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with server:
         print(f"{server.address}\nCtrl-C ends", flush=True)
@@ -140,9 +129,9 @@ def _watch(find: Callable[[], list[RunningJob]], jobs: list[RunningJob]) -> int:
         from rich.live import Live
         from rich.text import Text
     except ImportError:
-        return _refuse("--watch needs rich: pip install 'rankwise[status]'")
+        return refuse("status", "--watch needs rich: pip install 'rankwise[status]'")
     if not sys.stdout.isatty():
-        return _refuse("--watch needs a terminal; without it the state is printed once")
+        return refuse("status", "--watch needs a terminal; without it the state is printed once")
 
     def picture() -> Text:
         text = Text(no_wrap=True, overflow="crop")

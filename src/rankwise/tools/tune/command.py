@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import signal
@@ -24,8 +23,8 @@ from rankwise.tools.bench.command import check_operations, check_time, terminate
 from rankwise.tools.bench.report import OURS, Machine, Progress, note
 from rankwise.tools.bench.timing import Bench, Contender
 from rankwise.tools.bench.workers import Workers, WorkersError
-from rankwise.tools.cli import Parser
-from rankwise.tools.layout import columns, fill, width
+from rankwise.tools.cli import Parser, refuse, whole
+from rankwise.tools.layout import columns
 from rankwise.tools.tune.crossing import GAIN, Costs, Rule, algorithms_at, points, rules, size_of, threshold
 
 DESCRIPTION = """\
@@ -65,8 +64,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return Tune(options.operations or list(ALGORITHMS), options.ranks, options.time, options.output).go()
     except (WorkersError, OSError, ValueError) as error:
-        note(f"rankwise tune: error: {error}")
-        return 1
+        return refuse("tune", str(error))
     except KeyboardInterrupt:
         note("rankwise tune: stopped; no file was written")
         return 130
@@ -81,16 +79,11 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("operations", nargs="*", metavar="operation", help="an operation whose thresholds to measure")
-    add("-n", "--ranks", type=_count, required=True, metavar="N", help="how many ranks, at least 2")
+    several = whole("a number of ranks of at least 2", 2)
+    add("-n", "--ranks", type=several, required=True, metavar="N", help="how many ranks, at least 2")
     add("--output", metavar="FILE", help="the file to write (default: this user's for this CPU)")
     add("--time", type=float, default=0.05, metavar="S", help="seconds for each algorithm at each point (default 0.05)")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"expected a number of ranks of at least 2, got {text!r}")
-    return int(text)
 
 
 class Tune:
@@ -103,22 +96,20 @@ class Tune:
         self.machine = Machine.read(usable_cores())
         self.path = output or path_of(self.machine.cpu)
         self.progress = Progress(sys.stderr)
-        self.left_out: dict[str, str] = {}
 
     def go(self) -> int:
         if not self.rules:
             raise ValueError(f"no threshold of these operations is for {self.ranks} ranks")
         before = self._file()
-        print(fill(f"machine: {self.machine}", width()), end="")
-        if self.machine.load > self.machine.cores / 2:
-            print("the machine is busy with other things, so the thresholds may be wrong")
+        self.machine.show(if_busy=", so the thresholds may be wrong")
         with ExitStack() as stack:
             contenders = self._start(stack)
             answer = contenders[0].workers.ask(do="algorithms", operation="all_reduce", bytes=8)[0]
             cores: str = answer["cores"]
             costs = self._measure(contenders)
         if not costs:
-            raise WorkersError(f"nothing was measured: {'; '.join(self.left_out.values()) or 'too little memory'}")
+            why = "; ".join(self.progress.left_out.values()) or "too little memory"
+            raise WorkersError(f"nothing was measured: {why}")
         found = self._thresholds(costs, thresholds()[cores])
         earlier = before.measured.get(cores)
         measured = Measured(self.ranks, time.strftime("%Y-%m-%d"), {**(earlier.thresholds if earlier else {}), **found})
@@ -175,28 +166,28 @@ class Tune:
                 check=False,
                 fresh=fresh,
                 algorithms=True,
-                failed=self._leave_out,
+                failed=self.progress.leave_out,
                 progress=self.progress.show,
             )
             bench.prepare()
             for operation, sizes in wanted.items():
                 table = AlgorithmTable(operation)
-                self._print(f"\n{operation}, {self.ranks} ranks{', fresh arrays' * fresh}\n{table.head()}")
+                self.progress.print(f"\n{operation}, {self.ranks} ranks{', fresh arrays' * fresh}\n{table.head()}")
                 for block in sizes:
                     names = {OURS, *algorithms_at(operation, block, self.rules)}
                     bench.contenders = [one for one in contenders if one.name in names]
                     size = size_of(operation, block, self.ranks)
                     results = bench.point(OPERATIONS[operation], bench.counts(OPERATIONS[operation], [size])[0])
                     self.progress.done += 1
-                    if OURS in self.left_out:
-                        raise WorkersError(self.left_out[OURS])
+                    if OURS in self.progress.left_out:
+                        raise WorkersError(self.progress.left_out[OURS])
                     for result in results:
                         times = logarithms.setdefault((operation, block), {}).setdefault(result.contender, [])
                         times.append(math.log(result.times.median))
                     if results:
-                        self._print(table.row(results))
+                        self.progress.print(table.row(results))
             for skipped in bench.skipped:
-                self._print(f"left out: {skipped}")
+                self.progress.print(f"left out: {skipped}")
         return {
             point: {name: math.exp(sum(times) / 2) for name, times in by_name.items() if len(times) == 2}
             for point, by_name in logarithms.items()
@@ -211,7 +202,7 @@ class Tune:
     def _report(self, cores: str, found: dict[str, int]) -> None:
         rows = [("threshold", "default", "here")]
         rows += [(name, _size(thresholds()[cores][name]), _size(value)) for name, value in found.items()]
-        self._print(f"\nthresholds, {cores}:")
+        self.progress.print(f"\nthresholds, {cores}:")
         print("\n".join(columns(rows, "<>>")))
         use = (
             "rankwise.init uses it"
@@ -219,15 +210,6 @@ class Tune:
             else f"RANKWISE_TUNING={self.path} uses it"
         )
         print(f"written to {self.path}; {use}")
-
-    def _leave_out(self, name: str, why: str) -> None:
-        self.left_out[name] = why
-        self.progress.clear()
-        note(f"{name} is left out: {why}")
-
-    def _print(self, text: str) -> None:
-        self.progress.clear()
-        print(text, flush=True)
 
 
 def _size(threshold: int) -> str:
