@@ -128,11 +128,11 @@ def test_a_timeout_says_where_every_rank_is(backend: str) -> None:
     assert first.startswith("  rank 0: in reduce #1 for ")
 
 
-def _receive_from_a_stopped_rank(group: Group) -> str:
+def _receive_from_a_stopped_rank(group: Group) -> dict[int, str]:
     pid = group.all_gather(os.getpid())[1]
     if group.rank == 1:
         group.send(group.recv((1,), 0), 0)
-        return ""
+        return {}
     time.sleep(0.3)  # until rank 1 is in recv
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -142,14 +142,14 @@ def _receive_from_a_stopped_rank(group: Group) -> str:
     finally:
         os.kill(pid, signal.SIGCONT)
     group.recv((1,), 1)
-    return str(caught.value)
+    assert "deadlock" not in str(caught.value)
+    return caught.value.states
 
 
 @pytest.mark.slow
 def test_a_rank_that_was_stopped_before_its_message_came_is_in_no_deadlock() -> None:
-    text = run_ranks(2, _receive_from_a_stopped_rank, backend="shm", timeout=20)[0]
-    assert "rank 1: in recv from rank 0" in text
-    assert "deadlock" not in text
+    states = run_ranks(2, _receive_from_a_stopped_rank, backend="shm", timeout=20)[0]
+    assert states[1].startswith("in recv from rank 0")
 
 
 STACKS = """
@@ -170,7 +170,6 @@ if group.rank == 0:
         group.all_reduce(np.ones(3))
     except rw.CollectiveTimeout as error:
         for rank, text in sorted(error.stacks.items()):
-            assert text.rstrip().splitlines()[-1] in str(error)
             words = ("in sleeps", "in computes", "no answer", f"kill -CONT {pids[4]}")
             print(rank, [word for word in words if word in text])
 else:
@@ -265,8 +264,9 @@ def _interrupted(group: Group) -> None:
         with pytest.raises(KeyboardInterrupt):
             operations()
         signal.signal(signal.SIGALRM, before)
-    with pytest.raises(PeerLostError, match="rank 1 aborted the group: it was interrupted in all_reduce"):
+    with pytest.raises(PeerLostError) as caught:
         operations()
+    assert (caught.value.rank, caught.value.how) == (1, "aborted the group: it was interrupted in all_reduce")
 
 
 @pytest.mark.slow

@@ -87,8 +87,10 @@ def test_a_rank_may_close_its_group_while_others_are_in_its_last_exchange() -> N
                 patch.setattr(StandingReceives, "start_next", late)
             assert part.all_reduce(group.rank) == 3
         if group.rank == 2:  # the exchange after it does need rank 0
-            with pytest.raises(PeerLostError, match=r"rank 0 was lost in barrier\(\) .*: it closed the group"):
+            with pytest.raises(PeerLostError) as caught:
                 part.barrier()
+            lost = caught.value
+            assert (lost.rank, lost.operation, lost.how) == (0, "barrier", "it closed the group")
         if group.rank == 0:
             part.close()
             group.send_object("closed", dst=2)
@@ -133,13 +135,13 @@ def test_mismatches_raise_on_every_rank_and_leave_the_outputs_unchanged() -> Non
                 assert sorted(caught.value.calls) == [0, 1]
                 with pytest.raises(MismatchError):
                     part.barrier()
-                told.append(str(caught.value))
+                told.append(caught.value.calls)
                 part.close()
         return told
 
     told = run_ranks(2, body, backend="gloo")
     assert told[0] == told[1]
-    assert all("rank 0: all_reduce(count=" in text and "rank 1: " in text for text in told[0])
+    assert all(calls[0].startswith("all_reduce(count=") and calls[1] for calls in told[0])
 
 
 def test_all_to_all_of_different_lengths_does_not_reach_gloo() -> None:
@@ -219,8 +221,9 @@ def test_a_rank_that_does_not_join() -> None:
                 with pytest.raises(CollectiveTimeout):  # it learns why when it comes
                     part.barrier()
                 return (1,)
-            with pytest.raises(CollectiveTimeout, match=r"within the timeout of 0.3 s from rank 1") as caught:
+            with pytest.raises(CollectiveTimeout) as caught:
                 part.all_reduce(np.ones(3))
+            assert caught.value.limit == 0.3
             group.send(np.ones(1), 1, 5)
             assert caught.value.states[1] == "in no call of this group"
             return caught.value.missing

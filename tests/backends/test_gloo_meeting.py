@@ -131,15 +131,13 @@ def test_values_of_all_ranks() -> None:
 def test_every_caller_learns_who_is_missing() -> None:
     for error in gathered(6, [[1, 2], [0], [5]], 1.0):
         assert isinstance(error, CollectiveTimeout), error
-        assert error.missing == (3, 4)
-        assert "ranks 3, 4 did not come" in str(error)
+        assert (error.missing, error.limit) == ((3, 4), 1.0)
 
 
 def test_without_rank_0_the_others_say_so() -> None:
     (error,) = gathered(2, [[1]], 0.1)
     assert isinstance(error, CollectiveTimeout)
-    assert error.missing == (0,)
-    assert "rank 0" in str(error)
+    assert (error.missing, error.limit) == ((0,), 0.1)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +173,9 @@ def test_what_fails_an_exchange_is_kept() -> None:
 
     roster = Roster(fail, "me")
     roster.store.set("0/0", b"address")
-    with pytest.raises(CollectiveTimeout, match="nobody came"):
+    with pytest.raises(CollectiveTimeout) as caught:
         roster.store.get("0/1")
-    assert isinstance(roster.failure, CollectiveTimeout)
+    assert caught.value is roster.failure
 
 
 def test_a_store_is_connected_to_once_and_only_when_used() -> None:

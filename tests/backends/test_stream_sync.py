@@ -257,9 +257,10 @@ def test_a_wait_longer_than_the_timeout_fails_the_group() -> None:
                 ops.comm_stream_wait_event(event)
             x = np.ones(3)
             work = part.all_reduce(x, async_op=True)
-            with pytest.raises(CollectiveTimeout, match=r"^rank 1 waited for an event, before its") as caught:
+            with pytest.raises(CollectiveTimeout) as caught:
                 work.wait()
-            assert caught.value.missing == (1,)
+            assert (caught.value.missing, caught.value.operation) == ((1,), "all_reduce")
+            assert caught.value.states[1].startswith("outside any collective")
             assert x.tolist() == [1, 1, 1]
             gate.set()
             part.close()
@@ -280,10 +281,10 @@ def test_an_event_of_a_closed_stream_fails_its_waiters() -> None:
             ops.comm_stream_wait_event(event)
         work = part.all_reduce(np.ones(3), async_op=True)
         stream.close(0.01)
-        with pytest.raises(
-            PeerLostError, match=r"^rank 1 .*waited, before its next operation, for an event that can no longer"
-        ):
+        with pytest.raises(PeerLostError) as caught:
             work.wait(SOON)
+        assert caught.value.rank == 1
+        assert caught.value.how == "waited, before its next operation, for an event that can no longer be reached"
         with pytest.raises(ClosedError, match="closed before this work, or work that it waits for, began"):
             behind.wait(SOON)
         with pytest.raises(ClosedError, match="closed before this work, or work that it waits for, began"):

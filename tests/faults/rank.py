@@ -46,7 +46,9 @@ class Rank:
         while isinstance(error, RuntimeError) and error.__cause__ is not None:
             error = error.__cause__  # the schedule says at which step
         facts = {name: getattr(error, name, None) for name in ("rank", "how", "operation", "sequence", "missing")}
-        self.report(what, at=at, type=type(error).__name__, text=str(error)[:2500], lost=facts.pop("rank"), **facts)
+        process = getattr(error, "pid", None)
+        lost = facts.pop("rank")
+        self.report(what, at=at, type=type(error).__name__, text=str(error)[:2500], lost=lost, process=process, **facts)
 
 
 def all_reduce(rank: Rank, group: rw.Group) -> None:

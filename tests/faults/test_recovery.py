@@ -44,5 +44,5 @@ def test_a_stopped_survivor(trial: Trial) -> None:
         workers.signal(stopped, signal.SIGCONT)
         error = workers.one("error", stopped)
         assert error["type"] == "PeerLostError", error
-        assert "was excluded from the group" in error["text"], error
+        assert (error["lost"], error["how"].partition(",")[0]) == (stopped, "was excluded from the group"), error
         workers.end()

@@ -155,9 +155,10 @@ def test_recv_any() -> None:
         nothing = group.recv_any(None)
         assert (nothing.data.size, nothing.source, nothing.tag) == (0, None, None)
         begin = time.monotonic()
-        late = r"^rank 0's recv from any rank \(an array of any length with tag 7\) was not complete within 0.05 s"
-        with pytest.raises(rw.CollectiveTimeout, match=late):
+        with pytest.raises(rw.CollectiveTimeout) as caught:
             group.recv_any(tag=7, timeout=0.05)
+        assert (caught.value.operation, caught.value.limit) == ("recv", 0.05)
+        assert caught.value.states[0].startswith("in recv from any rank, tag 7")
         assert time.monotonic() - begin >= 0.05
         group.send(3, 0, 7)
         assert group.recv_any(tag=7).data.tolist() == [3]  # not taken by the cancelled receive
@@ -343,10 +344,10 @@ def test_a_rank_that_leaves_ends_the_wait_for_its_message(backend: str, src: int
                 if part.rank == 1:
                     part.send_object("before it leaves", 0, 5)
                     continue
-                said = r" left the group .*, while rank 0 was in recv of group 'world.dup'$"
-                with pytest.raises(rw.PeerLostError, match=said) as caught:
+                with pytest.raises(rw.PeerLostError) as caught:
                     receive(part, src)
-                assert (caught.value.rank, caught.value.operation) == (1, "recv")
+                lost = caught.value
+                assert (lost.rank, lost.how, lost.operation) == (1, "left the group", "recv")
 
     run_ranks(2, ranks, backend=backend)
 

@@ -95,9 +95,9 @@ def test_abort_says_why_and_who(backend: str) -> None:
         if group.rank == 1:
             group.abort("the loss is not a number")
         for call in (lambda: group.all_reduce(np.ones(10)), group.barrier):
-            with pytest.raises(PeerLostError, match=r"rank 1 .*aborted the group: the loss is not a number") as caught:
+            with pytest.raises(PeerLostError) as caught:
                 call()
-            assert caught.value.rank == 1
+            assert (caught.value.rank, caught.value.how) == (1, "aborted the group: the loss is not a number")
         assert group.failed() == {}
         assert group.shrink().all_reduce(1) == 3
         assert world.all_reduce(1) == 3
@@ -111,9 +111,9 @@ def test_a_rank_that_does_not_come() -> None:
         group.timeout = 0.3
         if world.rank == 2:
             world.barrier()
-            with pytest.raises(PeerLostError, match=r"rank 2 was excluded from the group") as caught:
+            with pytest.raises(PeerLostError) as caught:
                 group.shrink()
-            assert caught.value.rank == 2
+            assert (caught.value.rank, caught.value.how.partition(",")[0]) == (2, "was excluded from the group")
             with pytest.raises(CollectiveTimeout):
                 group.barrier()
             return
@@ -131,8 +131,9 @@ def others_exclude_rank_1(world: Group) -> None:
     living = tuple(rank for rank in range(world.world_size) if rank != 1)
     if group.rank == 1:
         world.barrier()
-        with pytest.raises(PeerLostError, match="rank 1 was excluded from the group"):
+        with pytest.raises(PeerLostError) as caught:
             group.shrink()
+        assert (caught.value.rank, caught.value.how.partition(",")[0]) == (1, "was excluded from the group")
         return
     with pytest.raises(ValueError, match=rf"exclude={world.world_size}: expected a rank of the group"):
         group.shrink([1, world.world_size])

@@ -99,10 +99,9 @@ def dies_on_rank_1(how: str) -> None:
     ],
 )
 def test_a_dead_rank_is_named(deed: str, how: str) -> None:
-    with pytest.raises(rw.PeerLostError, match=r"rank 1") as caught:
+    with pytest.raises(rw.PeerLostError) as caught:
         rw.spawn(dies_on_rank_1, 3, deed)
-    assert caught.value.rank == 1
-    assert how in str(caught.value)
+    assert (caught.value.rank, caught.value.how) == (1, how)
 
 
 def test_the_error_says_where_a_rank_died() -> None:

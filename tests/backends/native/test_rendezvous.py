@@ -146,8 +146,9 @@ def test_a_client_without_the_secret_gets_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rendezvous, "_address", lambda job: address)
     results: list[Segment] = []
     with in_background(lambda: results.append(rendezvous.meet(ranks[0], 20.0))):
-        with pytest.raises(CollectiveTimeout, match=r"rank 0 did not come .* 0.5 s .*does not answer as this job"):
+        with pytest.raises(CollectiveTimeout, match="does not answer as this job") as caught:
             rendezvous.meet(stranger, 0.5)
+        assert (caught.value.missing, caught.value.limit) == ((0,), 0.5)
         results.append(rendezvous.meet(ranks[1], 20.0))
     assert same_segment(results)
 
@@ -171,8 +172,7 @@ def test_missing_ranks_are_named() -> None:
     results = meet_all([ranks[0], ranks[2]], timeout=1.0)
     for error in results:
         assert isinstance(error, CollectiveTimeout)
-        assert error.missing == (1, 3)
-        assert str(error).startswith("ranks 1, 3 did not come to init within the timeout of 1 s; are all ranks")
+        assert (error.missing, error.operation, error.limit) == ((1, 3), "init", 1.0)
     (error,) = meet_all([ranks[3]], timeout=0.3)
     assert isinstance(error, CollectiveTimeout)
     assert error.missing == (0,)

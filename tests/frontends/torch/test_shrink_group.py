@@ -112,8 +112,9 @@ def test_abort_ends_operations_that_wait_for_the_excluded_rank(on_ranks: OnRanks
             return
         work = dist.all_reduce(torch.ones(70_000), async_op=True)
         dist.shrink_group([1], shrink_flags=flags("SHRINK_ABORT"))
-        with pytest.raises(rankwise.PeerLostError, match=r"shrink_group\(\[1\], shrink_flags=SHRINK_ABORT\)"):
+        with pytest.raises(rankwise.PeerLostError) as caught:
             work.wait()
+        assert caught.value.how == "aborted the group: shrink_group([1], shrink_flags=SHRINK_ABORT)"
         operations(rank // 2, 2)
         if rank == 0:
             store.set("over", "")
@@ -184,9 +185,7 @@ def test_another_rank_is_lost_too(on_ranks: OnRanks) -> None:
     def body(rank: int, size: int) -> None:
         if rank in (1, 3):
             return
-        with pytest.raises(
-            rankwise.PeerLostError, match=r"shrink_group\(\[1\]\): rank 3 .*; exclude rank 3 as well"
-        ) as lost:
+        with pytest.raises(rankwise.PeerLostError, match="exclude rank 3 as well") as lost:
             dist.shrink_group([1])
         assert lost.value.rank == 3
         dist.shrink_group([1, 3])
