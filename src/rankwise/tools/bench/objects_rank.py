@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,8 @@ else:  # by its path, because environments without rankwise run this file too
 ROOT = rank.ROOT
 GO = 0  # the tag of a message that only synchronises two ranks; the counted ones have 1, 2, 3, ...
 
+COLLECTIVES = ("broadcast_object", "gather_object", "all_gather_object", "scatter_object")
+
 Call = Callable[[], Any]
 
 
@@ -40,8 +42,7 @@ Call = Callable[[], Any]
 class Objects:
     """A library's functions for Python objects and for messages.
 
-    recv_array: receives an array of float64 of unknown length in new memory. collectives: by operation, the calls in
-    which this rank passes `obj`, and the root scatters `objs`.
+    recv_array: receives an array of float64 of unknown length in new memory. collectives: COLLECTIVES, by name.
     """
 
     any_source: int
@@ -49,7 +50,7 @@ class Objects:
     recv: Callable[[int], Any]
     send_array: Callable[[np.ndarray, int], object]
     recv_array: Callable[[int], np.ndarray]
-    collectives: Callable[[Any, Sequence[Any] | None], dict[str, Call]]
+    collectives: dict[str, Callable[..., Any]]
     isend: Callable[[np.ndarray, int, int], Any]
     irecv: Callable[[np.ndarray, int, int], Any]
     wait_all: Callable[[list[Any]], object]
@@ -62,21 +63,13 @@ def objects_of(library: rank.Library) -> Objects:
 def of_rankwise(group: Any) -> Objects:
     import rankwise
 
-    def collectives(obj: Any, objs: Sequence[Any] | None) -> dict[str, Call]:
-        return {
-            "broadcast_object": partial(group.broadcast_object, obj if group.rank == ROOT else None, ROOT),
-            "gather_object": partial(group.gather_object, obj, ROOT),
-            "all_gather_object": partial(group.all_gather_object, obj),
-            "scatter_object": partial(group.scatter_object, objs, ROOT),
-        }
-
     return Objects(
         any_source=rankwise.ANY,
         send=group.send_object,
         recv=group.recv_object,
         send_array=group.send,
         recv_array=lambda source: group.recv_any(source).data,
-        collectives=collectives,
+        collectives={name: getattr(group, name) for name in COLLECTIVES},
         isend=group.isend,
         irecv=group.irecv,
         wait_all=rankwise.wait_all,
@@ -93,21 +86,13 @@ def of_mpi(library: Any) -> Objects:
         comm.Recv(x, status.source, status.tag)
         return x
 
-    def collectives(obj: Any, objs: Sequence[Any] | None) -> dict[str, Call]:
-        return {
-            "broadcast_object": partial(comm.bcast, obj if library.rank == ROOT else None, ROOT),
-            "gather_object": partial(comm.gather, obj, ROOT),
-            "all_gather_object": partial(comm.allgather, obj),
-            "scatter_object": partial(comm.scatter, objs, ROOT),
-        }
-
     return Objects(
         any_source=mpi.ANY_SOURCE,
         send=comm.send,
         recv=partial(comm.recv, None),
         send_array=comm.Send,
         recv_array=recv_array,
-        collectives=collectives,
+        collectives=dict(zip(COLLECTIVES, (comm.bcast, comm.gather, comm.allgather, comm.scatter), strict=True)),
         isend=comm.Isend,
         irecv=comm.Irecv,
         wait_all=mpi.Request.Waitall,
@@ -192,14 +177,15 @@ def point(name: str, library: rank.Library) -> ObjectPoint:
 def collective(operation: str, what: str, library: rank.Library) -> ObjectPoint:
     at_root = library.rank == ROOT
     objs = [content(what, owner) for owner in range(library.world_size)]
-    call = objects_of(library).collectives(objs[library.rank], objs if at_root else None)[operation]
-    right = {
-        "broadcast_object": objs[ROOT],
-        "gather_object": objs if at_root else None,
-        "all_gather_object": objs,
-        "scatter_object": objs[library.rank],
+    mine = objs[library.rank]
+    cases: dict[str, tuple[tuple[Any, ...], Any]] = {  # what this rank passes, and what it must receive
+        "broadcast_object": ((mine if at_root else None, ROOT), objs[ROOT]),
+        "gather_object": ((mine, ROOT), objs if at_root else None),
+        "all_gather_object": ((mine,), objs),
+        "scatter_object": ((objs if at_root else None, ROOT), mine),
     }
-    return ObjectPoint(call, right[operation], library.barrier)
+    given, right = cases[operation]
+    return ObjectPoint(partial(objects_of(library).collectives[operation], *given), right, library.barrier)
 
 
 def round_trip(operation: str, what: str, library: rank.Library) -> ObjectPoint:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rankwise.tools.bench.cases import OPERATIONS
 from rankwise.tools.bench.workers import Launch, Workers, WorkersError
+from rankwise.tools.layout import columns
 
 PROBES = {
     "startup": "seconds from the launcher's start to its end, for programs that do almost nothing",
@@ -160,9 +161,4 @@ def table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) if name in UNITS else cell.ljust(width) for cell, width, name in parts).rstrip()
-        for line in lines
-        for parts in [zip(line, widths, names, strict=True)]
-    )
+    return "\n".join(columns(lines, "".join(">" if name in UNITS else "<" for name in names)))
