@@ -56,7 +56,6 @@ def test_a_host_that_does_not_come_is_named_on_all_others() -> None:
     assert sorted(found) == ["0", "1", "2", "3"]
     for kind, missing, text in found.values():
         assert (kind, missing) == ("CollectiveTimeout", [4, 5]), text
-        assert "ranks 4, 5 did not come to init within the timeout of 10 s" in text
 
 
 @pytest.mark.slow  # it waits for timeouts

@@ -33,7 +33,7 @@ except Exception as error:
     try:
         dist.all_reduce(torch.ones(1))
     except Exception as error:
-        print("THEN", type(error).__name__, error, flush=True)
+        print("THEN", type(error).__name__, error.rank, error.how, flush=True)
     os._exit(0)
 """
 
@@ -47,7 +47,7 @@ def test_a_rank_killed_in_backward(tmp_path: Path) -> None:
     assert done.returncode == 128 + 9, done.stderr
     assert "CAUGHT RuntimeError" in done.stdout, done.stdout + done.stderr
     assert re.search(r"CAUGHT.*PeerLostError: rank 1 \(.*\) was killed by SIGKILL", done.stdout)
-    assert re.search(r"THEN PeerLostError rank 1 \(.*\) was killed by SIGKILL", done.stdout)
+    assert "THEN PeerLostError 1 was killed by SIGKILL\n" in done.stdout
 
 
 def test_ranks_that_call_different_things(on_ranks: Callable[..., Any]) -> None:
@@ -190,7 +190,7 @@ def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
         "import torch.distributed as dist, datetime\n"
         "try: dist.init_process_group('rankwise', store=dist.FileStore(__import__('sys').argv[1], 3), rank=0, "
         "world_size=3, timeout=datetime.timedelta(seconds=0.5))\n"
-        "except TimeoutError as error: print(type(error).__name__, error.missing, error)"
+        "except TimeoutError as error: print(type(error).__name__, error.missing, error.operation, error.limit)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "store")],
@@ -200,4 +200,4 @@ def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
         env=os.environ,
         check=True,
     )
-    assert done.stdout == "CollectiveTimeout (1, 2) ranks 1, 2 did not come to init within the timeout of 0.5 s\n"
+    assert done.stdout == "CollectiveTimeout (1, 2) init 0.5\n"
