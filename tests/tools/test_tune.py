@@ -93,7 +93,10 @@ def test_ctrl_c_ends_it_and_writes_nothing(tmp_path: Path) -> None:
         (("-n", "1"), "argument -n/--ranks: expected a number of ranks of at least 2, got '1'"),
         ((), "the following arguments are required: -n/--ranks"),
         (("barrier", "-n", "2"), "unknown operation 'barrier': expected some of all_reduce, broadcast"),
-        (("-n", "2", "--time", "0"), "argument --time: expected a number of seconds above 0, got 0"),
+        (
+            ("-n", "2", "--time", "0"),
+            "argument --time: expected a number of seconds above 0 and at most 10**9, got '0'",
+        ),
     ],
 )
 def test_bad_arguments(words: tuple[str, ...], expected: str) -> None:

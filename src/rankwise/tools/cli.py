@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 
+from rankwise.contract.timeouts import TIMEOUT, is_timeout
 from rankwise.tools.layout import fill, width
 
 TYPE_CHECKING = False  # typing would take time to import
@@ -78,6 +79,17 @@ def whole(expected: str, least: int = 0, most: float = float("inf")) -> Callable
         return int(text)
 
     return convert
+
+
+def seconds(text: str) -> float:
+    """The type of an argument that limits how long something may take."""
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not is_timeout(limit):
+        raise argparse.ArgumentTypeError(f"expected {TIMEOUT}, got {text!r}")
+    return limit
 
 
 def refuse(command: str, why: str, code: int = 1) -> int:

