@@ -4,6 +4,8 @@
     sudo python benchmarks/hosts.py --hosts 8 --delay 1,20 --operations all_reduce,barrier --sizes 8,1M
     sudo python benchmarks/hosts.py --hosts 2 --per-host 2 --delay 0 --order by-host,round-robin \\
         --operations all_reduce --libraries rankwise/hierarchical,rankwise/gloo
+    sudo python benchmarks/hosts.py --hosts 8 --operations all_reduce --libraries \\
+        rankwise/gloo+all_reduce=halving_doubling,rankwise/gloo+all_reduce=ring
 
 The hosts are network namespaces of this machine, connected by a switch with the given delay and rate
 (tests/multihost/switch.py). They exist only while this program runs, which needs root and iproute2. The switch is a
@@ -42,7 +44,7 @@ from rankwise.tools.bench.cases import OPERATIONS, MeasuredOperation, parse_size
 from rankwise.tools.bench.report import Machine, Progress, note, number  # noqa: E402
 from rankwise.tools.bench.workers import Workers, WorkersError  # noqa: E402
 
-DTYPE, ITEM = "float32", 4
+ITEMS = {"float32": 4, "float16": 2}  # bytes of an element, by dtype
 RATES = ((2, 500.0), (4, 200.0), (8, 100.0), (math.inf, 50.0))  # (at most so many hosts, Mbit/s)
 PAYLOAD, ON_THE_WIRE = 1448, 1538  # bytes of a full TCP segment, and of the Ethernet frame that it takes
 STREAM = 1.0  # seconds for which the plain TCP connections should send
@@ -175,7 +177,8 @@ class Hosts:
 
     def _point(self, operation: MeasuredOperation, size: int) -> list[Cell]:
         """All libraries at one operation and size, their rounds interleaved."""
-        count = operation.count(size // self.setting.n if operation.gathers else size, ITEM, self.setting.n)
+        item = ITEMS[self.options.dtype]
+        count = operation.count(size // self.setting.n if operation.gathers else size, item, self.setting.n)
         cells = {name: Cell(self.setting, name, operation.name, size) for name in self.workers}
         for _ in range(self.options.rounds):
             for name, cell in cells.items():
@@ -200,7 +203,7 @@ class Hosts:
         def calls(times: int, period: float) -> list[float]:
             first = self._soon()
             starts = [first + period * turn for turn in range(times)]
-            answers = workers.ask(**request, count=count, dtype=DTYPE, starts=starts)
+            answers = workers.ask(**request, count=count, dtype=self.options.dtype, starts=starts)
             ends = [max(each) for each in zip(*(answer["ends"] for answer in answers), strict=True)]
             # A call that began late, because the one before it took longer than planned, is left out.
             late = [False, *(end > start for end, start in zip(ends, starts[1:], strict=False))]
@@ -283,6 +286,7 @@ def parser() -> argparse.ArgumentParser:
     add("--order", type=orders, default=["by-host"], metavar="NAME,...", help="by-host: 0 0 1 1, round-robin: 0 1 0 1")
     add("--operations", type=operations, default=list(NAMES), metavar="NAME,...", help="(all)")
     add("--sizes", default=sizes, metavar="BYTES,...", help=f"a list, or LOW:HIGH in steps of 8 ({sizes})")
+    add("--dtype", choices=ITEMS, default="float32", help="of the arrays (%(default)s)")
     default = "rankwise,gloo,mpich,openmpi"
     add("--libraries", type=libraries, default=libraries(default), metavar="NAME,...", help=f"see below ({default})")
     add("--rounds", type=at_least(1), default=3, metavar="N", help="rounds, each with all libraries (3)")

@@ -20,6 +20,7 @@ rankwise                  with the backend that rw.init chooses without another 
 rankwise/BACKEND          with this backend: gloo or hierarchical
 rankwise@MPI              under mpiexec, with the backend that rw.init chooses there; MPI: mpich or openmpi
 rankwise/BACKEND@MPI      the same with this backend: mpi, gloo or hierarchical
+any of these + NAME=ALGORITHM+...   with these algorithms forced, as by RANKWISE_ALGORITHM
 gloo                      torch.distributed's, called directly
 mpich, openmpi            mpi4py, over TCP between the hosts
 """
@@ -50,12 +51,13 @@ MPI_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Library:
-    """One of LIBRARIES. name: as it was given. peer: gloo or an MPI without rankwise."""
+    """One of LIBRARIES. name: as it was given. peer: gloo or an MPI without rankwise. algorithms: forced ones."""
 
     name: str
     peer: bool
     backend: str
     mpi: str
+    algorithms: str = ""
 
     @classmethod
     def parse(cls, name: str) -> Library:
@@ -64,10 +66,16 @@ class Library:
             return cls(name, True, "", "")
         if name in MPIS:
             return cls(name, True, "", name)
-        match = re.fullmatch(r"rankwise(?:/(\w+))?(?:@(mpich|openmpi))?", name)
+        match = re.fullmatch(r"rankwise(?:/(\w+))?(?:@(mpich|openmpi))?((?:\+\w+=\w+)*)", name)
         if not match:
             raise ValueError(name)
-        return cls(name, False, match[1] or "", match[2] or "")
+        return cls(name, False, match[1] or "", match[2] or "", match[3][1:].replace("+", ","))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of rankwise that make the choice."""
+        chosen = {"RANKWISE_BACKEND": self.backend, "RANKWISE_ALGORITHM": self.algorithms}
+        return {name: value for name, value in chosen.items() if value}
 
 
 class Launches:
@@ -101,8 +109,7 @@ class Launches:
             if library.peer:  # tools/bench/rank.py reads its rank here
                 variables |= {"RANKWISE_RANK": str(rank), "RANKWISE_WORLD_SIZE": str(len(self._placement))}
                 variables["GLOO_SOCKET_IFNAME"] = CARD
-            if library.backend:
-                variables["RANKWISE_BACKEND"] = library.backend
+            variables |= library.variables
             words = [f"{name}={value}" for name, value in variables.items()]
             lines.append(f'{ON_EACH_HOST.format(pid=self._pids[host])} env {shlex.join(words)} "$@" &')
         launcher = ("sh", "-c", "\n".join([*lines, "wait"]), "hosts")
@@ -126,8 +133,6 @@ class Launches:
         first = f"nsenter --target={self._pids[0]} --net unshare --uts"
         command = f'hostname {names[0]}; exec {shlex.quote(found.launcher[0])} {options} "$@"'
         python = found.python if library.peer else peers.with_rankwise(found.python)
-        environment = {**MPI_ENVIRONMENT, **found.environment, "TMPDIR": str(self._folder)}
-        if library.backend:
-            environment["RANKWISE_BACKEND"] = library.backend
+        environment = {**MPI_ENVIRONMENT, **found.environment, "TMPDIR": str(self._folder), **library.variables}
         launcher = (*first.split(), "sh", "-c", command, "hosts")
         return Launch("mpi" if library.peer else "rankwise", launcher, (*python, RANK_PROGRAM), environment)

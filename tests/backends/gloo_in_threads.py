@@ -6,13 +6,12 @@ import ctypes
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankwise.backends.gloo.communicator import GlooCommunicator
 from rankwise.backends.gloo.peers import GlooPeers
 from rankwise.backends.gloo.transport import STANDING_TAG
-from rankwise.backends.registry import Opener
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.types import DType, ReduceOp
@@ -132,7 +131,9 @@ class GlooInThreads(GlooCommunicator):
     def _part(self, color: int, members: Sequence[int]) -> GlooInThreads:
         self.splits += 1
         queues = PartQueues(self.queues, members, (self.splits, color))
-        return GlooInThreads(queues, members.index(self._rank), len(members), self._timeout, checks=self.checks)
+        part = GlooInThreads(queues, members.index(self._rank), len(members), self._timeout, checks=self.checks)
+        part.force(self._forced)
+        return part
 
     def _no_part(self) -> None:
         self.splits += 1
@@ -150,7 +151,7 @@ class GlooInThreads(GlooCommunicator):
         pass
 
 
-def opener(*, checks: bool = True, forced: dict[str, str] | None = None) -> Opener:
+def opener(*, checks: bool = True, forced: dict[str, str] | None = None) -> Callable[[Job, float], GlooInThreads]:
     """A backend for threads."""
     jobs: dict[str, Queues] = defaultdict(Queues)
     lock = threading.Lock()

@@ -9,18 +9,19 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.hierarchical.communicator import HierarchicalCommunicator
 from rankwise.backends.native.communicator import EngineCommunicator
-from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.message import ANY
+from rankwise.contract.operations import Call
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
@@ -211,31 +212,26 @@ class Counting:
         if self._host[self._ranks[to]] != self._host[me]:
             self._sent[me] += nbytes
 
-    def all_to_all_v(self, send: int, recv: int, send_counts: Any, recv_counts: Any, dtype: Any) -> None:
-        for to, count in enumerate(send_counts):
-            self._count(to, count * dtype.itemsize)
-        self._inner.all_to_all_v(send, recv, send_counts, recv_counts, dtype)
+    def run(self, call: Call) -> None:
+        for to, count in enumerate(self._leaving(call)):
+            self._count(to, count * call.dtype.itemsize)
+        self._inner.run(call)
 
-    def all_gather_v(self, send: int, recv: int, counts: Any, dtype: Any) -> None:
-        for to in range(self._inner.world_size):
-            self._count(to, counts[self._inner.rank] * dtype.itemsize)
-        self._inner.all_gather_v(send, recv, counts, dtype)
-
-    def gather_v(self, send: int, recv: int, counts: Any, dtype: Any, root: int) -> None:
-        self._count(root, counts[self._inner.rank] * dtype.itemsize)
-        self._inner.gather_v(send, recv, counts, dtype, root)
-
-    def scatter_v(self, send: int, recv: int, counts: Any, dtype: Any, root: int) -> None:
-        if self._inner.rank == root:
-            for to, count in enumerate(counts):
-                self._count(to, count * dtype.itemsize)
-        self._inner.scatter_v(send, recv, counts, dtype, root)
-
-    def broadcast(self, ptr: int, count: int, dtype: Any, root: int) -> None:
-        if self._inner.rank == root:
-            for to in range(self._inner.world_size):
-                self._count(to, count * dtype.itemsize)
-        self._inner.broadcast(ptr, count, dtype, root)
+    def _leaving(self, call: Call) -> Sequence[int]:
+        """How many elements this rank sends to each rank."""
+        rank, n = self._inner.rank, self._inner.world_size
+        match call.operation.name:
+            case "all_to_all_v":
+                return call.send_counts or ()
+            case "all_gather_v":
+                return [call.counts[rank]] * n if call.counts else ()
+            case "gather_v":
+                return [call.counts[rank] if to == call.root else 0 for to in range(n)] if call.counts else ()
+            case "scatter_v" if rank == call.root:
+                return call.counts or ()
+            case "broadcast" if rank == call.root:
+                return [call.count] * n
+        return ()
 
 
 N, SIZE = 4, 1 << 20  # bytes of x; 2 hosts of 2 ranks
@@ -270,7 +266,7 @@ def test_no_byte_crosses_between_hosts_twice(name: str, placement: str) -> None:
         group.barrier()
         call(group, x)
 
-    def wrap(flat: Communicator) -> Communicator:
+    def wrap(flat: OpenCommunicator) -> OpenCommunicator:
         return Counting(flat, sent, hosts, tuple(range(N)))  # type: ignore[return-value]
 
     run_ranks(N, body, backend=opener(hosts, wrap))
@@ -280,19 +276,6 @@ def test_no_byte_crosses_between_hosts_twice(name: str, placement: str) -> None:
         assert max(sent.values()) - min(sent.values()) <= small, "the lanes share the work unevenly"
 
 
-COLLECTIVES = (
-    "barrier",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "all_gather_v",
-    "all_to_all_v",
-    "gather_v",
-    "scatter_v",
-)
-
-
 class Recording:
     """A communicator that records the collectives that its rank calls. Its parts record in the same place."""
 
@@ -300,15 +283,11 @@ class Recording:
         self._inner, self._calls = inner, calls
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if name not in COLLECTIVES:
-            return found
+        return getattr(self._inner, name)
 
-        def call(*args: Any) -> Any:
-            self._calls.append(name)
-            return found(*args)
-
-        return call
+    def run(self, call: Call) -> None:
+        self._calls.append(call.operation.name)
+        self._inner.run(call)
 
     def split(self, color: int, key: int = 0) -> Any:
         part = self._inner.split(color, key)
@@ -335,7 +314,7 @@ def test_a_call_is_compared_in_one_round_trip_between_hosts(name: str, size: int
         calls[group.rank].clear()
         getattr(group.comm, name)(*args[name])
 
-    def wrap(flat: Communicator) -> Communicator:
+    def wrap(flat: OpenCommunicator) -> OpenCommunicator:
         return Recording(flat, calls[flat.rank])  # type: ignore[return-value]
 
     run_ranks(4, body, backend=opener(PLACEMENTS["2x2"], wrap))
@@ -374,7 +353,7 @@ def test_small_data_and_many_hosts_use_the_engines_reductions(
             x = getattr(group, name)(x)
             assert x is None or (x == np.array(2047 + len(calls)).astype(dtype)).all()
 
-    def wrap(flat: Communicator) -> Communicator:
+    def wrap(flat: OpenCommunicator) -> OpenCommunicator:
         return Recording(flat, calls[flat.rank])  # type: ignore[return-value]
 
     run_ranks(len(placement), body, backend=opener(placement, wrap))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import RankwiseError
+from rankwise.contract.failure import Failure
 
 
 class OpenCommunicator(Communicator):
@@ -37,6 +39,38 @@ class OpenCommunicator(Communicator):
     @property
     def world_size(self) -> int:
         return self._world_size
+
+    @abstractmethod
+    def split(self, color: int, key: int = 0) -> OpenCommunicator | None: ...
+
+    @abstractmethod
+    def shrink(self, exclude: Sequence[int] = ()) -> OpenCommunicator: ...
+
+    def abort(self, reason: str) -> None:
+        self.fail(f"aborted the group: {reason}")
+
+    @abstractmethod
+    def fail(self, how: str) -> None:
+        """Fail the group: the other ranks raise a PeerLostError that names this rank and says `how` it was lost."""
+
+    # ---- as a part of a larger group ----
+
+    def become_part(self) -> None:
+        """From now on each operation is a step of the larger group's, which counts and compares the calls."""
+        self.counted = False
+
+    @abstractmethod
+    def fail_as_part(self, failure: Failure) -> None:
+        """Fail this group because the larger one has failed, so that the ranks of this one find the reason."""
+
+    def explain_timeout(self, call: str, sequence: int) -> RankwiseError | None:
+        """Which ranks are late, if this rank timed out in `call` of the larger group; None if the engine cannot tell.
+
+        It must be known where the other ranks that take part in the call are, so they call this too.
+        """
+        return None
+
+    # ---- its end ----
 
     @abstractmethod
     def forked(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
@@ -38,6 +38,12 @@ def names() -> list[str]:
     return sorted({*BUILT_IN, *_outside()})
 
 
+def built_in(name: str) -> Callable[..., Any]:
+    """The `open` of a backend of this package, which may take more arguments, and returns an OpenCommunicator."""
+    found: Callable[..., Any] = import_module(BUILT_IN[name]).open
+    return found
+
+
 def opener(name: str, given: str = "backend") -> Opener:
     """Load the backend called `name`. given: what named it, for the error.
 
@@ -45,8 +51,7 @@ def opener(name: str, given: str = "backend") -> Opener:
     missing.
     """
     if name in BUILT_IN:
-        found: Opener = import_module(BUILT_IN[name]).open
-        return found
+        return built_in(name)
     outside = _outside()
     if name in outside:
         loaded: Opener = outside[name].load()

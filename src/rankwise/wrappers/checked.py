@@ -98,24 +98,24 @@ class CheckedCommunicator(ComparingCommunicator):
     def agree(self, flag: int) -> int:
         return self._inner.agree(flag)
 
-    def shrink(self, exclude: Sequence[int] = ()) -> Communicator:
+    def shrink(self, exclude: Sequence[int] = ()) -> CheckedCommunicator:
         return self._follow(self._inner.shrink(exclude))
 
-    def restore(self) -> Communicator:
+    def restore(self) -> CheckedCommunicator:
         return self._follow(self._inner.restore())
 
     def abort(self, reason: str) -> None:
         super().abort(reason)
         self._inner.abort(reason)
 
-    def _follow(self, new: Communicator) -> Communicator:
+    def _follow(self, new: Communicator) -> CheckedCommunicator:
         checked = CheckedCommunicator(new)
         checked.former_ranks = new.former_ranks
         return checked
 
     # ---- groups, ends ----
 
-    def _part(self, color: int, members: Sequence[int]) -> Communicator:
+    def _part(self, color: int, members: Sequence[int]) -> CheckedCommunicator:
         part = self._inner.split(color, members.index(self._rank))
         assert part is not None
         return CheckedCommunicator(part)

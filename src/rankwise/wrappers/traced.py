@@ -11,6 +11,7 @@ from itertools import count as numbers_from
 from typing import Any, TypeVar
 
 from rankwise._native import TraceWriter, WrittenOperation, uncounted
+from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
@@ -233,37 +234,30 @@ class TracedCommunicator(Communicator):
             self._launched.popleft().end()
 
 
-class TracedWork(Work[None]):
+class TracedWork(OuterWork):
     """An operation in progress, and its entry in the trace, which ends when the operation has been waited for.
 
     matches: it is a receive from any rank or with any tag, whose message is known when it is complete.
     """
 
     def __init__(self, inner: Work[None], entry: WrittenOperation, *, matches: bool = False) -> None:
-        self._inner, self._entry, self._matches = inner, entry, matches
+        super().__init__(inner)
+        self._entry, self._matches = entry, matches
 
     def wait(self, timeout: float | None = None) -> None:
         self._entry.wait()
         try:
-            self._inner.wait(timeout)
+            super().wait(timeout)
         except BaseException:
-            if self._inner.done():
+            if self.done():
                 self._entry.end(failed=True)
             raise
         if self._matches:
             self._entry.matched(self.source, self.tag)
         self._entry.end()
 
-    def done(self) -> bool:
-        return self._inner.done()
-
     def cancel(self) -> bool:
-        cancelled = self._inner.cancel()
+        cancelled = super().cancel()
         if cancelled:
             self._entry.end(failed=True)
         return cancelled
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("source", "tag"):  # of a receive
-            return getattr(self._inner, name)
-        raise AttributeError(name)

@@ -24,8 +24,6 @@ from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.backends.composed.memory import address, shares, sizes
 from rankwise.backends.composed.partial import Partial
-from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import RankwiseError
 from rankwise.contract.message import ANY, Message
 from rankwise.contract.operations import Call, check_count, check_rank
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
@@ -51,8 +49,6 @@ class ComposedCommunicator(ComparingCommunicator):
     empty buffer is ignored. They raise `engine_errors`, which `_explain` converts to rankwise's errors.
     """
 
-    settles_timeouts = True
-    """Whether a rank that timed out waits until the others have said where they are."""
     _channel: Channel
     _peers: Peers  # of the backends in tuning.MESSAGES
 
@@ -68,8 +64,9 @@ class ComposedCommunicator(ComparingCommunicator):
     def force(self, algorithms: Mapping[str, str]) -> None:
         """Run these algorithms, by operation, instead of the usual choice; the same on all ranks.
 
-        This also applies to groups that are split off later; a group of one rank ignores it. ValueError for a name that
-        this backend does not have. A call that the algorithm cannot run raises UnsupportedError.
+        This also applies to groups that are split off later, or made by `shrink`; a group of one rank ignores it.
+        ValueError for a name that this backend does not have. A call that the algorithm cannot run raises
+        UnsupportedError.
         """
         forced = tuning.check(self.backend, algorithms)
         self._forced = forced if self._world_size > 1 else {}
@@ -130,12 +127,6 @@ class ComposedCommunicator(ComparingCommunicator):
         """The algorithm for an operation: the chosen one, unless another is forced."""
         return self._forced.get(operation, chosen)
 
-    def _split(self, color: int, key: int) -> Communicator | None:
-        part = super()._split(color, key)
-        if isinstance(part, type(self)):  # a part of a hierarchical group may have another class
-            part.force(self._forced)
-        return part
-
     # ---- what an adapter provides ----
 
     @abstractmethod
@@ -155,13 +146,6 @@ class ComposedCommunicator(ComparingCommunicator):
 
     @abstractmethod
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None: ...
-
-    def explain_timeout(self, call: str, sequence: int) -> RankwiseError | None:
-        """Which ranks are late, if this rank timed out in `call` outside this group; None if the engine cannot tell.
-
-        It must be known where the other ranks that take part in the call are, so they call this too.
-        """
-        return None
 
     # ---- what an adapter may do better ----
 

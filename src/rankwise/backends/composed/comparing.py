@@ -22,12 +22,13 @@ from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.envelopes import Different, Envelopes, GatheredEnvelopes
 from rankwise.backends.composed.memory import address
+from rankwise.backends.composed.part_errors import to_pass_on
 from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract import measuring
 from rankwise.contract.closing import CLOSE_TIMEOUT
-from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError, UnsupportedError
+from rankwise.contract.failure import Failure
 from rankwise.contract.operations import ALL_TO_ALL_V, BARRIER, SPLIT, Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.work import Work
@@ -46,6 +47,8 @@ class ComparingCommunicator(OpenCommunicator):
 
     blocking = True
     engine_errors: tuple[type[Exception], ...]
+    settles_timeouts = True
+    """Whether a rank that timed out waits until the others have said where they are."""
 
     def __init__(
         self,
@@ -120,12 +123,18 @@ class ComparingCommunicator(OpenCommunicator):
                 self._queue = WorkQueue(f"rankwise {self.backend} stream")
         return self._queue.put(partial(self.call, function))
 
-    def split(self, color: int, key: int = 0) -> Communicator | None:
+    def split(self, color: int, key: int = 0) -> OpenCommunicator | None:
         return self._run(Call(SPLIT), self._split, (color, key))
 
-    def abort(self, reason: str) -> None:
-        how = f"aborted the group: {reason}"
+    def fail(self, how: str) -> None:
         self._fail(PeerLostError(f"rank {self._rank} {how}", rank=self._rank, how=how))
+
+    def become_part(self) -> None:
+        super().become_part()
+        self.checks = self.settles_timeouts = False
+
+    def fail_as_part(self, failure: Failure) -> None:
+        self._fail(PeerLostError(failure.message, rank=self._rank, how=to_pass_on(failure)))
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         if self.closed:
@@ -171,7 +180,7 @@ class ComparingCommunicator(OpenCommunicator):
         return GatheredEnvelopes(self._rank, self._world_size, max([0, *self._inline.values()]), self._mover)
 
     @abstractmethod
-    def _part(self, color: int, members: Sequence[int]) -> Communicator:
+    def _part(self, color: int, members: Sequence[int]) -> OpenCommunicator:
         """The group of these ranks, in this order; this rank is one of them.
 
         Every rank of the present group calls `_part` or `_no_part` at the same time. color: a number from 0
@@ -269,7 +278,7 @@ class ComparingCommunicator(OpenCommunicator):
         described = {rank: calls.decoded(row.tobytes()) for rank, row in enumerate(everybody)}
         return calls.mismatch(described, self._call_lock.sequence)
 
-    def _split(self, color: int, key: int) -> Communicator | None:
+    def _split(self, color: int, key: int) -> OpenCommunicator | None:
         wishes = np.empty((self._world_size, 2), np.int64)
         mine = np.array([color, key], np.int64)
         self._collect(address(mine), address(wishes), mine.nbytes)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwise._native import counted
+from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.contract import measuring
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.types import ITEMSIZE, DType
@@ -46,22 +47,12 @@ def waits(function: Callable[..., None], *args: Any) -> None:
         function(*args)
 
 
-class CountedMessage(Work[None]):
+class CountedMessage(OuterWork):
     """A message in progress, which counts how long the program waits for it."""
 
     def __init__(self, operation: str, inner: Work[None]) -> None:
-        self._operation, self._inner = operation, inner
+        super().__init__(inner)
+        self._operation = operation
 
     def wait(self, timeout: float | None = None) -> None:
-        counted(self._operation, 0, 0, self._inner.wait, timeout)
-
-    def done(self) -> bool:
-        return self._inner.done()
-
-    def cancel(self) -> bool:
-        return self._inner.cancel()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("source", "tag"):  # of a receive
-            return getattr(self._inner, name)
-        raise AttributeError(name)
+        counted(self._operation, 0, 0, self.inner.wait, timeout)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rankwise.contract.communicator import Communicator
+from rankwise.backends.closing import OpenCommunicator
 from rankwise.contract.errors import RankwiseError
 
 
 def shrunk(
-    parts: Sequence[Communicator], exclude: Sequence[Sequence[int]]
-) -> Iterator[tuple[list[Communicator], tuple[int, ...]]]:
+    parts: Sequence[OpenCommunicator], exclude: Sequence[Sequence[int]]
+) -> Iterator[tuple[list[OpenCommunicator], tuple[int, ...]]]:
     """Shrink all parts of a communicator, once for each item that the caller takes.
 
     exclude: for each part, the ranks to leave out.
@@ -37,6 +37,6 @@ def shrunk(
         yield smaller, former
 
 
-def _close(parts: Sequence[Communicator]) -> None:
+def _close(parts: Sequence[OpenCommunicator]) -> None:
     for part in parts:
         part.close(0.0)

@@ -292,7 +292,7 @@ class GlooCommunicator(ComposedCommunicator):
                 assert part is not None  # each survivor is connected
                 part.former_ranks = outcome.present
                 part.timeout = self._timeout
-                part.force(self._forced if part.world_size > 1 else {})
+                part.force(self._forced)
                 return part
             if part is not None:
                 part.close(0.0)
@@ -329,7 +329,10 @@ class GlooCommunicator(ComposedCommunicator):
             everybody = self._gathered(mine)
             return [everybody[member] for member in members]
 
-        return GlooCommunicator(store, self._device, rank, len(members), self._timeout, of_members, checks=self.checks)
+        size, device = len(members), self._device
+        part = GlooCommunicator(store, device, rank, size, self._timeout, of_members, checks=self.checks)
+        part.force(self._forced)
+        return part
 
     def _no_part(self) -> None:
         self._splits += 1

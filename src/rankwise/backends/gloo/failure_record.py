@@ -37,7 +37,7 @@ class FailureRecord:
     ) -> RankwiseError:
         """The recorded failure, if there is one, else the meaning of gloo's `error` in this rank's call `where`.
 
-        limit: the group's timeout in seconds. settles_timeouts: see ComposedCommunicator.
+        limit: the group's timeout in seconds. settles_timeouts: see ComparingCommunicator.
         """
         text = reason(error)
         timed_out = isinstance(error, TimeoutError) or "imed out" in str(error)

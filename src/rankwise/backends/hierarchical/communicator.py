@@ -22,19 +22,19 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from rankwise import _native
 from rankwise.backends import registry, tuning
+from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes
-from rankwise.backends.composed.part_errors import ROOM, latest, of_the_group, to_pass_on
+from rankwise.backends.composed.part_errors import latest, of_the_group
 from rankwise.backends.composed.partial import Partial, carried_as
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.composed.work_queue import Task, WorkQueue
@@ -42,13 +42,15 @@ from rankwise.backends.hierarchical import one_lane
 from rankwise.backends.hierarchical.hosts import Layout, cut, moves
 from rankwise.backends.hierarchical.neighbours import locality_mark, log_neighbour
 from rankwise.backends.hierarchical.p2p import Channel
+from rankwise.backends.hierarchical.part import NoPart, Part
 from rankwise.backends.native import shm
-from rankwise.backends.native.communicator import EngineCommunicator, join
-from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
+from rankwise.backends.native.communicator import join
+from rankwise.contract.communicator import Collectives
+from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.contract.job import Job
+from rankwise.contract.operations import BARRIER, Call
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.system import locality
 from rankwise.system.settings import Settings
@@ -59,28 +61,16 @@ _BYTE = DType.U8
 Carried = tuple[int, list[int], Task | None]  # the address of a share, all members' shares, the pending transfer
 
 
-def open(job: Job, timeout: float) -> Communicator:
-    """Meet all ranks by the engine that suits the launcher (mpi under mpiexec, else gloo), then this host's ranks."""
-    under_mpi = job.launcher.startswith("mpiexec") and "mpi" in registry.names()
-    engine = "mpi" if under_mpi else "gloo"
-    open_engine: Callable[..., Communicator] = registry.opener(engine)  # it has its own algorithms
-    comm = connect(open_engine(job, timeout, algorithms={}), timeout, job.segment_fd, job.tuning)
-    if isinstance(comm, ComposedCommunicator):
-        comm.force(Settings.read().algorithms)
-    return comm
+def open(job: Job, timeout: float) -> OpenCommunicator:
+    """Meet all ranks by the engine that suits the launcher (mpi under mpiexec, else gloo), then this host's ranks.
 
-
-def connect(
-    flat: Communicator, timeout: float, segment_fd: int | None = None, tuning: str | None = None
-) -> Communicator:
-    """A communicator of the ranks of `flat`, which uses shared memory within each host. It owns `flat`.
-
-    segment_fd: descriptor of the launcher's shared memory, if there is one. The ranks of one launcher use this memory,
-    and the ranks of two launchers count as being on two hosts. tuning: as in Job. If every host has one rank, the
-    result is `flat` itself. If one host has all ranks, the result uses only shared memory, and RANKWISE_ALGORITHM names
-    algorithms of `shm`.
+    The ranks of one launcher use its shared memory, and the ranks of two launchers count as being on two hosts. If
+    every host has one rank, the result is the engine's communicator. If one host has all ranks, the result uses only
+    shared memory, and RANKWISE_ALGORITHM names algorithms of `shm`.
     """
-    inode = None if segment_fd is None else os.fstat(segment_fd).st_ino
+    engine = "mpi" if job.launcher.startswith("mpiexec") else "gloo"
+    flat: ComposedCommunicator = registry.built_in(engine)(job, timeout, algorithms={})  # it has its own algorithms
+    inode = None if job.segment_fd is None else os.fstat(job.segment_fd).st_ino
     marks = all_gather_bytes(flat, locality_mark(locality.locality(), inode))
     layout = Layout.of(marks)
     here = layout.host[flat.rank]
@@ -89,21 +79,32 @@ def connect(
         log_neighbour(marks, flat.rank)
     token = broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a secret name
     id = f"{token[:32].hex()} {here}"
-    job = Job(number, size, number, size, "hierarchical", id, token[32:], segment_fd=segment_fd, tuning=tuning)
+    meeting = Job(
+        number, size, number, size, "hierarchical", id, token[32:], segment_fd=job.segment_fd, tuning=job.tuning
+    )
     if layout.hosts == 1:
-        local = shm.open(job, timeout)
-    else:
-        segment, _ = shm.segment_of(job, timeout)
-        local = join(segment, number, timeout, "shm", process=True, algorithms={}, part=True, tuning=job.tuning)
-    return assemble(flat, local, layout)
+        flat.close()
+        return shm.open(meeting, timeout)
+    algorithms = Settings.read().algorithms
+    if layout.hosts == flat.world_size:
+        flat.force(algorithms)
+        return flat
+    segment, _ = shm.segment_of(meeting, timeout)
+    local = join(segment, number, timeout, "shm", process=True, algorithms={}, part=True, tuning=job.tuning)
+    return assemble(flat, local, layout, algorithms)
 
 
-def assemble(flat: Communicator, local: Communicator, layout: Layout) -> Communicator:
-    """The simplest communicator of flat's ranks, of which this host's are in `local`. Collective; owns both."""
-    return _assembled(flat, local, _lane(flat, layout), layout)
+def assemble(
+    flat: OpenCommunicator, local: OpenCommunicator, layout: Layout, algorithms: Mapping[str, str]
+) -> OpenCommunicator:
+    """The simplest communicator of flat's ranks, of which this host's are in `local`. Collective; owns both.
+
+    algorithms: to force if it is a HierarchicalCommunicator.
+    """
+    return _assembled(flat, local, _lane(flat, layout), layout, algorithms)
 
 
-def _lane(flat: Communicator, layout: Layout) -> Communicator | None:
+def _lane(flat: OpenCommunicator, layout: Layout) -> OpenCommunicator | None:
     """This rank's lane, or None if it is in none. Collective if the group spans hosts, some with several ranks."""
     if layout.hosts in (1, flat.world_size):
         return None
@@ -111,14 +112,22 @@ def _lane(flat: Communicator, layout: Layout) -> Communicator | None:
     return flat.split(number if number < layout.lanes else -1, layout.host[flat.rank])
 
 
-def _assembled(flat: Communicator, local: Communicator, lane: Communicator | None, layout: Layout) -> Communicator:
+def _assembled(
+    flat: OpenCommunicator,
+    local: OpenCommunicator,
+    lane: OpenCommunicator | None,
+    layout: Layout,
+    algorithms: Mapping[str, str],
+) -> OpenCommunicator:
     if layout.hosts == 1:
         flat.close()
         return local
     if layout.hosts == flat.world_size:
         local.close()
         return flat
-    return HierarchicalCommunicator(flat, local, lane, layout)
+    comm = HierarchicalCommunicator(flat, local, lane, layout)
+    comm.force(algorithms)
+    return comm
 
 
 class HierarchicalCommunicator(ComposedCommunicator):
@@ -131,20 +140,22 @@ class HierarchicalCommunicator(ComposedCommunicator):
     engine_errors = ()  # the parts raise rankwise's errors
     _channel: Channel
 
-    def __init__(self, flat: Communicator, local: Communicator, lane: Communicator | None, layout: Layout) -> None:
+    def __init__(
+        self, flat: OpenCommunicator, local: OpenCommunicator, lane: OpenCommunicator | None, layout: Layout
+    ) -> None:
         self._flat, self._local, self._lane, self._layout = flat, local, lane, layout
         self._here = layout.host[flat.rank]
         self._members = layout.members[self._here]
         self._number = local.rank  # among the members, and of the lane if this rank is in one
         self._carrier: WorkQueue | None = None  # its thread serves the lane while another serves the host
         self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
-        for part in (flat, lane):
-            if isinstance(part, ComposedCommunicator):
-                part.checks = False  # calls are compared once, for the whole group
-                part.settles_timeouts = False  # likewise
-        for part in (flat, local, lane):
-            if part is not None:
-                part.counted = False
+        for part in self._parts():
+            part.become_part()
+        self._within = Part(local, self._members, self._explained)
+        self._across = Part(flat, range(flat.world_size), self._explained)
+        self._own_lane: Collectives = NoPart()
+        if lane is not None:
+            self._own_lane = Part(lane, [members[self._number] for members in layout.members], self._explained)
         self.any_source = local.any_source and flat.any_source
         self._channel = Channel(local, flat, layout, self._receive_failed)
         super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
@@ -185,31 +196,31 @@ class HierarchicalCommunicator(ComposedCommunicator):
     # ---- moves ----
 
     def _barrier(self) -> None:
-        self._within("barrier")
-        self._between(0, "barrier")
-        self._within("barrier")
+        self._within.run(Call(BARRIER))
+        self._between(0).run(Call(BARRIER))
+        self._within.run(Call(BARRIER))
 
     def _broadcast(self, ptr: int, size: int, root: int) -> None:
         """The root's host scatters over the lanes, each lane broadcasts its share, every host gathers the shares."""
         shares, host = self._shares(size, size), self._layout.host[root]
         share, length = self._memory("share", self._of(shares)), self._of(shares)
         if host == self._here:
-            self._within("scatter_v", ptr, share, shares, _BYTE, self._layout.local(root))
-        self._between(length, "broadcast", share, length, _BYTE, host)
-        self._within("all_gather_v", share, ptr, shares, _BYTE)
+            self._within.scatter_v(ptr, share, shares, _BYTE, self._layout.local(root))
+        self._between(length).broadcast(share, length, _BYTE, host)
+        self._within.all_gather_v(share, ptr, shares, _BYTE)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
         """Each host gathers its blob; the lanes exchange slices of the blobs; each host gathers all slices."""
         slices = self._slices(sizes, sum(sizes))
         ours = slices[self._here]
         blob = self._memory("blob", sum(ours))
-        self._within("all_gather_v", send, blob, [sizes[rank] for rank in self._members], _BYTE)
+        self._within.all_gather_v(send, blob, [sizes[rank] for rank in self._members], _BYTE)
         shares = self._shares_of(slices)
         share = self._memory("share", self._of(shares))
         mine = blob + sum(ours[: self._number])
-        self._between(self._of(shares), "all_gather_v", mine, share, self._column(slices), _BYTE)
+        self._between(self._of(shares)).all_gather_v(mine, share, self._column(slices), _BYTE)
         carried = self._memory("carried", sum(sizes))
-        self._within("all_gather_v", share, carried, shares, _BYTE)
+        self._within.all_gather_v(share, carried, shares, _BYTE)
         for at, to, length in self._layout.arrangement(sizes, slices):
             ctypes.memmove(recv + at, carried + to, length)
 
@@ -218,10 +229,10 @@ class HierarchicalCommunicator(ComposedCommunicator):
         blobs, host = self._layout.blobs(sizes), self._layout.host[root]
         first, on_root = self._number == 0, self._rank == root
         blob = self._memory("blob", blobs[self._here]) if first else 0
-        self._within("gather_v", send, blob, [sizes[rank] for rank in self._members], _BYTE, 0)
+        self._within.gather_v(send, blob, [sizes[rank] for rank in self._members], _BYTE, 0)
         everything = self._memory("carried", sum(sizes)) if host == self._here and (first or on_root) else 0
         if first:
-            self._between(0, "gather_v", blob, everything, blobs, _BYTE, host)
+            self._between(0).gather_v(blob, everything, blobs, _BYTE, host)
         if host == self._here:
             self._pass_on(everything, 0, self._layout.local(root), sum(sizes))
         if on_root:
@@ -240,15 +251,15 @@ class HierarchicalCommunicator(ComposedCommunicator):
             self._pass_on(everything, self._layout.local(root), 0, sum(sizes))
         blob = self._memory("blob", blobs[self._here]) if first else 0
         if first:
-            self._between(0, "scatter_v", everything, blob, blobs, _BYTE, host)
-        self._within("scatter_v", blob, recv, [sizes[rank] for rank in self._members], _BYTE, 0)
+            self._between(0).scatter_v(everything, blob, blobs, _BYTE, host)
+        self._within.scatter_v(blob, recv, [sizes[rank] for rank in self._members], _BYTE, 0)
 
     def _pass_on(self, ptr: int, source: int, target: int, size: int) -> None:
         """From one member of this host to another; ptr: the address of the bytes on each of the two."""
         if source != target:
             only = [size if number == target else 0 for number in range(len(self._members))]
             taken = ptr if self._number == target else 0
-            self._within("scatter_v", ptr if self._number == source else 0, taken, only, _BYTE, source)
+            self._within.scatter_v(ptr if self._number == source else 0, taken, only, _BYTE, source)
 
     def _all_to_all(self, send: int, recv: int, size: int) -> None:
         layout = self._layout
@@ -260,8 +271,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         if not even:
             why = "it needs equally many ranks on every host"
             raise tuning.cannot_run(self.backend, "all_to_all", "one_lane", why)
-        between = partial(self._between, 0)
-        one_lane.all_to_all(layout, self._number, (send, recv), size, self._within, between)
+        one_lane.all_to_all(layout, self._number, (send, recv), size, self._within, self._between(0))
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
         """Blocks for this host's members go through shared memory, the others directly to their ranks."""
@@ -270,12 +280,12 @@ class HierarchicalCommunicator(ComposedCommunicator):
         for at, to, length in self._members_first(send_sizes):
             ctypes.memmove(outgoing + to, send + at, length)
         ours = [[amounts[rank] for rank in self._members] for amounts in (send_sizes, recv_sizes)]
-        self._within("all_to_all_v", outgoing, incoming, ours[0], ours[1], _BYTE)
+        self._within.all_to_all_v(outgoing, incoming, ours[0], ours[1], _BYTE)
         theirs = [
             [0 if self._layout.host[rank] == self._here else amount for rank, amount in enumerate(amounts)]
             for amounts in (send_sizes, recv_sizes)
         ]
-        self._across("all_to_all_v", outgoing + sum(ours[0]), incoming + sum(ours[1]), theirs[0], theirs[1], _BYTE)
+        self._across.all_to_all_v(outgoing + sum(ours[0]), incoming + sum(ours[1]), theirs[0], theirs[1], _BYTE)
         for at, to, length in self._members_first(recv_sizes):
             ctypes.memmove(recv + at, incoming + to, length)
 
@@ -316,13 +326,13 @@ class HierarchicalCommunicator(ComposedCommunicator):
         reduced = self._reduce_within(ptr, count, shares, dtype, op, slot)
         if now and self._engine_reduces(whole):
             reduction = Partial(dtype, op, self._world_size)
-            self._between(sum(pieces), "all_reduce", reduced, sum(pieces), reduction.kind, reduction.step)
+            self._between(sum(pieces)).all_reduce(reduced, sum(pieces), reduction.kind, reduction.step)
             reduction.end(share, reduced, sum(pieces))
             return share, shares, None
 
         def carry() -> None:
             piece = self._reduce_between(reduced, pieces, dtype, op, slot)
-            self._between(sum(pieces), "all_gather_v", piece, share, pieces, dtype)
+            self._between(sum(pieces)).all_gather_v(piece, share, pieces, dtype)
 
         if now:
             carry()
@@ -335,7 +345,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         share, shares, work = carried
         if work is not None:
             work.wait()
-        self._within("all_gather_v", share, ptr, shares, dtype)
+        self._within.all_gather_v(share, ptr, shares, dtype)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         whole, host = count * ITEMSIZE[dtype], self._layout.host[root]
@@ -345,15 +355,15 @@ class HierarchicalCommunicator(ComposedCommunicator):
         reduced = self._reduce_within(ptr, count, shares, dtype, op)
         if self._engine_reduces(whole):
             reduction = Partial(dtype, op, self._world_size)
-            self._between(length, "reduce", reduced, length, reduction.kind, reduction.step, host)
+            self._between(length).reduce(reduced, length, reduction.kind, reduction.step, host)
             if host == self._here:
                 reduction.end(share, reduced, length)
         else:
             pieces = cut(length, self._layout.hosts)
             piece = self._reduce_between(reduced, pieces, dtype, op)
-            self._between(length, "gather_v", piece, share, pieces, dtype, host)
+            self._between(length).gather_v(piece, share, pieces, dtype, host)
         if host == self._here:
-            self._within("gather_v", share, ptr, shares, dtype, self._layout.local(root))
+            self._within.gather_v(share, ptr, shares, dtype, self._layout.local(root))
 
     def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
         """_all_gather_v in reverse, with reductions."""
@@ -366,7 +376,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         piece = self._reduce_between(reduced, self._column(slices), dtype, op)
         ours = slices[self._here]
         blob = self._memory("blob", sum(ours) * size)
-        self._within("all_gather_v", piece, blob, self._padded(ours), dtype)
+        self._within.all_gather_v(piece, blob, self._padded(ours), dtype)
         before = sum(counts[rank] for rank in self._members[: self._number])
         ctypes.memmove(recv, blob + before * size, counts[self._rank] * size)
 
@@ -378,7 +388,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             _native.convert_local(wide, ptr, count, dtype, True)
             ptr = wide
         reduced = self._memory(f"reduced {slot}", self._of(shares) * ITEMSIZE[kind])
-        self._within("reduce_scatter_v", ptr, reduced, shares, kind, ReduceOp.SUM if op is ReduceOp.MEAN else op)
+        self._within.reduce_scatter_v(ptr, reduced, shares, kind, ReduceOp.SUM if op is ReduceOp.MEAN else op)
         return reduced
 
     def _reduce_between(self, reduced: int, pieces: list[int], dtype: DType, op: ReduceOp, slot: int = 0) -> int:
@@ -389,7 +399,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         kind, hosts, mine = carried_as(dtype, op), self._layout.hosts, pieces[self._here]
         size = ITEMSIZE[kind]
         incoming = self._memory(f"incoming {slot}", mine * hosts * size)
-        self._between(sum(pieces), "all_to_all_v", reduced, incoming, pieces, [mine] * hosts, kind)
+        self._between(sum(pieces)).all_to_all_v(reduced, incoming, pieces, [mine] * hosts, kind)
         piece = self._memory(f"piece {slot}", mine * size)
         if not mine:
             return piece
@@ -456,35 +466,20 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     # ---- the parts ----
 
-    def _parts(self) -> list[Communicator]:
+    def _parts(self) -> list[OpenCommunicator]:
         return [self._local, self._flat] if self._lane is None else [self._local, self._lane, self._flat]
 
-    def _within(self, operation: str, *args: Any) -> None:
-        """An operation of this host's members."""
-        self._of_part(self._local, self._members, operation, args)
+    def _between(self, carried: int) -> Collectives:
+        """This rank's lane, which carries `carried`. The first lane takes part even if that is 0."""
+        return self._own_lane if carried or self._number == 0 else NoPart()
 
-    def _between(self, carried: int, operation: str, *args: Any) -> None:
-        """An operation of this rank's lane, which carries `carried`. The first lane takes part even if that is 0."""
-        if self._lane is not None and (carried or self._number == 0):
-            ranks = [members[self._number] for members in self._layout.members]
-            self._of_part(self._lane, ranks, operation, args)
-
-    def _across(self, operation: str, *args: Any) -> None:
-        """An operation of all ranks on the engine between hosts."""
-        self._of_part(self._flat, range(self._world_size), operation, args)
-
-    def _of_part(self, part: Communicator, ranks: Sequence[int], operation: str, args: tuple[Any, ...]) -> None:
-        """ranks: the part's ranks, numbered in this group."""
-        try:
-            getattr(part, operation)(*args)
-            if not part.blocking:
-                part.sync()
-        except RankwiseError as error:
-            call, sequence = self._last_call, self._call_lock.sequence
-            found = of_the_group(error, ranks, call.operation.name, sequence)
-            if isinstance(found, CollectiveTimeout) and isinstance(self._flat, ComposedCommunicator):
-                found = latest(found, self._flat.explain_timeout(str(call), sequence))
-            raise found from found.__cause__
+    def _explained(self, error: RankwiseError, ranks: Sequence[int]) -> RankwiseError:
+        """The group's error of one of a part, whose ranks these are."""
+        call, sequence = self._last_call, self._call_lock.sequence
+        found = of_the_group(error, ranks, call.operation.name, sequence)
+        if isinstance(found, CollectiveTimeout):
+            found = latest(found, self._flat.explain_timeout(str(call), sequence))
+        return found
 
     # ---- going on after a loss ----
 
@@ -496,7 +491,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._drain()
         return self._flat.agree(flag)
 
-    def shrink(self, exclude: Sequence[int] = ()) -> Communicator:
+    def shrink(self, exclude: Sequence[int] = ()) -> OpenCommunicator:
         """Every part shrinks. If a rank dies meanwhile, which only some may notice, all survivors do it again."""
         self._drain()
         here = [self._members.index(rank) for rank in exclude if rank in self._members]
@@ -511,7 +506,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             except RankwiseError:
                 made = 0
             if flat.agree(made):
-                new = _assembled(flat, local, lane, layout)
+                new = _assembled(flat, local, lane, layout, self._forced)
                 new.former_ranks = former
                 return new
             if lane is not None:
@@ -530,21 +525,21 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
         def move() -> None:
             by_host = address(memory)
-            self._within("gather", mine, address(blob) if first else 0, size, _BYTE, 0)
+            self._within.gather(mine, address(blob) if first else 0, size, _BYTE, 0)
             if first:
-                self._between(0, "all_gather_v", address(blob), by_host, blobs, _BYTE)
-            self._within("broadcast", by_host, whole, _BYTE, 0)
+                self._between(0).all_gather_v(address(blob), by_host, blobs, _BYTE)
+            self._within.broadcast(by_host, whole, _BYTE, 0)
             for at, to, length in places:
                 ctypes.memmove(everybody + at, by_host + to, length)
 
         return move
 
-    def _part(self, color: int, members: Sequence[int]) -> Communicator:
+    def _part(self, color: int, members: Sequence[int]) -> OpenCommunicator:
         key = members.index(self._rank)
         flat, local = self._flat.split(color, key), self._local.split(color, key)
         assert flat is not None
         assert local is not None
-        return assemble(flat, local, Layout.of([self._layout.host[rank] for rank in members]))
+        return assemble(flat, local, Layout.of([self._layout.host[rank] for rank in members]), self._forced)
 
     def _no_part(self) -> None:
         self._flat.split(-1)
@@ -560,14 +555,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
             return
         failure = error.failure
         if failure.kind == ERROR:
-            failure = Failure(LOST, to_blame=(self._rank,), how=f"aborted the group: {error}")
+            failure = Failure(LOST, str(error), to_blame=(self._rank,), how=f"aborted the group: {error}")
         for part in self._parts():
-            if isinstance(part, ComposedCommunicator):
-                part._fail(PeerLostError(str(error), rank=part.rank, how=to_pass_on(failure)))
-            elif isinstance(part, EngineCommunicator):
-                part.fail(to_pass_on(failure, ROOM))
-            else:  # this ends its connections
-                part.close(0.0)
+            part.fail_as_part(failure)
 
     def _release(self, timeout: float, healthy: bool) -> None:
         if self._carrier is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from weakref import ref
 
 from rankwise.backends.composed.matching import matches
+from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.hierarchical.hosts import Layout
 from rankwise.contract.communicator import Communicator
@@ -183,29 +184,24 @@ class Channel:
         return Message(self._members[found.source], found.tag, found.count, found.dtype)
 
 
-class PartWork(Work[None]):
+class PartWork(OuterWork):
     """A Work of a part of the group. ranks: the part's ranks, numbered in the group. operation: for errors."""
 
     def __init__(self, inner: Work[None], ranks: Sequence[int], operation: str) -> None:
-        self._inner, self._ranks, self._operation = inner, ranks, operation
+        super().__init__(inner)
+        self._ranks, self._operation = ranks, operation
 
     @property
-    def tag(self) -> int:
-        """A receive's tag: once it is complete, the message's."""
-        return self._inner.tag  # type: ignore[attr-defined,no-any-return]  # see Communicator.recv
+    def source(self) -> int:
+        """A receive's source, numbered in the group."""
+        return self._ranks[self.inner.source]  # type: ignore[attr-defined]  # see Communicator.recv
 
     def wait(self, timeout: float | None = None) -> None:
         try:
-            self._inner.wait(timeout)
+            super().wait(timeout)
         except RankwiseError as error:
             found = of_the_group(error, self._ranks, self._operation)
             raise found from found.__cause__
-
-    def done(self) -> bool:
-        return self._inner.done()
-
-    def cancel(self) -> bool:
-        return self._inner.cancel()
 
 
 class DeferredReceive(Work[None]):

@@ -295,7 +295,6 @@ class MpiCommunicator(ComposedCommunicator):
             raise UnsupportedError("shrink(exclude=...)", self.backend, why, "leave `exclude` out, or use gloo")
         comm, former = self._recover("shrink", self._fault_tolerance("shrink").shrink)
         part = self._made(comm)
-        part.force(self._forced if part.world_size > 1 else {})
         part.former_ranks = former
         return part
 
@@ -336,6 +335,7 @@ class MpiCommunicator(ComposedCommunicator):
     def _made(self, comm: MPI.Intracomm) -> MpiCommunicator:
         tolerance = None if self._tolerance is None else self._tolerance.part(comm)
         part = MpiCommunicator(comm, self._timeout, checks=self.checks, tolerance=tolerance)
+        part.force(self._forced)
         if part.world_size > 1:
             WATCHDOG.watch(part)
         return part

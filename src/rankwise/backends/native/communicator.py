@@ -10,8 +10,10 @@ from typing import TypeVar
 
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
+from rankwise.backends.composed.part_errors import ROOM, to_pass_on
 from rankwise.backends.native.works import EngineCall, EngineMessageWork, EngineReceives, EngineWork
 from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.failure import Failure
 from rankwise.contract.message import Message
 from rankwise.contract.operations import BARRIER, OPERATIONS, Call, Operation
 from rankwise.contract.shortcuts import Shortcuts
@@ -179,12 +181,11 @@ class EngineCommunicator(OpenCommunicator):
     def restore(self) -> EngineCommunicator:
         return EngineCommunicator(self._comm.restore(), self.backend)
 
-    def abort(self, reason: str) -> None:
-        self.fail(f"aborted the group: {reason}")
-
     def fail(self, how: str) -> None:
-        """Fail the group: the other ranks raise a PeerLostError that names this rank and says `how` it was lost."""
         self._comm.abort(how)
+
+    def fail_as_part(self, failure: Failure) -> None:
+        self.fail(to_pass_on(failure, ROOM))
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         # After a fork the group belongs to the parent only.

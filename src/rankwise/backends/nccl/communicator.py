@@ -25,9 +25,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise.backends import registry
+from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
+from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
 from rankwise.contract.communicator import Communicator, run_keeping
@@ -99,17 +101,15 @@ def open(job: Job, timeout: float) -> NcclCommunicator:
     """
     found = libraries()
     if job.world_size == 1:
-        side = registry.opener("solo")(Job(), timeout)
-    elif job.one_host:
-        side = registry.opener("shm")(job, timeout)
+        side = registry.built_in("solo")(Job(), timeout)
     else:
-        side = registry.opener("gloo")(job, timeout)
+        side = registry.built_in("shm" if job.one_host else "gloo")(job, timeout)
     comm = connect(found, side, job.local_rank if job.local_rank is not None else job.rank)
     comm.force(Settings.read().algorithms)
     return comm
 
 
-def connect(found: Libraries, side: Communicator, local_rank: int) -> NcclCommunicator:
+def connect(found: Libraries, side: OpenCommunicator, local_rank: int) -> NcclCommunicator:
     """A communicator of side's ranks, which owns `side`. Collective."""
     streams = CudaStreams.of_rank(found.cuda, local_rank)
     try:
@@ -138,7 +138,7 @@ class NcclCommunicator(ComposedCommunicator):
     blocking = False
     device_memory = True
 
-    def __init__(self, found: Libraries, side: Communicator, comm: Any, streams: CudaStreams) -> None:
+    def __init__(self, found: Libraries, side: OpenCommunicator, comm: Any, streams: CudaStreams) -> None:
         self.engine_errors = (found.nccl.NCCLError, CudaFailed)
         self._nccl, self._found, self._side, self._comm = found.nccl, found, side, comm
         self._messages: list[NcclMessage] = []
@@ -174,7 +174,7 @@ class NcclCommunicator(ComposedCommunicator):
             return Completed(error)
         event = self._cuda.create_event()
         self._cuda.record_on_comm_stream(event)
-        return LaunchedWork(self, event, keep)
+        return LaunchedWork(self._wait_for, self._cuda, event, keep)
 
     def call(self, function: Callable[[], T]) -> T:
         with self._call_lock:
@@ -436,10 +436,8 @@ class NcclCommunicator(ComposedCommunicator):
 
         return move
 
-    def _part(self, color: int, members: Sequence[int]) -> Communicator:
-        return self._parted(color, members.index(self._rank))
-
-    def _parted(self, color: int, key: int) -> NcclCommunicator:
+    def _part(self, color: int, members: Sequence[int]) -> NcclCommunicator:
+        key = members.index(self._rank)
         side = self._side.split(color, key)
         assert side is not None
         comm = self._nccl.comm_split(self._comm, color & 0x7FFFFFFF, key, 0)
@@ -507,44 +505,41 @@ class NcclCommunicator(ComposedCommunicator):
 
 
 class LaunchedWork(Work[None]):
-    """An operation on the communicator's stream. keep: what owns its memory."""
+    """An operation on the communicator's stream."""
 
-    def __init__(self, comm: NcclCommunicator, event: int, keep: object) -> None:
-        self._comm, self._event, self._keep = comm, event, keep
+    def __init__(self, wait_for: Callable[..., None], streams: CudaStreams, event: int, keep: object) -> None:
+        """wait_for: the communicator's way to wait. event: marks the operation's end. keep: what owns its memory."""
+        self._wait_for, self._streams, self._event, self._keep = wait_for, streams, event, keep
 
     def wait(self, timeout: float | None = None) -> None:
-        counting.waits(self._comm._wait_for, self.done, timeout)
+        counting.waits(self._wait_for, self.done, timeout)
 
     def done(self) -> bool:
-        return self._comm._cuda.reached(self._event)
+        return self._streams.reached(self._event)
 
     def __del__(self) -> None:
-        self._comm._cuda.destroy_event(self._event)
+        self._streams.destroy_event(self._event)
 
 
-class NcclMessage(Work[None]):
+class NcclMessage(OuterWork):
     """A message that goes through the host. data: its host memory; finish: copies that to the device."""
 
     def __init__(
         self, work: Work[None], data: Any, finish: Callable[[], None] | None, pending: list[NcclMessage]
     ) -> None:
-        self._work, self._data, self._finish, self._pending = work, data, finish, pending
+        super().__init__(work)
+        self._data, self._finish, self._pending = data, finish, pending
 
     def wait(self, timeout: float | None = None) -> None:
-        self._work.wait(timeout)
+        super().wait(timeout)
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
         if self in self._pending:
             self._pending.remove(self)
 
-    def done(self) -> bool:
-        return self._work.done()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("source", "tag"):  # of a receive
-            return getattr(self._work, name)
-        raise AttributeError(name)
+    def cancel(self) -> bool:
+        return False  # `sync` waits for it
 
 
 _NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR

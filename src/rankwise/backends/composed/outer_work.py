@@ -1,0 +1,28 @@
+"""The base of Works that add something to another Work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankwise.contract.work import Work
+
+
+class OuterWork(Work[None]):
+    """Another Work, `inner`. A subclass changes what it adds to."""
+
+    def __init__(self, inner: Work[None]) -> None:
+        self.inner = inner
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.inner.wait(timeout)
+
+    def done(self) -> bool:
+        return self.inner.done()
+
+    def cancel(self) -> bool:
+        return self.inner.cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("source", "tag"):  # of a receive
+            return getattr(self.inner, name)
+        raise AttributeError(name)
