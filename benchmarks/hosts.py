@@ -5,7 +5,7 @@
     sudo python benchmarks/hosts.py --hosts 2 --per-host 2 --delay 0 --order by-host,round-robin \\
         --operations all_reduce --libraries rankwise/hierarchical,rankwise/gloo
     sudo python benchmarks/hosts.py --hosts 8 --operations all_reduce --libraries \\
-        rankwise/gloo+all_reduce=halving_doubling,rankwise/gloo+all_reduce=ring
+        rankwise/gloo+all_reduce=reduce_scatter,rankwise/gloo+all_reduce=ring
 
 The hosts are network namespaces of this machine, connected by a switch with the given delay and rate
 (tests/multihost/switch.py). They exist only while this program runs, which needs root and iproute2. The switch is a

@@ -16,19 +16,6 @@ def _pairs(distance: int) -> list[tuple[int, int]]:
 # Each algorithm on eight ranks, step by step.
 PICTURES: dict[str, list[Step]] = {
     "recursive_doubling": [("the whole array", _pairs(distance)) for distance in (1, 2, 4)],
-    "halving_doubling": [
-        *((f"1/{share} of the array", _pairs(distance)) for share, distance in ((2, 1), (4, 2), (8, 4))),
-        *((f"1/{share}, reduced", _pairs(distance)) for share, distance in ((8, 4), (4, 2), (2, 1))),
-    ],
-    "binomial": [
-        ("1 block", [(rank, rank - 1) for rank in (1, 3, 5, 7)]),
-        ("2 blocks", [(2, 0), (6, 4)]),
-        ("4 blocks", [(4, 0)]),
-    ],
-    "bruck": [
-        (f"{distance} block{'s' * (distance > 1)}", [(rank, (rank - distance) % 8) for rank in range(8)])
-        for distance in (1, 2, 4)
-    ],
     "pairwise": [("1 block each", [(a, b) for a in range(8) for b in range(8) if a != b])],
     "ring": [(f"step {step + 1} of 7", [(rank, (rank + 1) % 8) for rank in range(8)]) for step in range(2)],
 }

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankwise.backends.gloo.communicator import GlooCommunicator
-from rankwise.backends.gloo.peers import GlooPeers
 from rankwise.backends.gloo.transport import STANDING_TAG
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.job import Job
@@ -125,7 +124,6 @@ class GlooInThreads(GlooCommunicator):
     def __init__(self, queues: Any, rank: int, world_size: int, timeout: float, *, checks: bool) -> None:
         self.queues, self.splits = queues, 0
         self._transport = QueueTransport(queues, rank, world_size)  # type: ignore[assignment]
-        self._peers = GlooPeers(self._transport)
         super(GlooCommunicator, self).__init__(rank, world_size, timeout, checks=checks)
 
     def _part(self, color: int, members: Sequence[int]) -> GlooInThreads:

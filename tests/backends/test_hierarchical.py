@@ -334,14 +334,11 @@ def test_a_call_is_compared_in_one_round_trip_between_hosts(name: str, size: int
         ("reduce", 2, 800, ["reduce"]),
         ("all_reduce", 2, 20_000, ["all_to_all_v", "all_gather_v"]),
         ("reduce", 2, 20_000, ["all_to_all_v", "gather_v"]),
-        ("all_reduce", 8, 20_000, ["all_reduce"]),
-        ("reduce", 8, 20_000, ["reduce"]),
+        ("all_reduce", 8, 20_000, ["all_to_all_v", "all_gather_v"]),
     ],
 )
-def test_small_data_and_many_hosts_use_the_engines_reductions(
-    name: str, hosts: int, size: int, between: list[str]
-) -> None:
-    """They take about log2(hosts) latencies. A float16 is sent as float32, so that it is rounded only once."""
+def test_small_data_uses_the_engines_reductions(name: str, hosts: int, size: int, between: list[str]) -> None:
+    """A float16 is sent as float32, so that it is rounded only once."""
     placement = tuple(host for host in range(hosts) for _ in range(2))
     calls: list[list[str]] = [[] for _ in placement]
 

@@ -25,42 +25,22 @@ from hosts_in_threads import PLACEMENTS, opener
 def test_the_choice_on_both_sides_of_each_threshold() -> None:
     for backend, edge in (("gloo", 1 << 17), ("mpi", 1 << 14), ("hierarchical", 1 << 14)):
         assert [tuning.all_reduce(backend, 4, edge // 4 + more) for more in (0, 1)] == ["all_gather", "reduce_scatter"]
-        if backend == "hierarchical":  # it has no messages for the algorithms made of them
-            assert tuning.all_reduce(backend, 8, 8) == "all_gather"
-            assert tuning.all_reduce(backend, 17, 8) == "all_gather"
-            assert tuning.reduce(backend, 17, 1 << 20) == "gather"
-            continue
-        assert [tuning.all_reduce(backend, 8, edge // 8 + more) for more in (0, 1)] == [
-            "all_gather", "recursive_doubling",
-        ]  # fmt: skip
-        many = [tuning.all_reduce(backend, 8, edge + more) for edge in (1 << 15, 1 << 19) for more in (0, 1)]
-        assert many == ["recursive_doubling", *["halving_doubling"] * 2, "reduce_scatter"]
-        assert [tuning.all_reduce(backend, n, 8) for n in (16, 17)] == ["all_gather", "recursive_doubling"]
-        assert [tuning.reduce(backend, n, 8) for n in (16, 17)] == ["gather", "binomial"]
         assert [tuning.reduce(backend, 8, edge // 8 + more) for more in (0, 1)] == ["gather", "reduce_scatter"]
-        assert [tuning.reduce(backend, 17, (17 << 16) - more) for more in (1, 0)] == ["binomial", "reduce_scatter"]
         assert tuning.reduce(backend, 2, 1 << 30) == "gather"
-    assert [tuning.gloo_all_reduce(4, (1 << 15) + more, True) for more in (0, 1)] == ["all_gather", "ring"]
-    assert [tuning.gloo_all_reduce(4, (1 << 15) + more, False) for more in (0, 1)] == ["all_gather", "reduce_scatter"]
-    assert [tuning.gloo_all_reduce(8, (1 << 19) + more, True) for more in (0, 1)] == ["halving_doubling", "ring"]
+    many = [tuning.all_reduce("mpi", 8, (1 << 18) + more) for more in (0, 1)]
+    assert many == ["recursive_doubling", "reduce_scatter"]
+    assert [tuning.all_reduce("mpi", n, 8) for n in (7, 8)] == ["all_gather", "recursive_doubling"]
+    for rings, large in ((True, "ring"), (False, "reduce_scatter")):
+        sizes = [(1 << 15) + more for more in (0, 1)] + [(1 << 20) + more for more in (0, 1)]
+        chosen = [tuning.gloo_all_reduce(4, size, rings) for size in sizes]
+        assert chosen == ["all_gather", "reduce_scatter", "reduce_scatter", large]
     assert [tuning.gloo_broadcast(4, (1 << 15) + more) for more in (0, 1)] == ["binomial", "scatter_all_gather"]
     assert [tuning.gloo_broadcast(17, (17 << 16) - more) for more in (1, 0)] == ["binomial", "scatter_all_gather"]
     assert tuning.gloo_broadcast(2, 1 << 30) == "binomial"
-    assert [tuning.gloo_all_gather(4, (1 << 18) + more) for more in (0, 1)] == ["pairwise", "ring"]
-    assert [tuning.gloo_all_gather(16, (1 << 16) + more) for more in (0, 1)] == ["pairwise", "ring"]
-    assert [tuning.gloo_all_gather(17, (1 << 16) + more) for more in (0, 1)] == ["bruck", "ring"]
-    assert [tuning.gloo_all_gather(n, 8) for n in (16, 17)] == ["pairwise", "bruck"]
-    for choice, most, few, many in (
-        (tuning.gloo_rooted, 1 << 12, "direct", "binomial"),
-        (tuning.gloo_all_to_all, 1 << 10, "pairwise", "bruck"),
-    ):
-        assert [choice(n, most) for n in (16, 17)] == [few, many]
-        assert choice(17, most + 1) == few
+    assert [tuning.gloo_all_gather(4, (1 << 20) + more) for more in (0, 1)] == ["pairwise", "ring"]
     assert [tuning.gloo_all_gather_v(4, 1 << 20, (1 << 21) - more) for more in (0, 1)] == ["padded", "broadcasts"]
     assert [tuning.gloo_all_gather_v(9, (1 << 14) + more, 1 << 14) for more in (0, 1)] == ["padded", "broadcasts"]
     assert [tuning.lanes((16 << 10) + more) for more in (0, 1)] == ["one_lane", "all_lanes"]
-    for hosts, large in ((7, "all_lanes"), (8, "engine")):
-        assert [tuning.lane_reduction(hosts, (16 << 10) + more) for more in (0, 1)] == ["one_lane", large]
     assert [tuning.all_to_all_of_hosts(8, 4, (1 << 10) + more) for more in (0, 1)] == ["one_lane", "direct"]
     assert [tuning.all_to_all_of_hosts(hosts, 4, 8) for hosts in (7, 8)] == ["direct", "one_lane"]
     assert [tuning.pipeline_step(lanes, 2) for lanes in (1, 8, 9)] == [1 << 20, 1 << 20, 9 << 17]

@@ -11,36 +11,73 @@ from collections.abc import Mapping
 
 from rankwise.contract.errors import UnsupportedError
 
-_LANES = ("inline", "one_lane", "all_lanes")
-
 ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
     "gloo": {
-        "all_reduce": ("inline", "all_gather", "recursive_doubling", "halving_doubling", "reduce_scatter", "ring"),
-        "reduce": ("inline", "gather", "binomial", "reduce_scatter"),
-        "broadcast": ("inline", "binomial", "scatter_all_gather"),
-        "gather": ("inline", "direct", "binomial"),
-        "scatter": ("inline", "direct", "binomial"),
-        "all_gather": ("inline", "pairwise", "bruck", "ring"),
-        "all_gather_v": ("padded", "broadcasts"),
-        "reduce_scatter": ("inline", "all_to_all"),
-        "all_to_all": ("inline", "pairwise", "bruck"),
+        "all_reduce": (
+            "inline",  # 21 ms; torch's gloo 142: 8 bytes
+            "all_gather",  # 85 ms; ring 596: 16 KiB on 8 hosts
+            "reduce_scatter",  # 193 ms; ring 716: 1 MiB on 8 hosts
+            "ring",  # gloo's own
+        ),
+        "reduce": (
+            "inline",  # 22 ms; torch's gloo 82: 8 bytes
+            "gather",  # 83 ms; torch's gloo 177: 64 KiB
+            "reduce_scatter",  # 170 ms; torch's gloo 221: 1 MiB
+        ),
+        "broadcast": (
+            "inline",  # 22 ms; torch's gloo 61: 8 bytes
+            "binomial",  # gloo's own
+            "scatter_all_gather",  # 170 ms; binomial 216: 1 MiB
+        ),
+        "gather": ("inline", "direct"),  # inline: 22 ms, torch's gloo 41: 8 bytes; direct is gloo's own
+        "scatter": ("inline", "direct"),  # inline: 22 ms, torch's gloo 41: 8 bytes; direct is gloo's own
+        "all_gather": (
+            "inline",  # 22 ms; torch's gloo 124: 8 bytes
+            "pairwise",  # 101 ms; ring 198: 1 MiB
+            "ring",  # gloo's own
+        ),
+        "all_gather_v": ("padded", "broadcasts"),  # gloo has none
+        "reduce_scatter": (
+            "inline",  # 22 ms; torch's gloo 166: 8 bytes
+            "all_to_all",  # 294 ms; torch's gloo 513: 16 MiB, hosts 5 ms apart at 500 Mbit/s
+        ),
+        "all_to_all": ("inline", "pairwise"),  # inline: 22 ms, torch's gloo 42: 8 bytes; pairwise is gloo's own
     },
-    "mpi": {
-        "all_reduce": ("inline", "all_gather", "recursive_doubling", "halving_doubling", "reduce_scatter", "mpi"),
-        "reduce": ("inline", "gather", "binomial", "reduce_scatter", "mpi"),
+    "mpi": {  # inline: comes with the comparison; mpi: its own; the others: for what MPI does not reduce as we must
+        "all_reduce": (
+            "inline",
+            "all_gather",
+            "recursive_doubling",  # 158 ms; reduce_scatter 272: 256 KiB of float16 on 8 hosts, MPICH
+            "reduce_scatter",
+            "mpi",
+        ),
+        "reduce": ("inline", "gather", "reduce_scatter", "mpi"),
         "reduce_scatter": ("inline", "all_to_all", "mpi"),
     },
-    "hierarchical": {
-        "all_reduce": (*_LANES, "engine", "pipelined"),
-        "reduce": (*_LANES, "engine"),
-        "broadcast": _LANES,
-        "all_gather": _LANES,
-        "reduce_scatter": _LANES,
-        "all_to_all": ("inline", "one_lane", "direct"),
+    "hierarchical": {  # the times are on 8 hosts with 2 ranks each, unless a line says otherwise
+        "all_reduce": (
+            "inline",
+            "one_lane",  # 96 ms; all_lanes 146: 16 KiB
+            "all_lanes",  # 175 ms; one_lane 295: 256 KiB
+            "pipelined",  # 151 ms; gloo's ring 212, in one piece 185: 16 MiB on 2 hosts at 1 Gbit/s
+        ),
+        "reduce": ("inline", "one_lane", "all_lanes"),  # one_lane: 101 ms, all_lanes 144: 16 KiB
+        "broadcast": ("inline", "one_lane", "all_lanes"),  # all_lanes: as for all_reduce
+        "all_gather": ("inline", "one_lane", "all_lanes"),  # likewise
+        "reduce_scatter": ("inline", "one_lane", "all_lanes"),  # likewise
+        "all_to_all": (
+            "inline",
+            "one_lane",  # 98 ms; direct 116: 4 KiB
+            "direct",
+        ),
     },
     "nccl": {},  # NCCL chooses; its variable NCCL_ALGO forces one
 }
-"""The algorithms of each backend, by operation."""
+"""The algorithms of each backend, by operation, and what shows that one of ours is faster than the engine's.
+
+The times are of benchmarks/hosts.py, unless a line says otherwise on 4 hosts, 20 ms apart, at 200 Mbit/s. They include
+the comparison of the calls (benchmarks/results/hosts.md).
+"""
 
 # ---- composed: shared by all ----
 
@@ -74,16 +111,14 @@ The second exchange takes another latency. So many bytes take as long as a laten
 """
 
 GATHERED = {"gloo": 1 << 17}
-"""On at most FEW ranks, an all_reduce uses all_gather up to this total size of all ranks' arrays. Measured.
+"""An all_reduce uses all_gather, and a reduce uses gather, up to this total size of all ranks' arrays. Measured.
 
-The same holds for a reduce, which uses gather. GATHERED_DEFAULT is for all backends that are not listed. A backend that
-is not in MESSAGES does this on any number of ranks.
+GATHERED_DEFAULT is for all backends that are not listed.
 """
 GATHERED_DEFAULT = 1 << 14
 
-MESSAGES = ("gloo", "mpi")  # the backends that have the messages of composed.algorithms
 FEW = 16
-"""On at most so many ranks, small data is exchanged with all ranks at once, else in about log2(ranks) steps.
+"""On at most so many ranks of gloo, the envelopes go to all ranks at once, else in about log2(ranks) steps.
 
 By the model of benchmarks/results/many-hosts.md, a step takes A, and each message about 20 us of CPU time. On 16 ranks,
 15 messages at once take 330 us with A = 30 us (100 Gbit/s) and 450 us with A = 150 us; 4 steps with one message each
@@ -91,39 +126,18 @@ take 200 and 680 us. The two take equally long on about 8 ranks with A = 30 us, 
 Between hosts that are 20 ms apart, a step takes 20 ms: there an all_reduce of 8 bytes on 8 ranks took 24 ms instead of
 70 (measured by benchmarks/hosts.py).
 """
-MANY = 8
-"""From this number of ranks on, data that is too large for an exchange with all ranks at once takes about log2(ranks)
-steps, up to the sizes below.
-"""
-DOUBLED = 1 << 15
-"""Up to this size of a rank's array, an all_reduce on MANY ranks uses recursive_doubling, which sends it in every step.
+MANY = 8  # the least number of ranks or hosts for what pays with many of them
+DOUBLED = 1 << 18
+"""On MANY ranks of MPI or more, an all_reduce of up to this size of a rank's array is by recursive_doubling.
 
-Larger arrays use halving_doubling, which has twice as many steps, and sends about 2 arrays in all. By the model, both
-take equally long with 44 KB at 1 Gbit/s and 870 KB at 100 Gbit/s on 8 ranks, with 23 KB and 450 KB on 1,024.
-"""
-HALVED = 1 << 16
-"""Up to this size of each rank's piece, an all_reduce on MANY ranks uses halving_doubling; above it, a ring, or
-reduce_scatter where no ring can be used. Only its latencies make a ring slower, and a piece of 64 KiB takes several of
-them: 0.5 ms at 1 Gbit/s (the model).
+On 8 hosts, 20 ms apart at 200 Mbit/s, 1, 16, 64 and 256 KiB of float16 took 93, 142, 169 and 158 ms with MPICH, at best
+143, 185, 235 and 272 by the others (benchmarks/hosts.py); 8 bytes 86 instead of 75.
 """
 DIVIDED = 1 << 16
-"""On more than FEW ranks, a broadcast or reduce divides the array if each rank's share has at least this many bytes.
+"""On more than FEW ranks, a broadcast divides the array if each rank's share has at least this many bytes.
 
-Then no rank sends or receives more than 2 arrays; along a binomial tree, the root sends or receives log2(ranks). On 8
-hosts at 100 Mbit/s, 5 ms apart, a broadcast of 1 MiB took 198 ms instead of 548, and a reduce 177 instead of 309
-(benchmarks/hosts.py).
-"""
-BLOCK = 1 << 16  # an all_gather on MANY ranks is Bruck's up to this block, else a ring, for the same reason
-TREE_BLOCK = 1 << 12
-"""Up to this size of a block, a gather or scatter on more than FEW ranks is binomial. In the model this is never
-slower, but the model ignores that blocks are copied on the way.
-"""
-BRUCK_BLOCK = 1 << 10
-"""Up to this size of a block, an all_to_all on more than FEW ranks is Bruck's, which sends each block log2(ranks) / 2
-times on average.
-
-By the model, Bruck's and pairwise take equally long with 0.5 KB on 8 ranks and 0.9 KB on 64 at 1 Gbit/s, and with 50
-and 90 KB at 100 Gbit/s.
+Then no rank sends or receives more than 2 arrays; along a binomial tree, the root sends log2(ranks). On 8 hosts at 100
+Mbit/s, 5 ms apart, a broadcast of 1 MiB took 198 ms instead of 548 (benchmarks/hosts.py).
 """
 
 DIVIDED_AT_ONCE = 1 << 24
@@ -143,7 +157,18 @@ Measured: from 32 KiB on, a copy takes longer than a second transfer. Every enve
 needs this much memory.
 """
 
-PAIRWISE = 1 << 20  # up to this total size an all_gather on at most FEW ranks is pairwise, not a ring. Measured
+PAIRWISE = 1 << 22
+"""Up to this total size an all_gather is pairwise, above it a ring.
+
+Of 4 MiB it took 277 ms instead of 403 on 8 hosts, 20 ms apart, and 236 instead of 267 on 4; on 20 hosts, 256 KiB took
+223 ms instead of 1,097 (benchmarks/hosts.py).
+"""
+RING = 1 << 18
+"""Up to this size of each rank's share, an all_reduce divides the array even if gloo's ring could reduce it.
+
+On 8 hosts, 20 ms apart, 2 MiB took 286 ms instead of 714; on 4 hosts, 5 ms apart, 1 MiB took 102 ms instead of 134, and
+2 MiB 198 instead of 187 (benchmarks/hosts.py).
+"""
 PADDED = 1 << 14  # blocks up to this size are padded, however much that adds: their latency dominates. Measured
 
 # ---- hierarchical ----
@@ -212,62 +237,34 @@ def whole(n: int) -> int:
 
 def all_reduce(backend: str, n: int, size: int) -> str:
     """size: of one rank's array."""
-    if _gathers(backend, n, size):
-        return "all_gather"
-    if n >= MANY and backend in MESSAGES:
-        if size <= DOUBLED:
-            return "recursive_doubling"
-        if size <= HALVED * n:
-            return "halving_doubling"
-    return "reduce_scatter"
+    if backend == "mpi" and n >= MANY and size <= DOUBLED:
+        return "recursive_doubling"
+    return "all_gather" if _gathers(backend, n, size) else "reduce_scatter"
 
 
 def reduce(backend: str, n: int, size: int) -> str:
     """size: of one rank's array."""
-    if n <= 2 or _gathers(backend, n, size):
-        return "gather"
-    if _divides(n, size):
-        return "reduce_scatter"
-    return "binomial" if backend in MESSAGES else "gather"
-
-
-def gloo_broadcast(n: int, size: int) -> str:
-    divided = n > 2 and not _gathers("gloo", n, size) and _divides(n, size)
-    return "scatter_all_gather" if divided else "binomial"
-
-
-def _divides(n: int, size: int) -> bool:
-    """Whether a broadcast or reduce on n ranks divides the array. size: of one that is too large to be sent whole."""
-    return n <= FEW or size >= DIVIDED * n
+    return "gather" if n <= 2 or _gathers(backend, n, size) else "reduce_scatter"
 
 
 def _gathers(backend: str, n: int, size: int) -> bool:
     """Whether a reduction begins by gathering all arrays. size: of one of them."""
-    few = n <= FEW or backend not in MESSAGES
-    return few and size * n <= GATHERED.get(backend, GATHERED_DEFAULT)
+    return size * n <= GATHERED.get(backend, GATHERED_DEFAULT)
 
 
 def gloo_all_reduce(n: int, size: int, rings: bool) -> str:
     """size: of one rank's array. rings: whether gloo's ring reduces this dtype and op as the contract requires."""
-    chosen = all_reduce("gloo", n, size)
-    return "ring" if rings and chosen == "reduce_scatter" else chosen
+    return "ring" if rings and size > RING * n else all_reduce("gloo", n, size)
+
+
+def gloo_broadcast(n: int, size: int) -> str:
+    divides = not _gathers("gloo", n, size) and (n <= FEW or size >= DIVIDED * n)
+    return "scatter_all_gather" if n > 2 and divides else "binomial"
 
 
 def gloo_all_gather(n: int, size: int) -> str:
     """size: of one rank's block."""
-    if n <= FEW and size * n <= PAIRWISE:
-        return "pairwise"
-    return "bruck" if n >= MANY and size <= BLOCK else "ring"
-
-
-def gloo_rooted(n: int, size: int) -> str:
-    """The algorithm of a gather or scatter. size: of one rank's block."""
-    return "binomial" if n > FEW and size <= TREE_BLOCK else "direct"
-
-
-def gloo_all_to_all(n: int, size: int) -> str:
-    """size: of the block from one rank to another."""
-    return "bruck" if n > FEW and size <= BRUCK_BLOCK else "pairwise"
+    return "pairwise" if size * n <= PAIRWISE else "ring"
 
 
 def gloo_all_gather_v(n: int, largest: int, whole: int) -> str:
@@ -278,12 +275,6 @@ def gloo_all_gather_v(n: int, largest: int, whole: int) -> str:
 def lanes(whole: int) -> str:
     """whole: the total size of the data between hosts."""
     return "one_lane" if whole <= ONE_LANE else "all_lanes"
-
-
-def lane_reduction(hosts: int, whole: int) -> str:
-    """How the lanes reduce over the hosts what is not pipelined. whole: as for `lanes`."""
-    few = lanes(whole)
-    return "engine" if few == "all_lanes" and hosts >= MANY else few
 
 
 def all_to_all_of_hosts(hosts: int, members: int, size: int) -> str:

@@ -1,5 +1,5 @@
 """What the backends over other engines check before their engine moves data. The ranks are threads, as in
-test_algorithms.py.
+../test_gloo_in_threads.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 An *engine* is another library between the ranks: MPI, gloo. A *move* is an operation of it without
 arithmetic: bytes from addresses to addresses. An adapter provides the moves, a way to send and receive,
 and declares which reductions its engine does as the contract requires. All other reductions are made
-here of moves, or of the messages of `algorithms`, and the native kernels, with operands in rank order, so that
-every rank has the same bits.
+here of moves and the native kernels, with operands in rank order, so that every rank has the same bits.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ import numpy as np
 from rankwise._native import CallLock, reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.composed import counting
-from rankwise.backends.composed.algorithms import binomial, halving_doubling, recursive_doubling
-from rankwise.backends.composed.algorithms.peers import Peers
 from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.backends.composed.memory import address, shares, sizes
-from rankwise.backends.composed.partial import Partial
 from rankwise.contract.message import ANY, Message
 from rankwise.contract.operations import Call, check_count, check_rank
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
@@ -50,7 +46,6 @@ class ComposedCommunicator(ComparingCommunicator):
     """
 
     _channel: Channel
-    _peers: Peers  # of the backends in tuning.MESSAGES
 
     def __init__(
         self, rank: int, world_size: int, timeout: float, *, checks: bool, shared_lock: CallLock | None = None
@@ -167,59 +162,50 @@ class ComposedCommunicator(ComparingCommunicator):
         self._all_to_all_v(send, recv, even, even)
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        n, size = self._world_size, count * ITEMSIZE[dtype]
+        chosen = tuning.all_reduce(self.backend, self._world_size, count * ITEMSIZE[dtype])
+        self._reduce_to(None, self._algorithm("all_reduce", chosen), ptr, count, dtype, op)
+
+    def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
+        chosen = tuning.reduce(self.backend, self._world_size, count * ITEMSIZE[dtype])
+        self._reduce_to(root, self._algorithm("reduce", chosen), ptr, count, dtype, op)
+
+    def _reduce_to(self, root: int | None, algorithm: str, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """Reduce in place on root, or on every rank if root is None: piece by piece, by one of two algorithms.
+
+        reduce_scatter: each rank reduces its share, and root gathers the shares; an all_reduce then sends 2(n-1)/n
+        times the array's bytes, as few as any algorithm can. Else root gathers all arrays and reduces them.
+        """
+        n, item = self._world_size, ITEMSIZE[dtype]
         if n == 1:
             reduce_local(ptr, [ptr], count, dtype, op, n)
             return
-        match self._algorithm("all_reduce", tuning.all_reduce(self.backend, n, size)):
-            case "recursive_doubling":
-                recursive_doubling.all_reduce(self._peers, ptr, count, Partial(dtype, op, n))
-            case "halving_doubling":
-                halving_doubling.all_reduce(self._peers, ptr, count, Partial(dtype, op, n))
-            case "reduce_scatter":
-                self._reduce_by_shares(ptr, count, dtype, op, None)
-            case _:
-                room = self._scratch(size * n)
-                self._all_gather(ptr, address(room), size)
-                reduce_local(ptr, [address(room) + rank * size for rank in range(n)], count, dtype, op, n)
-
-    def _reduce_by_shares(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int | None) -> None:
-        """Piece by piece, each rank reduces its share, and root gathers the shares; if root is None, all ranks do.
-
-        An all_reduce then sends 2(n-1)/n times the array's bytes, as few as any algorithm can.
-        """
-        n, item = self._world_size, ITEMSIZE[dtype]
-        step = max(n, tuning.DIVIDED_AT_ONCE // item)
+        divides = algorithm == "reduce_scatter"
+        step = max(n, (tuning.DIVIDED_AT_ONCE if divides else tuning.REDUCED_AT_ONCE) // item)
         for start in range(0, count, step):
-            counts = shares(min(step, count - start), n)
-            piece = ptr + start * item
-            mine = np.empty(max(1, counts[self._rank] * item), np.uint8)
-            self._reduce_scatter_v(piece, address(mine), counts, dtype, op)
-            if root is None:
-                self._all_gather_v(address(mine), piece, sizes(counts, dtype))
-            else:
-                self._gather_v(address(mine), piece, sizes(counts, dtype), root)
+            reduce_piece = self._reduce_by_shares if divides else self._reduce_gathered
+            reduce_piece(root, ptr + start * item, min(step, count - start), dtype, op)
 
-    def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        n, item = self._world_size, ITEMSIZE[dtype]
-        step = max(1, tuning.REDUCED_AT_ONCE // item)
-        chosen = self._algorithm("reduce", tuning.reduce(self.backend, n, count * item))
-        if n > 1 and chosen == "reduce_scatter":
-            self._reduce_by_shares(ptr, count, dtype, op, root)
+    def _reduce_by_shares(self, root: int | None, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        counts = shares(count, self._world_size)
+        mine = np.empty(max(1, counts[self._rank] * ITEMSIZE[dtype]), np.uint8)
+        self._reduce_scatter_v(ptr, address(mine), counts, dtype, op)
+        if root is None:
+            self._all_gather_v(address(mine), ptr, sizes(counts, dtype))
+        else:
+            self._gather_v(address(mine), ptr, sizes(counts, dtype), root)
+
+    def _reduce_gathered(self, root: int | None, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        n, size = self._world_size, count * ITEMSIZE[dtype]
+        if root not in (None, self._rank):
+            self._gather(ptr, 0, size, root)
             return
-        if n > 1 and chosen == "binomial":
-            partial_result = Partial(dtype, op, n)
-            for start in range(0, count, step):
-                binomial.reduce(self._peers, ptr + start * item, min(step, count - start), partial_result, root)
-            return
-        at_root = self._rank == root
-        room = self._scratch(min(step, count) * item * n if at_root else 0)
-        for start in range(0, count, step):
-            part = min(step, count - start)
-            self._gather(ptr + start * item, address(room) if at_root else 0, part * item, root)
-            if at_root:
-                sources = [address(room) + rank * part * item for rank in range(n)]
-                reduce_local(ptr + start * item, sources, part, dtype, op, n)
+        memory = self._scratch(size * n)
+        room = address(memory)
+        if root is None:
+            self._all_gather(ptr, room, size)
+        else:
+            self._gather(ptr, room, size, root)
+        reduce_local(ptr, [room + rank * size for rank in range(n)], count, dtype, op, n)
 
     def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
         self._reduce_scatter_v(send, recv, (count,) * self._world_size, dtype, op)

@@ -22,19 +22,17 @@ import numpy as np
 from rankwise._native import reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.composed import counting
-from rankwise.backends.composed.algorithms import binomial, bruck, direct
 from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.envelopes import Envelopes, GatheredEnvelopes
 from rankwise.backends.composed.memory import address, shares
 from rankwise.backends.composed.opening import gathered
+from rankwise.backends.gloo import direct
 from rankwise.backends.gloo.agreement import Outcome
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
-from rankwise.backends.gloo.exchange import exchange
 from rankwise.backends.gloo.failure_record import FailureRecord, reason
 from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
-from rankwise.backends.gloo.peers import GlooPeers
 from rankwise.backends.gloo.roster import Gather, Roster
 from rankwise.backends.gloo.standing import StandingExchange
 from rankwise.backends.gloo.transport import Transport
@@ -115,7 +113,6 @@ class GlooCommunicator(ComposedCommunicator):
             raise CollectiveTimeout(text, limit=timeout, operation="init") from error
         self._record = FailureRecord(store, rank, identities)
         self._channel = Channel(self._transport, self._message_failed)
-        self._peers = GlooPeers(self._transport)
         super().__init__(rank, world_size, timeout, checks=checks)
 
     def _timeout_set(self, timeout: float) -> None:
@@ -171,36 +168,21 @@ class GlooCommunicator(ComposedCommunicator):
         self._all_gather_v(mine, ptr, blocks)
 
     def _gather(self, send: int, recv: int, size: int, root: int) -> None:
-        if not size:
-            return
-        if self._algorithm("gather", tuning.gloo_rooted(self._world_size, size)) == "binomial":
-            binomial.gather(self._peers, send, recv, size, root)
-        else:
-            self._transport.gather(send, recv, size, root)
+        self._transport.gather(send, recv, size, root)
 
     def _scatter(self, send: int, recv: int, size: int, root: int) -> None:
-        if not size:
-            return
-        if self._algorithm("scatter", tuning.gloo_rooted(self._world_size, size)) == "binomial":
-            binomial.scatter(self._peers, send, recv, size, root)
-        else:
-            self._transport.scatter(send, recv, size, root)
+        self._transport.scatter(send, recv, size, root)
 
     def _all_gather(self, send: int, recv: int, size: int) -> None:
         if not size:
             return
-        match self._algorithm("all_gather", tuning.gloo_all_gather(self._world_size, size)):
-            case "ring":
-                self._transport.all_gather(send, recv, size)
-            case "bruck":
-                bruck.all_gather(self._peers, send, recv, size)
-            case _:
-                exchange(self._transport, send, recv, size)
+        if self._algorithm("all_gather", tuning.gloo_all_gather(self._world_size, size)) == "ring":
+            self._transport.all_gather(send, recv, size)
+        else:
+            direct.all_gather(self._transport, send, recv, size)
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
-        if self._world_size > tuning.FEW:  # even if another one is forced: the ranks have not compared that yet
-            return partial(bruck.all_gather, self._peers, mine, everybody, size)
-        return partial(exchange, self._transport, mine, everybody, size)
+        return partial(direct.all_gather, self._transport, mine, everybody, size)
 
     def _new_envelopes(self) -> Envelopes:
         n = self._world_size
@@ -209,15 +191,6 @@ class GlooCommunicator(ComposedCommunicator):
             return DirectEnvelopes(self._transport, size)
         return GatheredEnvelopes(self._rank, n, size, partial(StandingExchange, self._transport))
 
-    def _all_to_all(self, send: int, recv: int, size: int) -> None:
-        if not size:
-            return
-        if self._algorithm("all_to_all", tuning.gloo_all_to_all(self._world_size, size)) == "bruck":
-            bruck.all_to_all(self._peers, send, recv, size)
-        else:
-            even = [size] * self._world_size
-            self._transport.all_to_all(send, recv, even, even)
-
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
         self._transport.all_to_all(send, recv, send_sizes, recv_sizes)
 
@@ -225,13 +198,13 @@ class GlooCommunicator(ComposedCommunicator):
         if min(sizes) == max(sizes):
             self._gather(send, recv, sizes[0], root)
         else:
-            direct.gather_v(self._peers, send, recv, sizes, root)
+            direct.gather_v(self._transport, send, recv, sizes, root)
 
     def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
         if min(sizes) == max(sizes):
             self._scatter(send, recv, sizes[0], root)
         else:
-            direct.scatter_v(self._peers, send, recv, sizes, root)
+            direct.scatter_v(self._transport, send, recv, sizes, root)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
         """Padded to one size if that adds little; else a broadcast from each rank, as gloo has nothing better."""

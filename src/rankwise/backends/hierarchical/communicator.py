@@ -11,8 +11,8 @@ tensor's bytes, and receives as many, which is the minimum (Patarasuk and Yuan, 
 reduced by the native core's kernels in the order of the hosts, so all ranks have the same bits. The other operations
 work likewise, and never send a host what it already has.
 
-Where latency dominates (small data, many hosts), each lane instead reduces its share by the engine's own all_reduce or
-reduce, which takes about log2(H) latencies.
+Where latency dominates (small data), a single lane carries all data, and reduces it by the engine's own all_reduce or
+reduce.
 
 f16, bf16 and fp8 are sent as f32 until they are reduced, since they must be rounded only once.
 """
@@ -296,7 +296,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         size = ITEMSIZE[dtype]
         step = tuning.pipeline_step(self._layout.lanes, self._layout.hosts) // size
         match self._forced.get("all_reduce"):
-            case "one_lane" | "all_lanes" | "engine":
+            case "one_lane" | "all_lanes":
                 step = count
             case "pipelined":
                 step = min(step, max(1, (count + 1) // 2))  # two pieces at least
@@ -324,7 +324,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         pieces = cut(self._of(shares), self._layout.hosts)
         share = self._memory(f"share {slot}", self._of(shares) * ITEMSIZE[dtype])
         reduced = self._reduce_within(ptr, count, shares, dtype, op, slot)
-        if now and self._engine_reduces(whole):
+        if now and self._in_one_lane(whole):
             reduction = Partial(dtype, op, self._world_size)
             self._between(sum(pieces)).all_reduce(reduced, sum(pieces), reduction.kind, reduction.step)
             reduction.end(share, reduced, sum(pieces))
@@ -353,7 +353,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         length = self._of(shares)
         share = self._memory("share", length * ITEMSIZE[dtype])
         reduced = self._reduce_within(ptr, count, shares, dtype, op)
-        if self._engine_reduces(whole):
+        if self._in_one_lane(whole):
             reduction = Partial(dtype, op, self._world_size)
             self._between(length).reduce(reduced, length, reduction.kind, reduction.step, host)
             if host == self._here:
@@ -411,17 +411,16 @@ class HierarchicalCommunicator(ComposedCommunicator):
             return incoming
         return piece
 
-    def _engine_reduces(self, whole: int) -> bool:
-        """Whether each lane reduces its share by one operation of the engine. whole: as for `_lanes`."""
-        chosen = tuning.lane_reduction(self._layout.hosts, whole)
-        return self._algorithm(self._last_call.operation.name, chosen) in ("one_lane", "engine")
+    def _in_one_lane(self, whole: int) -> bool:
+        """Whether one lane carries all data. whole: the total bytes between the hosts."""
+        return self._algorithm(self._last_call.operation.name, tuning.lanes(whole)) == "one_lane"
 
     # ---- how data is divided ----
 
     def _lanes(self, amount: int, whole: int) -> list[int]:
         """How much of `amount` each lane carries; whole: the total bytes, which decide how many lanes are used."""
         lanes = self._layout.lanes
-        if self._algorithm(self._last_call.operation.name, tuning.lanes(whole)) == "one_lane":
+        if self._in_one_lane(whole):
             return [amount] + [0] * (lanes - 1)
         return cut(amount, lanes)
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rankwise._native import reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.backends.mpi import fault_tolerance
+from rankwise.backends.composed.partial import Partial
+from rankwise.backends.mpi import fault_tolerance, recursive_doubling
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
 from rankwise.backends.mpi.p2p import LONGEST_SLEEP, SPIN, Channel
 from rankwise.backends.mpi.peers import MpiPeers
@@ -88,7 +89,6 @@ class MpiCommunicator(ComposedCommunicator):
     backend = "mpi"
     any_source = True
     _channel: Channel
-    _peers: MpiPeers
 
     def __init__(self, comm: MPI.Intracomm, timeout: float, *, checks: bool, tolerance: FaultTolerance | None) -> None:
         """tolerance: the FaultTolerance of `comm`; None if MPI does not tolerate faults."""
@@ -243,7 +243,7 @@ class MpiCommunicator(ComposedCommunicator):
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         found = self._found("all_reduce", dtype, op)
         if found is None:
-            super()._all_reduce(ptr, count, dtype, op)
+            self._all_reduce_composed(ptr, count, dtype, op)
             return
         size = ITEMSIZE[dtype]
         if count > self._most:
@@ -254,6 +254,13 @@ class MpiCommunicator(ComposedCommunicator):
         self._comm.Allreduce(self._here, (self._memory(ptr, count * size), count, kind), how)
         if op is _MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
+
+    def _all_reduce_composed(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        chosen = tuning.all_reduce("mpi", self._world_size, count * ITEMSIZE[dtype])
+        if self._algorithm("all_reduce", chosen) == "recursive_doubling":
+            recursive_doubling.all_reduce(self._peers, ptr, count, Partial(dtype, op, self._world_size))
+        else:
+            super()._all_reduce(ptr, count, dtype, op)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         found = self._found("reduce", dtype, op)

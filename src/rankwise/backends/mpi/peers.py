@@ -10,10 +10,10 @@ from rankwise.backends.mpi.transport import Transport
 
 
 class MpiPeers:
-    """The Peers of `composed.algorithms` over MPI.
+    """Messages whose sizes are in bytes; one of 0 bytes is not sent. `wait` waits for what `send` and `recv` return.
 
-    The messages travel over a duplicate of the communicator, so that no receive of the program can match them. The
-    ranks make it together, in the first call that uses such an algorithm.
+    They travel over a duplicate of the communicator, so that no receive of the program can match them. The ranks make
+    it together, in the first call that uses it.
     """
 
     def __init__(self, transport: Transport, duplicate: Callable[[], Any]) -> None:

@@ -1,1 +1,0 @@
-"""Algorithms made of messages between ranks, which take about log2(n) latencies."""
