@@ -14,7 +14,7 @@ from rankwise.group.group import Group
 
 THRESHOLDS = (
     0, tuning.INLINE["mpi"], tuning.INLINE_DEFAULT, tuning.GATHERED_DEFAULT, tuning.GATHERED["gloo"],
-    tuning.PAIRWISE, tuning.PADDED, tuning.ONE_LANE, tuning.PIPELINED, tuning.DIRECT,
+    tuning.PAIRWISE, tuning.ONE_LANE, tuning.PIPELINED, tuning.DIRECT,
 )  # fmt: skip
 DTYPES = (np.int64, np.float32, np.float16)
 

@@ -36,7 +36,6 @@ ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
             "pairwise",  # 101 ms; ring 198: 1 MiB
             "ring",  # gloo's own
         ),
-        "all_gather_v": ("padded", "broadcasts"),  # gloo has none
         "reduce_scatter": (
             "inline",  # 22 ms; torch's gloo 166: 8 bytes
             "all_to_all",  # 294 ms; torch's gloo 513: 16 MiB, hosts 5 ms apart at 500 Mbit/s
@@ -169,8 +168,6 @@ RING = 1 << 18
 On 8 hosts, 20 ms apart, 2 MiB took 286 ms instead of 714; on 4 hosts, 5 ms apart, 1 MiB took 102 ms instead of 134, and
 2 MiB 198 instead of 187 (benchmarks/hosts.py).
 """
-PADDED = 1 << 14  # blocks up to this size are padded, however much that adds: their latency dominates. Measured
-
 # ---- hierarchical ----
 
 ONE_LANE = 16 << 10  # up to this total size one lane carries all data: latency dominates. Measured
@@ -265,11 +262,6 @@ def gloo_broadcast(n: int, size: int) -> str:
 def gloo_all_gather(n: int, size: int) -> str:
     """size: of one rank's block."""
     return "pairwise" if size * n <= PAIRWISE else "ring"
-
-
-def gloo_all_gather_v(n: int, largest: int, whole: int) -> str:
-    """Padded if that at most doubles the bytes sent, or if the blocks are small."""
-    return "padded" if n * largest <= 2 * whole or largest <= PADDED else "broadcasts"
 
 
 def lanes(whole: int) -> str:

@@ -131,12 +131,6 @@ class ComposedCommunicator(ComparingCommunicator):
     def _broadcast(self, ptr: int, size: int, root: int) -> None: ...
 
     @abstractmethod
-    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None: ...
-
-    @abstractmethod
-    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None: ...
-
-    @abstractmethod
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None: ...
 
     @abstractmethod
@@ -147,6 +141,16 @@ class ComposedCommunicator(ComparingCommunicator):
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
         """A function that gathers `size` bytes from every rank, each time from and to the same memory."""
         return lambda: self._all_gather(mine, everybody, size)
+
+    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        nothing = (0,) * self._world_size
+        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
+        self._all_to_all_v(send, recv, mine, sizes if self._rank == root else nothing)
+
+    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
+        nothing = (0,) * self._world_size
+        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
+        self._all_to_all_v(send, recv, sizes if self._rank == root else nothing, mine)
 
     def _gather(self, send: int, recv: int, size: int, root: int) -> None:
         self._gather_v(send, recv, (size,) * self._world_size, root)

@@ -10,7 +10,6 @@ why the group failed records the reason, and all ranks raise it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -174,15 +173,13 @@ class GlooCommunicator(ComposedCommunicator):
         self._transport.scatter(send, recv, size, root)
 
     def _all_gather(self, send: int, recv: int, size: int) -> None:
-        if not size:
-            return
         if self._algorithm("all_gather", tuning.gloo_all_gather(self._world_size, size)) == "ring":
             self._transport.all_gather(send, recv, size)
         else:
-            direct.all_gather(self._transport, send, recv, size)
+            self._mover(send, recv, size)()
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
-        return partial(direct.all_gather, self._transport, mine, everybody, size)
+        return partial(direct.all_gather_v, self._transport, mine, everybody, (size,) * self._world_size)
 
     def _new_envelopes(self) -> Envelopes:
         n = self._world_size
@@ -207,22 +204,10 @@ class GlooCommunicator(ComposedCommunicator):
             direct.scatter_v(self._transport, send, recv, sizes, root)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
-        """Padded to one size if that adds little; else a broadcast from each rank, as gloo has nothing better."""
-        n, most = self._world_size, max(sizes)
-        if min(sizes) == most:
-            return self._all_gather(send, recv, most)
-        starts = [sum(sizes[:rank]) for rank in range(n)]
-        if self._algorithm("all_gather_v", tuning.gloo_all_gather_v(n, most, sum(sizes))) == "padded":
-            padded, everybody = np.empty(most, np.uint8), np.empty((n, most), np.uint8)
-            ctypes.memmove(address(padded), send, sizes[self._rank])
-            self._all_gather(address(padded), address(everybody), most)
-            for start, size, row in zip(starts, sizes, everybody, strict=True):
-                ctypes.memmove(recv + start, address(row), size)
-            return None
-        ctypes.memmove(recv + starts[self._rank], send, sizes[self._rank])
-        for rank, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            self._transport.broadcast(recv + start, size, rank)
-        return None
+        if min(sizes) == max(sizes):
+            self._all_gather(send, recv, sizes[0])
+        else:
+            direct.all_gather_v(self._transport, send, recv, sizes)
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         size, rings = count * ITEMSIZE[dtype], self._transport.reduces(dtype, op)

@@ -118,7 +118,7 @@ class Transport:
         to a lost rank, a wait on it fails at once and ends no other connection. So this rank waits for each of the
         others in turn; after the first timeout, the rest fail at once.
         """
-        if isinstance(self._group, _Closed):
+        if self._group is _CLOSED:
             return
         byte = np.empty(1, np.uint8)
         for step in range(1, self.world_size):
@@ -127,7 +127,7 @@ class Transport:
                 never.wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
-        self._group = _Closed()
+        self._group = _CLOSED
 
 
 class _Closed:
@@ -135,6 +135,9 @@ class _Closed:
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"{name}: this gloo group was closed")
+
+
+_CLOSED = _Closed()
 
 
 def _tensor(ptr: int, size: int) -> torch.Tensor:

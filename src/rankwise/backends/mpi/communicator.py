@@ -180,16 +180,14 @@ class MpiCommunicator(ComposedCommunicator):
 
     def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
         if sum(sizes) > self._most:
-            mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
-            self._exchange(send, mine, recv, sizes if self._rank == root else [0] * self._world_size)
+            super()._gather_v(send, recv, sizes, root)
             return
         whole = self._transport.blocks(recv, sizes) if self._rank == root else None
         self._comm.Gatherv(self._transport.bytes(send, sizes[self._rank]), whole, root)
 
     def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
         if sum(sizes) > self._most:
-            mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
-            self._exchange(send, sizes if self._rank == root else [0] * self._world_size, recv, mine)
+            super()._scatter_v(send, recv, sizes, root)
             return
         whole = self._transport.blocks(send, sizes) if self._rank == root else None
         self._comm.Scatterv(whole, self._transport.bytes(recv, sizes[self._rank]), root)
@@ -205,16 +203,13 @@ class MpiCommunicator(ComposedCommunicator):
         self._comm.Allgatherv(self._transport.bytes(send, sizes[self._rank]), self._transport.blocks(recv, sizes))
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
-        if self._transport.counts_ints:  # whatever the sizes: a rank does not know the others' sizes
-            self._exchange(send, send_sizes, recv, recv_sizes)
-            return
-        self._comm.Alltoallv(self._transport.blocks(send, send_sizes), self._transport.blocks(recv, recv_sizes))
+        """Where MPI's counts are ints, a block whose size or offset does not fit into one has a datatype of its own.
 
-    def _exchange(self, send: int, send_sizes: Sequence[int], recv: int, recv_sizes: Sequence[int]) -> None:
-        """An all_to_all_v whose block sizes and offsets may exceed an int.
-
-        Every block whose size or offset does not fit into an int has a datatype of its own.
+        Which of MPI's operations runs does not depend on the sizes, as a rank does not know the others'.
         """
+        if not self._transport.counts_ints:
+            self._comm.Alltoallv(self._transport.blocks(send, send_sizes), self._transport.blocks(recv, recv_sizes))
+            return
         out, to_free = self._transport.typed_blocks(send, send_sizes)
         back, more = self._transport.typed_blocks(recv, recv_sizes)
         try:

@@ -239,13 +239,12 @@ class NcclCommunicator(ComposedCommunicator):
         return self._message(self._side.send(address(data), count, dtype, dest, tag, data), data)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_failure()
-        if not self._cuda.on_device(ptr):
-            return self._message(self._side.recv(ptr, count, dtype, src, tag, keep))
-        data = np.empty(max(1, count * ITEMSIZE[dtype]), np.uint8)
-        work = self._side.recv(address(data), count, dtype, src, tag, data)
-        finish = partial(run_keeping, self._cuda.to_device, (ptr, address(data), count * ITEMSIZE[dtype]), keep)
-        return self._message(work, data, finish)
+        def begin(at: int, owner: object) -> Work[None]:
+            return self._side.recv(at, count, dtype, src, tag, owner)
+
+        work = self._receive(begin, ptr, count * ITEMSIZE[dtype], keep)
+        assert work is not None
+        return work
 
     def probe(self, src: int, tag: int) -> Any:
         return self._side.probe(src, tag)
@@ -257,13 +256,23 @@ class NcclCommunicator(ComposedCommunicator):
         return self._side.left()
 
     def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
+        def begin(at: int, owner: object) -> Work[None] | None:
+            return self._side.recv_probed(at, message, owner)
+
+        return self._receive(begin, ptr, message.count * ITEMSIZE[message.dtype], keep)
+
+    def _receive(
+        self, begin: Callable[[int, object], Work[None] | None], ptr: int, size: int, keep: object
+    ) -> NcclMessage | None:
+        """begin: starts to receive at an address in host memory, which the object passed with it owns."""
         self._check_failure()
-        size = message.count * ITEMSIZE[message.dtype]
-        data = np.empty(max(1, size), np.uint8) if self._cuda.on_device(ptr) else None
-        work = self._side.recv_probed(ptr if data is None else address(data), message, keep if data is None else data)
-        if work is None or data is None:
+        if not self._cuda.on_device(ptr):
+            work = begin(ptr, keep)
             return None if work is None else self._message(work)
-        return self._message(work, data, partial(run_keeping, self._cuda.to_device, (ptr, address(data), size), keep))
+        data = np.empty(max(1, size), np.uint8)
+        work = begin(address(data), data)
+        finish = partial(run_keeping, self._cuda.to_device, (ptr, address(data), size), keep)
+        return None if work is None else self._message(work, data, finish)
 
     def _message(self, work: Work[None], data: Any = None, finish: Callable[[], None] | None = None) -> NcclMessage:
         message = NcclMessage(work, data, finish, self._messages)
@@ -304,14 +313,6 @@ class NcclCommunicator(ComposedCommunicator):
             self._nccl.group_end()
 
         self._from_to(send, sizes[self._rank], recv, sum(sizes), launch)
-
-    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
-        self._all_to_all_v(send, recv, mine, sizes if self._rank == root else [0] * self._world_size)
-
-    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
-        self._all_to_all_v(send, recv, sizes if self._rank == root else [0] * self._world_size, mine)
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
         def launch(given: int, taken: int) -> None:
