@@ -15,12 +15,7 @@ from rankwise.contract.failure import Failure
 
 
 class OpenCommunicator(Communicator):
-    """One rank's communicator in one group, which is closed at interpreter exit if it is still open.
-
-    backend: the name with which it was opened.
-    """
-
-    backend: str
+    """One rank's communicator in one group, which is closed at interpreter exit if it is still open."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         """Called last by a subclass's __init__, since the communicator may be closed from then on."""

@@ -138,6 +138,9 @@ class Communicator(Collectives):
     every operation raises ClosedError.
     """
 
+    backend: str = "unnamed"
+    """The name of its backend, for messages."""
+
     closed: bool = False
     """Whether `close` was called. It stays False on a communicator that does not keep track."""
 
@@ -249,7 +252,7 @@ class Communicator(Collectives):
 
     def probe(self, src: int, tag: int) -> Message | None:
         """The message that a recv from `src` (or ANY) with `tag` (or ANY) would receive now, or None; never blocks."""
-        raise UnsupportedError("probe", type(self).__name__)
+        raise UnsupportedError("probe", self.backend)
 
     def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
         """Receive the message that `probe` found. Returns None if another receive has matched it meanwhile.
@@ -311,7 +314,7 @@ class Communicator(Collectives):
 
     def take_part(self, part: int) -> Communicator:
         """This rank's communicator in the group with this number from `make_part`; called once, never waits."""
-        raise UnsupportedError("take_part", type(self).__name__)
+        raise UnsupportedError("take_part", self.backend)
 
     def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
         """Allocate registered memory, on which the ranks' operations work in place.
@@ -397,8 +400,7 @@ class Communicator(Collectives):
         raise self._cannot("abort")
 
     def _cannot(self, operation: str) -> UnsupportedError:
-        backend = getattr(self, "backend", type(self).__name__)
-        return UnsupportedError(operation, backend, "", "use the backend shm, or start the job again")
+        return UnsupportedError(operation, self.backend, "", "use the backend shm, or start the job again")
 
     @abstractmethod
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:

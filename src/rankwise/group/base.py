@@ -139,7 +139,7 @@ class GroupBase:
         if buffer is not None and buffer.device is not None and not self.comm.device_memory:
             raise UnsupportedError(
                 f"an array in device memory ({buffer.device.name})",
-                getattr(self.comm, "backend", type(self.comm).__name__),
+                self.comm.backend,
                 "it works on host memory",
                 "copy the array to the host first, or open the group with backend='nccl'",
             )

@@ -298,7 +298,7 @@ class PointToPoint(GroupBase):
 
     def _check_receive(self, buffer: Buffer, src: int | None, tag: int) -> None:
         if src is not None and ANY in (src, tag) and not self.comm.any_source:
-            raise UnsupportedError("recv from any rank or with any tag", type(self.comm).__name__)
+            raise UnsupportedError("recv from any rank or with any tag", self.comm.backend)
         self._check_memory(buffer)
 
 

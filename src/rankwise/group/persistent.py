@@ -121,7 +121,7 @@ class PersistentOperations(GroupBase):
         """
         buffer, wanted, number = _lasting(x), self._source(src), label(tag)
         if wanted is not None and ANY in (wanted, number) and not self.comm.any_source:
-            raise UnsupportedError("recv from any rank or with any tag", type(self.comm).__name__)
+            raise UnsupportedError("recv from any rank or with any tag", self.comm.backend)
         return self._message_plan(buffer, False, wanted, number)
 
     def _message_plan(self, buffer: Buffer, sends: bool, peer: int | None, tag: int) -> MessagePlan:

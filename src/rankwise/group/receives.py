@@ -101,7 +101,7 @@ class ReceiveQueue(Receives):
         """
         if not self.comm.any_source:
             why = "it cannot probe for messages"
-            raise UnsupportedError(operation, getattr(self.comm, "backend", type(self.comm).__name__), why)
+            raise UnsupportedError(operation, self.comm.backend, why)
         receive = QueuedReceive(self, operation, src, tag, accept, check)
         with self._lock:
             self._waiting.append(ref(receive))

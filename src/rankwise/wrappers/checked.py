@@ -27,7 +27,7 @@ class CheckedCommunicator(ComparingCommunicator):
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
-        self.backend = getattr(inner, "backend", type(inner).__name__)
+        self.backend = inner.backend
         self.any_source, self.device_memory, self.traced = inner.any_source, inner.device_memory, inner.traced
         super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
 

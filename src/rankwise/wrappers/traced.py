@@ -39,7 +39,7 @@ class TracedCommunicator(Communicator):
     def __init__(self, inner: Communicator, writer: TraceWriter, group: int = 0) -> None:
         """writer: the rank's, for all of its groups. group: this one's number in the trace, the same on its ranks."""
         self._inner, self._writer, self._group = inner, writer, group
-        self.backend = getattr(inner, "backend", type(inner).__name__)
+        self.backend = inner.backend
         self._numbers = numbers_from(1)
         self._launched: deque[WrittenOperation] = deque()
         self.blocking, self.device_memory, self.any_source = inner.blocking, inner.device_memory, inner.any_source
