@@ -30,6 +30,11 @@ private:
     PyThreadState* state_;
 };
 
+template <class F> auto without_gil(F&& f) {
+    const ReleaseGil released;
+    return f();
+}
+
 // Releases the GIL at once for a collective of more than kQuick bytes, else only when the collective waits: to release
 // and acquire the GIL takes a fifth of the time of the shortest collectives.
 class ReleaseGilToWait : rankwise::ReleasedToWait {

@@ -2,6 +2,7 @@
 #include "messages.hpp"
 
 #include "numpy_arrays.hpp"
+#include "requests.hpp"
 
 using namespace rankwise;
 
@@ -30,44 +31,63 @@ template <auto start>
 RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
     const DType type = checked_dtype(dtype);
     const uint64_t elements = checked_count(count);
-    auto owner = kept(std::move(keep));
-    ReleaseGil released;
-    return {(c.*start)(pointer(ptr), elements, type, peer, tag, owner), owner};
+    const auto request = without_gil([&] { return (c.*start)(pointer(ptr), elements, type, peer, tag); });
+    return {request, std::move(keep)};
 }
 
-// The same for a plain array; None, with nothing done, for another one, or if peer or tag is not an int from least on.
-template <auto start, int least>
-std::optional<RequestHandle> start_array(Comm& c, nb::object array, nb::handle peer, nb::handle label) {
-    const int rank = rank_or_tag(peer, c.world_size()), tag = rank_or_tag(label, kTags);
-    const PlainArray x(array, least == kAny);
-    if (!x || rank < least || tag < least) return std::nullopt;
-    auto owner = kept(std::move(array));
-    const ReleaseGilToWait released(x.bytes());
-    return RequestHandle((c.*start)(x.data, x.count, DType(x.dtype), rank, tag, owner), owner);
+// Sends and receives of plain arrays. They return None, with nothing done, for another array, or if the rank or the tag
+// is not an int in range, or ANY where that is allowed. isend_array returns True if the message is sent.
+nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
+    const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
+    const PlainArray x(array, false);
+    if (!x || dst < 0 || tag < 0) return nb::none();
+    std::shared_ptr<Request> request;
+    {
+        const ReleaseGilToWait released(x.bytes());
+        if (!c.send_at_once(x.data, x.count, DType(x.dtype), dst, tag))
+            request = c.send(x.data, x.count, DType(x.dtype), dst, tag);
+    }
+    if (!request || request->complete()) return nb::bool_(true);
+    return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
+}
+
+std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle from, nb::handle label,
+                                         nb::object group) {
+    const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
+    const PlainArray x(array, true);
+    if (!x || src < kAny || tag < kAny) return std::nullopt;
+    std::shared_ptr<Request> request;
+    {
+        const ReleaseGilToWait released(x.bytes());
+        request = c.recv(x.data, x.count, DType(x.dtype), src, tag);
+    }
+    return RequestHandle(std::move(request), array, array, std::move(group));
 }
 
 std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag,
                                          nb::object keep) {
     const Arrival found{src, tag, checked_count(count), checked_dtype(dtype), false};
-    auto owner = kept(std::move(keep));
-    ReleaseGil released;
-    auto request = c.recv_probed(pointer(ptr), found, owner);
+    auto request = without_gil([&] { return c.recv_probed(pointer(ptr), found); });
     if (!request) return std::nullopt;
-    return RequestHandle(std::move(request), std::move(owner));
+    return RequestHandle(std::move(request), std::move(keep));
 }
 
 RequestHandle start_send_object(Comm& c, nb::list objects, int dest, int tag) {
     auto parts = parts_of(objects);
-    auto owner = kept(std::move(objects));
-    ReleaseGil released;
-    return {c.send_object(std::move(parts), dest, tag, owner), owner};
+    const auto request = without_gil([&] { return c.send_object(std::move(parts), dest, tag); });
+    return {request, std::move(objects)};
 }
 
 RequestHandle start_recv_any(Comm& c, bool object, int dtype, int src, int tag) {
     const Wanted accepted = wanted(object, dtype);
-    auto owner = std::make_shared<Kept>(nb::none());  // so that the receive is cancelled if Python loses it
-    ReleaseGil released;
-    return {c.recv_any(accepted, src, tag), owner};
+    const auto request = without_gil([&] { return c.recv_any(accepted, src, tag); });
+    return {request, nb::none(), nb::none(), {}};
+}
+
+std::vector<RequestHandle> failed_messages(Comm& c) {
+    std::vector<RequestHandle> failed;
+    for (auto& request : c.failed_messages()) failed.emplace_back(std::move(request), nb::none());
+    return failed;
 }
 
 void send_object_now(Comm& c, const nb::list& objects, int dest, int tag) {
@@ -89,54 +109,37 @@ std::optional<std::tuple<int, int, uint64_t, int>> await_arrival(Comm& c, int sr
     return std::make_tuple(arrival->source, arrival->tag, arrival->count, int(arrival->dtype));
 }
 
-void wait_request(RequestHandle& r, std::optional<double> timeout) {
-    check_timeout(timeout);
-    {
-        const ReleaseGilToWait released;
-        r->wait(timeout);
-    }
-    r.release();
-}
-
-bool request_done(RequestHandle& r) {
-    bool done = r->complete();
-    if (!done) {
-        const ReleaseGil released;
-        done = r->done();
-    }
-    if (r->complete()) r.release();
-    return done;
-}
-
-// Returns whether the request is given up, and so not complete.
-bool cancel_request(RequestHandle& r) {
-    {
-        const ReleaseGil released;
-        r->abandon();
-    }
-    return r->abandoned();
+// What a complete receive knows of its message, and None before.
+template <auto field> std::optional<int> of_message(const RequestHandle& r) {
+    if (!r->complete() || r->failed()) return std::nullopt;
+    return (r.operator->()->*field)();
 }
 
 }  // namespace
 
 void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
-    nb::class_<RequestHandle>(m, "Request", "A send or receive in progress.")
-        .def("wait", &wait_request, nb::arg("timeout").none() = nb::none())
-        .def("done", &request_done)
-        .def("cancel", &cancel_request)
+    nb::class_<RequestHandle>(m, "Request", "A send or receive.", nb::is_weak_referenceable())
+        .def("wait", &RequestHandle::wait, nb::arg("timeout").none() = nb::none())
+        .def("_settle", &RequestHandle::settle, nb::arg("timeout"))
+        .def("done", &RequestHandle::done)
+        .def("cancel", &RequestHandle::cancel)
         .def("memory", [](RequestHandle& r) { return received_bytes(*r.operator->()); })
-        .def_prop_ro("source", [](const RequestHandle& r) { return r->source(); })
-        .def_prop_ro("tag", [](const RequestHandle& r) { return r->tag(); })
+        .def("__repr__", &RequestHandle::repr)
+        .def_rw("started", &RequestHandle::started)
+        .def_prop_ro("waited", [](const RequestHandle& r) { return r->raised(); })
+        .def_prop_ro("source", &of_message<&Request::source>)
+        .def_prop_ro("tag", &of_message<&Request::tag>)
         .def_prop_ro("dtype", [](const RequestHandle& r) { return int(r->dtype()); });
     const auto keep = nb::arg("keep").none() = nb::none();
     comm.def("send", &start_message<&Comm::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"),
              nb::arg("tag"), keep)
         .def("recv", &start_message<&Comm::recv>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
              nb::arg("tag"), keep)
-        .def("isend_array", &start_array<&Comm::send, 0>, nb::arg("x").none(), nb::arg("dst").none(),
-             nb::arg("tag").none())
-        .def("irecv_array", &start_array<&Comm::recv, kAny>, nb::arg("x").none(), nb::arg("src").none(),
-             nb::arg("tag").none())
+        .def("isend_array", &isend_array, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
+             nb::arg("group"))
+        .def("irecv_array", &irecv_array, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("group"))
+        .def("failed_messages", &failed_messages)
         .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
              nb::arg("tag"), keep)
         .def("send_object", &start_send_object, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"))

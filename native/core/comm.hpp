@@ -70,23 +70,25 @@ public:
     void reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op);
     void all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype);
 
-    // keep: what owns the memory of a send, a receive or a started operation. It stays alive with the Request or Task.
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag,
-                                  std::shared_ptr<void> keep = {});
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
-                                  std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag);
+    // Sends a short message at once. Returns false, with nothing done, if it is long or must wait for others.
+    bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag);
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
     // A message that has arrived and not been received; `from` and `tag` may be kAny, here and in recv.
     std::optional<Arrival> probe(int from, int tag);
     // The same, waiting at most `timeout` seconds for it.
     std::optional<Arrival> await_arrival(int from, int tag, double timeout);
     // Receives the message that `probe` found; null if another receive has matched it meanwhile.
-    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found);
     // Objects, and messages whose length the receiver does not know; see Messages.
-    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag);
     std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag);
+    // The messages that have failed, and whose error no `wait` has raised yet; each is returned once.
+    std::vector<std::shared_ptr<Request>> failed_messages() { return messages_->take_failed(); }
     // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
     // order started, before any later blocking call. The Task's wait rethrows what it throws.
-    // user_code: it is the program's own code, which may never return.
+    // user_code: it is the program's own code, which may never return. keep: what owns the memory; it stays alive with
+    // the Task.
     std::shared_ptr<Task> start(std::function<void()> operation, bool user_code = false,
                                 std::shared_ptr<void> keep = {});
     // Events (stream/events.hpp) on the stream. A recorded event is reached when all operations started so far have

@@ -3,24 +3,28 @@
 
 namespace rankwise {
 
-std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag,
-                                    std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag) {
     check_root(to, "dest");
     check_open();
-    return messages_->send(data, count, dtype, to, tag, false, std::move(keep));
+    return messages_->send(data, count, dtype, to, tag);
 }
 
-std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag,
-                                    std::shared_ptr<void> keep) {
+bool Comm::send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag) {
+    check_root(to, "dest");
+    check_open();
+    return messages_->send_short(data, count, dtype, to, tag);
+}
+
+std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag) {
     if (from != kAny) check_root(from, "src");
     check_open();
-    return messages_->recv(data, count, dtype, from, tag, false, std::move(keep));
+    return messages_->recv(data, count, dtype, from, tag);
 }
 
-std::shared_ptr<Request> Comm::send_object(std::vector<Part> parts, int to, int tag, std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Comm::send_object(std::vector<Part> parts, int to, int tag) {
     check_root(to, "dest");
     check_open();
-    return messages_->send_object(std::move(parts), to, tag, false, std::move(keep));
+    return messages_->send_object(std::move(parts), to, tag);
 }
 
 std::shared_ptr<Request> Comm::recv_any(const Wanted& wanted, int from, int tag) {
@@ -89,10 +93,10 @@ std::optional<Arrival> Comm::await_arrival(int from, int tag, double timeout) {
     return messages_->await_arrival(from, tag, timeout);
 }
 
-std::shared_ptr<Request> Comm::recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Comm::recv_probed(void* data, const Arrival& found) {
     check_root(found.source, "src");
     check_open();
-    return messages_->recv_probed(data, found, std::move(keep));
+    return messages_->recv_probed(data, found);
 }
 
 }  // namespace rankwise

@@ -1,32 +1,31 @@
 """The native engine: shared-memory segments and the communicators in them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+from rankwise.contract.message import Arrival
 
 T = TypeVar("T")
 
-class Request:
-    """A pending send or receive."""
+class Request(Arrival):
+    """A send or receive. Until it is complete, source and tag are None."""
+
+    started: bool
+    """Whether it goes on, and its memory stays alive, if Python loses it; otherwise the message is cancelled then."""
 
     @property
-    def source(self) -> int:
-        """For a complete receive: the rank that sent the message."""
+    def waited(self) -> bool:
+        """Whether `wait` has raised the error of a message that does not fit its receive."""
 
     @property
-    def tag(self) -> int:
-        """For a complete receive: the message's tag."""
-
+    def source(self) -> int: ...
     @property
-    def dtype(self) -> int:
-        """For a complete receive: the message's dtype."""
-
-    def memory(self) -> ReceivedBytes:
-        """For a complete receive of any length: the message. Called once."""
-
+    def tag(self) -> int: ...
+    @property
+    def dtype(self) -> int: ...
+    def memory(self) -> ReceivedBytes: ...
     def wait(self, timeout: float | None = None) -> None: ...
     def done(self) -> bool: ...
-    def cancel(self) -> bool:
-        """Give it up, unless it is complete: the memory is no longer used, and a receive's message stays for others."""
 
 class ReceivedBytes:
     """A received message: writable bytes, by the buffer protocol."""
@@ -153,8 +152,9 @@ class Comm:
         """Receive an object, or an array of any length, of this dtype, or of any if it is -1."""
 
     # See rankwise.contract.shortcuts.
-    def isend_array(self, x: object, dst: object, tag: object) -> Request | None: ...
-    def irecv_array(self, x: object, src: object, tag: object) -> Request | None: ...
+    def isend_array(self, x: object, dst: object, tag: object, group: object) -> Request | Literal[True] | None: ...
+    def irecv_array(self, x: object, src: object, tag: object, group: object) -> Request | None: ...
+    def failed_messages(self) -> list[Request]: ...
     broadcast_object_plain: Callable[..., Any]
     gather_object_plain: Callable[..., Any]
     scatter_object_plain: Callable[..., Any]

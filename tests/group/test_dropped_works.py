@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import subprocess
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -128,6 +131,79 @@ def test_a_dropped_receive_keeps_its_message() -> None:
             assert (y == 4).all()
 
     run_ranks(2, ranks)
+
+
+def test_the_memory_of_a_dropped_message_lives_until_the_engine_is_done_with_it() -> None:
+    def ranks(group: Group) -> None:
+        for end in ("message", "close", "cancel"):
+            part, x = group.dup(), np.zeros(3)
+            alive = weakref.ref(x)
+            work = part.irecv(x, 0)
+            del x
+            if end == "cancel":
+                assert work.cancel()
+            del work
+            gc.collect()
+            assert (alive() is None) == (end == "cancel")
+            if end == "message":
+                x = alive()
+                part.send(np.ones(3), 0)
+                assert x.tolist() == [1, 1, 1]
+                del x
+            part.close()
+            assert _soon(lambda alive=alive: alive() is None)
+
+    run_ranks(1, ranks, backend="shm")  # in processes: only a main thread releases what the engine has kept
+
+
+def test_a_message_keeps_its_group_until_it_has_ended() -> None:
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        alive = weakref.ref(part)
+        work = part.irecv(np.zeros(3), 0)
+        del part
+        gc.collect()
+        assert alive() is not None
+        alive().send(np.ones(3), 0)
+        assert work.wait().tolist() == [1, 1, 1]
+        gc.collect()
+        assert alive() is None
+
+    run_ranks(1, ranks)
+
+
+def test_the_error_of_a_dropped_receive_is_raised_once_or_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def ranks(group: Group) -> None:
+        for known in ("raised", "waited for", "logged"):
+            part = group.dup(f"part {known}")
+            part.send(np.ones(2), 0)
+            work = part.irecv(np.zeros(3), 0)
+            assert isinstance(work, rw.Work)
+            assert repr(work) == "<Work, failed: MismatchError>"
+            assert work.source is None
+            if known == "raised":
+                with pytest.raises(MismatchError, match="the message is 2 x float64"):
+                    part.stream.synchronize()
+                part.stream.synchronize()
+            elif known == "waited for":
+                assert isinstance(work.exception(), MismatchError)
+                part.stream.synchronize()
+            part.recv(np.zeros(2), 0)
+            part.close()
+
+    with caplog.at_level(logging.ERROR, "rankwise"):
+        run_ranks(1, ranks)
+    (record,) = caplog.records
+    assert (
+        "closing rank 0 of group 'part logged': an operation with async_op=True failed, and no wait" in record.message
+    )
+
+
+def _soon(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + SOON
+    while not condition() and time.monotonic() < end:
+        time.sleep(1e-3)
+    return condition()
 
 
 def test_a_receive_that_close_has_ended_is_not_delivered_later() -> None:

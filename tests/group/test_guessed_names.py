@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
+from rankwise.contract.guess import WORK
 from rankwise.group import guessed_names
 from rankwise.group.group import Group
 
@@ -299,7 +300,7 @@ def test_a_guessed_attribute_of_a_work() -> None:
     with rw.init("solo") as group:
         work = group.all_reduce(np.ones(3), async_op=True)
         assert repr(work) == "<Work, not yet waited for>"
-        for guess, advice in guessed_names.WORK.items():
+        for guess, advice in WORK.items():
             assert not hasattr(work, guess)
             assert guess not in dir(work)
             with pytest.raises(

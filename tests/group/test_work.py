@@ -17,6 +17,7 @@ import pytest
 import rankwise as rw
 from rankwise.arrays.buffers import target
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, PeerLostError, RankwiseError
+from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.work import Work
 from rankwise.group.base import nothing
 from rankwise.group.group import Group
@@ -25,7 +26,9 @@ from rankwise.testing import run_ranks
 
 
 def pending_works() -> Pending:
-    return Pending("of a test", SimpleNamespace(closed=False))  # all that it asks of a communicator
+    return Pending(
+        "of a test", SimpleNamespace(closed=False, shortcuts=Shortcuts())
+    )  # all that it asks of a communicator
 
 
 class Told(Work[None]):

@@ -38,7 +38,8 @@ inline uint64_t matching_key(int peer, int tag) { return uint64_t(uint32_t(peer)
 class PostedReceives {
 public:
     explicit PostedReceives(int ranks) : unmatched_from_(size_t(ranks)) {}
-    ~PostedReceives() {
+    ~PostedReceives() { clear(); }
+    void clear() {
         while (Request* r = all_.first()) {
             if (const auto message = std::move(r->message_)) message->receive = nullptr;  // which holds the request
             remove(*r);

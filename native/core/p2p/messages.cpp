@@ -8,6 +8,8 @@ namespace rankwise {
 
 namespace {
 
+constexpr size_t kMostFailed = 100;  // requests kept for their errors; the first errors are the most informative
+
 std::string array_text(uint64_t count, DType dtype) { return std::to_string(count) + " x " + name(dtype); }
 std::string text_of(const Header& h) {
     return h.object ? "an object with tag " + std::to_string(h.tag) : message_text(h.count, DType(h.dtype), h.tag);
@@ -96,11 +98,9 @@ void Messages::notify(int whom) {
     if (peer_slot.progress_sleeps.load()) futex_notify(peer_slot.progress_notifications);
 }
 
-std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
-                                           std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag) {
     auto r = std::make_shared<Request>();
     r->messages_ = weak_from_this();
-    r->keep_ = std::move(keep);
     r->sends_ = op == Op::Send;
     r->peer_ = peer;
     r->tag_ = tag;
@@ -110,16 +110,14 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
     return r;
 }
 
-std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits,
-                                        std::shared_ptr<void> keep) {
-    return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag, std::move(keep)), waits);
+std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits) {
+    return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag), waits);
 }
 
-std::shared_ptr<Request> Messages::send_object(std::vector<Part> parts, int to, int tag, bool waits,
-                                               std::shared_ptr<void> keep) {
+std::shared_ptr<Request> Messages::send_object(std::vector<Part> parts, int to, int tag, bool waits) {
     uint64_t bytes = 0;
     for (const Part& part : parts) bytes += part.bytes;
-    const auto r = request(Op::Send, nullptr, bytes, DType::U8, to, tag, std::move(keep));
+    const auto r = request(Op::Send, nullptr, bytes, DType::U8, to, tag);
     r->object_ = true;
     r->parts_ = std::move(parts);
     return start_send(r, waits);
@@ -154,13 +152,12 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, bool w
     return r;
 }
 
-std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits,
-                                        std::shared_ptr<void> keep) {
-    return start_recv(request(Op::Recv, data, count, dtype, from, tag, std::move(keep)), waits);
+std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits) {
+    return start_recv(request(Op::Recv, data, count, dtype, from, tag), waits);
 }
 
 std::shared_ptr<Request> Messages::recv_any(const Wanted& wanted, int from, int tag, bool waits) {
-    const auto r = request(Op::Recv, nullptr, 0, wanted.dtype.value_or(DType::U8), from, tag, {});
+    const auto r = request(Op::Recv, nullptr, 0, wanted.dtype.value_or(DType::U8), from, tag);
     r->wanted_ = wanted;
     return start_recv(r, waits);
 }
@@ -185,8 +182,8 @@ std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, bool w
     return r;
 }
 
-std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep) {
-    const auto r = request(Op::Recv, data, found.count, found.dtype, found.source, found.tag, std::move(keep));
+std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found) {
+    const auto r = request(Op::Recv, data, found.count, found.dtype, found.source, found.tag);
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
     Message* const m = first_arrived(found.source, found.tag, r.get());
@@ -397,8 +394,15 @@ bool Messages::fits(Request& r, int from, const Header& h) {
             "recv_object: " + message + "an array of " + array + ", not an object; receive it with recv or recv_any";
         break;
     }
+    std::erase_if(failed_, [](const auto& each) { return bool(each->raised_); });
+    if (failed_.size() < kMostFailed) failed_.push_back(r.shared_from_this());
     complete(r, true);
     return false;
+}
+
+std::vector<std::shared_ptr<Request>> Messages::take_failed() {
+    const auto lock = lock_requests();
+    return std::move(failed_);
 }
 
 // A header has been read: match the message to a posted receive, or keep it. offer: its data is still with its sender.

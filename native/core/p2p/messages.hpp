@@ -42,13 +42,10 @@ public:
     void set_counted(bool now) { tracer_.set_counted(now); }
 
     // waits: the caller will wait at once, so the progress thread need not be woken.
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false,
-                                  std::shared_ptr<void> keep = {});
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false,
-                                  std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false);
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false);
     // An object: the parts, one after the other.
-    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, bool waits = false,
-                                         std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, bool waits = false);
     // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where
     // recv's is not of the count and dtype expected, fails the receive and stays for another one.
     std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag, bool waits = false);
@@ -68,7 +65,9 @@ public:
     std::optional<Arrival> await_arrival(int from, int tag, double timeout);
     // Receives the message that `probe` found. Returns null, with nothing done, if another receive has matched it
     // meanwhile.
-    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found, std::shared_ptr<void> keep = {});
+    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found);
+    // The requests that have failed, and whose error no `wait` has raised yet; each is returned once.
+    std::vector<std::shared_ptr<Request>> take_failed();
     // Waits until every request of this rank is complete.
     void sync(double timeout);
     // Waits at most `timeout` seconds for the sends, and ends the progress thread. Returns a text about what is
@@ -126,8 +125,7 @@ private:
     bool copied(const Rendezvous& m, uint64_t bytes) const;
     bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
 
-    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
-                                     std::shared_ptr<void> keep);
+    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);
     std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, bool waits);
     std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, bool waits);
     bool progress();  // with mutex_ locked; true if a byte moved
@@ -216,6 +214,7 @@ private:
     PostedReceives receives_;
     std::vector<Incoming> incoming_;                // by source
     std::vector<std::shared_ptr<Request>> posted_;  // by source: the receive in its Rendezvous
+    std::vector<std::shared_ptr<Request>> failed_;  // whose errors no `wait` has raised yet, and some others
     const uint64_t unexpected_limit_;
     uint64_t arrivals_ = 0;
     ReachableRanges reachable_;  // guarded by mutex_

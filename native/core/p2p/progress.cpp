@@ -147,8 +147,7 @@ void Messages::sync(double timeout) {
 }
 
 std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout) {
-    const auto receive =
-        request(Op::Recv, nullptr, 0, DType::U8, from, tag, {});  // for the reports; it receives nothing
+    const auto receive = request(Op::Recv, nullptr, 0, DType::U8, from, tag);  // for the reports; it receives nothing
     receive->wanted_.kind = Wanted::Array;
     std::optional<Arrival> found;
     struct EndTrace {
@@ -256,19 +255,27 @@ std::string Messages::close(double timeout) {
     futex_notify(own_slot().message_notifications);
     futex_notify(own_slot().progress_notifications);
     if (thread_.joinable()) thread_.join();
+    std::lock_guard lock(mutex_);  // release the requests, and with them the memory of dropped ones
+    receives_.clear();
+    posted_.assign(posted_.size(), nullptr);
+    for (Outgoing& out : outgoing_) out = {};
     return trouble;
 }
 
 void Request::wait(std::optional<double> timeout) {
-    if (!complete_) {
-        auto messages = messages_.lock();
-        if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
-        if (!messages) throw Closed(kClosedTooEarly);
-        messages->wait_until(
-            timeout.value_or(messages->protocol_.timeout), [&] { return complete_ || abandoned_; }, this);
-    }
+    settle(timeout);
     if (abandoned_ && !complete_) throw Closed("the operation was cancelled");
-    if (!failure_.empty()) throw Mismatch(failure_, {}, {}, {}, -1);
+    if (failure_.empty()) return;
+    raised_ = true;
+    throw Mismatch(failure_, {}, {}, {}, -1);
+}
+
+void Request::settle(std::optional<double> timeout) {
+    if (complete_) return;
+    auto messages = messages_.lock();
+    if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
+    if (!messages) throw Closed(kClosedTooEarly);
+    messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_ || abandoned_; }, this);
 }
 
 bool Request::done() {

@@ -70,12 +70,19 @@ public:
     // Waits until it is complete, at most `timeout` seconds, by default the communicator's. After TimedOut the request
     // is still in progress.
     void wait(std::optional<double> timeout);
+    // The same, but without raising the error of a receive whose message does not fit it.
+    void settle(std::optional<double> timeout);
     bool done();
     bool complete() const { return complete_; }
     bool abandoned() const { return abandoned_; }
     bool cancelled() const { return abandoned_ && slot_ >= 0; }  // an offered send
     // Gives it up, so that the caller may free its memory; see Messages::abandon. Does nothing to a complete one.
     void abandon();
+    // Of a complete request: whether the message did not fit, and whether `wait` has raised that error.
+    bool failed() const { return !failure_.empty(); }
+    bool raised() const { return raised_; }
+    // The caller drops the request, which goes on. owner: what owns the memory; it stays alive with the request.
+    void keep(std::shared_ptr<void> owner) { keep_ = std::move(owner); }
     // Of a complete receive: the message's source, tag, count and dtype.
     int source() const { return peer_; }
     int tag() const { return tag_; }
@@ -106,7 +113,7 @@ private:
     }
 
     std::weak_ptr<Messages> messages_;
-    std::shared_ptr<void> keep_;  // what owns the memory
+    std::shared_ptr<void> keep_;  // what owns the memory, if the caller has dropped the request
     bool sends_ = false;
     bool object_ = false;  // send: the message is an object
     Wanted wanted_;        // receive
@@ -129,6 +136,7 @@ private:
     std::atomic<bool> abandoned_{false};
     std::atomic<bool> complete_{false};
     std::string failure_;  // receive: how the message differs from what the receive expects
+    std::atomic<bool> raised_{false};
     TraceEntry* entry_ = nullptr;
     bool reserved_ = false;     // it counts among the messages that have an entry although nobody waits for them
     uint64_t began_ = 0;        // ticks; 0 if it was started without waiting for it

@@ -62,7 +62,8 @@ class Arrival(Work[None]):
 
     @property
     @abstractmethod
-    def dtype(self) -> DType: ...
+    def dtype(self) -> int:
+        """The number of its DType."""
 
     @abstractmethod
     def memory(self) -> Any:

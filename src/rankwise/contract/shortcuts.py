@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class FailedWork(Protocol):
+    """A Work that has failed. waited: whether its `wait` has raised the error."""
+
+    @property
+    def waited(self) -> bool: ...
+    def wait(self) -> object: ...
+    def exception(self) -> BaseException | None: ...
 
 
 class Shortcuts:
@@ -61,13 +70,21 @@ class Shortcuts:
     def all_to_all_array(self, x: object, out: object) -> bool:
         return False
 
-    def isend_array(self, x: object, dst: object, tag: object) -> Any:
-        """Starts it, and returns the communicator's Work, which keeps x; None for any unusual case."""
+    def isend_array(self, x: object, dst: object, tag: object, group: object) -> Any:
+        """Starts it, and returns its Work, or True if it is complete; None for any unusual case.
+
+        group: kept by the Work until it is complete. If the Work is dropped before, x is kept and the message goes on,
+        provided that `started` of the Work was set to True; otherwise it is cancelled.
+        """
         return None
 
-    def irecv_array(self, x: object, src: object, tag: object) -> Any:
-        """Likewise."""
+    def irecv_array(self, x: object, src: object, tag: object, group: object) -> Any:
+        """Likewise, but it always returns the Work. The Work's result is x."""
         return None
+
+    def failed_messages(self) -> Sequence[FailedWork]:
+        """The messages that have failed, and whose error no `wait` has raised yet. Each is returned once."""
+        return ()
 
     def send_object_plain(self, obj: object, dst: object, tag: object) -> bool:
         """Send an object of basic types; blocks, like recv_object_plain."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rankwise.contract.guess import WORK, Guess
 from rankwise.contract.public import public
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", covariant=True)
 W = TypeVar("W", bound="Work[Any]")
+K = TypeVar("K", bound=type)
 
 
 @public
@@ -37,6 +39,9 @@ class Work(ABC, Generic[T]):
         >>> work.add_done_callback(lambda work: print(work.result()))
         [2. 2. 2.]
     """
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in WORK]
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> T:
@@ -83,7 +88,11 @@ class Work(ABC, Generic[T]):
         is no order between them. What the function raises is logged. The wait has no limit: a message that never comes
         fails the operation only when its group is closed.
         """
-        call_when_done(self, function, self.wait)
+        call_when_done(self, function, self._settle)
+
+    def _settle(self, timeout: float) -> object:
+        """Wait until the operation has ended, at most so long, without counting as a `wait` that raises its error."""
+        return self.wait(timeout)
 
     def __await__(self) -> Generator[Any, None, T]:
         if self.done():
@@ -92,6 +101,20 @@ class Work(ABC, Generic[T]):
         if error is not None:
             raise error
         return result
+
+
+def with_guesses(kind: K) -> K:
+    """Give a class of Works the Guesses of the names that other libraries use."""
+    for name, advice in WORK.items():
+        setattr(kind, name, Guess(name, advice, "Work"))
+    return kind
+
+
+def adopt(kind: type) -> None:
+    """Make a class of native code, which has `wait`, `done`, `cancel` and `_settle`, a Work."""
+    for method in (Work.result, Work.exception, Work.add_done_callback, Work.__await__, Work.__dir__):
+        setattr(kind, method.__name__, method)
+    Work.register(with_guesses(kind))
 
 
 class Completed(Work[None]):

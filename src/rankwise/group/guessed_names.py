@@ -1,19 +1,19 @@
 """The errors for names that other libraries use: each says what rankwise calls the same thing.
 
-There is one table for groups, one for the module, one for meshes, one for Works, and one for keywords.
+There is one table for groups, one for the module, one for meshes, and one for keywords.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING
+
+from rankwise.contract.guess import Guess, by_name
 
 if TYPE_CHECKING:
     from inspect import Parameter
     from types import FunctionType
-
-A = TypeVar("A")
 
 _FIRST = "group = rw.init()"
 
@@ -39,11 +39,6 @@ _MPI = {
 """MPI's collectives. Each also has an asynchronous form, as in ibcast, and a persistent one, as in bcast_init."""
 
 _ASYNC = {name: f"{call.removesuffix(')')}, async_op=True)".replace("(, ", "(") for name, call in _MPI.items()}
-
-
-def _by_name(names: dict[A, str]) -> dict[str, A]:
-    """A table of advice by name, from one of the names by their advice."""
-    return {name: advice for advice, text in names.items() for name in text.split()}
 
 
 _GROUP = {
@@ -153,7 +148,7 @@ GROUP: dict[str, str] = {
     **{f"i{name}": f"use {call}" for name, call in _ASYNC.items()},
     **{f"{name}_init": f"use {call} each time" for name, call in _ASYNC.items()},
     **{f"ProcessGroup{name}": f'use rw.init("{name.lower()}")' for name in ("Gloo", "MPI", "NCCL")},
-    **_by_name(_GROUP),
+    **by_name(_GROUP),
 }
 """By the name in snake_case, or in a spelling of its own. `guesses` adds the other spellings, and those of the group's
 own operations.
@@ -191,7 +186,7 @@ _MODULE = {
 }
 
 MODULE: dict[str, str] = {
-    **_by_name(_MODULE),
+    **by_name(_MODULE),
     **{
         name: f'use op="{name}", or rw.ReduceOp.{name.upper()}' for name in ("sum", "max", "min", "band", "bor", "bxor")
     },
@@ -206,7 +201,7 @@ MODULE: dict[str, str] = {
 also has the group's operations.
 """
 
-KEYWORDS: dict[str, tuple[str, ...]] = _by_name(
+KEYWORDS: dict[str, tuple[str, ...]] = by_name(
     {
         ("src", "dst"): "root",
         ("src",): "source srcrank groupsrc",
@@ -224,7 +219,7 @@ KEYWORDS: dict[str, tuple[str, ...]] = _by_name(
 _GROUPS = ("comm", "group", "process_group")
 
 
-MESH: dict[str, str] = _by_name(
+MESH: dict[str, str] = by_name(
     {
         "use mesh.axes, which has the size of each axis by its name": "shape dims meshdimnames",
         "use mesh.axes, mesh.periodic and mesh.coordinates": "gettopo",
@@ -244,16 +239,6 @@ MESH: dict[str, str] = _by_name(
 underscores.
 """
 
-WORK: dict[str, str] = _by_name(
-    {
-        "use done()": "test Test is_completed",
-        "use wait(), which raises the operation's error": "is_success",
-        "use wait()": "Wait block_current_stream",
-        "use `await work`, add_done_callback(function), or rw.wait_any(works)": "get_future",
-        "use cancel() for a send or receive; a collective cannot be cancelled": "Cancel",
-    }
-)
-
 
 def spellings(name: str) -> set[str]:
     """The other spellings of a name in snake_case: allreduce, Allreduce, All_reduce, AllReduce, allReduce."""
@@ -261,20 +246,6 @@ def spellings(name: str) -> set[str]:
     camel = "".join(word.capitalize() for word in others)
     joined = name.replace("_", "")
     return {joined, joined.capitalize(), name.capitalize(), first + camel, first.capitalize() + camel} - {name}
-
-
-class Guess:
-    """A name that a class does not have. To use it raises an AttributeError that says which name to use.
-
-    It is a descriptor, because before Python 3.12 a class with __getattr__ finds its own attributes more slowly: a
-    barrier of two ranks would take 333 ns instead of 242. Guessed hides it.
-    """
-
-    def __init__(self, name: str, advice: str, owner: str = "Group") -> None:
-        self._name, self._advice, self._owner = name, advice, owner
-
-    def __get__(self, owner: Any, kind: type) -> NoReturn:
-        raise AttributeError(f"{self._owner!r} object has no attribute {self._name!r}: {self._advice}", name=self._name)
 
 
 class Guessed(type):

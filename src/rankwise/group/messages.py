@@ -89,9 +89,9 @@ class Messages(GroupBase):
         receive = self._receives.recv_any(wanted, source, number)
 
         def finish() -> Received:
-            memory = np.frombuffer(receive.memory(), np.uint8)
-            shape = (memory.size // receive.dtype.itemsize,)
-            return Received(kind.over(memory, shape, receive.dtype), receive.source, receive.tag)
+            memory, found = np.frombuffer(receive.memory(), np.uint8), DType(receive.dtype)
+            shape = (memory.size // found.itemsize,)
+            return Received(kind.over(memory, shape, found), receive.source, receive.tag)
 
         return wait_or_cancel(ArrayWork(receive, finish, self._pending, self), timeout)
 

@@ -116,10 +116,14 @@ class PointToPoint(GroupBase):
             [1.0, 1.0, 1.0]
             >>> sending.wait()
         """
-        started = self._isend_array(x, dst, tag)
-        if started is not None:
-            return self._sent if started.done() else ArrayWork(started, nothing, self._pending, self).started()
-        return self._start_send(x, dst, tag).started()
+        work: Any = self._isend_array(x, dst, tag, self)
+        if work is True:
+            return self._sent
+        if work is None:
+            return self._start_send(x, dst, tag).started()
+        work.started = True  # from now on it goes on even if the caller drops it, as after ArrayWork.started
+        sending: Work[None] = work
+        return sending
 
     def _start_send(self, x: Any, dst: int | None, tag: int) -> ArrayWork[None]:
         buffer, to, tag = self._outgoing(x, dst, tag)
@@ -150,11 +154,12 @@ class PointToPoint(GroupBase):
             >>> work.wait().tolist(), work.source == group.rank, work.tag
             ([7.0, 7.0], True, 3)
         """
-        if dtype is None:
-            started = self._irecv_array(x, src, tag)
-            if started is not None:
-                return ReceiveWork(started, lambda: x, self._pending, self, src, tag).started()
-        return self._start_recv(x, src, tag, dtype).started()
+        work: Any = None if dtype is not None else self._irecv_array(x, src, tag, self)
+        if work is None:
+            return self._start_recv(x, src, tag, dtype).started()
+        work.started = True  # as in isend
+        receiving: ReceiveWork[Any] = work
+        return receiving
 
     def _start_recv(self, x: Any, src: int | None, tag: int, dtype: Any) -> ReceiveWork[Any]:
         buffer, wanted, number = self._incoming(x, src, tag, dtype)

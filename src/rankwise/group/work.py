@@ -14,9 +14,9 @@ from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.public import public
+from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.timeouts import check_wait
-from rankwise.contract.work import Work, call_when_done
-from rankwise.group.guessed_names import WORK, Guess
+from rankwise.contract.work import Work, with_guesses
 
 T = TypeVar("T")
 W = TypeVar("W", bound="ArrayWork[Any]")
@@ -33,7 +33,7 @@ class Pending:
         self.name = name
         self._comm = comm
         self.works: dict[int, ArrayWork[Any]] = {}
-        self.failed: deque[ArrayWork[Any]] = deque()
+        self.failed: deque[FailedWork] = deque()
         self._sweep_at = _FEW
         self._closing = False
         self._pid = os.getpid()
@@ -50,9 +50,10 @@ class Pending:
         self.works.pop(id(work), None)
 
     def release_done(self) -> None:
-        """Finish the works that are complete."""
+        """Finish the works that are complete, and take the failed ones that only the communicator has."""
         for work in list(self.works.values()):
             work.done()
+        self.failed += self._comm.shortcuts.failed_messages()
 
     def raise_first(self) -> None:
         """Raise the first error of a completed work that has not been raised to the caller yet."""
@@ -83,17 +84,18 @@ class Pending:
             for work in list(self.works.values()):
                 if not work.done():
                     work.fail(ClosedError(f"the operation was not complete when {self.name} was closed"))
-            failed = [work for work in self.failed if not work.waited and not isinstance(work.error, ClosedError)]
-            if failed:
-                self._log(failed)
+            errors = [work.exception() for work in self.failed if not work.waited]
+            errors = [error for error in errors if not isinstance(error, ClosedError)]
+            if errors:
+                self._log(errors)
         self.works.clear()
         self.failed.clear()
 
-    def _log(self, failed: Sequence[ArrayWork[Any]]) -> None:
+    def _log(self, errors: Sequence[BaseException | None]) -> None:
         import logging  # slow to import, and seldom needed
 
-        what = "an operation" if len(failed) == 1 else f"{len(failed)} operations"
-        first = failed[0].error  # logged as text: a log that keeps the error would keep the frames that raised it
+        what = "an operation" if len(errors) == 1 else f"{len(errors)} operations"
+        first = errors[0]  # logged as text: a log that keeps the error would keep the frames that raised it
         text = "closing %s: %s with async_op=True failed, and no wait() raised the error; the first: %s: %s"
         logging.getLogger("rankwise").error(text, self.name, what, type(first).__name__, str(first))
 
@@ -118,6 +120,7 @@ _FEW = 16
 _MOST_FAILED = 100  # works kept for their errors; the first errors are the most informative
 
 
+@with_guesses
 class ArrayWork(Work[T]):
     """A pending operation of a group.
 
@@ -146,9 +149,6 @@ class ArrayWork(Work[T]):
         """
         self._pending.add(self)
         return self
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in WORK]
 
     def __repr__(self) -> str:
         if self.error is not None:
@@ -189,8 +189,8 @@ class ArrayWork(Work[T]):
             self.fail(ClosedError("the operation was cancelled"))
         return cancelled
 
-    def add_done_callback(self: W, function: Callable[[W], object]) -> None:
-        call_when_done(self, function, self._inner.wait)  # this Work's `wait` counts as having raised its error
+    def _settle(self, timeout: float) -> object:
+        return self._inner.wait(timeout)
 
     def fail(self, error: Exception) -> None:
         """Fail with `error`, unless it has ended: the engine has released the memory before it was complete."""
@@ -220,10 +220,6 @@ class ArrayWork(Work[T]):
     def _drop(self) -> None:
         self._finish = self._keep = None
         self._pending.remove(self)
-
-
-for _name, _advice in WORK.items():
-    setattr(ArrayWork, _name, Guess(_name, _advice, "Work"))
 
 
 class Several(Work[None]):

@@ -11,7 +11,7 @@ from typing import TypeVar
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.part_errors import ROOM, to_pass_on
-from rankwise.backends.native.works import EngineCall, EngineMessageWork, EngineReceives, EngineWork
+from rankwise.backends.native.works import EngineCall, EngineReceives, EngineWork
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.failure import Failure
 from rankwise.contract.message import Message
@@ -127,17 +127,16 @@ class EngineCommunicator(OpenCommunicator):
         return partial(self._engines[call.operation], *plain)
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
-        return EngineMessageWork(self._comm.send(ptr, count, dtype, dest, tag, keep))
+        return self._comm.send(ptr, count, dtype, dest, tag, keep)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        return EngineMessageWork(self._comm.recv(ptr, count, dtype, src, tag, keep))
+        return self._comm.recv(ptr, count, dtype, src, tag, keep)
 
     def probe(self, src: int, tag: int) -> Message | None:
         return self._receives.probe(src, tag, 0.0)
 
     def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
-        request = self._comm.recv_probed(ptr, message.count, message.dtype, message.source, message.tag, keep)
-        return None if request is None else EngineMessageWork(request)
+        return self._comm.recv_probed(ptr, message.count, message.dtype, message.source, message.tag, keep)
 
     def left(self) -> Collection[int]:
         return self._comm.failed().keys()

@@ -8,7 +8,7 @@ from typing import Any
 from rankwise import _native
 from rankwise.contract.message import Arrival, Message, Receives
 from rankwise.contract.types import DType
-from rankwise.contract.work import Work
+from rankwise.contract.work import Work, adopt
 
 
 class EngineWork(Work[None]):
@@ -16,7 +16,7 @@ class EngineWork(Work[None]):
 
     __slots__ = ("_task",)
 
-    def __init__(self, task: _native.Request | _native.Task) -> None:
+    def __init__(self, task: _native.Task) -> None:
         self._task = task
 
     def wait(self, timeout: float | None = None) -> None:
@@ -26,23 +26,8 @@ class EngineWork(Work[None]):
         return self._task.done()
 
 
-class EngineMessageWork(EngineWork):
-    """A send or receive. Once a receive is complete, source and tag are the message's."""
-
-    __slots__ = ()
-
-    _task: _native.Request
-
-    def cancel(self) -> bool:
-        return self._task.cancel()
-
-    @property
-    def source(self) -> int:
-        return self._task.source
-
-    @property
-    def tag(self) -> int:
-        return self._task.tag
+adopt(_native.Request)
+Arrival.register(_native.Request)
 
 
 class EngineCall(EngineWork):
@@ -78,19 +63,6 @@ class EngineCall(EngineWork):
 _ANY_DTYPE = -1
 
 
-class EngineArrival(EngineMessageWork, Arrival):
-    """A receive in progress, whose memory the engine allocates."""
-
-    __slots__ = ()
-
-    def memory(self) -> Any:
-        return self._task.memory()
-
-    @property
-    def dtype(self) -> DType:
-        return DType(self._task.dtype)
-
-
 class EngineReceives(Receives):
     """The receives of one of the engine's communicators."""
 
@@ -98,17 +70,17 @@ class EngineReceives(Receives):
         self._comm = comm
 
     def recv_any(self, dtype: DType | None, src: int, tag: int) -> Arrival:
-        return EngineArrival(self._comm.recv_any(False, _ANY_DTYPE if dtype is None else dtype, src, tag))
+        return self._comm.recv_any(False, _ANY_DTYPE if dtype is None else dtype, src, tag)
 
     def recv_object(self, src: int, tag: int) -> Arrival:
-        return EngineArrival(self._comm.recv_any(True, _ANY_DTYPE, src, tag))
+        return self._comm.recv_any(True, _ANY_DTYPE, src, tag)
 
     def probe(self, src: int, tag: int, timeout: float) -> Message | None:
         found = self._comm.probe(src, tag, timeout)
         return None if found is None else Message(*found[:3], DType(found[3]))
 
     def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
-        return EngineMessageWork(self._comm.send_object(parts, dest, tag))
+        return self._comm.send_object(parts, dest, tag)
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         self._comm.send_object_now(parts, dest, tag)

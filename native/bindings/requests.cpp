@@ -1,0 +1,65 @@
+#include "requests.hpp"
+
+using namespace rankwise;
+
+RequestHandle::RequestHandle(std::shared_ptr<Request> request, nb::object memory)
+    : started(memory.is_none()), request_(std::move(request)), memory_(std::move(memory)), result_(nb::none()) {}
+
+RequestHandle::RequestHandle(std::shared_ptr<Request> request, nb::object memory, nb::object result, nb::object group)
+    : request_(std::move(request)), memory_(std::move(memory)), result_(std::move(result)), group_(std::move(group)) {}
+
+RequestHandle::~RequestHandle() {
+    if (!request_ || request_->complete() || request_->abandoned()) return;
+    if (!started) {
+        const ReleaseGil released;
+        try {
+            request_->abandon();
+            return;
+        } catch (const std::bad_alloc&) {  // it goes on
+        }
+    }
+    request_->keep(kept(std::move(memory_)));
+}
+
+nb::object RequestHandle::wait(nb::handle timeout) {
+    std::optional<double> limit;
+    if (!timeout.is_none())
+        limit = nb::cast<double>(nb::module_::import_("rankwise.contract.timeouts").attr("check_wait")(timeout));
+    {
+        const ReleaseGilToWait released;
+        request_->wait(limit);
+    }
+    release();
+    return result_;
+}
+
+void RequestHandle::settle(double timeout) {
+    const ReleaseGilToWait released;
+    request_->settle(timeout);
+}
+
+bool RequestHandle::done() {
+    bool done = request_->complete();
+    if (!done) {
+        const ReleaseGil released;
+        done = request_->done();
+    }
+    if (request_->complete()) release();
+    return done;
+}
+
+// Returns whether the request is given up, and so not complete.
+bool RequestHandle::cancel() {
+    const bool before = request_->abandoned();
+    {
+        const ReleaseGil released;
+        request_->abandon();
+    }
+    return !before && request_->abandoned();
+}
+
+std::string RequestHandle::repr() const {
+    if (request_->abandoned()) return "<Work, failed: ClosedError>";
+    if (request_->failed()) return "<Work, failed: MismatchError>";
+    return request_->complete() ? "<Work, complete>" : "<Work, not yet waited for>";
+}

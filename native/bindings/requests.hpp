@@ -1,0 +1,35 @@
+// Sends and receives as Python sees them.
+#pragma once
+#include "kept.hpp"
+
+// A send or receive: a Work of a communicator, and of a group too for plain arrays.
+//
+// If Python loses it while it is pending, perhaps because a signal handler raises before the caller has it, the message
+// is cancelled; once it is `started`, it goes on instead, and its memory stays alive.
+class RequestHandle {
+public:
+    // memory: owns the memory that the engine uses. Of None the caller answers for the memory, and it is started.
+    RequestHandle(std::shared_ptr<rankwise::Request> request, nb::object memory);
+    // result: what `wait` returns. group: kept until the message is complete, so that a dropped group is not closed.
+    RequestHandle(std::shared_ptr<rankwise::Request> request, nb::object memory, nb::object result, nb::object group);
+    RequestHandle(RequestHandle&&) = default;
+    ~RequestHandle();
+    rankwise::Request* operator->() const { return request_.get(); }
+    bool started = false;
+
+    nb::object wait(nb::handle timeout);
+    // Waits at most so long, without raising the message's error.
+    void settle(double timeout);
+    bool done();
+    bool cancel();
+    std::string repr() const;
+
+private:
+    // The engine has released the memory.
+    void release() {
+        memory_.reset();
+        group_.reset();
+    }
+    std::shared_ptr<rankwise::Request> request_;
+    nb::object memory_, result_, group_;
+};
