@@ -1,4 +1,4 @@
-"""At interpreter exit everything that is still open is closed, within EXIT_TIMEOUT in total."""
+"""How things are closed: at the end of a `with` block, and at interpreter exit, within EXIT_TIMEOUT in total."""
 
 from __future__ import annotations
 
@@ -6,6 +6,27 @@ import atexit
 import time
 from collections.abc import Callable
 from enum import IntEnum
+
+TYPE_CHECKING = False  # the launcher does not import typing
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import TypeVar
+
+    C = TypeVar("C", bound="Closeable")
+
+
+class Closeable:
+    """Something that the end of a `with` block closes."""
+
+    close: Callable[[], None]
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class ClosingOrder(IntEnum):

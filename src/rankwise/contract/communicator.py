@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
-from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
 from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.message import Message, Receives
 from rankwise.contract.operations import (
@@ -110,7 +109,7 @@ class Collectives(ABC):
         self.run(Call(ALL_TO_ALL_V, send_ptr, recv_ptr, 0, dtype, send_counts=send_counts, recv_counts=recv_counts))
 
 
-class Communicator(Collectives):
+class Communicator(Collectives, Closeable):
     """One rank's end of one group.
 
     Arguments: `ptr` is an address as an int (host memory; device memory for NCCL). `count` is in
@@ -408,14 +407,6 @@ class Communicator(Collectives):
 
         Never raises and never hangs; errors are logged to the logger `rankwise`.
         """
-
-    def __enter__(self) -> Communicator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def run_keeping(function: Callable[..., T], args: tuple[Any, ...], keep: object) -> T:

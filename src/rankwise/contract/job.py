@@ -51,6 +51,11 @@ class Job:
             return "solo"
         return "shm" if self.one_host else "hierarchical"  # which itself finds out whether any host has several ranks
 
+    @property
+    def engine(self) -> str:
+        """The backend that suits this job between its hosts."""
+        return "mpi" if self.launcher.startswith("mpiexec") else "gloo"
+
 
 def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import Any, NoReturn, overload
 
 import numpy as np
 
-from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout, check_wait
@@ -41,6 +41,7 @@ class Group(
     PersistentOperations,
     RegisteredMemory,
     Recovery,
+    Closeable,
     metaclass=Guessed,
 ):
     """An ordered set of ranks that communicate, seen from one of them.
@@ -349,14 +350,6 @@ class Group(
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _GUESSES]
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self, exits: Callable[[], bool] = sys.is_finalizing) -> None:
         # The engine must release the memory of pending works before that is freed. While the interpreter exits,

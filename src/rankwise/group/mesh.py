@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from types import TracebackType
 from typing import Any
 
+from rankwise.contract.closing import Closeable
 from rankwise.contract.public import public
 from rankwise.group import halo
 from rankwise.group.base import integer
@@ -15,7 +15,7 @@ from rankwise.group.guessed_names import MESH
 
 
 @public
-class Mesh:
+class Mesh(Closeable):
     """The ranks of `group` as a grid, the last axis fastest: Mesh(group, dp=2, pp=2, tp=2) for 8 ranks.
 
     Every rank of the group creates it, with the same axes. The group's ranks fill the grid row by row, so that adjacent
@@ -207,14 +207,6 @@ class Mesh:
         """Close the groups of the axes. May be repeated."""
         for part in self._groups.values():
             part.close()
-
-    def __enter__(self) -> Mesh:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:

@@ -14,12 +14,11 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from rankwise._native import HostEvents, HostStream
-from rankwise.contract.closing import CLOSE_TIMEOUT, ClosingOrder, close_at_exit
+from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable, ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
@@ -166,7 +165,7 @@ class _Failures:
             self.log_one()
 
 
-class Stream:
+class Stream(Closeable):
     """An ordered queue of functions, run one after the other by a thread of the stream's own.
 
     The thread starts with the first function and sleeps while the queue is empty. Any thread may submit. The error of a
@@ -261,14 +260,6 @@ class Stream:
             left = "" if ended else "; a function is still running and was left on its thread"
             _log().warning("closing %s: work was still queued after %g s and was dropped%s", self.name, timeout, left)
         self._failures.log_all()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_failures"):  # absent if __init__ raised

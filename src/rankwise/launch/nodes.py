@@ -21,8 +21,8 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 
+from rankwise.contract.closing import Closeable
 from rankwise.launch.clocks import SAMPLES, ClockOffset
 from rankwise.launch.ending import Ending, shortened
 from rankwise.launch.losses import too_few
@@ -67,7 +67,7 @@ class NodeTrace:
         return zlib.decompress(base64.b64decode("".join(self.pieces))).decode()
 
 
-class Nodes:
+class Nodes(Closeable):
     """This launcher's part in a job on several nodes, once all launchers have met. It owns the sockets.
 
     node: this node's number. sizes: how many ranks each node has. hosts: the names of the other nodes' hosts, as far as
@@ -118,14 +118,6 @@ class Nodes:
         self._traces: dict[int, NodeTrace] = {}
         self._offset = ClockOffset()  # of node 0's clock
         self._answers = 0
-
-    def __enter__(self) -> Nodes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def fds(self) -> list[int]:
         """The descriptors of the connections, for a selector; `receive` handles what arrives there."""

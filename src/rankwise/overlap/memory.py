@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rankwise.arrays import torch as tensors
 from rankwise.arrays.buffers import source
-from rankwise.arrays.torch import dtype_of, new_tensor, to_torch
 from rankwise.contract.stream_sync import THIS_THREAD
 from rankwise.contract.types import DType
 from rankwise.group.group import Group
@@ -33,7 +33,9 @@ def inspect(array: Any, name: str) -> ArrayInfo:
                 f"{name}: expected a dense tensor, got layout {array.layout}; "
                 "torch.nn.Embedding and EmbeddingBag give dense gradients with sparse=False"
             )
-        return ArrayInfo(GradientSpec(tuple(array.shape), dtype_of(array.dtype)), array.data_ptr(), array.device)
+        return ArrayInfo(
+            GradientSpec(tuple(array.shape), tensors.dtype_of(array.dtype)), array.data_ptr(), array.device
+        )
     buffer = source(array, name)
     if buffer.device is not None:
         kind = type(array).__name__
@@ -46,8 +48,8 @@ def flat(group: Group, count: int, dtype: DType, device: torch.device | None) ->
     if device is None:
         return group.empty(count, dtype)
     if device.type == "cpu":
-        return group.empty(count, to_torch(dtype))
-    return new_tensor((count,), dtype, device, zeros=True)
+        return group.empty(count, tensors.to_torch(dtype))
+    return tensors.new_tensor((count,), dtype, device, zeros=True)
 
 
 def compute_stream(device: torch.device | None) -> int:

@@ -62,14 +62,13 @@ Carried = tuple[int, list[int], Task | None]  # the address of a share, all memb
 
 
 def open(job: Job, timeout: float) -> OpenCommunicator:
-    """Meet all ranks by the engine that suits the launcher (mpi under mpiexec, else gloo), then this host's ranks.
+    """Meet all ranks by the job's engine, then this host's ranks.
 
     The ranks of one launcher use its shared memory, and the ranks of two launchers count as being on two hosts. If
     every host has one rank, the result is the engine's communicator. If one host has all ranks, the result uses only
     shared memory, and RANKWISE_ALGORITHM names algorithms of `shm`.
     """
-    engine = "mpi" if job.launcher.startswith("mpiexec") else "gloo"
-    flat: ComposedCommunicator = registry.built_in(engine)(job, timeout, algorithms={})  # it has its own algorithms
+    flat: ComposedCommunicator = registry.built_in(job.engine)(job, timeout, algorithms={})  # it has its own algorithms
     inode = None if job.segment_fd is None else os.fstat(job.segment_fd).st_ino
     marks = all_gather_bytes(flat, locality_mark(locality.locality(), inode))
     layout = Layout.of(marks)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from rankwise.contract.job import Job
 from rankwise.launch.environment import find_job
 from rankwise.system.settings import Settings
 from rankwise.tools.cli import Parser, seconds
@@ -72,17 +73,22 @@ def main(argv: Sequence[str]) -> int:
 def choices(tried: Sequence[Trial]) -> list[Choice]:
     """The backends that rw.init chooses, the present environment first."""
     works = {trial.backend: trial.works for trial in tried}
-    found = [_here()]
-    found.append(Choice("python program.py", "solo", "without a launcher there is one rank"))
-    found.append(Choice("any launcher, one host", "shm", "all ranks share this host's memory"))
-    engine = "mpi" if works.get("mpi") else "gloo"
-    why = "shared memory within each host; between hosts"
-    found.append(
-        Choice("rankwise run or torchrun, several hosts", "hierarchical", f"{why} gloo" + _unless(works, "gloo"))
-    )
-    found.append(Choice("mpiexec, several hosts", "hierarchical", f"{why} {engine}" + _unless(works, engine)))
-    found.append(Choice("GPUs", "nccl", "only if you ask for it: rw.init('nccl')" + _unless(works, "nccl")))
-    return found
+    alone, one_host = Job(), Job(world_size=2, local_world_size=2)
+    several = {"rankwise run or torchrun": Job(world_size=2), "mpiexec": Job(world_size=2, launcher="mpiexec")}
+    return [
+        _here(),
+        Choice("python program.py", alone.default_backend, "without a launcher there is one rank"),
+        Choice("any launcher, one host", one_host.default_backend, "all ranks share this host's memory"),
+        *(
+            Choice(
+                f"{launcher}, several hosts",
+                job.default_backend,
+                f"shared memory within each host; between hosts {job.engine}{_unless(works, job.engine)}",
+            )
+            for launcher, job in several.items()
+        ),
+        Choice("GPUs", "nccl", "only if you ask for it: rw.init('nccl')" + _unless(works, "nccl")),
+    ]
 
 
 def _here() -> Choice:
