@@ -156,9 +156,8 @@ class Request(Work[None]):
         return True
 
     def _check(self, count: int, dtype: DType) -> None:
-        message = self._channel.transport.message(self._status)
-        self.source, self.tag = message.source, message.tag
-        wrong = mismatch(message.tag, message.count, message.dtype, count, dtype)
+        self.source, self.tag, sent, sent_dtype = self._channel.transport.described(self._status)
+        wrong = mismatch(self.tag, sent, sent_dtype, count, dtype)
         if wrong is not None:
             self._error = self._channel.failed(wrong, self._where)
 

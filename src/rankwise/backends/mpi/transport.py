@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 TAGS_PER_TAG = 32  # MPI's tags for each of ours: one per dtype
 BLOCK = 1 << 30  # bytes; larger sizes are made of such blocks, as they may exceed an int
 
+DTYPES = tuple(DType)  # by number: faster than DType(number)
+
 _ONE_AT_A_TIME = CallLock()  # the lock of all calls into an MPI without MPI_THREAD_MULTIPLE
 
 
@@ -57,18 +59,19 @@ class Transport:
         status = self.mpi.Status()
         if not self.guarded(self.comm.Iprobe, source, self.mpi.ANY_TAG, status):
             return None
-        found = self.message(status)
-        if tag in (found.tag, ANY):
-            return found
+        found = self.described(status)
+        if tag in (found[1], ANY):
+            return Message(*found)
         for dtype in DType:  # it is behind others
             if self.guarded(self.comm.Iprobe, source, tag * TAGS_PER_TAG + dtype, status):
-                return self.message(status)
+                return Message(*self.described(status))
         return None
 
-    def message(self, status: Any) -> Message:
-        """The message that an MPI status describes."""
+    def described(self, status: Any) -> tuple[int, int, int, DType]:
+        """The source, tag, count and dtype of the message that an MPI status describes."""
         tag, code = divmod(status.Get_tag(), TAGS_PER_TAG)
-        return Message(status.Get_source(), tag, status.Get_elements(self.byte) // ITEMSIZE[code], DType(code))
+        dtype = DTYPES[code]
+        return status.Get_source(), tag, status.Get_elements(self.byte) // ITEMSIZE[dtype], dtype
 
     def guarded(self, call: Callable[..., Any], *args: Any) -> Any:
         """A call of MPI that does not block, with no other at the same time if this MPI requires that."""
