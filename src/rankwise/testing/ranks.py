@@ -6,7 +6,7 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rankwise import _native
 from rankwise.backends import registry
@@ -16,7 +16,9 @@ from rankwise.contract.job import Job
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.group import Group
 from rankwise.testing.outcome import Outcome, RanksFailed, attempt, values
-from rankwise.testing.pool import RankPool
+
+if TYPE_CHECKING:
+    from rankwise.testing.pool import RankPool
 
 __all__ = ["RanksFailed", "close_pools", "run_ranks"]
 
@@ -92,6 +94,8 @@ def _on_processes(n: int, fn: Callable[[Group], T], backend: str, timeout: float
     if pool is None:
         while _pools and n + sum(size for _, size in _pools) > MOST_IDLE_RANKS:
             _pools.pop(next(iter(_pools))).close()
+        from rankwise.testing.pool import RankPool  # loads multiprocessing.connection, which takes 40 ms
+
         pool = RankPool(n, backend, timeout)
     try:
         outcomes = pool.run(fn, timeout, GRACE)
