@@ -48,8 +48,8 @@ lint: $(ENV)/.test ## ruff, mypy --strict, clang-format and clang-tidy, as CI ru
 	$(ENV)/bin/ruff check .
 	$(ENV)/bin/ruff format --check .
 	$(ENV)/bin/mypy --strict
-	$(ENV)/bin/clang-format --dry-run -Werror $(CPP)
-	@echo "$(ENV)/bin/clang-tidy native/core"
+	@echo "$(ENV)/bin/clang-format and clang-tidy"
+	@$(ENV)/bin/clang-format --dry-run -Werror $(CPP)
 	@find native/core -name '*.cpp' -print0 | xargs -0 -n 1 -P "$$(nproc)" sh -c \
 		'out=$$("$$0" --quiet "$$1" -- -std=c++20 -Inative/core -pthread 2>&1) || { echo "$$out"; exit 1; }' $(ENV)/bin/clang-tidy
 
@@ -63,7 +63,8 @@ dev: ## install rankwise in place in .venv; run it again after a change in nativ
 format: $(ENV)/.test ## format and fix the files with ruff and clang-format
 	$(ENV)/bin/ruff check --fix .
 	$(ENV)/bin/ruff format .
-	$(ENV)/bin/clang-format -i $(CPP)
+	@echo "$(ENV)/bin/clang-format -i native"
+	@$(ENV)/bin/clang-format -i $(CPP)
 
 # ---- documentation ----
 

@@ -1,8 +1,8 @@
 // The constants that somebody has chosen: sizes, counts and times, each with the reason for its value.
 //
-// Beside a number that was measured is its source: the commit that measured it, on two cores of a virtual machine
-// (docs/explanation/results.md). `rankwise tune` measures the Thresholds on another machine and writes a tuning file,
-// which replaces them.
+// What was measured was measured on two cores of a virtual machine; docs/reference/tuning.md names the commits, which
+// have the figures. `rankwise tune` measures the Thresholds on another machine and writes a tuning file, which replaces
+// them.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -82,20 +82,18 @@ inline constexpr std::chrono::seconds kToNotice{5};
 struct Thresholds {
     static constexpr size_t kNever = ~size_t(0);
 
-    // Up to this size, divided by the number of ranks, every rank reduces everything: one step instead of two
-    // (7196b1c).
+    // Up to this size, divided by the number of ranks, every rank reduces everything: one step instead of two.
     size_t flat_all_reduce = 16 * KiB;
-    // Up to this size root alone reduces everything; above, with more than two ranks, each rank reduces a share
-    // (dfdcd02).
+    // Up to this size root alone reduces everything; above, with more than two ranks, each rank reduces a share.
     size_t flat_reduce = 16 * KiB;
-    // From this size on, reductions use registered buffers; agreeing on them takes one more step (5be98cc).
+    // From this size on, reductions use registered buffers; agreeing on them takes one more step.
     size_t registered_reduction = 8 * KiB;
     // From these sizes on, reductions use the peers' private memory. Measured with arrays that the ranks had just
-    // written; with reused arrays, single copy would already pay at smaller sizes (ec68fc1, e3f0ba2).
+    // written; with reused arrays, single copy would already pay at smaller sizes.
     size_t single_copy_all_reduce = 256 * KiB;
     size_t single_copy_reduce = kNever;
     size_t single_copy_reduce_scatter = 4 * MiB;
-    // From these sizes on, a block is copied from the peer's memory, registered or private (2bc7955).
+    // From these sizes on, a block is copied from the peer's memory, registered or private.
     size_t registered_block = 24 * KiB;
     size_t single_copy_broadcast = 24 * KiB;
     size_t single_copy_all_gather = 24 * KiB;
@@ -103,7 +101,7 @@ struct Thresholds {
     size_t single_copy_scatter = 24 * KiB;
     size_t single_copy_all_to_all = 24 * KiB;
     // all_gather: from this size on, a rank writes its block into the receivers' memory. It reads the block once
-    // for all of them, and large results are not yet in their caches (b3536a0).
+    // for all of them, and large results are not yet in their caches.
     size_t put_all_gather = 1 * MiB;
 
     // From these sizes on, an operation goes node by node if NumaNodes::divide allows it. Off unless `rankwise tune`
@@ -117,15 +115,14 @@ struct Thresholds {
 
 // Thresholds by how the ranks of the host share its cores.
 struct Tuning {
-    Thresholds own_cores;  // every rank has a core
-    Thresholds shared_cores =
-        [] {  // there are more ranks than cores: waiting costs more than copying (04e7b78, e3f0ba2)
-            Thresholds t;
-            t.single_copy_all_reduce = t.single_copy_reduce = t.single_copy_reduce_scatter = 1 * MiB;
-            return t;
-        }();
+    Thresholds own_cores;           // every rank has a core
+    Thresholds shared_cores = [] {  // there are more ranks than cores: waiting costs more than copying
+        Thresholds t;
+        t.single_copy_all_reduce = t.single_copy_reduce = t.single_copy_reduce_scatter = 1 * MiB;
+        return t;
+    }();
     // ... and the ranks yield their cores to each other. Then what all of them read goes through the slots: the second
-    // rank of a core finds it in the cache, since the first has just read it (04e7b78, e3f0ba2).
+    // rank of a core finds it in the cache, since the first has just read it.
     Thresholds yielded_cores = [] {
         Thresholds t;
         t.single_copy_all_reduce = t.single_copy_reduce = 1 * MiB;
@@ -143,7 +140,7 @@ namespace tuning {
 inline constexpr size_t kFlatLimit = 64 * KiB;  // fits any slot: a flat all_reduce cannot be larger
 // all_gather into the peers' memory: a rank writes so much to each of them in turn, while it is in the cache.
 inline constexpr size_t kPutPiece = 256 * KiB;
-// In a gather of two ranks, root also copies half of a block smaller than this (b3536a0).
+// In a gather of two ranks, root also copies half of a block smaller than this.
 inline constexpr size_t kSmallGather = 1 * MiB;
 
 // ---- messages ----
@@ -151,22 +148,22 @@ inline constexpr size_t kSmallGather = 1 * MiB;
 // The ring between two ranks. With more ranks it is smaller, since each pair that communicates has two: a bound on
 // memory, not measured. A power of two (channel.hpp).
 inline constexpr uint64_t ring_bytes(int ranks) { return ranks <= 8 ? 256 * KiB : 64 * KiB; }
-// Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us (f48a851).
+// Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us.
 inline constexpr uint64_t kShortMessage = 1 * KiB;
 // The same for an object, whose encoding has no other form than one piece of memory. At most a piece of the ring.
 inline constexpr uint64_t kShortObject = 16 * KiB;
-// The sender announces pieces of this size, so that from two pieces on both ranks copy at once (3b3350c).
+// The sender announces pieces of this size, so that from two pieces on both ranks copy at once.
 inline constexpr uint64_t kRingPiece = 32 * KiB;
-// From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us (f48a851).
+// From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us.
 inline constexpr uint64_t kRendezvous = 16 * KiB;
-// From this size on, a blocking send first polls briefly for a posted receive: 256 KiB 12.5 to 7.8 us (4ebdd04) ...
+// From this size on, a blocking send first polls briefly for a posted receive: 256 KiB 12.5 to 7.8 us ...
 inline constexpr uint64_t kPollForReceive = 64 * KiB;
-// ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us (f569150).
+// ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us.
 inline constexpr int kYieldsForReceive = 4;
 // Up to this size a send that no thread waits for copies into a posted receive itself; above, the progress thread
-// copies (f48a851).
+// copies.
 inline constexpr uint64_t kUnwaitedCopy = 256 * KiB;
-// Both ranks copy pieces of this size, whole pages (f48a851).
+// Both ranks copy pieces of this size, whole pages.
 inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
     return std::clamp<uint64_t>(round_up(bytes / 4, kPage), 16 * KiB, 256 * KiB);
 }
