@@ -78,6 +78,7 @@ def test_timeout(trial: Trial, backend: str) -> None:
     for rank, (_, error) in enumerate(told):
         assert rank in away or away <= set(error.missing), error
         assert set(error.states) == set(range(n))
+        assert all(state.partition(" for ")[0] in str(error) for state in error.states.values()), error
 
 
 @both

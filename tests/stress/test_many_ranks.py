@@ -64,6 +64,18 @@ def test_several_sizes(backend: str, n: int) -> None:
     run_ranks(n, several_sizes, backend=backend, timeout=250)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_as_many_ranks_as_a_host_may_have() -> None:
+    n = 1024
+
+    def body(group: Group) -> float:
+        group.barrier()
+        return float(group.all_reduce(1.0))
+
+    assert run_ranks(n, body, backend="threads", timeout=250) == [n] * n
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "n"), MANY_RANKS)
 @pytest.mark.parametrize("name", ["every_pair", "nested_splits", "random_reals", "messages_during_collectives"])
