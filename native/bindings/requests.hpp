@@ -8,7 +8,8 @@
 // is cancelled; once it is `started`, it goes on instead, and its memory stays alive.
 class RequestHandle {
 public:
-    // memory: owns the memory that the engine uses. Of None the caller answers for the memory, and it is started.
+    // memory: owns the memory that the engine uses. If it is None, the caller keeps the memory alive, and the request
+    // counts as started.
     RequestHandle(std::shared_ptr<rankwise::Request> request, nb::object memory);
     // result: what `wait` returns. group: kept until the message is complete, so that a dropped group is not closed.
     RequestHandle(std::shared_ptr<rankwise::Request> request, nb::object memory, nb::object result, nb::object group);

@@ -295,8 +295,8 @@ void Comm::barrier_without_sync() {
     collectives::barrier(protocol_);
 }
 
-// A call of a collective of `amount` elements, or of so many of each rank: its arguments are checked, and it is
-// described to the other ranks, as the table of operations says.
+// A call of a collective: checks its arguments, and describes it to the other ranks, as the table of operations says.
+// amount: a number of elements, or one for each rank.
 template <Op operation> struct Comm::Collective {
     template <class Amount>
     Collective(Comm& comm, const Amount& amount, DType dtype, ReduceOp op = ReduceOp::SUM, int root = 0)

@@ -11,7 +11,7 @@ class Request(Arrival):
     """A send or receive. Until it is complete, source and tag are None."""
 
     started: bool
-    """Whether it goes on, and its memory stays alive, if Python loses it; otherwise the message is cancelled then."""
+    """Whether it goes on, with its memory kept alive, if Python loses it; if not, the message is cancelled then."""
 
     @property
     def waited(self) -> bool:

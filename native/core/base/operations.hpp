@@ -38,7 +38,7 @@ enum class Op : uint8_t {
     Agree,
     Restore,  // not collectives; only the trace names them
 };
-// What the calls of an operation have.
+// Which arguments the calls of an operation have.
 enum Argument : uint8_t {
     kElements = 1,  // a number of elements and their dtype
     kCounts = 2,    // a number for each rank in place of one number
@@ -50,7 +50,7 @@ struct OperationRow {
     Op op;
     const char* name;
     uint8_t has = 0;        // Arguments
-    Op general = Op::None;  // the operation with a number for each rank that runs the same algorithms
+    Op general = Op::None;  // its vector variant, which runs the same algorithms
 };
 
 // All there is to know about the operations: checks, digests, texts, traces and bindings follow from it.

@@ -32,8 +32,8 @@ inline constexpr uint32_t kNamedGroups = 256;
 inline constexpr size_t kMostKeptBuffers = 64;  // registered ones; a search through them takes less than 0.1 us
 // All ranks of the host together keep at most this part of the memory that was available.
 inline constexpr size_t kKeptShareOfMemory = 8;
-// From this size on, the system's free memory is read before memory is committed, which takes as long as committing
-// some 300 KiB: a file that grows beyond it can end in the out-of-memory killer, and not in an error.
+// From this size on, the system's free memory is read before memory is committed: a file that grows beyond what is free
+// can end in the out-of-memory killer, and not in an error. Reading it takes as long as committing some 300 KiB.
 inline constexpr size_t kCheckedMemory = 1 * MiB;
 
 // ---- waiting ----
@@ -41,7 +41,7 @@ inline constexpr size_t kCheckedMemory = 1 * MiB;
 // The longest sleep between two checks of the deadline, the failure record and interrupts.
 inline constexpr std::chrono::milliseconds kLongestSleep{100};
 inline constexpr std::chrono::hours kForever{24 * 365};  // as good as no deadline
-// Of an oversubscribed host's waits, one in so many balances the ranks over the cores.
+// On an oversubscribed host, one wait in so many balances the ranks over the cores.
 inline constexpr uint32_t kWaitsPerBalance = 16;
 // How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round
 // trips beside 10,000 pending receives: 9 us without it, where every fifth message woke a progress thread.
@@ -55,7 +55,7 @@ inline constexpr std::chrono::seconds kIdleWorker{1};
 inline constexpr size_t kBytesPerCheck = 512 * KiB;  // copied between two checks for a failure of the group
 inline constexpr size_t kCacheBlock = 16 * KiB;      // reduced and copied at once, so that it stays in the L1 cache
 inline constexpr size_t kScratch = 512 * KiB;        // private memory for data read from peers
-inline constexpr size_t kKnownRanges = 8;            // recently found to be accessible to peers
+inline constexpr size_t kKnownRanges = 8;            // of memory, recently found accessible to peers
 
 // ---- failures ----
 
@@ -66,10 +66,10 @@ inline constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000}
 inline constexpr std::chrono::milliseconds kCallSiteTimeout{200};  // to wait for other ranks' call sites
 inline constexpr std::chrono::seconds kStacksTimeout{1};           // to wait for other ranks' stacks
 inline constexpr size_t kStacksText = 32 * KiB;                    // of one rank
-// How long a rank waits for the decision of the ranks before it, for each of them, before it proposes an outcome too.
+// A rank waits this long for a decision, times the number of ranks before it, until it proposes an outcome itself.
 inline constexpr std::chrono::milliseconds kPatience{50};
-// How long a rank whose array a peer may be writing to, or reading a message from, waits for a peer that may be
-// stopped.
+// How long a rank waits for a peer that may be stopped, while that peer may be writing to the rank's array or reading a
+// message from it.
 inline constexpr std::chrono::seconds kStoppedPeer{5};
 // Closing waits so long for a function of the program that runs on the stream ...
 inline constexpr double kUserCodeTimeout = 0.2;
@@ -105,7 +105,7 @@ struct Thresholds {
     size_t put_all_gather = 1 * MiB;
 
     // From these sizes on, an operation goes node by node if NumaNodes::divide allows it. Off unless `rankwise tune`
-    // has measured it on the machine, since nobody has on any.
+    // has measured it on the machine: no machine with several nodes has been measured for the defaults.
     size_t by_node_all_reduce = kNever;
     size_t by_node_reduce = kNever;
     size_t by_node_broadcast = kNever;

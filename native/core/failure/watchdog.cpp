@@ -130,7 +130,7 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
             close(pidfd);
         }
         peers.swap(living);
-        // Whom the dead have watched is watched by others: the descriptors are those that have just been closed.
+        // This rank now watches ranks that the dead ones watched; it needs no more descriptors than it has just closed.
         if (peers.size() < watched_before) watch_present(*segment);
         if (fds[0].revents) take_added(peers);
     }

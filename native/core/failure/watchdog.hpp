@@ -9,19 +9,19 @@
 namespace rankwise {
 
 // This process's watcher of other ranks of a segment: a thread that sleeps until one of their processes ends. Each rank
-// watches the next kWatched ranks that live, and marks a death in the segment, where all see it; so the descriptors
-// that it needs do not grow with the number of ranks, and a death goes unnoticed only while all that watch it are
-// stopped.
+// watches the next kWatched ranks that are alive, and marks a death in the segment, where all see it; so the
+// descriptors that it needs do not grow with the number of ranks, and a death goes unnoticed only while all that watch
+// it are stopped.
 class Watcher : public std::enable_shared_from_this<Watcher> {
 public:
     Watcher(Segment& segment, int rank);
     ~Watcher();
     Watcher(const Watcher&) = delete;
-    // Watch the present processes of the next kWatched ranks that live, by their pids or, in other PID namespaces, by
-    // the pidfds that the segment was given. Returns false if this process may open no further file.
+    // Watch the present processes of the next kWatched ranks that are alive, by their pids or, in other PID namespaces,
+    // by the pidfds that the segment was given. Returns false if this process may open no further file.
     bool watch_present(Segment& segment);
     void start(const std::shared_ptr<Segment>& segment);
-    // Wake the thread. It ends once the segment is gone, and never keeps it.
+    // Wake the thread. It ends once the segment is gone, and does not keep the segment alive.
     void notify() const;
 
 private:

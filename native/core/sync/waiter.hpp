@@ -14,7 +14,8 @@
 
 namespace rankwise {
 
-// A futex that is incremented to wake those who sleep on it, and how many these are, if whoever wakes them asks.
+// A futex that is incremented to wake the threads that sleep on it. sleepers: counts them, if whoever wakes them needs
+// to know whether there are any.
 struct Doorbell {
     std::atomic<uint32_t>& futex;
     std::atomic<uint32_t>* sleepers = nullptr;
@@ -75,7 +76,7 @@ public:
         }
     }
 
-    // For what rings no doorbell: looks every `interval`, or after each yield if that is 0.
+    // For what notifies no doorbell: checks done() every `interval`, or after each yield if that is 0.
     enum class Interruptible : bool { No, Yes };
     template <class Done>
     bool watch(std::chrono::microseconds interval, const Done& done,

@@ -51,7 +51,7 @@ class OpenCommunicator(Communicator):
     # ---- as a part of a larger group ----
 
     def become_part(self) -> None:
-        """From now on each operation is a step of the larger group's, which counts and compares the calls."""
+        """From now on each operation is a step of one of the larger group, which counts and compares the calls."""
         self.counted = False
 
     @abstractmethod
@@ -61,7 +61,7 @@ class OpenCommunicator(Communicator):
     def explain_timeout(self, call: str, sequence: int) -> RankwiseError | None:
         """Which ranks are late, if this rank timed out in `call` of the larger group; None if the engine cannot tell.
 
-        It must be known where the other ranks that take part in the call are, so they call this too.
+        The other ranks that take part in the call must call this too, since each of them says where it is.
         """
         return None
 

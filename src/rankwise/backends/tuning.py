@@ -74,8 +74,8 @@ ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The algorithms of each backend, by operation, and what shows that one of ours is faster than the engine's.
 
-The times are of benchmarks/hosts.py, unless a line says otherwise on 4 hosts, 20 ms apart, at 200 Mbit/s. They include
-the comparison of the calls (benchmarks/results/hosts.md).
+The times are from benchmarks/hosts.py (benchmarks/results/hosts.md), on 4 hosts, 20 ms apart, at 200 Mbit/s, unless a
+line says otherwise. They include the comparison of the calls.
 """
 
 # ---- composed: shared by all ----

@@ -8,7 +8,7 @@ A = TypeVar("A")
 
 
 class Guess:
-    """A name that a class does not have. To use it raises an AttributeError that says which name to use.
+    """A name that a class does not have. Using it raises an AttributeError that says which name to use.
 
     It is a descriptor, because before Python 3.12 a class with __getattr__ finds its own attributes more slowly: a
     barrier of two ranks would take 333 ns instead of 242. Guessed hides it.
@@ -22,7 +22,7 @@ class Guess:
 
 
 def by_name(names: dict[A, str]) -> dict[str, A]:
-    """A table of advice by name, from one of the names by their advice."""
+    """The advice for each name. names: for each advice its names, separated by spaces."""
     return {name: advice for advice, text in names.items() for name in text.split()}
 
 

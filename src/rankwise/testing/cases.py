@@ -37,7 +37,10 @@ OPERATIONS = {"pointer": tuple(name for name, row in ROWS.items() if row not in 
 REDUCTIONS = tuple(name for name, row in ROWS.items() if "op" in row.takes)
 ROOTED = tuple(name for name, row in ROWS.items() if row.rooted)
 TAKES_OUT = tuple(name for name, row in ROWS.items() if "recv" in row.takes)
-"""The operations with a buffer of its own for the result, and world_size blocks somewhere; arrays' take `out=`."""
+"""The operations with a separate buffer for the result; one of the two buffers usually has world_size blocks.
+
+At the array level they take `out=`.
+"""
 SPLITS = tuple(name for name, row in ROWS.items() if row.vectors or row.sends is not one_block)
 """The operations that need an axis 0."""
 

@@ -472,7 +472,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         return self._own_lane if carried or self._number == 0 else NoPart()
 
     def _explained(self, error: RankwiseError, ranks: Sequence[int]) -> RankwiseError:
-        """The group's error of one of a part, whose ranks these are."""
+        """The group's error for an error of one of its parts, which has these ranks."""
         call, sequence = self._last_call, self._call_lock.sequence
         found = of_the_group(error, ranks, call.operation.name, sequence)
         if isinstance(found, CollectiveTimeout):

@@ -15,7 +15,7 @@ class Part(Collectives):
     """A part whose collectives are complete when they return, and whose errors are the group's."""
 
     def __init__(self, comm: Communicator, ranks: Sequence[int], explain: Explain) -> None:
-        """ranks: the part's ranks, numbered in the group. explain: makes the group's error of one of the part's."""
+        """ranks: the part's ranks, numbered in the group. explain: makes the group's error from the part's."""
         self._comm, self._ranks, self._explain = comm, ranks, explain
 
     def run(self, call: Call) -> None:

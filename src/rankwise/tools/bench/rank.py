@@ -52,7 +52,7 @@ class Row(NamedTuple):
         return "op" in self.takes
 
     def block(self, count: int, n: int) -> int:
-        """The elements that one rank passes to another, or the whole array, if a rank passes `count`."""
+        """How many of the `count` elements that a rank passes go to each rank: a share if x is divided, else all."""
         return count // n if self.divides else count
 
 

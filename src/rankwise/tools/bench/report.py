@@ -48,7 +48,7 @@ class Machine:
         )
 
     def show(self, if_busy: str) -> None:
-        """Print what it is. if_busy: what follows if other programs keep it busy."""
+        """Print a line about the machine. if_busy: what to add to the warning if other programs keep it busy."""
         print(fill(f"machine: {self}", width()), end="")
         if self.load > self.cores / 2:
             print(f"the machine is busy with other things{if_busy}")
@@ -69,7 +69,7 @@ def _field(path: str, name: str) -> str | None:
 
 
 class Progress:
-    """The present step as a line on stderr, if that is a terminal, and what is printed in its place."""
+    """Shows the present step as a line on stderr, if that is a terminal, and prints results in its place."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream if stream is not None and stream.isatty() else None
