@@ -46,9 +46,9 @@ inline constexpr uint32_t kWaitsPerBalance = 16;
 // How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round
 // trips beside 10,000 pending receives: 9 us without it, where every fifth message woke a progress thread.
 inline constexpr std::chrono::microseconds kStandAside{500};
-// A worker ends after it has had no stream to run for so long: a program that pauses for longer can wait for a thread
-// to start.
-inline constexpr std::chrono::seconds kIdleWorker{1};
+// A thread of the streams ends when it has had none to run for so long: a program that pauses for longer can wait for
+// one to start.
+inline constexpr std::chrono::seconds kIdleThread{1};
 
 // ---- copying and reducing ----
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "stream/workers.hpp"
+#include "stream/thread_pool.hpp"
 #include "sync/waiter.hpp"
 
 namespace rankwise {
@@ -78,7 +78,7 @@ std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code,
     task->user_code_ = user_code;
     std::lock_guard lock(core_->mutex);
     if (core_->closing) throw Closed("this stream is closed");
-    if (!core_->running) workers::run([core = core_] { core->run(); });  // run() first waits for the mutex
+    if (!core_->running) thread_pool::run([core = core_] { core->run(); });  // run() first waits for the mutex
     core_->running = true;
     core_->queue.push_back(task);
     core_->pending.fetch_add(1);

@@ -1,4 +1,4 @@
-// An ordered queue of tasks. While there are tasks, a thread runs them (workers.hpp).
+// An ordered queue of tasks. While there are tasks, a thread runs them (thread_pool.hpp).
 #pragma once
 #include <condition_variable>
 #include <deque>

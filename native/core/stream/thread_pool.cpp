@@ -1,4 +1,4 @@
-#include "stream/workers.hpp"
+#include "stream/thread_pool.hpp"
 
 #include <sched.h>
 #include <sys/syscall.h>
@@ -14,11 +14,11 @@
 #include "sync/engine_thread.hpp"
 #include "sync/forks.hpp"
 
-namespace rankwise::workers {
+namespace rankwise::thread_pool {
 
 namespace {
 
-struct Worker {
+struct Thread {
     std::condition_variable wake;
     std::function<void()> body;
 };
@@ -27,7 +27,7 @@ struct Worker {
 // the other static objects.
 struct Idle {
     std::mutex mutex;
-    std::vector<Worker*> workers;
+    std::vector<Thread*> threads;
     unsigned forks = forks_so_far();
 };
 Idle& idle() {
@@ -60,13 +60,13 @@ void request_longer_time_slices() {
 
 void work(std::function<void()> first) {
     request_longer_time_slices();
-    Worker self;
+    Thread self;
     self.body = std::move(first);
     while (self.body) {
         std::exchange(self.body, nullptr)();
         std::unique_lock lock(idle().mutex);
-        idle().workers.push_back(&self);
-        if (!self.wake.wait_for(lock, kIdleWorker, [&] { return bool(self.body); })) std::erase(idle().workers, &self);
+        idle().threads.push_back(&self);
+        if (!self.wake.wait_for(lock, kIdleThread, [&] { return bool(self.body); })) std::erase(idle().threads, &self);
     }
 }
 
@@ -76,18 +76,18 @@ void run(std::function<void()> body) {
     {
         const std::lock_guard lock(idle().mutex);
         if (idle().forks != forks_so_far()) {  // the threads exist only in the parent
-            idle().workers.clear();
+            idle().threads.clear();
             idle().forks = forks_so_far();
         }
-        if (!idle().workers.empty()) {
-            Worker& worker = *idle().workers.back();
-            idle().workers.pop_back();
-            worker.body = std::move(body);
-            worker.wake.notify_one();
+        if (!idle().threads.empty()) {
+            Thread& thread = *idle().threads.back();
+            idle().threads.pop_back();
+            thread.body = std::move(body);
+            thread.wake.notify_one();
             return;
         }
     }
     engine_thread([body = std::move(body)]() mutable { work(std::move(body)); }).detach();
 }
 
-}  // namespace rankwise::workers
+}  // namespace rankwise::thread_pool
