@@ -9,11 +9,11 @@ RequestHandle::RequestHandle(std::shared_ptr<Request> request, nb::object memory
     : request_(std::move(request)), memory_(std::move(memory)), result_(std::move(result)), group_(std::move(group)) {}
 
 RequestHandle::~RequestHandle() {
-    if (!request_ || request_->complete() || request_->abandoned()) return;
+    if (!request_ || request_->complete() || request_->cancelled()) return;
     if (!started) {
         const ReleaseGil released;
         try {
-            request_->abandon();
+            request_->cancel();
             return;
         } catch (const std::bad_alloc&) {  // it goes on
         }
@@ -48,18 +48,18 @@ bool RequestHandle::done() {
     return done;
 }
 
-// Returns whether the request is given up, and so not complete.
+// Returns whether this call has cancelled the request, which then is not complete.
 bool RequestHandle::cancel() {
-    const bool before = request_->abandoned();
+    const bool before = request_->cancelled();
     {
         const ReleaseGil released;
-        request_->abandon();
+        request_->cancel();
     }
-    return !before && request_->abandoned();
+    return !before && request_->cancelled();
 }
 
 std::string RequestHandle::repr() const {
-    if (request_->abandoned()) return "<Work, failed: ClosedError>";
+    if (request_->cancelled()) return "<Work, failed: ClosedError>";
     if (request_->failed()) return "<Work, failed: MismatchError>";
     return request_->complete() ? "<Work, complete>" : "<Work, not yet waited for>";
 }

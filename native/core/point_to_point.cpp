@@ -37,11 +37,11 @@ void Comm::complete(const std::shared_ptr<Request>& request, std::optional<doubl
     try {
         request->wait(timeout);
     } catch (const TimedOut&) {
-        messages_->abandon(request);
-        if (!request->complete() || request->abandoned()) throw;
+        messages_->cancel(request);
+        if (!request->complete() || request->cancelled()) throw;
         request->wait(0);  // it was completed meanwhile
     } catch (...) {
-        messages_->abandon(request);
+        messages_->cancel(request);
         throw;
     }
 }

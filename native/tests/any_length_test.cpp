@@ -102,7 +102,7 @@ void given_up_receives_lose_nothing(Comm& c) {
             gone->wait(1e-4 * (i % 5));
         } catch (const TimedOut&) {
         }
-        gone->abandon();
+        gone->cancel();
         const bool received = gone->complete();
         CHECK(!received || holds(*gone, large), "complete before it was given up");
         if (!received) {
@@ -148,7 +148,7 @@ void many(Comm& c, bool posted_first) {
     size_t complete = 0;
     for (size_t i = 0; i < receiving.size(); ++i) {
         if (expected[i] < 0) {
-            receiving[i]->abandon();
+            receiving[i]->cancel();
             continue;
         }
         receiving[i]->wait(std::nullopt);

@@ -242,7 +242,7 @@ void aborts_race_with_close() {
     whole->close(1);
 }
 
-// A receive of a large message puts an address into the group's memory, and takes it back when it is abandoned.
+// A receive of a large message puts an address into the group's memory, and takes it back when it is cancelled.
 void large_receives_race_with_close() {
     ranks::run(2, [](Comm& c) {
         std::mt19937 random(1);
@@ -255,7 +255,7 @@ void large_receives_race_with_close() {
             if (c.rank() == 0) {
                 other = std::thread([&] {
                     how = ranks::thrown([&] {
-                        for (;; begun = true) part->recv(in.data(), in.size(), DType::I64, 1, 0)->abandon();
+                        for (;; begun = true) part->recv(in.data(), in.size(), DType::I64, 1, 0)->cancel();
                     });
                 });
                 while (!begun) std::this_thread::yield();

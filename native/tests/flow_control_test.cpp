@@ -63,7 +63,7 @@ void given_up_sends(Comm& c, bool cancels) {
                 sending->wait(0.01);
             } catch (const TimedOut&) {
             }
-            sending->abandon();
+            sending->cancel();
             std::fill(out.begin(), out.end(), -1);
             const auto after = message(0, 5, 3);
             c.send_now(after.data(), 3, DType::I64, 1, 1);
@@ -101,7 +101,7 @@ void given_up_at_random(Comm& c) {
             } catch (const TimedOut&) {
             }
             if (i % 5 == 0) sending->wait(std::nullopt);
-            sending->abandon();
+            sending->cancel();
             std::fill(out.begin(), out.end(), -1);
         }
         const auto last = message(0, kLast, 20);
@@ -116,7 +116,7 @@ void given_up_at_random(Comm& c) {
                 r->wait(2e-4 * (tries % 3));
             } catch (const TimedOut&) {
             }
-            r->abandon();
+            r->cancel();
         }
         const Memory memory = r->take_memory();
         number = *reinterpret_cast<const int64_t*>(memory.data());

@@ -64,7 +64,7 @@ void timeout_keeps_the_request(Comm& c) {
     CHECK_EQ(in, 42);
 }
 
-void abandoned(Comm& c) {
+void cancelled(Comm& c) {
     const double limit = c.timeout();
     c.set_timeout(0.05);
     {
@@ -81,20 +81,20 @@ void abandoned(Comm& c) {
         std::fill(out->begin(), out->end(), -1);
         c.set_timeout(limit);
     }
-    c.barrier();  // the sender has abandoned its send
+    c.barrier();  // the sender has cancelled its send
     if (c.rank() == 1) {
         std::vector<int64_t> in(count);
         const bool begun = !c.conditions().single_copy;  // else the data was still with the sender
         CHECK_EQ(bool(c.probe(0, 8)), begun);
         if (begun) c.recv_now(in.data(), count, DType::I64, 0, 8);
-        CHECK(!begun || in == message(0, 8, count), "a send abandoned in the middle");
+        CHECK(!begun || in == message(0, 8, count), "a send cancelled in the middle");
     }
     c.set_timeout(limit);
     const auto out = message(c.rank(), 8, 4);
     std::vector<int64_t> in(4);
     c.send_now(out.data(), 4, DType::I64, c.rank(), 8);
     c.recv_now(in.data(), 4, DType::I64, c.rank(), 8);
-    CHECK(in == out, "after an abandoned receive");
+    CHECK(in == out, "after a cancelled receive");
 }
 
 // A large message whose receive is already posted bypasses the ring, whether or not the sender waits. Two at a time.
@@ -123,7 +123,7 @@ void posted_receives(Comm& c) {
     }
 }
 
-// The message that arrives does not match the posted receive, or the receive has been abandoned.
+// The message that arrives does not match the posted receive, or the receive has been cancelled.
 void posted_receives_without_a_match(Comm& c) {
     const uint64_t count = 20000;
     if (c.rank() == 0) {
@@ -163,7 +163,7 @@ void posted_receives_without_a_match(Comm& c) {
     c.set_timeout(limit);
     meet(c);
     c.recv_now(other.data(), count, DType::I64, 0, 4);
-    CHECK(other == message(0, 4, count), "after an abandoned receive");
+    CHECK(other == message(0, 4, count), "after a cancelled receive");
 }
 
 void from_any_rank(Comm& c) {
@@ -209,7 +209,7 @@ void refused_for_lack_of_memory() {
                 refuse_memory();
                 std::vector<int64_t> freed(5000);
                 ranks::thrown([&] {
-                    c.recv(freed.data(), 5000, DType::I64, 0, 0)->abandon();
+                    c.recv(freed.data(), 5000, DType::I64, 0, 0)->cancel();
                 });  // refused, if it may bypass the ring
             }).join();
             meet(c);
@@ -253,7 +253,7 @@ void every_kind(Comm& c) {
     wrong_size_loses_nothing(c);
     timeout_keeps_the_request(c);
     c.barrier();
-    abandoned(c);
+    cancelled(c);
     c.barrier();
     from_any_rank(c);
     c.barrier();

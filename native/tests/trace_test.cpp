@@ -121,7 +121,7 @@ void a_message_is_not_waited_for_any_more(Comm& c) {
     const auto late = g->recv(&x, 1, DType::I32, g->rank(), 1);
     CHECK_EQ(ranks::thrown([&] { late->wait(0.02); }), "TimedOut");
     CHECK(elsewhere());
-    late->abandon();
+    late->cancel();
     if (c.rank() == 1) {
         g->close(1);
     } else {

@@ -146,7 +146,7 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, bool w
         push(to, waits || may_copy_at_once(*r));
         if (!r->complete_ && !waits) ensure_thread(true);
     } catch (...) {  // no memory for the channel, or no thread
-        cancel(r);
+        cancel_locked(r);
         throw;
     }
     return r;
@@ -176,7 +176,7 @@ std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, bool w
         }
         if (!r->complete_ && !waits) ensure_thread();
     } catch (...) {  // no memory for the channel, or for another message, or no thread
-        cancel(r);
+        cancel_locked(r);
         throw;
     }
     return r;
@@ -195,7 +195,7 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found)
         receive_arrived(r, *m);
         if (!r->complete_) ensure_thread();
     } catch (...) {
-        cancel(r);
+        cancel_locked(r);
         throw;
     }
     return r;
@@ -270,20 +270,20 @@ void Messages::pull_from(int from) {
         if (p != rank_ && (from == kAny || p == from)) pull(p);
 }
 
-void Messages::abandon(const std::shared_ptr<Request>& r) {
+void Messages::cancel(const std::shared_ptr<Request>& r) {
     std::lock_guard lock(mutex_);
-    cancel(r);
-    if (r->abandoned_) notify(rank_);  // another thread may wait for it
+    cancel_locked(r);
+    if (r->cancelled_) notify(rank_);  // another thread may wait for it
 }
 
 // Throws bad_alloc, with nothing done, if there is no memory for data that must be kept.
-void Messages::cancel(const std::shared_ptr<Request>& r) {
-    if (r->complete_ || closing_ || r->abandoned_) return;
+void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
+    if (r->complete_ || closing_ || r->cancelled_) return;
     const bool posted = !r->sends_ && r->peer_ != kAny && posted_[r->peer_] == r;
     const bool kept =
         r->sends_ ? r->matched_ && !r->rendezvous_ && r->slot_ < 0 : !r->unsized() && (r->message_ || posted);
     Memory copy = kept ? Memory(r->bytes()) : Memory();
-    r->abandoned_ = true;
+    r->cancelled_ = true;
     end_trace(*r, true);
     if (r->sends_) {
         Outgoing& out = outgoing_[r->peer_];

@@ -58,7 +58,7 @@ public:
     std::optional<Arrival> recv_short(int from, int tag, const Accept& accept);
     // The caller stops waiting and may free its memory. A receive is withdrawn, and what has arrived of its message is
     // kept for another receive. A send that has begun continues from a copy of the data; another is cancelled.
-    void abandon(const std::shared_ptr<Request>& request);
+    void cancel(const std::shared_ptr<Request>& request);
     // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
     // Waits at most `timeout` seconds for such a message.
@@ -102,7 +102,7 @@ private:
         bool idle() const { return sends.empty() && offered.empty() && answers.empty(); }
         size_t incomplete() const {
             return sends.size() + answers.size() + size_t(std::count_if(offered.begin(), offered.end(), [](auto& each) {
-                       return !each.second->cancelled();
+                       return !each.second->offer_cancelled();
                    }));
         }
     };
@@ -152,7 +152,7 @@ private:
     void publish_room() { group_.peers[rank_].set_unexpected_room(room()); }
     static void attach(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
     void pull_from(int from);                              // which may be kAny
-    void cancel(const std::shared_ptr<Request>& request);  // abandon, with mutex_ locked
+    void cancel_locked(const std::shared_ptr<Request>& request);  // with mutex_ locked
     bool has_left(int from) const;
     static Header header_of(const Request& send) {
         return Header::of(send.count_, send.dtype_, send.tag_, send.object_);

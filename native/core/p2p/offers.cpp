@@ -117,7 +117,7 @@ void Messages::answer(int from, const Header& h) {
         return;
     }
     out.end_offer(*r);
-    if (!r->abandoned_) complete(*r);
+    if (!r->cancelled_) complete(*r);
 }
 
 // The send is given up, whose data the receiver may copy: it has copied the data, or will find that the message was

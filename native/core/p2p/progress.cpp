@@ -32,7 +32,7 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
         for (const Outgoing& out : outgoing_) {
             all.insert(all.end(), out.sends.begin(), out.sends.end());
             for (auto& [number, r] : out.offered)
-                if (!r->cancelled()) all.push_back(r);
+                if (!r->offer_cancelled()) all.push_back(r);
         }
     }
     if (const auto peer = request ? peer_that_left(*request) : std::nullopt) protocol_.lost(*peer, operation);
@@ -264,7 +264,7 @@ std::string Messages::close(double timeout) {
 
 void Request::wait(std::optional<double> timeout) {
     settle(timeout);
-    if (abandoned_ && !complete_) throw Closed("the operation was cancelled");
+    if (cancelled_ && !complete_) throw Closed("the operation was cancelled");
     if (failure_.empty()) return;
     raised_ = true;
     throw Mismatch(failure_, {}, {}, {}, -1);
@@ -275,11 +275,11 @@ void Request::settle(std::optional<double> timeout) {
     auto messages = messages_.lock();
     if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
     if (!messages) throw Closed(kClosedTooEarly);
-    messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_ || abandoned_; }, this);
+    messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_ || cancelled_; }, this);
 }
 
 bool Request::done() {
-    if (complete_ || abandoned_) return true;
+    if (complete_ || cancelled_) return true;
     auto messages = messages_.lock();
     if (!messages || messages->forked()) return true;  // wait throws
     std::lock_guard lock(messages->mutex_);
@@ -288,9 +288,9 @@ bool Request::done() {
     return complete_ || messages->group_.failed();
 }
 
-void Request::abandon() {
+void Request::cancel() {
     const auto messages = messages_.lock();
-    if (messages && !messages->forked()) messages->abandon(shared_from_this());
+    if (messages && !messages->forked()) messages->cancel(shared_from_this());
 }
 
 }  // namespace rankwise

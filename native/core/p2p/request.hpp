@@ -74,10 +74,10 @@ public:
     void settle(std::optional<double> timeout);
     bool done();
     bool complete() const { return complete_; }
-    bool abandoned() const { return abandoned_; }
-    bool cancelled() const { return abandoned_ && slot_ >= 0; }  // an offered send
-    // Gives it up, so that the caller may free its memory; see Messages::abandon. Does nothing to a complete one.
-    void abandon();
+    bool cancelled() const { return cancelled_; }
+    bool offer_cancelled() const { return cancelled_ && slot_ >= 0; }  // an offered send
+    // Cancels it, so that the caller may free its memory; see Messages::cancel. Does nothing to a complete one.
+    void cancel();
     // Of a complete request: whether the message did not fit, and whether `wait` has raised that error.
     bool failed() const { return !failure_.empty(); }
     bool raised() const { return raised_; }
@@ -124,7 +124,7 @@ private:
     uint8_t* data_ = nullptr;
     std::vector<Part> parts_;           // send: the data, if it is not contiguous
     std::shared_ptr<Message> message_;  // receive: the message that it has matched, until it is complete
-    Memory memory_;  // send: a copy of the data, after the caller has abandoned the request; receive of any length: the
+    Memory memory_;  // send: a copy of the data, after the caller has cancelled the request; receive of any length: the
                      // message
     uint64_t sent_ = 0;  // send: bytes written to the ring
     bool matched_ =
@@ -133,7 +133,7 @@ private:
     bool in_ring_ = false;     // send: the header that precedes its data is in the ring
     int offer_ = -1;           // send: the number under which its data is offered
     int slot_ = -1;            // send: where the receiver marks that it copies the data
-    std::atomic<bool> abandoned_{false};
+    std::atomic<bool> cancelled_{false};
     std::atomic<bool> complete_{false};
     std::string failure_;  // receive: how the message differs from what the receive expects
     std::atomic<bool> raised_{false};
