@@ -100,11 +100,8 @@ void send_object_now(Comm& c, const nb::list& objects, int dest, int tag) {
 
 std::optional<std::tuple<int, int, uint64_t, int>> await_arrival(Comm& c, int src, int tag, double timeout) {
     check_timeout(timeout);
-    std::optional<Arrival> arrival;
-    {
-        ReleaseGil released;
-        arrival = timeout > 0 ? c.await_arrival(src, tag, timeout) : c.probe(src, tag);
-    }
+    const std::optional<Arrival> arrival =
+        without_gil([&] { return timeout > 0 ? c.await_arrival(src, tag, timeout) : c.probe(src, tag); });
     if (!arrival) return std::nullopt;
     return std::make_tuple(arrival->source, arrival->tag, arrival->count, int(arrival->dtype));
 }

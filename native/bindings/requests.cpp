@@ -39,11 +39,7 @@ void RequestHandle::settle(double timeout) {
 }
 
 bool RequestHandle::done() {
-    bool done = request_->complete();
-    if (!done) {
-        const ReleaseGil released;
-        done = request_->done();
-    }
+    const bool done = request_->complete() || without_gil([&] { return request_->done(); });
     if (request_->complete()) release();
     return done;
 }
@@ -51,10 +47,7 @@ bool RequestHandle::done() {
 // Returns whether this call has cancelled the request, which then is not complete.
 bool RequestHandle::cancel() {
     const bool before = request_->cancelled();
-    {
-        const ReleaseGil released;
-        request_->cancel();
-    }
+    without_gil([&] { request_->cancel(); });
     return !before && request_->cancelled();
 }
 

@@ -70,8 +70,8 @@ def test_a_mismatch_shows_every_call_and_call_site(
             assert error is not None
             assert error.sites[2 - rank if kind == "subgroup" else rank]
             assert error.sites.items() <= expected.items()
-        told = [error for error in errors if error is not None]
-        if all(len(error.sites) == 3 and "nothing yet" not in "".join(error.calls.values()) for error in told):
+        known = [error for error in errors if error is not None]
+        if all(len(error.sites) == 3 and "nothing yet" not in "".join(error.calls.values()) for error in known):
             break
     else:
         raise AssertionError("some rank always came late")

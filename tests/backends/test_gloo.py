@@ -117,8 +117,8 @@ def test_pairs_that_gloo_lacks_are_reduced_in_the_order_of_the_ranks() -> None:
 
 
 def test_mismatches_raise_on_every_rank_and_leave_the_outputs_unchanged() -> None:
-    def body(group: Group) -> list[str]:
-        told = []
+    def body(group: Group) -> list[dict[int, str]]:
+        found = []
         for other in (
             lambda g, x: g.all_reduce(x[1:]),
             lambda g, x: g.barrier(),
@@ -135,13 +135,13 @@ def test_mismatches_raise_on_every_rank_and_leave_the_outputs_unchanged() -> Non
                 assert sorted(caught.value.calls) == [0, 1]
                 with pytest.raises(MismatchError):
                     part.barrier()
-                told.append(caught.value.calls)
+                found.append(caught.value.calls)
                 part.close()
-        return told
+        return found
 
-    told = run_ranks(2, body, backend="gloo")
-    assert told[0] == told[1]
-    assert all(calls[0].startswith("all_reduce(count=") and calls[1] for calls in told[0])
+    found = run_ranks(2, body, backend="gloo")
+    assert found[0] == found[1]
+    assert all(calls[0].startswith("all_reduce(count=") and calls[1] for calls in found[0])
 
 
 def test_all_to_all_of_different_lengths_does_not_reach_gloo() -> None:

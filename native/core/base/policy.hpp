@@ -148,6 +148,8 @@ inline constexpr size_t kSmallGather = 1 * MiB;
 // The ring between two ranks. With more ranks it is smaller, since each pair that communicates has two: a bound on
 // memory, not measured. A power of two (channel.hpp).
 inline constexpr uint64_t ring_bytes(int ranks) { return ranks <= 8 ? 256 * KiB : 64 * KiB; }
+// Failed requests that are kept for their errors; the first errors are the most informative.
+inline constexpr size_t kMostFailed = 100;
 // Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us.
 inline constexpr uint64_t kShortMessage = 1 * KiB;
 // The same for an object, whose encoding has no other form than one piece of memory. At most a piece of the ring.

@@ -8,8 +8,6 @@ namespace rankwise {
 
 namespace {
 
-constexpr size_t kMostFailed = 100;  // requests kept for their errors; the first errors are the most informative
-
 std::string array_text(uint64_t count, DType dtype) { return std::to_string(count) + " x " + name(dtype); }
 std::string text_of(const Header& h) {
     return h.object ? "an object with tag " + std::to_string(h.tag) : message_text(h.count, DType(h.dtype), h.tag);
@@ -395,7 +393,7 @@ bool Messages::fits(Request& r, int from, const Header& h) {
         break;
     }
     std::erase_if(failed_, [](const auto& each) { return bool(each->raised_); });
-    if (failed_.size() < kMostFailed) failed_.push_back(r.shared_from_this());
+    if (failed_.size() < tuning::kMostFailed) failed_.push_back(r.shared_from_this());
     complete(r, true);
     return false;
 }

@@ -151,7 +151,7 @@ private:
     uint64_t room() const { return unexpected_limit_ - std::min(unexpected_limit_, arrived_.bytes()); }
     void publish_room() { group_.peers[rank_].set_unexpected_room(room()); }
     static void attach(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
-    void pull_from(int from);                              // which may be kAny
+    void pull_from(int from);                                     // which may be kAny
     void cancel_locked(const std::shared_ptr<Request>& request);  // with mutex_ locked
     bool has_left(int from) const;
     static Header header_of(const Request& send) {

@@ -53,7 +53,8 @@ public:
 
     // Sleeps until done() returns true; returns false at the deadline. Before each sleep, check() throws what else ends
     // the wait. Throws Interrupted.
-    template <class Done, class Check> bool sleep(const Doorbell& bell, const Done& done, const Check& check) const {
+    template <class Done, class Check>
+    bool sleep(const Doorbell& doorbell, const Done& done, const Check& check) const {
         struct Registration {  // withdrawn even if the wait ends in an exception
             std::atomic<uint32_t>* const sleepers;
             explicit Registration(std::atomic<uint32_t>* s) : sleepers(s) {
@@ -62,15 +63,15 @@ public:
             ~Registration() {
                 if (sleepers) sleepers->fetch_sub(1);
             }
-        } const registration(bell.sleepers);
+        } const registration(doorbell.sleepers);
         for (;;) {
-            const uint32_t seen = bell.futex.load();
+            const uint32_t seen = doorbell.futex.load();
             if (done()) return true;
             check();
             if (done()) return true;  // by what check() has done
             const auto left = this->left();
             if (left.count() <= 0) return false;
-            futex_sleep(bell.futex, seen, sleep_limit(left, longest_));
+            futex_sleep(doorbell.futex, seen, sleep_limit(left, longest_));
             if (done()) return true;
             if (interrupted()) throw Interrupted();
         }

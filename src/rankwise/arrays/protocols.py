@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays.base import Buffer, Restore, Shape
+from rankwise.arrays.dtypes import to_numpy
 from rankwise.arrays.numpy import NUMPY, NumpyKind, check_dtype, of_view, plain, room_for
 from rankwise.contract.types import DType
 
@@ -23,8 +24,8 @@ class _NamespaceKind(NumpyKind):
         self.give: Restore = x.__array_namespace__().asarray
 
     def empty(self, shape: Shape, dtype: DType) -> Buffer:
-        buffer = super().empty(shape, dtype)
-        return plain(buffer.array, buffer.array, self.give, self)
+        array = np.empty(shape, to_numpy(dtype))
+        return plain(array, array, self.give, self)
 
 
 def buffer_of(x: Any, name: str, write: bool) -> Buffer | None:

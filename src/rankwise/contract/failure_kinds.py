@@ -1,3 +1,3 @@
-"""The kinds of failures: those of PeerLostError, MismatchError and CollectiveTimeout, and any other error."""
+"""The kinds of failures: PeerLostError's, MismatchError's and CollectiveTimeout's, and any other error's."""
 
 LOST, MISMATCH, TIMEOUT, ERROR = "lost", "mismatch", "timeout", "error"

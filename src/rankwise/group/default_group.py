@@ -1,6 +1,6 @@
-"""The default group: of this process, or of a thread that is a rank of its own, as those of `run_ranks` are.
+"""The default group of this process, or of a thread that is a rank of its own, as in `run_ranks`.
 
-And its operations as functions of the module `rankwise`, whose __init__.py declares their types.
+Its operations are also functions of the module `rankwise`, whose __init__.py declares their types.
 """
 
 from __future__ import annotations

@@ -143,14 +143,17 @@ class ComposedCommunicator(ComparingCommunicator):
         return lambda: self._all_gather(mine, everybody, size)
 
     def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        nothing = (0,) * self._world_size
-        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
-        self._all_to_all_v(send, recv, mine, sizes if self._rank == root else nothing)
+        mine, whole = self._rooted(sizes, root)
+        self._all_to_all_v(send, recv, mine, whole)
 
     def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        nothing = (0,) * self._world_size
+        mine, whole = self._rooted(sizes, root)
+        self._all_to_all_v(send, recv, whole, mine)
+
+    def _rooted(self, sizes: Sequence[int], root: int) -> tuple[Sequence[int], Sequence[int]]:
+        """The bytes that this rank exchanges with each rank: its own block with root, and as root all ranks' blocks."""
         mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
-        self._all_to_all_v(send, recv, sizes if self._rank == root else nothing, mine)
+        return mine, sizes if self._rank == root else (0,) * self._world_size
 
     def _gather(self, send: int, recv: int, size: int, root: int) -> None:
         self._gather_v(send, recv, (size,) * self._world_size, root)

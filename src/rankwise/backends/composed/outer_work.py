@@ -8,7 +8,7 @@ from rankwise.contract.work import Work
 
 
 class OuterWork(Work[None]):
-    """Another Work, `inner`. A subclass changes what it adds to."""
+    """Passes everything on to another Work, `inner`. A subclass overrides the methods to which it adds something."""
 
     def __init__(self, inner: Work[None]) -> None:
         self.inner = inner
