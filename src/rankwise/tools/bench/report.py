@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
+from rankwise.system import proc
 from rankwise.system.tuning_file import cpu_name
 from rankwise.tools.bench.cases import OPERATIONS, size_name
 from rankwise.tools.bench.timing import Measurement
@@ -42,7 +42,7 @@ class Machine:
             cores=cores,
             all_cores=os.cpu_count() or 1,
             load=round(os.getloadavg()[0], 2),
-            memory=int((_field("/proc/meminfo", "MemAvailable") or "0 kB").split()[0]) * 1024,
+            memory=int(proc.fields("/proc/meminfo").get("MemAvailable", "0 kB").split()[0]) * 1024,
             kernel=platform.release(),
             python=platform.python_version(),
         )
@@ -58,14 +58,6 @@ class Machine:
             f"{self.cpu}, {self.cores} of {self.all_cores} cores, {self.memory / 2**30:.1f} GiB available, "
             f"load {self.load:.2f} before the start, Linux {self.kernel}, Python {self.python}"
         )
-
-
-def _field(path: str, name: str) -> str | None:
-    for line in Path(path).read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return None
 
 
 class Progress:
