@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
+from rankwise.contract.message import Taken
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
@@ -254,7 +255,7 @@ def test_a_refused_message_stays_for_the_receive_that_fits() -> None:
 
 
 class SlowlyArriving:
-    """A communicator on which messages that were probed are complete only once `complete` is set."""
+    """A communicator on which messages that were taken are complete only once `complete` is set."""
 
     def __init__(self, comm: Any) -> None:
         self.comm, self.complete = comm, threading.Event()
@@ -262,8 +263,11 @@ class SlowlyArriving:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.comm, name)
 
-    def recv_probed(self, ptr: int, message: Any, keep: object) -> rw.Work[None] | None:
-        inner, complete, usual = self.comm.recv_probed(ptr, message, keep), self.complete, self.comm
+    def take(self, src: int, tag: int) -> Taken | None:
+        taken, complete, usual = self.comm.take(src, tag), self.complete, self.comm
+        if taken is None:
+            return None
+        inner = taken.work
 
         class Late(rw.Work[None]):
             def wait(self, timeout: float | None = None) -> None:
@@ -274,7 +278,7 @@ class SlowlyArriving:
             def done(self) -> bool:
                 return complete.is_set() and inner.done()
 
-        return None if inner is None else Late()
+        return taken._replace(work=Late())
 
 
 def test_a_message_whose_receive_ends_while_it_arrives_is_not_lost() -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
 from rankwise.contract.errors import MismatchError, UnsupportedError
-from rankwise.contract.message import Message, Receives
+from rankwise.contract.message import Message, Receives, Taken
 from rankwise.contract.operations import (
     ALL_GATHER,
     ALL_GATHER_V,
@@ -162,7 +162,7 @@ class Communicator(Collectives, Closeable):
     """Events for overlap, or None if the backend has no streams."""
 
     receives: Receives | None = None
-    """Receives of messages of any length. None: the array level makes them of `probe` and `recv_probed`."""
+    """Receives of messages of any length. None: the array level makes them of `probe` and `take`."""
 
     @property
     def shortcuts(self) -> Shortcuts:
@@ -253,13 +253,9 @@ class Communicator(Collectives, Closeable):
         """The message that a recv from `src` (or ANY) with `tag` (or ANY) would receive now, or None; never blocks."""
         raise UnsupportedError("probe", self.backend)
 
-    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
-        """Receive the message that `probe` found. Returns None if another receive has matched it meanwhile.
-
-        The memory at ptr has room for the message's elements. This default assumes that no other receive has matched
-        the message: a backend whose communicators may be shared by threads overrides it.
-        """
-        return self.recv(ptr, message.count, message.dtype, message.source, message.tag, keep)
+    def take(self, src: int, tag: int) -> Taken | None:
+        """Start to receive the message that `probe` would find, into new memory; None if there is none."""
+        raise UnsupportedError("take", self.backend)
 
     def await_arrival(self, seconds: float) -> None:
         """Wait until another message may have arrived, or for about so long, after `probe` has found nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwise.contract.public import public
 from rankwise.contract.types import DType
@@ -47,6 +47,23 @@ class Message:
     tag: int
     count: int
     dtype: DType
+
+
+class Taken(NamedTuple):
+    """A message that a communicator is receiving.
+
+    memory: an array of its bytes; it holds the data once `work` is done. source, tag, dtype: the message's.
+    """
+
+    source: int
+    tag: int
+    dtype: DType
+    memory: Any
+    work: Work[None]
+
+    @property
+    def message(self) -> Message:
+        return Message(self.source, self.tag, self.memory.nbytes // self.dtype.itemsize, self.dtype)
 
 
 class Arrival(Work[None]):

@@ -68,9 +68,10 @@ class GroupBase:
         self._broadcast_object_plain = shortcuts.broadcast_object_plain
         self._gather_object_plain = shortcuts.gather_object_plain
         self._scatter_object_plain = shortcuts.scatter_object_plain
-        self._send_object_plain = shortcuts.send_object_plain
-        self._recv_object_plain = shortcuts.recv_object_plain
-        self._recv_any_plain = shortcuts.recv_any_plain
+        arrivals = self._queue or shortcuts
+        self._send_object_plain = arrivals.send_object_plain
+        self._recv_object_plain = arrivals.recv_object_plain
+        self._recv_any_plain = arrivals.recv_any_plain
 
     def _call(self, call: Call, reads: Buffer | None, writes: Buffer | None, async_op: bool) -> Any:
         """Make one call of the communicator. Its result is the content of `writes`, or None if nothing is written."""

@@ -1,40 +1,33 @@
-"""Receives of any length, and objects, on backends that can only probe for a message and then receive it."""
+"""Receives of any length, and objects, on backends where a receive of unknown length must look for its message."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import pickle
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar
 from weakref import ref
 
 import numpy as np
 
+from rankwise._native import describe, is_basic, load_basic
 from rankwise.arrays.base import Buffer
-from rankwise.arrays.numpy import NUMPY
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
-from rankwise.contract.message import ANY, Arrival, Message, Receives
+from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken
 from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import Work
+from rankwise.group.encoding import IN_STREAM
 from rankwise.group.work import wait_or_cancel
 
 T = TypeVar("T")
 
-PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two probes that find nothing: half of those waited already
-
-
-@dataclass(eq=False)
-class Taken:
-    """A message that this rank has taken from its communicator. number: in the order taken."""
-
-    number: int
-    message: Message
-    buffer: Buffer
-    work: Work[None]
+PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two looks that find nothing: half of those waited already
+LOOKS = 100  # before a receive is posted
 
 
 class ReceiveQueue(Receives):
@@ -47,12 +40,13 @@ class ReceiveQueue(Receives):
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self.kept: list[Taken] = []
+        self.kept: list[tuple[int, Taken]] = []
         """In the order taken. They were sent before every message that the communicator still has for the same tag."""
+        self._world_size = comm.world_size
         self._lock = threading.Lock()
         # Weak: an exception, such as a signal handler's, may have taken the place of a receive before anybody had it.
         self._waiting: list[ref[QueuedReceive]] = []
-        self._numbers = itertools.count()
+        self._numbers = itertools.count()  # of messages, in the order taken
 
     def recv(self, buffer: Buffer, src: int, tag: int) -> Work[None]:
         """The communicator's `recv`, unless a kept message comes first."""
@@ -65,44 +59,79 @@ class ReceiveQueue(Receives):
         return self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, src, tag, buffer)
 
     def recv_any(self, dtype: DType | None, src: int, tag: int) -> QueuedReceive:
-        def accept(message: Message) -> Buffer:
-            if dtype is not None and message.dtype is not dtype:
-                raise MismatchError(f"recv_any: {_described(message)}, expected dtype {DTYPE_NAMES[dtype]}")
-            return NUMPY.empty((message.count,), message.dtype)
-
-        def check(message: Message, buffer: Buffer) -> None:
-            if _is_object(message, buffer):
-                sender = f"the message from rank {message.source} with tag {message.tag}"
+        def check(taken: Taken) -> None:
+            if dtype is not None and taken.dtype is not dtype:
+                raise MismatchError(f"recv_any: {_described(taken.message)}, expected dtype {DTYPE_NAMES[dtype]}")
+            if is_object(taken):
+                sender = f"the message from rank {taken.source} with tag {taken.tag}"
                 raise MismatchError(f"recv_any: {sender} is an object; receive it with recv_object")
 
-        return self._post("recv_any", src, tag, accept, check)
+        return self._post("recv_any", src, tag, check)
 
     def recv_object(self, src: int, tag: int) -> QueuedReceive:
-        return self._post("recv_object", src, tag, _memory_for_object, _check_object)
+        return self._post("recv_object", src, tag, _check_object)
 
     def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
-        message = np.frombuffer(b"".join([MAGIC, *parts]), np.uint8)
-        return self.comm.send(message.ctypes.data, message.size, DType.U8, dest, tag, message)
+        memory = b"".join((MAGIC, *parts))
+        ptr, count, *_ = describe(np.frombuffer(memory, np.uint8))  # type: ignore[misc]  # it is an array
+        return self.comm.send(ptr, count, DType.U8, dest, tag, memory)
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         wait_or_cancel(self.send_object(parts, dest, tag))
 
-    def _post(
-        self,
-        operation: str,
-        src: int,
-        tag: int,
-        accept: Callable[[Message], Buffer],
-        check: Callable[[Message, Buffer], None],
-    ) -> QueuedReceive:
-        """accept: returns memory for the message that was found. If it raises, the message is not received.
+    def recv_any_plain(self, src: Any, tag: Any, timeout: float | None) -> Any:
+        """As in Shortcuts, if the message comes soon. So is `recv_object_plain`."""
+        taken = self._take_soon(src, tag, lambda taken: not is_object(taken))
+        return NotImplemented if taken is None else (taken.memory, taken.source, taken.tag, taken.dtype)
 
-        check: raises if the content of the message is of the wrong kind; the message is then kept.
+    def recv_object_plain(
+        self, src: Any, tag: Any, timeout: float | None, read: Callable[[Any, int], Any], constructor: tuple[str, str]
+    ) -> Any:
+        taken = self._take_soon(src, tag, is_object)
+        if taken is None:
+            return NotImplemented
+        if taken.memory.size < IN_STREAM:
+            found = load_basic(taken.memory.tobytes()[len(MAGIC) :], constructor)
+            if found is not NotImplemented:
+                return found
+        return read(content(taken), taken.source)
+
+    def send_object_plain(self, obj: Any, dst: Any, tag: Any) -> bool:
+        if dst is ANY or tag is ANY or not (self._are_plain(dst, tag) and is_basic(obj)):
+            return False
+        self.send_object_now([pickle.dumps(obj, 5)], dst, tag)
+        return True
+
+    def _are_plain(self, peer: Any, tag: Any) -> bool:
+        return _in_range(peer, self._world_size) and _in_range(tag, 1 << 31)
+
+    def _take_soon(self, src: Any, tag: Any, wanted: Callable[[Taken], bool]) -> Taken | None:
+        """The next message, if it is complete after a few looks, and of the kind that is wanted.
+
+        Otherwise None: a receive must then be posted, which gets the message if there is one.
         """
+        if self._waiting or self.kept or not self._are_plain(src, tag):
+            return None
+        for _ in range(LOOKS):
+            taken = self.comm.take(src, tag)
+            if taken is not None:
+                fits = False
+                try:
+                    fits = taken.work.done() and wanted(taken)
+                finally:  # also after an exception, such as a signal handler's
+                    if not fits:
+                        with self._lock:
+                            self._keep(taken)
+                return taken if fits else None
+            self.comm.await_arrival(PAUSE)
+        return None
+
+    def _post(self, operation: str, src: int, tag: int, check: Callable[[Taken], None]) -> QueuedReceive:
+        """check: raises if the complete message is of the wrong kind; the message is then kept."""
         if not self.comm.any_source:
             why = "it cannot probe for messages"
             raise UnsupportedError(operation, self.comm.backend, why)
-        receive = QueuedReceive(self, operation, src, tag, accept, check)
+        receive = QueuedReceive(self, operation, src, tag, check)
         with self._lock:
             self._waiting.append(ref(receive))
         return receive
@@ -113,9 +142,9 @@ class ReceiveQueue(Receives):
     def _find(self, src: int, tag: int) -> Message | None:
         if self.kept:
             with self._lock:
-                taken = self._first_kept(src, tag)
-            if taken is not None:
-                return taken.message
+                kept = self._first_kept(src, tag)
+            if kept is not None:
+                return kept[1].message
         return self.comm.probe(src, tag)
 
     def poll(self, look: Callable[[], T], src: int, tag: int, end: float) -> T:
@@ -157,68 +186,60 @@ class ReceiveQueue(Receives):
             if ref(receive) in self._waiting:
                 self._waiting.remove(ref(receive))
             elif receive.taken is not None:
-                self.kept.append(receive.taken)
-                self.kept.sort(key=lambda taken: taken.number)
+                self._keep(receive.taken, receive.number)
 
     def _begin(self, receive: QueuedReceive) -> None:
         try:
-            taken = self._first_kept(receive.source, receive.tag)
-            found = self.comm.probe(receive.source, receive.tag) if taken is None else taken.message
-            if found is None:
-                return
-            receive.buffer = buffer = receive.accept(found)
-            if taken is not None:
-                self.kept.remove(taken)
+            kept = self._first_kept(receive.source, receive.tag)
+            if kept is not None:
+                self.kept.remove(kept)
+                receive.number, receive.taken = kept
             else:
-                work = self.comm.recv_probed(buffer.ptr, found, buffer)
-                if work is None:
-                    return
-                taken = Taken(next(self._numbers), found, buffer, work)
-            receive.source, receive.tag, receive.taken = found.source, found.tag, taken
+                receive.taken = self.comm.take(receive.source, receive.tag)
+                receive.number = next(self._numbers)
         except Exception as error:  # noqa: BLE001 - the receive's `wait` raises it
             receive.error = error
 
-    def _first_kept(self, src: int, tag: int) -> Taken | None:
-        return next((taken for taken in self.kept if _matches(taken.message, src, tag)), None)
+    def _keep(self, taken: Taken, number: int | None = None) -> None:
+        self.kept.append((next(self._numbers) if number is None else number, taken))
+        self.kept.sort(key=itemgetter(0))
+
+    def _first_kept(self, src: int, tag: int) -> tuple[int, Taken] | None:
+        return next((kept for kept in self.kept if _matches(kept[1], src, tag)), None)
 
 
 class QueuedReceive(Arrival):
     """A receive of a ReceiveQueue.
 
-    source, tag: as requested, perhaps ANY, until it has taken a message; then the message's. taken, buffer: that
-    message, and this receive's memory for it; None until then.
+    taken: its message; None until there is one. number: that message's in the queue.
     """
 
-    source: int = ANY
-    tag: int = ANY
-
-    def __init__(
-        self,
-        queue: ReceiveQueue,
-        operation: str,
-        src: int,
-        tag: int,
-        accept: Callable[[Message], Buffer],
-        check: Callable[[Message, Buffer], None],
-    ) -> None:
-        self.source, self.tag = src, tag
-        self.accept, self.check = accept, check
+    def __init__(self, queue: ReceiveQueue, operation: str, src: int, tag: int, check: Callable[[Taken], None]) -> None:
         self.taken: Taken | None = None
-        self.buffer: Buffer | None = None
+        self.number = 0
         self.error: Exception | None = None
+        self._source, self._tag, self._check = src, tag, check
         self._queue, self._operation = queue, operation
         self._ending = threading.Lock()  # several threads may wait; one of them completes the receive or fails it
         self._complete = False
 
     @property
+    def source(self) -> int:
+        """As requested, perhaps ANY, until it has taken a message; then the message's. So is `tag`."""
+        return self._source if self.taken is None else self.taken.source
+
+    @property
+    def tag(self) -> int:
+        return self._tag if self.taken is None else self.taken.tag
+
+    @property
     def dtype(self) -> DType:
-        assert self.buffer is not None
-        return self.buffer.dtype
+        assert self.taken is not None
+        return self.taken.dtype
 
     def memory(self) -> Any:
-        assert self.buffer is not None
-        memory = self.buffer.array.reshape(-1).view(np.uint8)
-        return memory[len(MAGIC) :] if self._operation == "recv_object" else memory
+        assert self.taken is not None
+        return content(self.taken) if self._operation == "recv_object" else self.taken.memory
 
     def done(self) -> bool:
         self._progress()
@@ -266,15 +287,12 @@ class QueuedReceive(Arrival):
             return True
 
     def _deliver(self, taken: Taken) -> None:
-        """The message is complete: copy it if another receive took it, and check its content."""
+        """The message is complete: check its content."""
         with self._ending:
             if self._complete or self.error is not None:
                 return
-            assert self.buffer is not None
-            if self.buffer is not taken.buffer:
-                ctypes.memmove(self.buffer.ptr, taken.buffer.ptr, taken.buffer.nbytes)
             try:
-                self.check(taken.message, self.buffer)
+                self._check(taken)
                 self._complete = True
             except Exception as error:  # noqa: BLE001 - `wait` raises it
                 self.error = error
@@ -283,25 +301,28 @@ class QueuedReceive(Arrival):
 
 def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> QueuedReceive:
     """A receive of a kept message into the caller's memory."""
-    room = buffer.kind.staged(buffer)
 
-    def accept(message: Message) -> Buffer:
+    def copy(taken: Taken) -> None:
+        message = taken.message
         if (message.count, message.dtype) != (buffer.count, buffer.dtype):
             raise MismatchError(
                 f"recv from rank {message.source}: the message is {message.count} x {DTYPE_NAMES[message.dtype]} with "
                 f"tag {message.tag}, the receive expects {buffer.count} x {DTYPE_NAMES[buffer.dtype]}"
             )
-        return room
-
-    def copied(message: Message, room: Buffer) -> None:
+        room = buffer.kind.staged(buffer)
+        ctypes.memmove(room.ptr, taken.memory.ctypes.data, room.nbytes)
         if room is not buffer:
             room.finish()
 
-    return QueuedReceive(queue, "recv", src, tag, accept, copied)
+    return QueuedReceive(queue, "recv", src, tag, copy)
 
 
-def _matches(message: Message, src: int, tag: int) -> bool:
-    return src in (message.source, ANY) and tag in (message.tag, ANY)
+def _in_range(value: Any, end: int) -> bool:
+    return value is ANY or (type(value) is int and 0 <= value < end)
+
+
+def _matches(taken: Taken, src: int, tag: int) -> bool:
+    return src in (taken.source, ANY) and tag in (taken.tag, ANY)
 
 
 def _overlap(earlier: QueuedReceive, later: QueuedReceive) -> bool:
@@ -325,21 +346,20 @@ MAGIC = b"\x93rankwise object".ljust(64)
 """Precedes an object in its message, which is an array of bytes. Its length keeps the object aligned."""
 
 
-def _is_object(message: Message, buffer: Buffer) -> bool:
-    if message.dtype is not DType.U8 or message.count < len(MAGIC):
-        return False
-    return bool(np.asarray(buffer.array)[: len(MAGIC)].tobytes() == MAGIC)
+def is_object(taken: Taken) -> bool:
+    return taken.dtype is DType.U8 and taken.memory[: len(MAGIC)].tobytes() == MAGIC
 
 
-def _memory_for_object(message: Message) -> Buffer:
-    if message.dtype is not DType.U8 or message.count < len(MAGIC):
-        raise MismatchError(f"recv_object: {_described(message)}, not an object; receive it with recv or recv_any")
-    return NUMPY.empty((message.count,), DType.U8)
+def content(taken: Taken) -> Any:
+    """The encoded object of a message that is one."""
+    return taken.memory[len(MAGIC) :]
 
 
-def _check_object(message: Message, buffer: Buffer) -> None:
-    if not _is_object(message, buffer):
-        raise MismatchError(f"recv_object: {_described(message)}, not an object; receive it with recv_any")
+def _check_object(taken: Taken) -> None:
+    if not is_object(taken):
+        raise MismatchError(
+            f"recv_object: {_described(taken.message)}, not an object; receive it with recv or recv_any"
+        )
 
 
 def _described(message: Message) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
-from rankwise.contract.message import Message
+from rankwise.contract.message import Message, Taken
 from rankwise.contract.operations import ALL_GATHER, Call
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
@@ -57,9 +57,9 @@ class CheckedCommunicator(ComparingCommunicator):
         self._check_failed()
         return self._inner.probe(src, tag)
 
-    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
+    def take(self, src: int, tag: int) -> Taken | None:
         self._check_failed()
-        return self._inner.recv_probed(ptr, message, keep)
+        return self._inner.take(src, tag)
 
     def await_arrival(self, seconds: float) -> None:
         self._inner.await_arrival(seconds)

@@ -15,7 +15,7 @@ from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.message import ANY, Message
+from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.operations import SPLIT, Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType
@@ -170,11 +170,13 @@ class TracedCommunicator(Communicator):
     def probe(self, src: int, tag: int) -> Message | None:
         return self._inner.probe(src, tag)
 
-    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
-        work = self._inner.recv_probed(ptr, message, keep)
-        if work is None:
+    def take(self, src: int, tag: int) -> Taken | None:
+        taken = self._inner.take(src, tag)
+        if taken is None:
             return None
-        return TracedWork(work, self._message("recv", message.count, message.dtype, message.source, message.tag))
+        found = taken.message
+        entry = self._message("recv", found.count, found.dtype, found.source, found.tag)
+        return taken._replace(work=TracedWork(taken.work, entry))
 
     def await_arrival(self, seconds: float) -> None:
         self._inner.await_arrival(seconds)

@@ -20,7 +20,8 @@ from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.backends.composed.memory import address, shares, sizes
-from rankwise.contract.message import ANY, Message
+from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.operations import Call, check_count, check_rank
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
@@ -34,7 +35,7 @@ class Channel(Protocol):
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]: ...
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]: ...
     def probe(self, src: int, tag: int) -> Message | None: ...
-    def recv_probed(self, ptr: int, message: Message, keep: object) -> Work[None] | None: ...
+    def take(self, src: int, tag: int) -> Taken | None: ...
     def sync(self) -> None: ...
 
 
@@ -46,6 +47,7 @@ class ComposedCommunicator(ComparingCommunicator):
     """
 
     _channel: Channel
+    _most_tags = 1 << 31
 
     def __init__(
         self, rank: int, world_size: int, timeout: float, *, checks: bool, shared_lock: CallLock | None = None
@@ -87,22 +89,28 @@ class ComposedCommunicator(ComparingCommunicator):
         self._check_message(0, src, "src", tag)
         return self._channel.probe(src, tag)
 
-    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
-        self._check_message(message.count, message.source, "src", message.tag)
-        return self._channel.recv_probed(ptr, message, keep)
+    def take(self, src: int, tag: int) -> Taken | None:
+        self._check_message(0, src, "src", tag)
+        return self._channel.take(src, tag)
 
     def sync(self) -> None:
         self._drain()
         self._channel.sync()
 
     def _check_message(self, count: int, peer: int, name: str, tag: int) -> None:
-        check_count(count)
-        if name == "dest" or peer != ANY:
+        receives = name == "src"
+        if count < 0 or not (0 <= peer < self._world_size or (receives and peer == ANY)):
+            check_count(count)
             check_rank(peer, self._world_size, name)
-        if tag < 0 and (name == "dest" or tag != ANY):
-            raise ValueError(f"tag={tag}: expected 0 or more")
-        if self._refusal is not None:
+        if not (0 <= tag < self._most_tags or (receives and tag == ANY)):
+            self._refuse_tag(tag)
+        if self._refused_by is not None:
             raise self._refused()
+
+    def _refuse_tag(self, tag: int) -> None:
+        if tag < 0:
+            raise ValueError(f"tag={tag}: expected 0 or more")
+        raise UnsupportedError(f"tag={tag}", self.backend, f"it has tags below {self._most_tags}")
 
     # ---- algorithms ----
 

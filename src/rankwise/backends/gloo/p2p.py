@@ -24,7 +24,7 @@ from rankwise.backends import tuning
 from rankwise.backends.composed.matching import Matching, mismatch
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
-from rankwise.contract.message import ANY, Message
+from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.types import ITEMSIZE, DType
 from rankwise.contract.work import Completed, Work
 
@@ -116,17 +116,18 @@ class Channel:
             found = self._matching.find(src, tag)
         return None if found is None else Message(found.source, found.tag, found.count, found.dtype)
 
-    def recv_probed(self, ptr: int, message: Message, keep: object) -> Receive | None:
-        """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
-        receive = Receive(self, ptr, message.count, message.dtype, message.source, message.tag, keep)
+    def take(self, src: int, tag: int) -> Taken | None:
+        self.listen(src)
         with self._lock:
-            envelope = self._matching.find(message.source, message.tag)
-            if envelope is None or (envelope.count, envelope.dtype) != (message.count, message.dtype):
+            found = self._matching.find(src, tag)
+            if found is None:
                 return None
+            memory = np.empty(found.count * ITEMSIZE[found.dtype], np.uint8)
+            receive = Receive(self, _address(memory), found.count, found.dtype, found.source, found.tag, memory)
             self._matching.post(receive)
         self._register(receive)
-        self._deliver(receive, envelope)
-        return receive
+        self._deliver(receive, found)
+        return Taken(found.source, found.tag, found.dtype, memory, receive)
 
     def await_arrival(self, seconds: float) -> None:
         with self._arrived:

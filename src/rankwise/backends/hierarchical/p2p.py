@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 from rankwise.backends.composed.matching import matches
@@ -19,9 +19,11 @@ from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.hierarchical.hosts import Layout
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
-from rankwise.contract.message import ANY, Message
+from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
+
+T = TypeVar("T")
 
 SLEEP, LONGEST_SLEEP = 20e-6, 1e-3  # seconds between two probes, as long as they find nothing
 
@@ -54,8 +56,7 @@ class Channel:
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         part, number = self._way(dest)
         args = ptr, count, dtype, number, tag, keep
-        sending: Work[None] = self._begin(part, "send", part.send, *args)
-        return sending
+        return self._start(part, "send", part.send, *args)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
         with self._lock:
@@ -63,8 +64,7 @@ class Channel:
             if src != ANY and not any(_overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
                 args = ptr, count, dtype, number, tag, keep
-                work: Work[None] = self._begin(part, "recv", part.recv, *args)
-                return work
+                return self._start(part, "recv", part.recv, *args)
             receive = DeferredReceive(self, ptr, count, dtype, src, tag, keep)
             self._deferred.append(receive)
         self.progress()
@@ -79,15 +79,18 @@ class Channel:
                 if found is None or self._taker(found) is None:
                     return found
 
-    def recv_probed(self, ptr: int, message: Message, keep: object) -> Work[None] | None:
-        """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
+    def take(self, src: int, tag: int) -> Taken | None:
+        self.progress()
         with self._lock:
-            if self._taker(message) is not None:
+            found = self._find(src, tag)
+            if found is None or self._taker(found) is not None:
                 return None
-            part, number = self._way(message.source)
-            found = Message(number, message.tag, message.count, message.dtype)
-            work: Work[None] | None = self._begin(part, "recv", part.recv_probed, ptr, found, keep)
-            return work
+            part, number = self._way(found.source)
+            taken = self._begin(part, "recv", part.take, number, found.tag)
+            if taken is None:
+                return None
+            work = PartWork(taken.work, self._ranks(part), "recv")
+            return taken._replace(source=found.source, work=work)
 
     def sync(self) -> None:
         for receive in list(self._deferred):
@@ -106,7 +109,7 @@ class Channel:
                         self._deferred.remove(taker)
                         part, number = self._way(found.source)
                         args = taker.ptr, taker.count, taker.dtype, number, found.tag, taker.keep
-                        inner = self._begin(part, "recv", part.recv, *args)
+                        inner = self._start(part, "recv", part.recv, *args)
                         taker.begin(found.source, found.tag, inner)
                 except RankwiseError as error:
                     self._deferred.remove(receive)
@@ -161,15 +164,19 @@ class Channel:
     def _taker(self, found: Message) -> DeferredReceive | None:
         return next((one for one in self._deferred if matches(found, one.source, one.tag)), None)
 
-    def _begin(self, part: Communicator, operation: str, begin: Callable[..., Any], *args: Any) -> Any:
-        """A send or receive of a part, whose errors have the group's rank numbers; None if the part begins none."""
-        ranks: Sequence[int] = self._members if part is self._local else range(self._flat.world_size)
+    def _begin(self, part: Communicator, operation: str, begin: Callable[..., T], *args: Any) -> T:
+        """A call of a part, whose errors have the group's rank numbers."""
         try:
-            work = begin(*args)
-            return None if work is None else PartWork(work, ranks, operation)
+            return begin(*args)
         except RankwiseError as error:
-            found = of_the_group(error, ranks, operation)
+            found = of_the_group(error, self._ranks(part), operation)
             raise found from found.__cause__
+
+    def _start(self, part: Communicator, operation: str, start: Callable[..., Work[None]], *args: Any) -> PartWork:
+        return PartWork(self._begin(part, operation, start, *args), self._ranks(part), operation)
+
+    def _ranks(self, part: Communicator) -> Sequence[int]:
+        return self._members if part is self._local else range(self._flat.world_size)
 
     def _way(self, peer: int) -> tuple[Communicator, int]:
         """The communicator for messages between this rank and another, and the other's number in it."""

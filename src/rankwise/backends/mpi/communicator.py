@@ -110,6 +110,7 @@ class MpiCommunicator(ComposedCommunicator):
         # Most calls need these, so they are looked up once.
         self._memory, self._byte, self._most = transport.memory, transport.byte, transport.most
         self._here = MPI.IN_PLACE
+        self._most_tags = transport.most_tags
         self._reductions = reductions(MPI)
         super().__init__(comm.rank, comm.size, timeout, checks=checks, shared_lock=transport.lock)
 
@@ -146,11 +147,6 @@ class MpiCommunicator(ComposedCommunicator):
         if self._refusal is None:
             self._fail(error if isinstance(error, RankwiseError) else self._explained(error, where))
         return self._refused()
-
-    def _check_message(self, count: int, peer: int, name: str, tag: int) -> None:
-        super()._check_message(count, peer, name, tag)
-        if tag >= self._transport.most_tags:
-            raise UnsupportedError(f"tag={tag}", "mpi", f"this MPI has tags below {self._transport.most_tags}")
 
     # ---- moves ----
 

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from rankwise.backends.composed.matching import mismatch
-from rankwise.backends.mpi.transport import Transport
+from rankwise.backends.mpi.transport import DTYPES, TAGS_PER_TAG, Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
-from rankwise.contract.message import ANY, Message
+from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.types import DTYPE_NAMES, DType
-from rankwise.contract.work import Work
+from rankwise.contract.work import Completed, Work
 
 POLLS = 200  # polls of a request with nothing in between, before the first yield
 SPIN = 50e-6  # seconds of probes with nothing in between, before the first yield
@@ -43,25 +45,28 @@ class Channel:
         """Seconds that a message may take if its `wait` has no limit of its own; after that the group fails."""
         self._requests: dict[int, Request] = {}  # `sync` waits for these
         self._lost: list[object] = []  # memory that MPI may still use, although starting the message was interrupted
-        self._receiving = threading.Lock()  # no receive matches between the probe and the receive of `recv_probed`
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Request:
-        return self._begin("send", self.transport.send, (ptr, count, dtype, dest, tag), keep)
+    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
+        return self._begin("send", None, dest, tag, keep, self.transport.send, ptr, count, dtype, dest, tag)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Request:
-        with self._receiving:
-            return self._begin("recv", self.transport.recv, (ptr, count, dtype, src, tag), keep)
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
+        return self._begin("recv", (count, dtype), src, tag, keep, self.transport.recv, ptr, count, dtype, src, tag)
 
     def probe(self, src: int, tag: int) -> Message | None:
         return self.transport.probe(src, tag)
 
-    def recv_probed(self, ptr: int, message: Message, keep: object) -> Request | None:
-        """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
-        with self._receiving:
-            if self.transport.probe(message.source, message.tag) != message:
-                return None
-            args = (ptr, message.count, message.dtype, message.source, message.tag)
-            return self._begin("recv", self.transport.recv, args, keep)
+    def take(self, src: int, tag: int) -> Taken | None:
+        transport = self.transport
+        status = transport.new_status()
+        if not transport.find(src, tag, status):
+            return None
+        matched = transport.improbe(status.Get_source(), status.Get_tag(), status)
+        if matched is None:  # by another thread meanwhile
+            return None
+        source, (number, code) = status.Get_source(), divmod(status.Get_tag(), TAGS_PER_TAG)
+        memory = np.empty(status.Get_elements(transport.byte), np.uint8)
+        work = self._begin("recv", None, source, number, memory, transport.recv_matched, matched, memory)
+        return Taken(source, number, DTYPES[code], memory, work)
 
     def sync(self) -> None:
         if self._requests:
@@ -77,12 +82,22 @@ class Channel:
         self._requests.pop(id(request), None)
 
     def _begin(
-        self, operation: str, begin: Callable[..., Any], args: tuple[int, int, DType, int, int], keep: object
-    ) -> Request:
-        _, count, dtype, peer, tag = args
-        expected = (count, dtype) if operation == "recv" else None
+        self,
+        operation: str,
+        expected: tuple[int, DType] | None,
+        peer: int,
+        tag: int,
+        keep: object,
+        begin: Callable[..., Any],
+        *args: Any,
+    ) -> Work[None]:
+        """begin(*args) returns MPI's request. The rest is as in Request."""
         try:
-            request = Request(self, operation, begin(*args), expected, peer, tag, keep)
+            theirs = begin(*args)
+            test = self.transport.guard(theirs.Test)
+            if expected is None and test():
+                return COMPLETE
+            request = Request(self, operation, test, expected, peer, tag, keep)
             self._requests[id(request)] = request
         except self.engine_errors as error:
             raise self.failed(error, f"{operation}(rank={peer}, tag={tag})") from error
@@ -92,17 +107,21 @@ class Channel:
         return request
 
 
+COMPLETE = Completed()
+
+
 class Request(Work[None]):
     """A request of MPI. Once a receive is complete, its source and tag are the message's.
 
-    expected: a receive's count and dtype. peer, tag: as passed to send or recv. keep: what owns the memory.
+    expected: the count and dtype of a receive that was posted before its message was known. peer, tag: as passed to
+    send or recv. keep: what owns the memory.
     """
 
     def __init__(
         self,
         channel: Channel,
         operation: str,
-        theirs: Any,
+        test: Callable[[Any], bool],
         expected: tuple[int, DType] | None,
         peer: int,
         tag: int,
@@ -111,7 +130,7 @@ class Request(Work[None]):
         self._channel = channel
         self._keep = keep
         self._operation = operation
-        self._test_request = theirs.Test
+        self._test_request = test
         self._status = None if expected is None else channel.transport.mpi.Status()
         self._expected = expected
         self.source, self.tag = peer, tag
@@ -144,7 +163,7 @@ class Request(Work[None]):
         """Whether MPI has completed the request, which is polled until then."""
         channel = self._channel
         try:
-            if not channel.transport.guarded(self._test_request, self._status):
+            if not self._test_request(self._status):
                 return False
             if self._expected is not None:
                 self._check(*self._expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise._native import CallLock
 from rankwise.contract.message import ANY, Message
@@ -12,6 +12,8 @@ from rankwise.contract.types import ITEMSIZE, DType
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+T = TypeVar("T")
 
 TAGS_PER_TAG = 32  # MPI's tags for each of ours: one per dtype
 BLOCK = 1 << 30  # bytes; larger sizes are made of such blocks, as they may exceed an int
@@ -38,6 +40,10 @@ class Transport:
         self.lock = None if self.concurrent else _ONE_AT_A_TIME
         self.memory: Callable[[int, int], Any] = MPI.memory.fromaddress
         self.byte = MPI.BYTE
+        self._isend, self._irecv = self.guard(comm.Isend), self.guard(comm.Irecv)
+        self._iprobe, self.improbe = self.guard(comm.Iprobe), self.guard(comm.Improbe)
+        self.new_status = MPI.Status
+        self._any_source, self._any_tag = MPI.ANY_SOURCE, MPI.ANY_TAG
         self.counts_ints = MPI.VERSION < 4
         self.most = (1 << 31) - 1 if self.counts_ints else 1 << 62
         self.most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_PER_TAG
@@ -47,25 +53,30 @@ class Transport:
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Any:
         """A request of MPI, as `recv` returns."""
-        return self.guarded(self.comm.Isend, self.bytes(ptr, count * ITEMSIZE[dtype]), dest, tag * TAGS_PER_TAG + dtype)
+        return self._isend(self.bytes(ptr, count * ITEMSIZE[dtype]), dest, tag * TAGS_PER_TAG + dtype)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Any:
-        source = self.mpi.ANY_SOURCE if src == ANY else src
-        label = self.mpi.ANY_TAG if tag == ANY else tag * TAGS_PER_TAG + dtype
-        return self.guarded(self.comm.Irecv, self.bytes(ptr, count * ITEMSIZE[dtype]), source, label)
+        source = self._any_source if src == ANY else src
+        label = self._any_tag if tag == ANY else tag * TAGS_PER_TAG + dtype
+        return self._irecv(self.bytes(ptr, count * ITEMSIZE[dtype]), source, label)
 
     def probe(self, src: int, tag: int) -> Message | None:
-        source = self.mpi.ANY_SOURCE if src == ANY else src
-        status = self.mpi.Status()
-        if not self.guarded(self.comm.Iprobe, source, self.mpi.ANY_TAG, status):
-            return None
-        found = self.described(status)
-        if tag in (found[1], ANY):
-            return Message(*found)
-        for dtype in DType:  # it is behind others
-            if self.guarded(self.comm.Iprobe, source, tag * TAGS_PER_TAG + dtype, status):
-                return Message(*self.described(status))
-        return None
+        status = self.new_status()
+        return Message(*self.described(status)) if self.find(src, tag, status) else None
+
+    def find(self, src: int, tag: int, status: Any) -> bool:
+        """Whether a message has arrived that a receive would match. If so, `status` describes it."""
+        source = self._any_source if src == ANY else src
+        if not self._iprobe(source, self._any_tag, status):
+            return False
+        if tag == ANY or status.Get_tag() // TAGS_PER_TAG == tag:
+            return True
+        # It is behind others.
+        return any(self._iprobe(source, tag * TAGS_PER_TAG + dtype, status) for dtype in DTYPES)
+
+    def recv_matched(self, matched: Any, memory: Any) -> Any:
+        size = memory.nbytes
+        return self.guard(matched.Irecv)(memory if size <= self.most else (memory, 1, self._wide(size)))
 
     def described(self, status: Any) -> tuple[int, int, int, DType]:
         """The source, tag, count and dtype of the message that an MPI status describes."""
@@ -73,12 +84,17 @@ class Transport:
         dtype = DTYPES[code]
         return status.Get_source(), tag, status.Get_elements(self.byte) // ITEMSIZE[dtype], dtype
 
-    def guarded(self, call: Callable[..., Any], *args: Any) -> Any:
-        """A call of MPI that does not block, with no other at the same time if this MPI requires that."""
-        if self.lock is None:
-            return call(*args)
-        with self.lock:
-            return call(*args)
+    def guard(self, call: Callable[..., T]) -> Callable[..., T]:
+        """A call of MPI that does not block, made with no other at the same time if this MPI requires that."""
+        lock = self.lock
+        if lock is None:
+            return call
+
+        def alone(*args: Any) -> T:
+            with lock:
+                return call(*args)
+
+        return alone
 
     # ---- memory, as MPI describes it ----
 

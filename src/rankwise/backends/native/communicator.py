@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
+
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.part_errors import ROOM, to_pass_on
 from rankwise.backends.native.works import EngineCall, EngineReceives, EngineWork
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.failure import Failure
-from rankwise.contract.message import Message
+from rankwise.contract.message import Message, Taken
 from rankwise.contract.operations import BARRIER, OPERATIONS, Call, Operation
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
@@ -135,8 +137,14 @@ class EngineCommunicator(OpenCommunicator):
     def probe(self, src: int, tag: int) -> Message | None:
         return self._receives.probe(src, tag, 0.0)
 
-    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
-        return self._comm.recv_probed(ptr, message.count, message.dtype, message.source, message.tag, keep)
+    def take(self, src: int, tag: int) -> Taken | None:
+        while (found := self.probe(src, tag)) is not None:
+            memory = np.empty(found.count * found.dtype.itemsize, np.uint8)
+            at = memory.ctypes.data
+            work = self._comm.recv_probed(at, found.count, found.dtype, found.source, found.tag, memory)
+            if work is not None:  # no other receive has matched the message meanwhile
+                return Taken(found.source, found.tag, found.dtype, memory, work)
+        return None
 
     def left(self) -> Collection[int]:
         return self._comm.failed().keys()

@@ -41,7 +41,7 @@ from rankwise.contract.errors import (
     UnsupportedError,
 )
 from rankwise.contract.job import Job
-from rankwise.contract.message import Message
+from rankwise.contract.message import Taken
 from rankwise.contract.operations import Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
@@ -239,12 +239,14 @@ class NcclCommunicator(ComposedCommunicator):
         return self._message(self._side.send(address(data), count, dtype, dest, tag, data), data)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        def begin(at: int, owner: object) -> Work[None]:
-            return self._side.recv(at, count, dtype, src, tag, owner)
-
-        work = self._receive(begin, ptr, count * ITEMSIZE[dtype], keep)
-        assert work is not None
-        return work
+        self._check_failure()
+        if not self._cuda.on_device(ptr):
+            return self._message(self._side.recv(ptr, count, dtype, src, tag, keep))
+        size = count * ITEMSIZE[dtype]
+        data = np.empty(max(1, size), np.uint8)
+        work = self._side.recv(address(data), count, dtype, src, tag, data)
+        finish = partial(run_keeping, self._cuda.to_device, (ptr, address(data), size), keep)
+        return self._message(work, data, finish)
 
     def probe(self, src: int, tag: int) -> Any:
         return self._side.probe(src, tag)
@@ -255,24 +257,10 @@ class NcclCommunicator(ComposedCommunicator):
     def left(self) -> Collection[int]:
         return self._side.left()
 
-    def recv_probed(self, ptr: int, message: Message, keep: object = None) -> Work[None] | None:
-        def begin(at: int, owner: object) -> Work[None] | None:
-            return self._side.recv_probed(at, message, owner)
-
-        return self._receive(begin, ptr, message.count * ITEMSIZE[message.dtype], keep)
-
-    def _receive(
-        self, begin: Callable[[int, object], Work[None] | None], ptr: int, size: int, keep: object
-    ) -> NcclMessage | None:
-        """begin: starts to receive at an address in host memory, which the object passed with it owns."""
+    def take(self, src: int, tag: int) -> Taken | None:
         self._check_failure()
-        if not self._cuda.on_device(ptr):
-            work = begin(ptr, keep)
-            return None if work is None else self._message(work)
-        data = np.empty(max(1, size), np.uint8)
-        work = begin(address(data), data)
-        finish = partial(run_keeping, self._cuda.to_device, (ptr, address(data), size), keep)
-        return None if work is None else self._message(work, data, finish)
+        taken = self._side.take(src, tag)
+        return None if taken is None else taken._replace(work=self._message(taken.work))
 
     def _message(self, work: Work[None], data: Any = None, finish: Callable[[], None] | None = None) -> NcclMessage:
         message = NcclMessage(work, data, finish, self._messages)
