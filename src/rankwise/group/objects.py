@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
@@ -213,20 +214,19 @@ BLOCK = 256
 """Bytes of the block that the ranks exchange first: two uint64, the length of the encoded object and the length of the
 longest of those that src scatters, and, if the longest fits, the object. The engine's shortcuts make the same block."""
 
-_HEAD = 16
+_HEAD = struct.Struct("=QQ")
+_ROOM = BLOCK - _HEAD.size
 
 
 def _block(parts: Parts, longest: int = 0) -> Bytes:
     length = length_of(parts)
     longest = max(length, longest)
-    row = np.empty(BLOCK, np.uint8)
-    row[:_HEAD].view(np.uint64)[:] = length, longest
-    if longest <= BLOCK - _HEAD:
-        row[_HEAD : _HEAD + length] = assemble(parts)[:length]
-    return row
+    content = b"".join(parts) if longest <= _ROOM else b""
+    return np.frombuffer((_HEAD.pack(length, longest) + content).ljust(BLOCK, b"\0"), np.uint8)
 
 
-def _content(row: Bytes) -> bytes | int:
+def _content(block: Bytes) -> bytes | int:
     """The encoded object, or the length of the longest one."""
-    length, longest = row[:_HEAD].view(np.uint64).tolist()
-    return row[_HEAD : _HEAD + length].tobytes() if max(length, longest) <= BLOCK - _HEAD else longest
+    memory = block.tobytes()
+    length, longest = _HEAD.unpack_from(memory)
+    return memory[_HEAD.size : _HEAD.size + length] if max(length, longest) <= _ROOM else int(longest)
