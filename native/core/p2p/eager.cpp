@@ -8,11 +8,14 @@ bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to,
     const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
     if (bytes > (object ? tuning::kShortObject : tuning::kShortMessage) || to == rank_) return false;
     const auto lock = lock_requests();
-    if (closing_ || !outgoing_[to].idle() || group_.failed()) return false;
+    Outgoing& out = outgoing_[to];
+    if (closing_ || !out.idle() || group_.failed()) return false;
     Channel& c = *channel(rank_, to, true);
-    uint64_t at = c.written.load(std::memory_order_relaxed);
-    const uint64_t whole = Channel::whole_of(at, bytes);
-    if (c.room() < whole || bytes > group_.peers[to].unexpected_room()) return false;
+    const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, bytes);
+    // The receiver writes `read` with each message, so to look there costs a transfer between the cores' caches.
+    const auto fits = [&] { return at - out.read + whole <= c.capacity; };
+    if (!fits()) out.read = c.read.load();
+    if (!fits() || bytes > group_.peers[to].unexpected_room()) return false;
     c.put_header(at, Header::of(count, dtype, tag, object));
     if (bytes) c.put(at + sizeof(Header), data, bytes);
     c.stamp_at(at).store(c.stamp(at), std::memory_order_release);

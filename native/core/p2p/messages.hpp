@@ -88,6 +88,7 @@ private:
         std::unordered_map<int, std::shared_ptr<Request>> offered{};  // by number, with those in `requested`
         std::deque<Header> answers;                                   // to offers of that rank
         Sends* writing = nullptr;                                     // the queue whose first message is being written
+        uint64_t read = 0;  // what the destination had read from the ring when this rank last had to look
         int next_offer = 0;
         std::vector<int> free_slots = all_slots();
         static std::vector<int> all_slots() {
