@@ -6,7 +6,7 @@ import ctypes
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rankwise.backends.gloo.communicator import GlooCommunicator
@@ -65,6 +65,10 @@ class QueueTransport:
         receive = (ptr, size, peer, tag)
         self._expected[peer, tag].append(receive)
         return receive
+
+    def wait_all(self, pending: Iterable[Any]) -> None:
+        for each in pending:
+            self.wait(each)
 
     def wait(self, pending: Any, seconds: float | None = None) -> None:
         if pending is None:

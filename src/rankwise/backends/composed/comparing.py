@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -69,8 +68,7 @@ class ComparingCommunicator(OpenCommunicator):
         self.checks = checks and world_size > 1
         self._inline = inline or {}
         self._call_lock = CallLock(shared_lock, ComparingCommunicator._refused, ComparingCommunicator._failing)
-        self._queue: WorkQueue | None = None
-        self._queue_lock = threading.Lock()  # of its creation
+        self._queue = WorkQueue(f"rankwise {self.backend} stream")
         self._refusal = None
         self._envelopes: Envelopes | None = None
         super().__init__(rank, world_size)
@@ -112,15 +110,12 @@ class ComparingCommunicator(OpenCommunicator):
 
     def _drain(self) -> None:
         """Wait for what was started before, unless this thread has the lock, for which that may wait in turn."""
-        if self._queue is not None and not self._call_lock.held:
+        if not self._call_lock.held:
             self._queue.drain()
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         if self._refusal is not None:
             raise self._refused()
-        with self._queue_lock:  # not the lock of the calls, which operations started earlier may hold
-            if self._queue is None:
-                self._queue = WorkQueue(f"rankwise {self.backend} stream")
         return self._queue.put(partial(self.call, function))
 
     def split(self, color: int, key: int = 0) -> OpenCommunicator | None:
@@ -143,10 +138,9 @@ class ComparingCommunicator(OpenCommunicator):
         end = time.monotonic() + timeout
         trouble = ""
         try:
-            if self._queue is not None:
-                if not self._queue.drain(timeout):
-                    trouble = f"operations that were started did not complete within {timeout:g} s"
-                self._queue.close()
+            if not self._queue.drain(timeout):
+                trouble = f"operations that were started did not complete within {timeout:g} s"
+            self._queue.close()
             # If another thread is in a call, it holds the lock, and the engine's resources are not released.
             if not self._call_lock.acquire(max(0.0, end - time.monotonic())):
                 trouble = "another thread is in a call"
@@ -165,7 +159,7 @@ class ComparingCommunicator(OpenCommunicator):
     def forked(self) -> None:
         # The lock's holder, if any, is a thread of the parent.
         self._call_lock = CallLock(None, ComparingCommunicator._refused, ComparingCommunicator._failing)
-        self._queue, self._queue_lock = None, threading.Lock()
+        self._queue = WorkQueue(f"rankwise {self.backend} stream")
         self.closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
 
@@ -211,7 +205,7 @@ class ComparingCommunicator(OpenCommunicator):
 
     def _run(self, call: Call, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         """One collective, with no other at the same time: move(*args), if all ranks make this call."""
-        if self._queue is not None:
+        if self._queue.last is not None:
             self._drain()
         run: Callable[..., T] = self._call_lock.run
         if measuring.measurements and self.counted:

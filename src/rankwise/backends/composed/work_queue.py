@@ -46,37 +46,39 @@ class Task(Work[None]):
     def done(self) -> bool:
         return self._over.is_set()
 
-    def until_over(self, timeout: float | None = None) -> bool:
+    def until_over(self, timeout: float | None) -> bool:
         """Wait for it to end in any way; False if it is still running."""
         return self._over.wait(timeout)
 
 
 class WorkQueue:
-    """Runs functions once each, in the order queued, in a thread that starts with the first."""
+    """Runs functions once each, in the order queued, in a thread that starts with the first.
+
+    last: the function that was queued last, or None.
+    """
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._last: Task | None = None
+        self.last: Task | None = None
         self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
 
     def put(self, function: Callable[[], None]) -> Task:
         task = Task(function, self._thread)
         with self._lock:
             if self._closed:
                 raise ClosedError("this communicator was closed")
-            self._last = task
+            if self.last is None:
+                self._thread.start()
+            self.last = task
             self._tasks.put(task)
         return task
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until all queued functions have run; at once in the queue's own thread. False after `timeout`."""
-        last = self._last
-        if last is None or last.done() or threading.current_thread() is self._thread:
-            return True
-        return last.until_over(timeout)
+        last = self.last
+        return last is None or last.done() or threading.current_thread() is self._thread or last.until_over(timeout)
 
     def close(self) -> None:
         """Accept no more functions. Those that have not begun are cancelled; the thread ends after the running one."""

@@ -27,9 +27,10 @@ from rankwise.backends.composed.envelopes import Envelopes, GatheredEnvelopes
 from rankwise.backends.composed.memory import address, shares
 from rankwise.backends.composed.opening import gathered
 from rankwise.backends.gloo import direct
-from rankwise.backends.gloo.agreement import Outcome
+from rankwise.backends.gloo.agreement import Agreements, Outcome
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
 from rankwise.backends.gloo.failure_record import FailureRecord, reason
+from rankwise.backends.gloo.group_store import GroupStore
 from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.roster import Gather, Roster
@@ -110,12 +111,13 @@ class GlooCommunicator(ComposedCommunicator):
                 raise peers.failure from None
             text = f"init: the {world_size} ranks did not all connect within {timeout:g} s: {reason(error)}"
             raise CollectiveTimeout(text, limit=timeout, operation="init") from error
-        self._record = FailureRecord(store, rank, identities)
+        self._known = GroupStore(store, rank, identities)
+        self._record, self._agreements = FailureRecord(self._known), Agreements(self._known)
         self._channel = Channel(self._transport, self._message_failed)
         super().__init__(rank, world_size, timeout, checks=checks)
 
     def _timeout_set(self, timeout: float) -> None:
-        self._transport.timeout = timeout
+        self._transport.set_timeout(timeout)
 
     # ---- point-to-point ----
 
@@ -224,12 +226,12 @@ class GlooCommunicator(ComposedCommunicator):
     # ---- going on after a loss ----
 
     def failed(self) -> dict[int, str]:
-        return self._record.agreements.lost()
+        return self._agreements.lost()
 
     def agree(self, flag: int) -> int:
         self._check_open()
         self._drain()
-        return self._record.agreements.decide("agree", flag, self._timeout).flag
+        return self._agreements.decide("agree", flag, self._timeout).flag
 
     def shrink(self, exclude: Sequence[int] = ()) -> GlooCommunicator:
         """The survivors connect anew. If one of them dies meanwhile, which only some may notice, all do it again."""
@@ -240,13 +242,13 @@ class GlooCommunicator(ComposedCommunicator):
         self._drain()
         tried: set[tuple[int, ...]] = set()
         while True:
-            outcome = self._record.agreements.decide("shrink", -1, self._timeout, exclude)
+            outcome = self._agreements.decide("shrink", -1, self._timeout, exclude)
             if outcome.present in tried:
                 text = f"shrink: ranks {list(outcome.present)} could not connect, although none was lost"
                 raise CollectiveTimeout(text, limit=CONNECTING, operation="shrink")
             tried.add(outcome.present)
             part = self._connected(outcome)
-            if self._record.agreements.decide("connected", int(part is not None), self._timeout).flag:
+            if self._agreements.decide("connected", int(part is not None), self._timeout).flag:
                 assert part is not None  # each survivor is connected
                 part.former_ranks = outcome.present
                 part.timeout = self._timeout
@@ -317,13 +319,13 @@ class GlooCommunicator(ComposedCommunicator):
         try:
             if healthy:
                 self._channel.flush(end)
-            self._record.leave()
+            self._known.leave()
             if healthy and self._serves and self._rank == 0:
-                self._record.wait_for_leaving(end)
+                self._known.wait_for_leaving(end)
         finally:
             if not self._channel.idle:
                 self._transport.disconnect()  # wakes the threads that wait in gloo
             self._channel.close(timeout)
-            self._record.close()
+            self._known.close()
             self._transport.close()
             self._envelopes = None

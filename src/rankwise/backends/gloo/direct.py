@@ -52,5 +52,4 @@ def _exchange(transport: Transport, received: Messages, sent: Messages, own: tup
     works = [transport.recv(ptr, size, peer, EXCHANGE_TAG) for ptr, size, peer in received if size]
     works += [transport.send(ptr, size, peer, EXCHANGE_TAG) for ptr, size, peer in sent if size]
     ctypes.memmove(*own)
-    for work in works:
-        transport.wait(work, transport.timeout)
+    transport.wait_all(works)

@@ -124,12 +124,9 @@ class DirectEnvelopes(Envelopes):
         return here, arriving, self._payloads[here][self._rank]
 
     def _complete(self, here: int, arriving: list[Any], sent: list[Any]) -> list[int]:
-        transport = self._transport
         self._receives.start_next()
-        for work in arriving:
-            transport.wait(work, transport.timeout)
-        for work in sent:
-            transport.wait(work, transport.timeout)
+        self._transport.wait_all(arriving)
+        self._transport.wait_all(sent)
         if self._digests[here].tolist().count(self.digest) != self._n:
             raise Different
         return self._payloads[here]

@@ -9,12 +9,12 @@ thread takes the envelopes and matches them with the receives. It starts with th
 from __future__ import annotations
 
 import ctypes
-import queue
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -22,6 +22,8 @@ import numpy as np
 
 from rankwise.backends import tuning
 from rankwise.backends.composed.matching import Matching, mismatch
+from rankwise.backends.composed.memory import address
+from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.message import ANY, Message, Taken
@@ -60,7 +62,7 @@ class Channel:
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
         self._matching: Matching[Receive, Envelope] = Matching()
-        self._eager = EagerSends(transport)
+        self._outgoing = WorkQueue("rankwise gloo sends")  # releases each envelope once it has been sent
         self._pending: dict[int, Transfer] = {}  # `sync` waits for these
         self._lost: list[object] = []  # memory that gloo may still use, although starting the message was interrupted
         self._sent = [0] * transport.world_size
@@ -80,11 +82,11 @@ class Channel:
             self._sent[dest] += 1
             memory[: HEADER.itemsize].view(HEADER)[0] = (tag, count, dtype, number)
             if eager:
-                ctypes.memmove(_address(memory) + HEADER.itemsize, ptr, size)
+                ctypes.memmove(address(memory) + HEADER.itemsize, ptr, size)
             try:
-                envelope = self.transport.send(_address(memory), memory.nbytes, dest, ENVELOPE_TAG)
+                envelope = self.transport.send(address(memory), memory.nbytes, dest, ENVELOPE_TAG)
                 data = None if eager else self.transport.send(ptr, size, dest, _data_tag(number))
-                self._eager.add(envelope, memory)
+                self._outgoing.put(partial(_release_sent, self.transport, envelope, memory))
                 return Completed() if eager else self._register(Transfer(self, "send", data, keep))
             except RuntimeError as error:
                 failure: Exception = error
@@ -145,13 +147,13 @@ class Channel:
         """Wait for pending messages until `end` (of time.monotonic); CollectiveTimeout if some are still pending."""
         for transfer in list(self._pending.values()):
             transfer.wait(max(0.0, end - time.monotonic()))
-        if not self._eager.flush(max(0.0, end - time.monotonic())):
+        if not self._outgoing.drain(max(0.0, end - time.monotonic())):
             raise CollectiveTimeout("messages that were not received in time are dropped")
 
     @property
     def idle(self) -> bool:
         """Whether no thread is waiting in gloo for one of this channel's messages."""
-        return not (self._pending or self._listeners or self._eager.busy)
+        return not (self._pending or self._listeners) and self._outgoing.drain(0.0)
 
     def fail(self, error: RankwiseError) -> None:
         """The group has failed: every receive that waits for its message raises this error."""
@@ -165,7 +167,8 @@ class Channel:
         """End the threads. The connections have ended by then, so that no thread waits for a message."""
         self._closed = True
         end = time.monotonic() + timeout
-        self._eager.close(timeout)
+        self._outgoing.drain(timeout)
+        self._outgoing.close()
         for listener in self._listeners.values():
             listener.join(max(0.0, end - time.monotonic()))
 
@@ -190,7 +193,7 @@ class Channel:
         """`memory` holds an envelope that has arrived from this peer."""
         tag, count, code, number = (int(value) for value in memory[: HEADER.itemsize].view(HEADER)[0])
         eager = count * ITEMSIZE[code] <= tuning.GLOO_EAGER
-        data = _address(memory) + HEADER.itemsize if eager else 0
+        data = address(memory) + HEADER.itemsize if eager else 0
         self._arrive(Envelope(peer, tag, count, DType(code), number, data, memory))
 
     def _arrive(self, envelope: Envelope) -> None:
@@ -227,8 +230,8 @@ class Channel:
             self._arrive(Envelope(self._rank, tag, count, dtype, data=ptr, sending=sending))
             return sending
         memory = np.empty(max(1, count * ITEMSIZE[dtype]), np.uint8)
-        ctypes.memmove(_address(memory), ptr, count * ITEMSIZE[dtype])
-        self._arrive(Envelope(self._rank, tag, count, dtype, data=_address(memory), keep=memory))
+        ctypes.memmove(address(memory), ptr, count * ITEMSIZE[dtype])
+        self._arrive(Envelope(self._rank, tag, count, dtype, data=address(memory), keep=memory))
         return Completed()
 
     def disconnected(self, peer: int, error: Exception) -> None:
@@ -261,7 +264,7 @@ def _receive_envelopes(channel: ref[Channel], transport: Transport, peer: int) -
         memory = np.empty(HEADER.itemsize + tuning.GLOO_EAGER, np.uint8)
         ended: RuntimeError | None = None
         try:
-            transport.wait(transport.recv(_address(memory), memory.nbytes, peer, ENVELOPE_TAG))
+            transport.wait(transport.recv(address(memory), memory.nbytes, peer, ENVELOPE_TAG))
         except RuntimeError as error:
             ended = error
         receiver = channel()
@@ -358,54 +361,10 @@ class Receive(Transfer):
         self.source, self.tag = source, tag
 
 
-class EagerSends:
-    """The envelopes being sent; a thread releases the memory of each once it has been sent."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._queue: queue.SimpleQueue[tuple[Any, object]] = queue.SimpleQueue()
-        self._count = 0
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def add(self, work: Any, memory: object) -> None:
-        """work: torch's Work, which reads `memory`."""
-        with self._changed:
-            self._count += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rankwise gloo sends", daemon=True)
-                self._thread.start()
-        self._queue.put((work, memory))
-
-    @property
-    def busy(self) -> bool:
-        return self._count > 0
-
-    def flush(self, timeout: float) -> bool:
-        """Wait until all have been sent; False after `timeout` seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._count == 0, timeout)
-
-    def close(self, timeout: float) -> None:
-        if self._thread is not None:
-            self._queue.put((None, None))
-            self._thread.join(timeout)
-
-    def _run(self) -> None:
-        while True:
-            work, memory = self._queue.get()
-            if work is None:
-                return
-            with suppress(RuntimeError):  # the group has failed or is closed, which its next operation reports
-                self._transport.wait(work)
-            del work, memory
-            with self._changed:
-                self._count -= 1
-                self._changed.notify_all()
-
-
-def _address(memory: np.ndarray[Any, Any]) -> int:
-    return int(memory.ctypes.data)
+def _release_sent(transport: Transport, work: Any, memory: object) -> None:
+    """Wait until an envelope has been sent. work: torch's Work, which reads `memory`."""
+    with suppress(RuntimeError):  # the group has failed or is closed, which its next operation reports
+        transport.wait(work)
 
 
 def _data_tag(number: int) -> int:

@@ -94,8 +94,6 @@ class StandingExchange:
             sent += [transport.send(here + at, length, peer, STANDING_TAG) for at, length, peer in parts]
             if number == 0:
                 self._receives.start_next()
-            for work in arriving[number]:
-                transport.wait(work, transport.timeout)
-        for work in sent:
-            transport.wait(work, transport.timeout)
+            transport.wait_all(arriving[number])
+        transport.wait_all(sent)
         ctypes.memmove(self._everybody, here, transport.world_size * self._size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -45,17 +45,12 @@ class Transport:
         options._threads = 2
         options._timeout = timedelta(seconds=timeout)
         self.rank, self.world_size = rank, world_size
-        self._timeout = timeout
+        self.timeout = timeout
         self._group: Any = ProcessGroupGloo(store, rank, world_size, options)
 
-    @property
-    def timeout(self) -> float:
-        """Seconds that an operation may wait for the other ranks; may be set."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeout = seconds
+    def set_timeout(self, seconds: float) -> None:
+        """Set how long an operation may wait for the other ranks."""
+        self.timeout = seconds
         self._group._set_default_timeout(timedelta(seconds=seconds))
 
     # ---- point-to-point ----
@@ -69,6 +64,11 @@ class Transport:
     def wait(self, work: Any, seconds: float | None = None) -> None:
         """Wait for a send or recv. seconds: None means for ever; after that time gloo ends all connections."""
         work.wait(_FOREVER if seconds is None else timedelta(seconds=seconds))
+
+    def wait_all(self, works: Iterable[Any]) -> None:
+        """Wait for several at most the timeout each."""
+        for work in works:
+            self.wait(work, self.timeout)
 
     # ---- collectives ----
 

@@ -146,7 +146,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._here = layout.host[flat.rank]
         self._members = layout.members[self._here]
         self._number = local.rank  # among the members, and of the lane if this rank is in one
-        self._carrier: WorkQueue | None = None  # its thread serves the lane while another serves the host
+        self._carrier = WorkQueue(f"rankwise {self.backend} carrier")  # serves the lane meanwhile
         self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         for part in self._parts():
             part.become_part()
@@ -336,8 +336,6 @@ class HierarchicalCommunicator(ComposedCommunicator):
         if now:
             carry()
             return share, shares, None
-        if self._carrier is None:
-            self._carrier = WorkQueue(f"rankwise {self.backend} carrier")
         return share, shares, self._carrier.put(carry)
 
     def _gather_piece(self, ptr: int, carried: Carried, dtype: DType) -> None:
@@ -558,8 +556,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             part.fail_as_part(failure)
 
     def _release(self, timeout: float, healthy: bool) -> None:
-        if self._carrier is not None:
-            self._carrier.close()
+        self._carrier.close()
         self._channel.close()
         for part in self._parts():
             part.close(timeout / 3)
