@@ -240,13 +240,13 @@ class NcclCommunicator(ComposedCommunicator):
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         self._check_failure()
-        if not self._cuda.on_device(ptr):
-            return self._message(self._side.recv(ptr, count, dtype, src, tag, keep))
-        size = count * ITEMSIZE[dtype]
-        data = np.empty(max(1, size), np.uint8)
-        work = self._side.recv(address(data), count, dtype, src, tag, data)
-        finish = partial(run_keeping, self._cuda.to_device, (ptr, address(data), size), keep)
-        return self._message(work, data, finish)
+        data = finish = None
+        if self._cuda.on_device(ptr):
+            size = count * ITEMSIZE[dtype]
+            data = np.empty(max(1, size), np.uint8)
+            finish = partial(run_keeping, self._cuda.copy_now, (ptr, address(data), size), keep)
+            ptr, keep = address(data), data
+        return self._message(self._side.recv(ptr, count, dtype, src, tag, keep), data, finish)
 
     def probe(self, src: int, tag: int) -> Any:
         return self._side.probe(src, tag)
@@ -276,18 +276,16 @@ class NcclCommunicator(ComposedCommunicator):
         self._cuda.sync_comm_stream()
 
     def _broadcast(self, ptr: int, size: int, root: int) -> None:
-        def launch(device: int) -> None:
-            self._nccl.broadcast(device, device, size, _BYTE, root, self._comm, self._cuda.stream)
+        def launch(given: int, taken: int) -> None:
+            self._nccl.broadcast(given, taken, size, _BYTE, root, self._comm, self._cuda.stream)
 
-        if size:
-            self._in_place(ptr, size, launch)
+        self._on_device(ptr, size, ptr, size, launch)
 
     def _all_gather(self, send: int, recv: int, size: int) -> None:
         def launch(given: int, taken: int) -> None:
             self._nccl.all_gather(given, taken, size, _BYTE, self._comm, self._cuda.stream)
 
-        if size:
-            self._from_to(send, size, recv, size * self._world_size, launch)
+        self._on_device(send, size, recv, size * self._world_size, launch)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
         """A broadcast from each rank, all in one NCCL group."""
@@ -300,7 +298,7 @@ class NcclCommunicator(ComposedCommunicator):
                 taken += size
             self._nccl.group_end()
 
-        self._from_to(send, sizes[self._rank], recv, sum(sizes), launch)
+        self._on_device(send, sizes[self._rank], recv, sum(sizes), launch)
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
         def launch(given: int, taken: int) -> None:
@@ -313,48 +311,46 @@ class NcclCommunicator(ComposedCommunicator):
                 given, taken = given + out, taken + into
             self._nccl.group_end()
 
-        self._from_to(send, sum(send_sizes), recv, sum(recv_sizes), launch)
+        self._on_device(send, sum(send_sizes), recv, sum(recv_sizes), launch)
 
     # ---- reductions ----
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        def launch(device: int) -> None:
+        def launch(given: int, taken: int) -> None:
             kind, how = DTYPES[dtype], OPS[op]
-            self._nccl.all_reduce(device, device, count, kind, how, self._comm, self._cuda.stream)
+            self._nccl.all_reduce(given, taken, count, kind, how, self._comm, self._cuda.stream)
 
-        size = count * ITEMSIZE[dtype]
-        if dtype in DTYPES and op in OPS:
-            return self._in_place(ptr, size, launch) if size else None
-        return self._on_host(
-            ptr, size, ptr, size, lambda x, y: super(NcclCommunicator, self)._all_reduce(y, count, dtype, op)
-        )
+        size, composed = count * ITEMSIZE[dtype], super()._all_reduce
+        if _reduces(dtype, op):
+            self._on_device(ptr, size, ptr, size, launch)
+        else:
+            self._on_host(ptr, size, ptr, size, lambda _, taken: composed(taken, count, dtype, op))
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         """An all_reduce, so that the result has the same bits; the other ranks' buffers are unchanged."""
-        size = count * ITEMSIZE[dtype]
-        if self._rank == root:
-            return self._all_reduce(ptr, count, dtype, op)
-        if not self._cuda.on_device(ptr):
-            copy = np.empty(max(1, size), np.uint8)
-            copy[:size] = _host(ptr, size)
-            return self._all_reduce(address(copy), count, dtype, op)
-        device = self._cuda.scratch("reduce", size)
-        self._cuda.copy(device, ptr, size)
-        return self._all_reduce(device, count, dtype, op)
+        size, given = count * ITEMSIZE[dtype], ptr
+        if self._rank != root and self._cuda.on_device(given):
+            ptr = self._cuda.scratch("reduce", size)
+            self._cuda.copy(ptr, given, size)
+        elif self._rank != root:
+            copy = self._fetched(given, size)
+            ptr = address(copy)
+        self._all_reduce(ptr, count, dtype, op)
 
     def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
         def launch(given: int, taken: int) -> None:
             kind, how = DTYPES[dtype], OPS[op]
             self._nccl.reduce_scatter(given, taken, count, kind, how, self._comm, self._cuda.stream)
 
-        if dtype not in DTYPES or op not in OPS:
-            return self._reduce_scatter_v(send, recv, (count,) * self._world_size, dtype, op)
         size = count * ITEMSIZE[dtype]
-        return self._from_to(send, size * self._world_size, recv, size, launch) if size else None
+        if _reduces(dtype, op):
+            self._on_device(send, size * self._world_size, recv, size, launch)
+        else:
+            self._reduce_scatter_v(send, recv, (count,) * self._world_size, dtype, op)
 
     def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
         """A reduce to each rank, all in one NCCL group."""
-        item, mine = ITEMSIZE[dtype], counts[self._rank] * ITEMSIZE[dtype]
+        item = ITEMSIZE[dtype]
 
         def launch(given: int, taken: int) -> None:
             self._nccl.group_start()
@@ -365,29 +361,25 @@ class NcclCommunicator(ComposedCommunicator):
                 given += count * item
             self._nccl.group_end()
 
-        if dtype in DTYPES and op in OPS:
-            return self._from_to(send, sum(counts) * item, recv, mine, launch)
-        whole = super()._reduce_scatter_v
-        return self._on_host(send, sum(counts) * item, recv, mine, lambda x, y: whole(x, y, counts, dtype, op))
+        places, composed = (send, sum(counts) * item, recv, counts[self._rank] * item), super()._reduce_scatter_v
+        if _reduces(dtype, op):
+            self._on_device(*places, launch)
+        else:
+            self._on_host(*places, lambda given, taken: composed(given, taken, counts, dtype, op))
 
-    # ---- host memory ----
+    # ---- memory of the other kind; send and recv may be the same address ----
 
-    def _in_place(self, ptr: int, size: int, launch: Callable[[int], None]) -> None:
-        if self._cuda.on_device(ptr):
-            return launch(ptr)
-        device = self._cuda.scratch("in", size)
-        self._cuda.copy(device, ptr, size)
-        launch(device)
-        self._cuda.copy(ptr, device, size)
-        return self._cuda.sync_comm_stream()
-
-    def _from_to(
+    def _on_device(
         self, send: int, send_size: int, recv: int, recv_size: int, launch: Callable[[int, int], None]
     ) -> None:
+        """Launch an operation on device memory: the caller's, or copies of the caller's host memory."""
+        if not (send_size or recv_size):
+            return
         from_host = send_size > 0 and not self._cuda.on_device(send)
         to_host = recv_size > 0 and not self._cuda.on_device(recv)
-        given = self._cuda.scratch("in", send_size) if from_host else send
-        taken = self._cuda.scratch("out", recv_size) if to_host else recv
+        given, taken = self._cuda.scratch("in", send_size) if from_host else send, recv
+        if to_host:
+            taken = given if from_host and recv == send else self._cuda.scratch("out", recv_size)
         if from_host:
             self._cuda.copy(given, send, send_size)
         launch(given, taken)
@@ -397,21 +389,18 @@ class NcclCommunicator(ComposedCommunicator):
             self._cuda.sync_comm_stream()
 
     def _on_host(self, send: int, send_size: int, recv: int, recv_size: int, body: Callable[[int, int], None]) -> None:
-        """Run `body` on host memory; send and recv may be the same."""
+        """Run `body` on host memory: the caller's, or copies of the caller's device memory."""
         if not (self._cuda.on_device(send) or self._cuda.on_device(recv)):
-            return body(send, recv)
+            body(send, recv)
+            return
         given = self._fetched(send, send_size)
         taken = given if recv == send else np.empty(max(1, recv_size), np.uint8)
         body(address(given), address(taken))
-        if self._cuda.on_device(recv):
-            return self._cuda.to_device(recv, address(taken), recv_size)
-        _host(recv, recv_size)[:] = taken[:recv_size]
-        return None
+        self._cuda.copy_now(recv, address(taken), recv_size)
 
     def _fetched(self, ptr: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         data = np.empty(max(1, size), np.uint8)
-        self._cuda.copy(address(data), ptr, size)
-        self._cuda.sync_comm_stream()
+        self._cuda.copy_now(address(data), ptr, size)
         return data
 
     # ---- what ComposedCommunicator needs ----
@@ -534,8 +523,6 @@ class NcclMessage(OuterWork):
 _NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
 
 
-def _host(ptr: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Host memory as an array."""
-    import ctypes
-
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(ptr))
+def _reduces(dtype: DType, op: ReduceOp) -> bool:
+    """Whether NCCL has this reduction."""
+    return dtype in DTYPES and op in OPS

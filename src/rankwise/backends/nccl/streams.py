@@ -110,7 +110,7 @@ class CudaStreams(StreamSyncOps):
         if size:
             self._call("cudaMemcpyAsync", to, given, size, self._kind(_DEFAULT_COPY), self.stream)
 
-    def to_device(self, to: int, given: int, size: int) -> None:
+    def copy_now(self, to: int, given: int, size: int) -> None:
         """The same, complete when it returns."""
         self.copy(to, given, size)
         self.sync_comm_stream()
