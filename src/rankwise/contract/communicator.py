@@ -405,6 +405,22 @@ class Communicator(Collectives, Closeable):
         """
 
 
+class _Complete(Collectives):
+    """The collectives of a communicator that is not blocking."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def run(self, call: Call) -> None:
+        self._comm.run(call)
+        self._comm.sync()
+
+
+def complete(comm: Communicator) -> Collectives:
+    """The communicator's collectives, each of which is complete when it returns."""
+    return comm if comm.blocking else _Complete(comm)
+
+
 def run_keeping(function: Callable[..., T], args: tuple[Any, ...], keep: object) -> T:
     """function(*args); as long as it has not returned, `keep` is alive."""
     return function(*args)

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer, Shape
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.errors import UnsupportedError, shown
 from rankwise.contract.message import ANY, Receives
 from rankwise.contract.operations import Call
@@ -49,7 +49,7 @@ class GroupBase:
         self._queue = ReceiveQueue(comm) if comm.receives is None else None
         self._receives: Receives = self._queue or comm.receives  # type: ignore[assignment]  # one of them exists
         self._kept = [] if self._queue is None else self._queue.kept
-        self._syncs = not comm.blocking
+        self._collectives = complete(comm)
         shortcuts = comm.shortcuts
         self._barrier = shortcuts.barrier_without_sync or comm.barrier_without_sync
         self._all_reduce_array = shortcuts.all_reduce_array
@@ -83,8 +83,7 @@ class GroupBase:
         if (reads is not None and reads.packed) or (writes is not None and writes.packed):
 
             def body() -> Any:
-                self.comm.run(call)
-                self._sync()
+                self._collectives.run(call)
                 return finish()
 
             return self._run(body, reads, async_op)
@@ -98,8 +97,7 @@ class GroupBase:
                 # been used in a computation that autograd follows.
                 finish = partial(_same, writes.finish())
             return ArrayWork(work, finish, self._pending, (self, reads, writes)).started()
-        self.comm.run(call)
-        self._sync()
+        self._collectives.run(call)
         return finish()
 
     def _run(self, body: Callable[[], T], reads: Buffer | None, async_op: bool) -> T | Work[T]:
@@ -116,23 +114,20 @@ class GroupBase:
     def _broadcast_ints(self, values: IntArray, src: int) -> IntArray:
         """Broadcast contiguous int64 metadata in place, as a part of another operation; returns it."""
         if not self._broadcast_array(values, src):
-            self.comm.broadcast(values.ctypes.data, values.size, DType.I64, src)
-            self._sync()
+            self._collectives.broadcast(values.ctypes.data, values.size, DType.I64, src)
         return values
 
     def _all_gather_ints(self, values: IntArray) -> IntArray:
         """All ranks' contiguous int64 metadata, of the same shape on each: shape (world_size, *values.shape)."""
         gathered = np.empty((self.world_size, *values.shape), np.int64)
         if not self._all_gather_array(values, gathered):
-            self.comm.all_gather(values.ctypes.data, gathered.ctypes.data, values.size, DType.I64)
-            self._sync()
+            self._collectives.all_gather(values.ctypes.data, gathered.ctypes.data, values.size, DType.I64)
         return gathered
 
     def _exchange_ints(self, values: IntArray) -> IntArray:
         """Send one int64 to each rank: values[j] goes to rank j. Returns the ints received, by rank."""
         received = np.empty(self.world_size, np.int64)
-        self.comm.all_to_all(values.ctypes.data, received.ctypes.data, 1, DType.I64)
-        self._sync()
+        self._collectives.all_to_all(values.ctypes.data, received.ctypes.data, 1, DType.I64)
         return received
 
     def _check_memory(self, buffer: Buffer | None) -> None:
@@ -172,15 +167,8 @@ class GroupBase:
         buffer.pack()
         self._order(buffer)
 
-    def _sync(self) -> None:
-        """Complete the calls made so far, if the backend's calls return before they are complete."""
-        if self._syncs:
-            self.comm.sync()
-
-    def _complete(self, buffer: Buffer, refused: Exception | None = None) -> Any:
-        """Complete the operation and return its result. refused: an error to raise instead."""
-        if self._syncs:
-            self.comm.sync()
+    def _finished(self, buffer: Buffer, refused: Exception | None = None) -> Any:
+        """The operation's result, once its calls are complete. refused: an error to raise instead."""
         if refused is not None:
             raise refused
         return buffer.finish()

@@ -270,7 +270,7 @@ class Collectives(GroupBase):
             def body() -> Any:
                 words = headers.description(given)
                 if self._send_header(words[: headers.SIZE], given.ptr, result.ptr, src) is not None:
-                    return self._complete(result)
+                    return self._finished(result)
                 headers.send_rest(self, words, src)
                 return self._scatter(given, result, src)
         else:
@@ -298,16 +298,16 @@ class Collectives(GroupBase):
         result, refused = self._late_result(out, self._part(like.shape), like)
         if part is not None:
             ctypes.memmove(result.ptr, part, len(part))
-            return self._complete(result, refused)
+            return self._finished(result, refused)
         return self._scatter(like, result, src, refused)
 
     def _scatter(self, given: Buffer, result: Buffer, src: int, refused: Exception | None = None) -> Any:
         if given.shape[0] % self.world_size == 0:
-            self.comm.scatter(given.ptr, result.ptr, result.count, given.dtype, src)
+            self._collectives.scatter(given.ptr, result.ptr, result.count, given.dtype, src)
         else:
             counts = split_counts(given.shape, self.world_size)
-            self.comm.scatter_v(given.ptr, result.ptr, counts, given.dtype, src)
-        return self._complete(result, refused)
+            self._collectives.scatter_v(given.ptr, result.ptr, counts, given.dtype, src)
+        return self._finished(result, refused)
 
     @overload
     def reduce_scatter(

@@ -13,7 +13,7 @@ from rankwise.arrays.base import Buffer, Shape
 from rankwise.arrays.buffers import scratch, source
 from rankwise.arrays.ops import LOCATING, Located, Op, PremulSum
 from rankwise.contract.errors import RankwiseError, shown
-from rankwise.contract.operations import GATHER, Call
+from rankwise.contract.operations import ALL_REDUCE, GATHER, REDUCE, Call
 from rankwise.contract.types import DTYPE_NAMES, DType, ReduceOp
 from rankwise.group.base import GroupBase, nothing
 
@@ -67,11 +67,8 @@ def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Calla
 
         def add() -> Buffer:
             scaled = scale()
-            if dst is None:
-                group.comm.all_reduce(scaled.ptr, scaled.count, scaled.dtype, ReduceOp.SUM)
-            else:
-                group.comm.reduce(scaled.ptr, scaled.count, scaled.dtype, ReduceOp.SUM, dst)
-            group._sync()
+            how = ALL_REDUCE if dst is None else REDUCE
+            group._collectives.run(Call(how, scaled.ptr, scaled.ptr, scaled.count, scaled.dtype, ReduceOp.SUM, dst))
             return scaled
 
         return add
@@ -90,8 +87,7 @@ def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Calla
 
         if dst is None:
             on_root(group, root, compute)
-            group.comm.broadcast(result.ptr, result.count, result.dtype, root)
-            group._sync()
+            group._collectives.broadcast(result.ptr, result.count, result.dtype, root)
         elif dst == group.rank:
             compute()
         return result
@@ -103,13 +99,11 @@ def gathered(group: GroupBase, given: Buffer, root: int, shape: Shape | None = N
     """Every rank's array, by rank, on `root`; an empty list elsewhere. shape, part_of: as in Call."""
     call = Call(GATHER, given.ptr, 0, given.count, given.dtype, None, root, shape=shape, part_of=part_of)
     if group.rank != root:
-        group.comm.run(call)
-        group._sync()
+        group._collectives.run(call)
         return []
     # Flat rows, since the array may already have the maximal number of dimensions.
     memory = given.kind.empty((group.world_size, given.count), given.dtype)
-    group.comm.run(call._replace(recv=memory.ptr))
-    group._sync()
+    group._collectives.run(call._replace(recv=memory.ptr))
     return [row.reshape(given.shape) for row in memory.finish()]
 
 
@@ -124,13 +118,11 @@ def on_root(group: GroupBase, root: int, compute: Callable[[], None]) -> None:
             failure = error
             text = f"rank {root}: op raised {type(error).__name__}: {error}".encode(errors="replace")
     length = np.array(len(text), np.int64)
-    group.comm.broadcast(length.ctypes.data, 1, DType.I64, root)
-    group._sync()
+    group._collectives.broadcast(length.ctypes.data, 1, DType.I64, root)
     if not length:
         return
     words = np.frombuffer(bytearray(text or int(length)), np.uint8)
-    group.comm.broadcast(words.ctypes.data, words.size, DType.U8, root)
-    group._sync()
+    group._collectives.broadcast(words.ctypes.data, words.size, DType.U8, root)
     raise failure or RankwiseError(words.tobytes().decode(errors="replace"))
 
 
@@ -153,8 +145,7 @@ def function_scan(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> C
 
         on_root(group, 0, compute)
         result = scratch(given.shape, given.dtype)
-        group.comm.scatter(whole.ptr if group.rank == 0 else 0, result.ptr, given.count, given.dtype, 0)
-        group._sync()
+        group._collectives.scatter(whole.ptr if group.rank == 0 else 0, result.ptr, given.count, given.dtype, 0)
         return None if exclusive and group.rank == 0 else result
 
     return scan
@@ -218,16 +209,12 @@ def _locating(group: GroupBase, x: Any, buffer: Buffer, op: ReduceOp, dst: int |
 
     def body() -> Any:
         copy(values, buffer)
-        group.comm.all_reduce(values.ptr, values.count, values.dtype, op)
-        group._sync()
+        group._collectives.all_reduce(values.ptr, values.count, values.dtype, op)
         mine, best = _comparable(buffer.array), _comparable(values.array)
         ranks.array[...] = group.world_size
         ranks.array[(mine == best) | ((mine != mine) & (best != best))] = group.rank
-        if dst is None:
-            group.comm.all_reduce(ranks.ptr, ranks.count, DType.I64, ReduceOp.MIN)
-        else:
-            group.comm.reduce(ranks.ptr, ranks.count, DType.I64, ReduceOp.MIN, dst)
-        group._sync()
+        how = ALL_REDUCE if dst is None else REDUCE
+        group._collectives.run(Call(how, ranks.ptr, ranks.ptr, ranks.count, DType.I64, ReduceOp.MIN, dst))
         if dst not in (None, group.rank):
             return nothing()
         copy(buffer, values)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.contract.operations import ALL_GATHER_V, GATHER_V, Call
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
 from rankwise.group.encoding import CONSTRUCTOR, Bytes
@@ -64,8 +65,7 @@ class ObjectCollectives(GroupBase):
         def body() -> Any:
             mine = parts_of(obj, trusted) if src == self.rank else None
             row = np.empty(BLOCK, np.uint8) if mine is None else _block(mine)
-            self.comm.broadcast(row.ctypes.data, BLOCK, DType.U8, src)
-            self._sync()
+            self._collectives.broadcast(row.ctypes.data, BLOCK, DType.U8, src)
             return self._broadcast_rest(obj, src, trusted, _content(row), mine)
 
         if async_op and src == self.rank:
@@ -77,8 +77,7 @@ class ObjectCollectives(GroupBase):
         block: Any = found
         if isinstance(found, int):
             block = np.empty(found, np.uint8) if mine is None else assemble(mine)
-            self.comm.broadcast(block.ctypes.data, found, DType.U8, src)
-            self._sync()
+            self._collectives.broadcast(block.ctypes.data, found, DType.U8, src)
         return read(block, trusted, src) if mine is None else obj
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
@@ -118,8 +117,7 @@ class ObjectCollectives(GroupBase):
         def body() -> Any:
             mine = parts_of(obj, trusted)
             row, rows = _block(mine), np.empty((self.world_size, BLOCK), np.uint8)
-            self.comm.all_gather(row.ctypes.data, rows.ctypes.data, BLOCK, DType.U8)
-            self._sync()
+            self._collectives.all_gather(row.ctypes.data, rows.ctypes.data, BLOCK, DType.U8)
             return self._gather_rest(dst, trusted, [_content(each) for each in rows], mine)
 
         if async_op:
@@ -134,11 +132,8 @@ class ObjectCollectives(GroupBase):
             counts = [aligned(length) for length in lengths]
             block = assemble(mine) if counts[self.rank] else np.empty(0, np.uint8)
             memory = np.empty(sum(counts) if here else 0, np.uint8)
-            if dst is None:
-                self.comm.all_gather_v(block.ctypes.data, memory.ctypes.data, counts, DType.U8)
-            else:
-                self.comm.gather_v(block.ctypes.data, memory.ctypes.data if here else 0, counts, DType.U8, dst)
-            self._sync()
+            operation, at = ALL_GATHER_V if dst is None else GATHER_V, memory.ctypes.data if here else 0
+            self._collectives.run(Call(operation, block.ctypes.data, at, 0, DType.U8, None, dst, counts))
             if here:
                 ends = accumulate(counts)
                 for rank, (end, count, length) in enumerate(zip(ends, counts, lengths, strict=True)):
@@ -184,8 +179,7 @@ class ObjectCollectives(GroupBase):
             longest = max(map(length_of, blocks), default=0)
             rows = np.concatenate([_block(block, longest) for block in blocks]) if blocks else np.empty(0, np.uint8)
             row = np.empty(BLOCK, np.uint8)
-            self.comm.scatter(rows.ctypes.data, row.ctypes.data, BLOCK, DType.U8, src)
-            self._sync()
+            self._collectives.scatter(rows.ctypes.data, row.ctypes.data, BLOCK, DType.U8, src)
             return self._scatter_rest(src, trusted, _content(row), blocks)
 
         if async_op:
@@ -201,8 +195,7 @@ class ObjectCollectives(GroupBase):
             lengths = self._broadcast_ints(np.array(mine), src).tolist()
             counts = [aligned(length) for length in lengths]
             sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
-            self.comm.scatter_v(sent.ctypes.data, memory.ctypes.data, counts, DType.U8, src)
-            self._sync()
+            self._collectives.scatter_v(sent.ctypes.data, memory.ctypes.data, counts, DType.U8, src)
             block = memory[: lengths[self.rank]]
         return read(block, trusted or src == self.rank, src)
 

@@ -154,7 +154,7 @@ class PersistentOperations(GroupBase):
             steps.append(partial(self._order, buffer))
         plan = self.comm.plan(shaped(call, buffer.shape))
         steps.append(plan)
-        if self._syncs:
+        if not self.comm.blocking:
             steps.append(self.comm.sync)
         if buffer.kind is not NUMPY:
             steps.append(buffer.finish)  # autograd must notice that a tensor was written

@@ -116,8 +116,7 @@ class Scans(GroupBase):
                 offset = start * dtype.itemsize
                 if dtype.is_complex and reduce_op is ReduceOp.PROD:
                     call = Call(ALL_GATHER, mine.ptr + offset, blocks.ptr, count, dtype)
-                    self.comm.run(call._replace(shape=given.shape, part_of=name))
-                    self._sync()
+                    self._collectives.run(call._replace(shape=given.shape, part_of=name))
                     found = neutral if last < 0 else _product(blocks, n)[last]
                     ctypes.memmove(result.ptr + offset, found.ctypes.data, size)
                     continue
@@ -125,8 +124,7 @@ class Scans(GroupBase):
                     counts = rank - exclusive >= self.rank
                     ctypes.memmove(blocks.ptr + rank * size, mine.ptr + offset if counts else neutral.ctypes.data, size)
                 call = Call(REDUCE_SCATTER, blocks.ptr, result.ptr + offset, count, dtype, reduce_op)
-                self.comm.run(call._replace(shape=given.shape, part_of=name))
-                self._sync()
+                self._collectives.run(call._replace(shape=given.shape, part_of=name))
             if last < 0 and reduce_op is ReduceOp.SUM:
                 ctypes.memset(result.ptr, 0, result.nbytes)  # 0 instead of the neutral element -0
             return result.finish()

@@ -83,8 +83,9 @@ class VectorCollectives(GroupBase):
 
         def body() -> None:
             counts = _elements(self._lengths(given), given)
-            self.comm.run(shaped(Call(GATHER_V, given.ptr, 0, 0, given.dtype, None, dst, counts), given.shape[1:]))
-            self._sync()
+            self._collectives.run(
+                shaped(Call(GATHER_V, given.ptr, 0, 0, given.dtype, None, dst, counts), given.shape[1:])
+            )
 
         return self._run(body, given, async_op)
 
@@ -162,8 +163,8 @@ class VectorCollectives(GroupBase):
                 self._broadcast_ints(words[: headers.SIZE], src)
                 headers.send_rest(self, words, src)
                 self._broadcast_ints(np.array(rows, np.int64), src)
-                self.comm.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
-                return self._complete(result)
+                self._collectives.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
+                return self._finished(result)
         else:
             kind = NUMPY if x is None else source(x).kind
             if out is not None:
@@ -174,8 +175,8 @@ class VectorCollectives(GroupBase):
                 like = headers.described(self, header.tolist(), kind, src)
                 lengths = self._broadcast_ints(np.zeros(self.world_size, np.int64), src).tolist()
                 part, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
-                self.comm.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
-                return self._complete(part, refused)
+                self._collectives.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
+                return self._finished(part, refused)
 
         return self._run(body, given, async_op)
 
@@ -266,8 +267,8 @@ class VectorCollectives(GroupBase):
             result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
             sends, receives = _elements(rows, given), _elements(received, given)
             call = Call(ALL_TO_ALL_V, given.ptr, result.ptr, 0, given.dtype, send_counts=sends, recv_counts=receives)
-            self.comm.run(shaped(call, given.shape[1:]))
-            return self._complete(result, refused), received
+            self._collectives.run(shaped(call, given.shape[1:]))
+            return self._finished(result, refused), received
 
         return self._run(body, given, async_op)
 
@@ -276,8 +277,8 @@ class VectorCollectives(GroupBase):
         lengths = self._lengths(given)
         result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
         call = Call(operation, given.ptr, result.ptr, 0, given.dtype, None, dst, _elements(lengths, given))
-        self.comm.run(shaped(call, given.shape[1:]))  # the shape of a row
-        return self._complete(result, refused)
+        self._collectives.run(shaped(call, given.shape[1:]))  # the shape of a row
+        return self._finished(result, refused)
 
     def _lengths(self, given: Buffer) -> list[int]:
         """The length of axis 0 on every rank."""

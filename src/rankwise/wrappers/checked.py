@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from rankwise.backends.composed.comparing import ComparingCommunicator
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.message import Message, Taken
-from rankwise.contract.operations import ALL_GATHER, Call
+from rankwise.contract.operations import Call
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
@@ -26,7 +26,7 @@ class CheckedCommunicator(ComparingCommunicator):
     engine_errors = ()  # the inner communicator raises rankwise's errors
 
     def __init__(self, inner: Communicator) -> None:
-        self._inner = inner
+        self._inner, self._complete = inner, complete(inner)
         self.backend = inner.backend
         self.any_source, self.device_memory, self.traced = inner.any_source, inner.device_memory, inner.traced
         super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
@@ -80,15 +80,10 @@ class CheckedCommunicator(ComparingCommunicator):
 
     def run(self, call: Call) -> None:
         call.check(self._world_size)
-        self._run(call, self._complete, (call,))
-
-    def _complete(self, call: Call) -> None:
-        self._inner.run(call)
-        if not self._inner.blocking:
-            self._inner.sync()
+        self._run(call, self._complete.run, (call,))
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], None]:
-        return partial(self._complete, Call(ALL_GATHER, mine, everybody, size, DType.U8))
+        return partial(self._complete.all_gather, mine, everybody, size, DType.U8)
 
     # ---- going on after a loss ----
 

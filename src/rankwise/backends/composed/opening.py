@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from rankwise.backends.composed.memory import address
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.types import DType
 
 
@@ -25,24 +25,18 @@ def gathered(all_gather: Callable[[int, int, int], object], world_size: int, min
 
 def all_gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
     """Every rank's bytes, by rank."""
-
-    def all_gather(send: int, recv: int, size: int) -> None:
-        comm.all_gather(send, recv, size, DType.U8)
-        comm.sync()
-
-    return gathered(all_gather, comm.world_size, mine)
+    all_gather = complete(comm).all_gather
+    return gathered(lambda send, recv, size: all_gather(send, recv, size, DType.U8), comm.world_size, mine)
 
 
 def broadcast_bytes(comm: Communicator, mine: bytes) -> bytes:
     """Rank 0's bytes; the others' are ignored."""
-    length = np.array([len(mine)], np.int64)
-    comm.broadcast(address(length), 1, DType.I64, 0)
-    comm.sync()
+    length, collectives = np.array([len(mine)], np.int64), complete(comm)
+    collectives.broadcast(address(length), 1, DType.I64, 0)
     memory = np.empty(max(1, int(length[0])), np.uint8)
     if comm.rank == 0:
         memory[: len(mine)] = np.frombuffer(mine, np.uint8)
-    comm.broadcast(address(memory), int(length[0]), DType.U8, 0)
-    comm.sync()
+    collectives.broadcast(address(memory), int(length[0]), DType.U8, 0)
     return memory[: int(length[0])].tobytes()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rankwise.contract.communicator import Collectives, Communicator
+from rankwise.contract.communicator import Collectives, Communicator, complete
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.operations import Call
 
@@ -16,13 +16,11 @@ class Part(Collectives):
 
     def __init__(self, comm: Communicator, ranks: Sequence[int], explain: Explain) -> None:
         """ranks: the part's ranks, numbered in the group. explain: makes the group's error from the part's."""
-        self._comm, self._ranks, self._explain = comm, ranks, explain
+        self._collectives, self._ranks, self._explain = complete(comm), ranks, explain
 
     def run(self, call: Call) -> None:
         try:
-            self._comm.run(call)
-            if not self._comm.blocking:
-                self._comm.sync()
+            self._collectives.run(call)
         except RankwiseError as error:
             found = self._explain(error, self._ranks)
             raise found from found.__cause__

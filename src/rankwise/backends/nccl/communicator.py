@@ -32,7 +32,7 @@ from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
-from rankwise.contract.communicator import Communicator, run_keeping
+from rankwise.contract.communicator import Communicator, complete, run_keeping
 from rankwise.contract.errors import (
     BackendUnavailable,
     CollectiveTimeout,
@@ -125,8 +125,7 @@ def _meet(found: Libraries, side: Communicator) -> Any:
     unique = np.zeros(128, np.uint8)
     if side.rank == 0:
         unique[:] = np.frombuffer(bytes(found.nccl.get_unique_id()), np.uint8)
-    side.broadcast(address(unique), unique.nbytes, DType.U8, 0)
-    side.sync()
+    complete(side).broadcast(address(unique), unique.nbytes, DType.U8, 0)
     handle = found.nccl.UniqueId.from_buffer(unique)
     return found.nccl.comm_init_rank(side.world_size, handle.ptr, side.rank)
 
@@ -407,12 +406,7 @@ class NcclCommunicator(ComposedCommunicator):
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
         """Envelopes go through the host communicator."""
-
-        def move() -> None:
-            self._side.all_gather(mine, everybody, size, DType.U8)
-            self._side.sync()
-
-        return move
+        return partial(complete(self._side).all_gather, mine, everybody, size, DType.U8)
 
     def _part(self, color: int, members: Sequence[int]) -> NcclCommunicator:
         key = members.index(self._rank)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed import AllreduceOptions, Work
 
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.operations import Call
 from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.gradients import warn_in_backward
@@ -49,7 +49,7 @@ class Core:
         self.comm = comm
         self._rank = comm.rank
         self._size = comm.world_size
-        self._syncs = not comm.blocking
+        self.collectives = complete(comm)
         self._pending = Pending(f"rank {comm.rank} of a torch process group", comm)
         self._expected: WeakSet[Started] = WeakSet()  # works with a future that somebody may wait for
         self._stream: int | None = None  # the thread that runs futures' callbacks
@@ -69,9 +69,7 @@ class Core:
         if is_async(opts) and get_ident() != self._stream:
             keep = (results, memories)
             return self._begun(self.comm.start(call, keep), results, None, memories)
-        self.comm.run(call)
-        if self._syncs:
-            self.comm.sync()
+        self.collectives.run(call)
         return Done(results) if is_async(opts) else None
 
     def _run_all(
@@ -128,9 +126,7 @@ class Core:
             if memory.pack is not None:
                 memory.pack()
         for call in calls:
-            self.comm.run(call)
-        if self._syncs:
-            self.comm.sync()
+            self.collectives.run(call)
         for memory in memories:
             if memory.finish is not None:
                 memory.finish()

@@ -46,5 +46,4 @@ def _sum(group: Core, given: Tensor) -> Tensor:
 
 
 def _gather(group: Core, mine: Tensor, out: Tensor, counts: list[int]) -> None:
-    group.comm.all_gather_v(mine.data_ptr(), out.data_ptr(), counts, moved(mine.dtype))
-    group.comm.sync()
+    group.collectives.all_gather_v(mine.data_ptr(), out.data_ptr(), counts, moved(mine.dtype))
