@@ -273,8 +273,9 @@ class Run:
                     one.name: one.workers for one in self._start(n, launches, folder, stack) if one.level == "array"
                 }
                 self.progress.show(f"{name} of {n} ranks")
-                rows += probes.WITH_RANKS[name](workers, n, self.progress.leave_out)
-        self.progress.print(f"\n{name}: {PROBES[name]}\n{probes.table(rows)}")
+                rows += probes.with_ranks(name, workers, n, self.progress.leave_out)
+        if rows:
+            self.progress.print(f"\n{name}: {PROBES[name]}\n{probes.table(rows)}")
         self.rows += rows
 
     def _start(self, n: int, launches: dict[str, Launch], folder: Path, stack: ExitStack) -> list[Contender]:

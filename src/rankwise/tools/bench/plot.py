@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankwise.system.words import amount, duration
+
 # Okabe and Ito's colours, which people with any colour vision can tell apart; the same for a library in every plot.
 COLOURS = {
     "rankwise": "#0072b2",
@@ -87,7 +89,7 @@ def _panels(results: list[dict[str, Any]]) -> list[Panel]:
         several = len({result[over] for result in own}) > 1
         what = f"{operation}, {ranks or own[0]['ranks']} ranks" if ranks or not several else operation
         if not several and over == "size":
-            what += f", {_bytes(own[0]['size'])}B"
+            what += f", {amount(own[0]['size'])}"
         panels.append(Panel(what, over if several else None, own))
     return panels
 
@@ -99,13 +101,13 @@ def _limits(times: Sequence[float]) -> tuple[float, float]:
 def _lines(axes: Any, results: list[dict[str, Any]], over: str, limits: tuple[float, float], height: float) -> None:
     axes.set_yscale("log")
     axes.set_ylim(*limits)
-    axes.yaxis.set_major_formatter(lambda value, _: _duration(value))
+    axes.yaxis.set_major_formatter(lambda value, _: duration(value * 1e-6))
     axes.grid(True, which="major", alpha=0.25, linewidth=0.6)
     if over == "size":
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(_ticker(16.0))
-        axes.xaxis.set_major_formatter(lambda value, _: _bytes(value))
-        axes.set_xlabel("bytes")
+        axes.xaxis.get_major_locator().set_params(base=16.0)
+        axes.xaxis.set_major_formatter(lambda value, _: amount(value))
+        axes.set_xlabel("size")
     else:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("ranks")
@@ -151,7 +153,7 @@ def _dots(axes: Any, results: list[dict[str, Any]]) -> None:
         colour = COLOURS.get(name, "#888888")
         axes.plot(time, place, "o", markersize=7, color=colour)
         axes.annotate(
-            f"{NAMES.get(name, name)}, {_duration(float(f'{time:.3g}'))}",
+            f"{NAMES.get(name, name)}, {duration(time * 1e-6)}",
             (time, place),
             (7, 0),
             textcoords="offset points",
@@ -161,28 +163,8 @@ def _dots(axes: Any, results: list[dict[str, Any]]) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xscale("log")
     axes.set_xlim(min(times) / 1.5, max(times) * 20)
-    axes.xaxis.set_major_formatter(lambda value, _: _duration(value))
+    axes.xaxis.set_major_formatter(lambda value, _: duration(value * 1e-6))
     axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.grid(True, axis="x", which="major", alpha=0.25, linewidth=0.6)
     axes.yaxis.set_visible(False)
     axes.spines["left"].set_visible(False)
-
-
-def _duration(microseconds: float) -> str:
-    for unit, name in ((1e6, "s"), (1e3, "ms")):
-        if microseconds >= unit:
-            return f"{microseconds / unit:g} {name}"
-    return f"{microseconds:g} µs"
-
-
-def _ticker(step: float) -> Any:
-    from matplotlib.ticker import LogLocator
-
-    return LogLocator(base=step)
-
-
-def _bytes(value: float) -> str:
-    for unit, name in ((2**30, "G"), (2**20, "M"), (2**10, "K")):
-        if value >= unit:
-            return f"{value / unit:g} {name}i"
-    return f"{value:g} "

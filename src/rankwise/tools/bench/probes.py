@@ -88,56 +88,49 @@ def startup(launches: Mapping[str, Launch], n: int, folder: Path, failed: Failed
     ]
 
 
-def memory(workers: Mapping[str, Workers], n: int, failed: Failed) -> list[Row]:
+def with_ranks(probe: str, workers: Mapping[str, Workers], n: int, failed: Failed) -> list[Row]:
+    """Measure one of WITH_RANKS on the ranks of each contender."""
+    rows: list[Row] = []
+    for name, ranks in workers.items():
+        try:
+            rows += WITH_RANKS[probe](name, ranks, n)
+        except WorkersError as error:
+            failed(name, str(error))
+    return rows
+
+
+def memory(name: str, ranks: Workers, n: int) -> list[Row]:
     """Memory of a rank, the mean over ranks, in MiB.
 
     rss: resident. pss: resident, with each shared page divided by the number of processes that map it.
     shared: the part of pss that the ranks share. added: the growth of pss since before the library was
     loaded.
     """
-    rows = []
-    for name, ranks in workers.items():
-        try:
-            for count in (2, 1 << 10, 1 << 20):  # sizes that use different algorithms
-                request = {"operation": OPERATIONS["all_reduce"].asked, "count": count, "dtype": "float32", "op": "sum"}
-                ranks.ask(**request, do="time", level="array", iterations=3, batches=1, warm=1, fresh=False)
-            ranks.ask(do="drop")
-            now = ranks.ask(do="memory")
-        except WorkersError as error:
-            failed(name, str(error))
-            continue
-        sums = {key: sum(rank[key] for rank in now) for key in ("rss", "pss", "pss_shmem")}
-        added = sums["pss"] - sum(rank["pss"] for rank in ranks.memory_before)
-        totals = {"rss": sums["rss"], "pss": sums["pss"], "shared": sums["pss_shmem"], "added": added}
-        means = {key: value / n / MIB for key, value in totals.items()}
-        rows.append({"measure": "memory", "ranks": n, "contender": name, **means})
-    return rows
+    for count in (2, 1 << 10, 1 << 20):  # sizes that use different algorithms
+        request = {"operation": OPERATIONS["all_reduce"].asked, "count": count, "dtype": "float32", "op": "sum"}
+        ranks.ask(**request, do="time", level="array", iterations=3, batches=1, warm=1, fresh=False)
+    ranks.ask(do="drop")
+    now = ranks.ask(do="memory")
+    sums = {key: sum(rank[key] for rank in now) for key in ("rss", "pss", "pss_shmem")}
+    added = sums["pss"] - sum(rank["pss"] for rank in ranks.memory_before)
+    totals = {"rss": sums["rss"], "pss": sums["pss"], "shared": sums["pss_shmem"], "added": added}
+    means = {key: value / n / MIB for key, value in totals.items()}
+    return [{"measure": "memory", "ranks": n, "contender": name, **means}]
 
 
-def idle(workers: Mapping[str, Workers], n: int, failed: Failed) -> list[Row]:
+def idle(name: str, ranks: Workers, n: int) -> list[Row]:
     """The most CPU milliseconds that a rank burns while it waits for rank 0, which enters a barrier LATE s late."""
-    rows = []
-    for name, ranks in workers.items():
-        try:
-            waiting = ranks.ask(do="late", level="array", seconds=LATE)[1:]
-        except WorkersError as error:
-            failed(name, str(error))
-            continue
-        worst = max((rank["cpu"] for rank in waiting), default=0.0)
-        rows.append({"measure": "idle", "ranks": n, "contender": name, "ms": 1e3 * worst})
-    return rows
+    waiting = ranks.ask(do="late", level="array", seconds=LATE)[1:]
+    worst = max((rank["cpu"] for rank in waiting), default=0.0)
+    return [{"measure": "idle", "ranks": n, "contender": name, "ms": 1e3 * worst}]
 
 
-def machine(workers: Mapping[str, Workers], n: int, failed: Failed) -> list[Row]:
-    """The rates between two cores, and of each core's own memory, while both do the same."""
-    ours, rows = workers["rankwise"], []
+def machine(name: str, ranks: Workers, n: int) -> list[Row]:
+    """The rates between two cores, and of each core's own memory, while both do the same. Only rankwise has them."""
+    rows: list[Row] = []
     points = [("line", 64), *((what, size) for what in MACHINE for size in MACHINE_SIZES)]
-    for what, size in points:
-        try:
-            seconds = ours.ask(do="machine", level="pointer", what=what, bytes=size)[0]["seconds"]
-        except WorkersError as error:
-            failed("rankwise", str(error))
-            break
+    for what, size in points if name == "rankwise" else ():
+        seconds = ranks.ask(do="machine", level="pointer", what=what, bytes=size)[0]["seconds"]
         work = MACHINE.get(what, "a new cache line reaches the other core, both ways at once")
         time, rate = 1e6 * seconds, size / seconds / 1e9
         rows.append({"measure": "machine", "each core": work, "bytes": size, "time": time, "rate": rate})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankwise.observe.jobs import RankView, RunningJob
@@ -66,31 +66,35 @@ def as_prometheus(jobs: Sequence[RunningJob]) -> str:
     return generate_latest(registry).decode()
 
 
-def _metrics(jobs: Sequence[RunningJob]) -> list[Metric]:
+_METRICS: dict[str, tuple[str, Callable[[RankView], float]]] = {
+    "alive": ("1 while the rank's process runs.", lambda rank: _alive(rank)),
+    "behind": ("1 while other ranks wait for this rank.", lambda rank: rank.behind),
+    "restarts": ("How often the launcher replaced the rank.", lambda rank: rank.restart),
+    "in_operation": ("1 while the rank is in an operation.", lambda rank: rank.state.inside),
+    "since_seconds": (
+        "Seconds since the rank began, or ended, its last operation.", lambda rank: rank.state.since / 1e9,
+    ),
+    "operations": ("Operations that the rank has begun.", lambda rank: rank.state.operations),
+    "moved_bytes": ("Bytes of the rank's arrays.", lambda rank: rank.state.bytes),
+    "waited_seconds": ("Seconds spent waiting for ranks.", lambda rank: rank.state.waited / 1e9),
+}  # fmt: skip
+"""By name, without rankwise_rank_: what the number is, and how it is found."""
+_COUNTERS = ("operations", "moved_bytes", "waited_seconds")
+
+
+def _metrics(jobs: Sequence[RunningJob]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     # job_pid: the launcher's, or without a launcher a rank's. started tells several groups of one process apart.
     labels = ["job_pid", "started", "rank"]
-    alive = GaugeMetricFamily("rankwise_rank_alive", "1 while the rank's process runs.", labels=labels)
-    behind = GaugeMetricFamily("rankwise_rank_behind", "1 while other ranks wait for this rank.", labels=labels)
-    restarts = GaugeMetricFamily("rankwise_rank_restarts", "How often the launcher replaced the rank.", labels=labels)
-    inside = GaugeMetricFamily("rankwise_rank_in_operation", "1 while the rank is in an operation.", labels=labels)
-    since = GaugeMetricFamily(
-        "rankwise_rank_since_seconds", "Seconds since the rank began, or ended, its last operation.", labels=labels
-    )
-    operations = CounterMetricFamily("rankwise_rank_operations", "Operations that the rank has begun.", labels=labels)
-    moved = CounterMetricFamily("rankwise_rank_moved_bytes", "Bytes of the rank's arrays.", labels=labels)
-    waited = CounterMetricFamily("rankwise_rank_waited_seconds", "Seconds spent waiting for ranks.", labels=labels)
-    for job in jobs:
-        pid = job.launcher or next(iter(job.holders.values()))
-        for rank in job.ranks():
-            place = [str(pid), f"{job.view.started / 1e9:.6f}", str(rank.rank)]
-            alive.add_metric(place, _alive(rank))
-            behind.add_metric(place, rank.behind)
-            restarts.add_metric(place, rank.restart)
-            inside.add_metric(place, rank.state.inside)
-            since.add_metric(place, rank.state.since / 1e9)
-            operations.add_metric(place, rank.state.operations)
-            moved.add_metric(place, rank.state.bytes)
-            waited.add_metric(place, rank.state.waited / 1e9)
-    return [alive, behind, restarts, inside, since, operations, moved, waited]
+    ranks = [
+        ([str(job.launcher or next(iter(job.holders.values()))), f"{job.view.started / 1e9:.6f}", str(rank.rank)], rank)
+        for job in jobs
+        for rank in job.ranks()
+    ]
+    for name, (what, value) in _METRICS.items():
+        family = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
+        metric = family(f"rankwise_rank_{name}", what, labels=labels)
+        for place, rank in ranks:
+            metric.add_metric(place, value(rank))
+        yield metric
