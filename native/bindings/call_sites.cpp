@@ -1,9 +1,9 @@
 #include "call_sites.hpp"
 
 #include "bindings.hpp"
+#include "failure/failure_record.hpp"
 #include "failure/stacks.hpp"
 #include "gil.hpp"
-#include "transport/slot_protocol.hpp"
 
 thread_local const std::string* started_at = nullptr;
 

@@ -38,7 +38,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         if (pending && trouble.empty() && group_.failed())
             trouble = "an operation was still in progress when the group failed";
         try {
-            if (!pending && ended) protocol_.compare_last();
+            if (!pending && ended) failures_.compare_last();
         } catch (const Error& e) {
             trouble = e.what();
         }

@@ -29,9 +29,15 @@ class Comm::CallGuard {
 public:
     CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0)
         : comm_(comm), description_(std::exchange(next_description, nullptr)), serial_(comm) {
-        comm.protocol_.begin(call, bytes, description_);
+        CallLog& log = comm.transport_.log;
+        if (description_) log.describe(*description_);
+        if (comm.group_.failed()) comm.failures_.refuse(call);
+        log.begin(call, bytes, description_);
     }
-    ~CallGuard() { comm_.protocol_.end(); }
+    ~CallGuard() {
+        comm_.transport_.ring.prefetch_next();
+        comm_.transport_.log.end();
+    }
     void keep_lock() { serial_.keep_lock(); }
 
 private:
@@ -70,7 +76,7 @@ bool Comm::begin_call() {
 void Comm::wait_for_calls() {
     if (!memory_->begin_when_unlocked(Waiter(timeout()), [this] { check_open(); }))
         throw TimedOut("another thread's call on this communicator did not finish within " + seconds(timeout()),
-                       timeout(), {}, protocol_.states(), "", -1);
+                       timeout(), {}, failures_.states(), "", -1);
 }
 
 bool Comm::owns_lock() const { return lock_owner_.load() == std::this_thread::get_id(); }
@@ -129,7 +135,7 @@ void Comm::await_joined() {
         return joined == n;
     };
     const auto check = [&] {
-        if (group_.failed()) protocol_.throw_failure(name(Op::Join));
+        if (group_.failed()) failures_.throw_failure(name(Op::Join));
     };
     if (Waiter(timeout()).sleep({segment_->header().roster}, all_joined, check)) return;
     std::vector<int> missing;
@@ -138,7 +144,7 @@ void Comm::await_joined() {
     throw TimedOut("init: " + std::to_string(missing.size()) + " of " + std::to_string(n) +
                        " ranks did not join within " + seconds(timeout()) + "; the first is " +
                        list_ranks({missing.empty() ? joined : missing[0]}),
-                   timeout(), missing, protocol_.states(), name(Op::Join), -1);
+                   timeout(), missing, failures_.states(), name(Op::Join), -1);
 }
 
 // In three steps: each rank posts the address of a word and its scheduler session; each tests whether it can read
@@ -149,7 +155,7 @@ void Comm::agree_on_conditions() {
     CallGuard call(*this, make_call(Op::Join));
     static const uint64_t word = 0x72616e6b77697365;
     const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduler_session()};
-    const uint64_t probed = protocol_.post(mine, sizeof mine);
+    const uint64_t probed = transport_.ring.post(mine, sizeof mine);
     struct Proposal {
         bool single_copy, yields;
         int8_t oversubscribed;  // -1: not set
@@ -161,7 +167,7 @@ void Comm::agree_on_conditions() {
     };
     static_assert(sizeof(Proposal) <= kInline);
     const int8_t oversubscribed = settings_.oversubscribed ? *settings_.oversubscribed : -1;
-    Proposal own{settings_.single_copy && protocol_.n > 1,
+    Proposal own{settings_.single_copy && transport_.n > 1,
                  true,
                  oversubscribed,
                  settings_.forced,
@@ -171,24 +177,24 @@ void Comm::agree_on_conditions() {
                  settings_.numa_node};
     const bool one_each = settings_.numa_nodes.size() == size_t(segment_->world_size());
     if (one_each) own.numa_node = settings_.numa_nodes[group_.member()[rank()]];
-    if (const int next = (rank() + 1) % protocol_.n; next != rank()) {
+    if (const int next = (rank() + 1) % transport_.n; next != rank()) {
         uint64_t theirs[2];
-        protocol_.await(next, probed);
-        std::memcpy(theirs, protocol_.payload(next, probed), sizeof theirs);
-        if (!protocol_.can_access(next, theirs[0], word)) own.single_copy = false;
+        transport_.ring.await(next, probed);
+        std::memcpy(theirs, transport_.ring.payload(next, probed), sizeof theirs);
+        if (!transport_.memory.can_access(next, theirs[0], word)) own.single_copy = false;
         if (theirs[1] != mine[1]) own.yields = false;
     }
-    const uint64_t step = protocol_.post(&own, sizeof own);
-    Conditions agreed{protocol_.n,      false, own.yields, own.single_copy, protocol_.n > 1 ? own.forced : Forced{},
+    const uint64_t step = transport_.ring.post(&own, sizeof own);
+    Conditions agreed{transport_.n,     false, own.yields, own.single_copy, transport_.n > 1 ? own.forced : Forced{},
                       settings_.backend};
     std::string difference;
     std::vector<ProcessCores> cores{own.cores};
-    std::vector<int> nodes(size_t(protocol_.n), own.numa_node);
-    for (int p = 0; p < protocol_.n; ++p) {
+    std::vector<int> nodes(size_t(transport_.n), own.numa_node);
+    for (int p = 0; p < transport_.n; ++p) {
         Proposal theirs;
         if (p == rank()) continue;
-        protocol_.await(p, step);
-        std::memcpy(&theirs, protocol_.payload(p, step), sizeof theirs);
+        transport_.ring.await(p, step);
+        std::memcpy(&theirs, transport_.ring.payload(p, step), sizeof theirs);
         agreed.single_copy &= theirs.single_copy;
         agreed.yields &= theirs.yields;
         cores.push_back(theirs.cores);
@@ -207,7 +213,7 @@ void Comm::agree_on_conditions() {
             difference = "the thresholds of the tuning files (RANKWISE_TUNING) differ between rank " +
                          std::to_string(rank()) + " and rank " + std::to_string(p);
     }
-    protocol_.await_all(protocol_.post());  // all ranks have read the words
+    transport_.ring.await_all(transport_.ring.post());  // all ranks have read the words
     if (!difference.empty()) throw BadArgument(difference + "; expected the same on all ranks");
     if (!settings_.numa_nodes.empty() && !one_each)
         throw BadArgument("RANKWISE_NUMA_NODES: " + std::to_string(settings_.numa_nodes.size()) +
@@ -217,19 +223,19 @@ void Comm::agree_on_conditions() {
     agreed.yields &= agreed.oversubscribed;
     agreed.thresholds = settings_.tuning.*tuning::kCores[tuning::cores_of(agreed.oversubscribed, agreed.yields)].second;
     agreed.set_nodes(NumaNodes(nodes));
-    protocol_.set_conditions(agreed);
-    protocol_.restart_numbering();
+    transport_.set_conditions(agreed);
+    transport_.log.restart_numbering();
 }
 
 Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings)
     : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()),
       memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()),
       members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process),
-      settings_(settings),
-      protocol_(*segment_, group_, rank,
-                WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())),
-                settings.part),
-      messages_(Messages::make(segment_, memory_, protocol_, settings.unexpected_bytes)),
+      settings_(settings), failures_(transport_),
+      transport_(*segment_, group_, rank,
+                 WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())),
+                 settings.part, failures_),
+      messages_(Messages::make(segment_, memory_, transport_, failures_, settings.unexpected_bytes)),
       excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
     set_timeout(timeout);
     group_.peers[rank].pid = QualifiedPid::own();
@@ -244,7 +250,7 @@ Comm::~Comm() {
 
 void Comm::set_timeout(double seconds) {
     if (!(seconds > 0)) throw BadArgument("timeout: " + std::to_string(seconds) + " given, expected seconds above 0");
-    protocol_.timeout = std::min(seconds, 1e9);
+    transport_.ring.timeout = std::min(seconds, 1e9);
 }
 
 void Comm::check_open() const {
@@ -292,7 +298,7 @@ void Comm::barrier() {
 
 void Comm::barrier_without_sync() {
     CallGuard call(*this, make_call(Op::Barrier));
-    collectives::barrier(protocol_);
+    collectives::barrier(transport_.ring);
 }
 
 // A call of a collective: checks its arguments, and describes it to the other ranks, as the table of operations says.
@@ -325,44 +331,44 @@ Blocks Comm::blocks_of(const Counts& counts, size_t item) const {
 
 void Comm::broadcast(void* data, uint64_t count, DType dtype, int root) {
     const Collective<Op::Broadcast> c(*this, count, dtype, ReduceOp::SUM, root);
-    if (protocol_.n > 1) collectives::broadcast(protocol_, bytes(data), c.blocks.size(0), root);
+    if (transport_.n > 1) collectives::broadcast(transport_, bytes(data), c.blocks.size(0), root);
 }
 
 void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op) {
     const Collective<Op::AllReduce> c(*this, count, dtype, op);
-    if (protocol_.n > 1) collectives::all_reduce(protocol_, bytes(data), count, c.item, c.kernel);
+    if (transport_.n > 1) collectives::all_reduce(transport_, bytes(data), count, c.item, c.kernel);
 }
 
 void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root) {
     const Collective<Op::Reduce> c(*this, count, dtype, op, root);
-    if (protocol_.n > 1) collectives::reduce(protocol_, bytes(data), count, c.item, c.kernel, root);
+    if (transport_.n > 1) collectives::reduce(transport_, bytes(data), count, c.item, c.kernel, root);
 }
 
 void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype) {
     const Collective<Op::AllGather> c(*this, count, dtype);
-    collectives::all_gather(protocol_, bytes(send), bytes(recv), c.blocks);
+    collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
 }
 
 void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root) {
     const Collective<Op::Gather> c(*this, count, dtype, ReduceOp::SUM, root);
-    collectives::gather(protocol_, bytes(send), bytes(recv), c.blocks, root);
+    collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
 }
 
 void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root) {
     const Collective<Op::Scatter> c(*this, count, dtype, ReduceOp::SUM, root);
-    collectives::scatter(protocol_, bytes(send), bytes(recv), c.blocks, root);
+    collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
 }
 
 void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op) {
     const Collective<Op::ReduceScatter> c(*this, count, dtype, op);
-    if (protocol_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
+    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+    else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
 }
 
 void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
     const Collective<Op::AllToAll> c(*this, count, dtype);
-    if (protocol_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::all_to_all(protocol_, bytes(send), bytes(recv), c.blocks, c.blocks, c.blocks.largest());
+    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+    else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks, c.blocks, c.blocks.largest());
 }
 
 bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
@@ -370,31 +376,31 @@ bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send,
     check_root(root);
     CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header);
     const bool scattered =
-        collectives::scatter_described(protocol_, header, bytes(send), bytes(recv), part_buffer, root);
-    if (scattered) protocol_.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(protocol_.n));
+        collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root);
+    if (scattered) transport_.log.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(transport_.n));
     else call.keep_lock();
     return scattered;
 }
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
     const Collective<Op::AllGatherV> c(*this, counts, dtype);
-    collectives::all_gather(protocol_, bytes(send), bytes(recv), c.blocks);
+    collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
 }
 
 void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     const Collective<Op::GatherV> c(*this, counts, dtype, ReduceOp::SUM, root);
-    collectives::gather(protocol_, bytes(send), bytes(recv), c.blocks, root);
+    collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
 }
 
 void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
     const Collective<Op::ScatterV> c(*this, counts, dtype, ReduceOp::SUM, root);
-    collectives::scatter(protocol_, bytes(send), bytes(recv), c.blocks, root);
+    collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
 }
 
 void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op) {
     const Collective<Op::ReduceScatterV> c(*this, counts, dtype, op);
-    if (protocol_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::reduce_scatter(protocol_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
+    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+    else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
 }
 
 void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype) {
@@ -402,11 +408,11 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
     check_counts(in, "recv_counts");
     CallGuard call(*this, make_call(Op::AllToAllV, dtype),
                    std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype));
-    const int n = protocol_.n;
+    const int n = transport_.n;
     const size_t item = itemsize(dtype);
     // The ranks exchange their counts, to check them and to agree on the number of rounds.
     Counts all(size_t(n) * n);
-    collectives::all_gather(protocol_, bytes(out.data()), bytes(all.data()), Blocks(n, n * sizeof(uint64_t)));
+    collectives::all_gather(transport_, bytes(out.data()), bytes(all.data()), Blocks(n, n * sizeof(uint64_t)));
     uint64_t largest = 0;
     for (int from = 0; from < n; ++from)
         for (int to = 0; to < n; ++to)
@@ -417,12 +423,12 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
         const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) +
                                  " elements to rank " + std::to_string(rank()) + ", which expects " +
                                  std::to_string(in[from]);
-        fail_group(group_, Cause::Mismatch, rank(), protocol_.calls(), text);
-        protocol_.throw_failure(name(Op::AllToAllV));
+        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), text);
+        failures_.throw_failure(name(Op::AllToAllV));
     }
     const Blocks blocks_out(out.data(), n, item), blocks_in(in.data(), n, item);
     if (n == 1) copy(recv, send, blocks_out.size(0));
-    else collectives::all_to_all(protocol_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
+    else collectives::all_to_all(transport_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
 }
 
 std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool user_code, std::shared_ptr<void> keep) {
@@ -434,7 +440,7 @@ void Comm::record_event(uint64_t event) {
     check_open();
     events::mark(event);  // throws if there is no such event, before anything is queued
     const auto check_group = [this] {
-        if (group_.failed()) protocol_.throw_failure(name(Op::None));
+        if (group_.failed()) failures_.throw_failure(name(Op::None));
     };
     events::record(event, stream_.idle() && !group_.failed() ? Stream::reached_mark() : stream_.submit(check_group));
 }
@@ -457,13 +463,13 @@ void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
         return abort("waited, before its next operation, for an event that can no longer be reached");
     case Stream::Outcome::Stopped: break;
     }
-    if (late()) fail_group(group_, Cause::TimedOut, rank(), protocol_.calls(), std::to_string(rank()));
+    if (late()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.calls(), std::to_string(rank()));
 }
 
 void Comm::sync_stream() {
     check_open();
     stream_.sync(timeout());
-    if (group_.failed()) protocol_.throw_failure(name(Op::None));
+    if (group_.failed()) failures_.throw_failure(name(Op::None));
 }
 
 void Comm::sync() {
@@ -490,14 +496,14 @@ std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     if (index == n)
         throw BadArgument("part: " + std::to_string(part) + " given, expected a group that contains this rank");
     auto comm = std::make_shared<Comm>(buffers_, part, index, timeout(), settings_);
-    Conditions conditions = protocol_.conditions();
+    Conditions conditions = transport_.conditions();
     conditions.ranks = n;
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
     std::vector<int> ranks;  // of the members in this group
     for (int m = 0; m < n; ++m)
         ranks.push_back(int(std::find(group_.member(), group_.member() + world_size(), members[m]) - group_.member()));
     conditions.set_nodes(conditions.nodes.part(ranks));
-    comm->protocol_.set_conditions(conditions);
+    comm->transport_.set_conditions(conditions);
     return comm;
 }
 
@@ -506,13 +512,13 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
         int64_t color, key;
         bool operator<(const Entry& other) const { return key < other.key; }
     };
-    const int n = protocol_.n;
+    const int n = transport_.n;
     std::vector<Entry> entries(n);
     std::vector<uint64_t> offsets(n);
     std::vector<int> ranks;  // of this group, in the order of the new one
     CallGuard call(*this, make_call(Op::Split));
     const Entry mine{color, key};
-    collectives::all_gather(protocol_, bytes(&mine), bytes(entries.data()), Blocks(n, sizeof(Entry)));
+    collectives::all_gather(transport_, bytes(&mine), bytes(entries.data()), Blocks(n, sizeof(Entry)));
     for (int r = 0; r < n; ++r)
         if (entries[r].color == color) ranks.push_back(r);
     std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entries[a] < entries[b]; });
@@ -528,7 +534,7 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
             trouble = e.what();
         }
     }
-    collectives::all_gather(protocol_, bytes(&created), bytes(offsets.data()), Blocks(n, sizeof created));
+    collectives::all_gather(transport_, bytes(&created), bytes(offsets.data()), Blocks(n, sizeof created));
     if (color < 0) return nullptr;
     const uint64_t offset = offsets[ranks[0]];
     if (offset == kNotCreated) {

@@ -9,11 +9,12 @@
 
 #include "collectives/collectives.hpp"
 #include "failure/agreement.hpp"
+#include "failure/failure_record.hpp"
 #include "memory/group_memory.hpp"
 #include "memory/registered.hpp"
 #include "p2p/messages.hpp"
 #include "stream/stream.hpp"
-#include "transport/slot_protocol.hpp"
+#include "transport/transport.hpp"
 
 namespace rankwise {
 
@@ -31,14 +32,14 @@ public:
     // Closes, and waits until no other thread uses this any more.
     ~Comm();
 
-    int rank() const { return protocol_.rank; }
-    int world_size() const { return protocol_.n; }
-    double timeout() const { return protocol_.timeout; }
+    int rank() const { return transport_.rank; }
+    int world_size() const { return transport_.n; }
+    double timeout() const { return transport_.ring.timeout; }
     void set_timeout(double seconds);
     // Whether measurements count this communicator's operations; not if they are parts of another one's
     // (trace/totals.hpp).
     void set_counted(bool now) {
-        protocol_.set_counted(now);
+        transport_.log.set_counted(now);
         messages_->set_counted(now);
     }
 
@@ -49,7 +50,7 @@ public:
     bool in_segment(const void* p, size_t bytes) const { return segment_->contains(p, bytes); }
     const std::shared_ptr<Segment>& segment() const { return segment_; }
 
-    // The operations of the contract. They throw BadArgument before anything is sent, else what SlotProtocol throws.
+    // The operations of the contract. They throw BadArgument before anything is sent, else what FailureRecord throws.
     void barrier();  // completes this rank's messages too
     void barrier_without_sync();
     void broadcast(void* data, uint64_t count, DType dtype, int root);
@@ -116,9 +117,9 @@ public:
     std::shared_ptr<Comm> take_part(uint64_t part);
     // The algorithms that a call of `op` on this group tries, in order, if each rank's array has so many bytes.
     std::vector<Algorithm> algorithms(Op op, size_t bytes) const {
-        return tuning::choices(protocol_.conditions(), op, bytes, group_.non_temporal_from);
+        return tuning::choices(transport_.conditions(), op, bytes, group_.non_temporal_from);
     }
-    const Conditions& conditions() const { return protocol_.conditions(); }
+    const Conditions& conditions() const { return transport_.conditions(); }
     // Collective. color < 0: this rank joins no new group and gets nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
 
@@ -203,7 +204,8 @@ private:
         members_;             // the world rank of each rank, like process_ also known when the group's memory is gone
     const uint32_t process_;  // number of this rank's process
     const Settings settings_;
-    SlotProtocol protocol_;
+    FailureRecord failures_;
+    Transport transport_;
     std::shared_ptr<Messages> messages_;
     Stream stream_;
     std::atomic<std::thread::id> lock_owner_{};  // the thread between lock and unlock

@@ -165,7 +165,7 @@ std::map<int, std::string> Comm::failed() const {
     std::map<int, std::string> found;
     for (int r = 0; r < world_size(); ++r) {
         if (r == rank()) continue;
-        if (protocol_.ended(r)) found[r] = protocol_.how_it_ended(r);
+        if (transport_.ended(r)) found[r] = transport_.how_it_ended(r);
         else if (group_.peers[r].left.load()) found[r] = "left the group";
         else if (excluded_[size_t(r)]) found[r] = "was left out when the others agreed to go on";
     }
@@ -198,8 +198,8 @@ Outcome Comm::decide(Op op, int64_t flags, std::string& trouble, const RankSet& 
         if (outcome.status == Outcome::Status::Unequal) return outcome;
         exclude_all_but(outcome.present, exclude);
         if (outcome.status != Outcome::Status::Mixed) return outcome;
-        fail_group(group_, Cause::Mismatch, rank(), protocol_.calls(), "some ranks called agree, others shrink");
-        if (op == Op::Agree) protocol_.throw_failure(name(op));
+        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), "some ranks called agree, others shrink");
+        if (op == Op::Agree) failures_.throw_failure(name(op));
     }
 }
 
@@ -209,10 +209,10 @@ void Comm::exclude_all_but(const RankSet& present, const RankSet& left_out) {
     for (int r = 0; r < world_size(); ++r) {
         if (present.contains(r) || excluded_[size_t(r)]) continue;
         excluded_[size_t(r)] = true;
-        if (!left_out.contains(r) && !protocol_.ended(r) && !group_.peers[r].left.load())
+        if (!left_out.contains(r) && !transport_.ended(r) && !group_.peers[r].left.load())
             add_to_list(missing, std::to_string(r), ",");
     }
-    if (!missing.empty()) fail_group(group_, Cause::TimedOut, rank(), protocol_.calls(), missing);
+    if (!missing.empty()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.calls(), missing);
 }
 
 int64_t Comm::agree(int64_t flags) {

@@ -59,7 +59,7 @@ void address_of_a_buffer(bool reduces) {
                         uint64_t both[2] = {};
                         if (header.seq.load()) std::memcpy(both, header.payload, sizeof both);
                         for (uint64_t& each : both) {
-                            if ((each & ~SlotProtocol::kInSegment) != address) continue;
+                            if ((each & ~PeerMemory::kInSegment) != address) continue;
                             each += uint64_t(1) << 46;
                             std::memcpy(header.payload, both, sizeof both);
                             changed = true;

@@ -10,8 +10,9 @@ namespace rankwise::collectives {
 namespace {
 
 // Returns false, with nothing done, if some rank's memory cannot be read.
-bool get_blocks(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    ExposedBuffers exposed(s, s.reachable(send, blocks.size(s.rank)));
+bool get_blocks(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    StepRing& s = t.ring;
+    ExposedBuffers exposed(t, t.memory.reachable(send, blocks.size(s.rank)));
     if (!exposed.all_exposed()) return false;  // all calls have been compared: a mismatched call must not change recv
     copy_own_block(s, recv + blocks.offset(s.rank), send, blocks.size(s.rank), blocks.total() * size_t(s.n));
     for (int i = 1; i < s.n; ++i) {
@@ -24,10 +25,11 @@ bool get_blocks(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Block
 
 // Writes a piece to all ranks before the next one, because after the first rank it is in the cache. Returns false, with
 // nothing done, if some rank's memory cannot be written.
-bool put_block(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+bool put_block(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    StepRing& s = t.ring;
     const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
-    uint8_t* buffer = s.reachable(recv, blocks.total());
-    ExposedBuffers exposed(s, buffer, buffer);
+    uint8_t* buffer = t.memory.reachable(recv, blocks.total());
+    ExposedBuffers exposed(t, buffer, buffer);
     if (!exposed.all_exposed()) return false;
     for (size_t at = 0; at < mine; at += tuning::kPutPiece) {
         const size_t length = std::min(tuning::kPutPiece, mine - at);
@@ -38,7 +40,7 @@ bool put_block(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks
     return true;
 }
 
-void all_gather_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+void all_gather_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), piece = s.slot_bytes();
     uint8_t* own = recv + blocks.offset(s.rank);
     const Copy copy_out = s.copy_for(blocks.total() * size_t(s.n));
@@ -62,11 +64,12 @@ void all_gather_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, cons
 
 }  // namespace
 
-void all_gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    StepRing& s = t.ring;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
     uint8_t* own = recv + blocks.offset(s.rank);
     if (s.n == 1) return copy_own_block(s, own, send, mine, mine);  // a group of one has no staging
-    Choice choice = chosen(s, {largest, total}, [&](const Conditions& c) {
+    Choice choice = chosen(t, {largest, total}, [&](const Conditions& c) {
         return tuning::all_gather(c, largest, s.non_temporal(total * size_t(s.n)));
     });
     for (;; choice = choice.rest()) {
@@ -79,19 +82,19 @@ void all_gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Block
             return copy_own_block(s, own, send, mine, 0);
         }
         case Algorithm::Registered:
-            if (!AllRegistered(s, send, mine)) continue;
+            if (!AllRegistered(t, send, mine)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
-            if (get_blocks(s, send, recv, blocks)) return;
+            if (get_blocks(t, send, recv, blocks)) return;
             continue;
         case Algorithm::RegisteredPut:
-            if (!AllRegistered(s, recv, total)) continue;
+            if (!AllRegistered(t, recv, total)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopyPut:
-            if (put_block(s, send, recv, blocks)) return;
+            if (put_block(t, send, recv, blocks)) return;
             continue;
         case Algorithm::Staged: return all_gather_staged(s, send, recv, blocks);
-        default: none_can_run(s);
+        default: none_can_run(t);
         }
     }
 }

@@ -12,7 +12,8 @@ namespace rankwise::collectives {
 
 namespace {}  // namespace
 
-void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+    StepRing& s = t.ring;
     const size_t piece = s.slot_bytes();
     const uint64_t rounds = rounds_of(bytes, piece);
     const bool receives = root < 0 || s.rank == root;
@@ -42,7 +43,7 @@ void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, Re
                 sources[r] = (r == s.rank ? data + p.offset : s.slot(r, position[k % kSlots])) + at;
             // Reduce into this rank's own memory and copy the result from there: memcpy does not fetch the slot's lines
             // from the peers that read them last, as the kernel's stores would.
-            uint8_t* result = receives ? data + p.offset + at : s.scratch();
+            uint8_t* result = receives ? data + p.offset + at : t.scratch();
             kernel(result, sources, s.n, length / item, s.n);
             std::memcpy(s.slot(s.rank, position[k % kSlots]) + at, result, length);
         }
@@ -66,7 +67,7 @@ void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, Re
     }
 }
 
-static void all_reduce_flat(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+static void all_reduce_flat(StepRing& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
     const size_t bytes = count * item;
     const void* sources[kMaxRanks];
     const uint64_t position = s.reserve(bytes);
@@ -78,9 +79,10 @@ static void all_reduce_flat(SlotProtocol& s, uint8_t* data, size_t count, size_t
     s.release(position);
 }
 
-void all_reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+    StepRing& s = t.ring;
     const size_t bytes = count * item;
-    Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::all_reduce(c, bytes); });
+    Choice choice = chosen(t, bytes, [&](const Conditions& c) { return tuning::all_reduce(c, bytes); });
     for (;; choice = choice.rest()) {
         switch (choice.first()) {
         case Algorithm::Inline: {
@@ -92,14 +94,14 @@ void all_reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, Reduc
         }
         case Algorithm::Flat: return all_reduce_flat(s, data, count, item, kernel);
         case Algorithm::Registered:
-            if (const AllRegistered all(s, data, bytes); all) return reduce_registered(s, all, bytes, item, kernel, -1);
+            if (const AllRegistered all(t, data, bytes); all) return reduce_registered(t, all, bytes, item, kernel, -1);
             continue;
         case Algorithm::SingleCopy:
-            if (all_reduce_single_copy(s, data, bytes, item, kernel)) return;
+            if (all_reduce_single_copy(t, data, bytes, item, kernel)) return;
             continue;
-        case Algorithm::Staged: return reduce_staged(s, data, bytes, item, kernel, -1);
-        case Algorithm::ByNode: return reduce_by_node(s, data, bytes, item, kernel, -1);
-        default: none_can_run(s);
+        case Algorithm::Staged: return reduce_staged(t, data, bytes, item, kernel, -1);
+        case Algorithm::ByNode: return reduce_by_node(t, data, bytes, item, kernel, -1);
+        default: none_can_run(t);
         }
     }
 }

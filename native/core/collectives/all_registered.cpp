@@ -11,27 +11,28 @@ constexpr uint64_t kNotNeeded = ~uint64_t(0);
 
 }  // namespace
 
-AllRegistered::AllRegistered(SlotProtocol& s, const void* memory, size_t bytes)
-    : s_(s), own_(static_cast<uint8_t*>(const_cast<void*>(memory))) {
-    const uint64_t mine = !memory || !bytes                     ? kNotNeeded
-                          : s.segment().contains(memory, bytes) ? s.segment().offset_of(memory)
-                                                                : kNotRegistered;
-    step_ = s.post(&mine, sizeof mine);
+AllRegistered::AllRegistered(Transport& t, const void* memory, size_t bytes)
+    : t_(t), own_(static_cast<uint8_t*>(const_cast<void*>(memory))) {
+    const uint64_t mine = !memory || !bytes                   ? kNotNeeded
+                          : t.segment.contains(memory, bytes) ? t.segment.offset_of(memory)
+                                                              : kNotRegistered;
+    step_ = t.ring.post(&mine, sizeof mine);
     if (mine == kNotRegistered) return;
-    s.await_all(step_);
+    t.ring.await_all(step_);
     agreed_ = true;
-    for (int p = 0; p < s.n; ++p) {
-        const uint64_t offset = p == s.rank ? kNotNeeded : offset_of(p);
+    for (int p = 0; p < t.n; ++p) {
+        const uint64_t offset = p == t.rank ? kNotNeeded : offset_of(p);
         if (offset == kNotRegistered) agreed_ = false;
-        else if (offset != kNotNeeded && !s.segment().contains(s.segment().at(offset), bytes)) s.address_overwritten(p);
+        else if (offset != kNotNeeded) t.memory.in_segment(p, offset, bytes);
     }
 }
 
 namespace collectives {
 
-void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel,
+void reduce_registered(Transport& t, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel,
                        int root) {
-    PeerWrites writes(s);
+    StepRing& s = t.ring;
+    PeerWrites writes(t);
     const bool receives = root < 0 || s.rank == root;
     const Shares shares(bytes, s.n);
     const size_t end = shares.end(s.rank);
@@ -43,7 +44,7 @@ void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes,
         const size_t length = std::min(kCacheBlock, end - at);
         const void* sources[kMaxRanks];
         for (int r = 0; r < s.n; ++r) sources[r] = data.of(r) + at;
-        uint8_t* result = receives ? data.of(s.rank) + at : s.scratch();
+        uint8_t* result = receives ? data.of(s.rank) + at : t.scratch();
         kernel(result, sources, s.n, length / item, s.n);
         for (int i = 1; i < s.n; ++i) {
             const int to = (s.rank + i) % s.n;
@@ -54,10 +55,11 @@ void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes,
     writes.finish_all();
 }
 
-void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine,
+void reduce_block_registered(Transport& t, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine,
                              size_t item, ReduceKernel kernel) {
+    StepRing& s = t.ring;
     for (size_t at = 0; at < mine; at += kBytesPerCheck) {
-        s.check();
+        t.memory.check();
         const size_t length = std::min(kBytesPerCheck, mine - at);
         const void* sources[kMaxRanks];
         for (int r = 0; r < s.n; ++r) sources[r] = send.of(r) + offset + at;

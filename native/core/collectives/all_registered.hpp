@@ -2,7 +2,7 @@
 // agreed that all of them passed one. If some rank did not, another algorithm runs, with the same bits as result.
 #pragma once
 #include "kernels/kernels.hpp"
-#include "transport/slot_protocol.hpp"
+#include "transport/transport.hpp"
 
 namespace rankwise {
 
@@ -11,18 +11,18 @@ namespace rankwise {
 class AllRegistered {
 public:
     // memory: the buffer that peers would access; null or empty if they need none from this rank.
-    AllRegistered(SlotProtocol& s, const void* memory, size_t bytes);
+    AllRegistered(Transport& t, const void* memory, size_t bytes);
     // True if all buffers are registered; then of(rank) is that rank's buffer.
     explicit operator bool() const { return agreed_; }
-    uint8_t* of(int rank) const { return rank == s_.rank ? own_ : s_.segment().at(offset_of(rank)); }
+    uint8_t* of(int rank) const { return rank == t_.rank ? own_ : t_.segment.at(offset_of(rank)); }
 
 private:
     uint64_t offset_of(int rank) const {
         uint64_t offset;
-        std::memcpy(&offset, s_.payload(rank, step_), sizeof offset);
+        std::memcpy(&offset, t_.ring.payload(rank, step_), sizeof offset);
         return offset;
     }
-    SlotProtocol& s_;
+    Transport& t_;
     uint8_t* own_;
     uint64_t step_;
     bool agreed_ = false;
@@ -32,33 +32,34 @@ private:
 // until no peer writes into this rank's memory any more.
 class PeerWrites {
 public:
-    explicit PeerWrites(SlotProtocol& s) : s_(s) {
-        s.set_exposed(true);
-        s.set_writing(true);
+    explicit PeerWrites(Transport& t) : s_(t.ring), memory_(t.memory) {
+        memory_.set_exposed(true);
+        memory_.set_writing(true);
     }
-    ~PeerWrites() { s_.await_no_writers(); }
+    ~PeerWrites() { memory_.await_no_writers(); }
     PeerWrites(const PeerWrites&) = delete;
     // Throws if the group has failed, because then no more may be written.
-    void check() { s_.check(); }
+    void check() { memory_.check(); }
     // Announce that this rank has finished, and wait until all ranks have finished too.
     void finish_all() {
-        s_.set_writing(false);
+        memory_.set_writing(false);
         s_.await_all(s_.post());
-        s_.set_exposed(false);
+        memory_.set_exposed(false);
     }
 
 private:
-    SlotProtocol& s_;
+    StepRing& s_;
+    PeerMemory& memory_;
 };
 
 namespace collectives {
 
 // Every rank reduces its share of all ranks' data and writes the result into the data of all ranks, or, if `root` is
 // not negative, of rank `root` alone.
-void reduce_registered(SlotProtocol& s, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel,
+void reduce_registered(Transport& t, const AllRegistered& data, size_t bytes, size_t item, ReduceKernel kernel,
                        int root);
 // Reduces `mine` bytes of all ranks' memory, from `offset` on, into `recv`.
-void reduce_block_registered(SlotProtocol& s, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine,
+void reduce_block_registered(Transport& t, const AllRegistered& send, uint8_t* recv, size_t offset, size_t mine,
                              size_t item, ReduceKernel kernel);
 
 }  // namespace collectives

@@ -7,7 +7,7 @@
 
 namespace rankwise::collectives {
 
-static void all_to_all_inline(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+static void all_to_all_inline(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const uint64_t step = s.post(send, blocks.total());
     s.await_all(step);
     for (int from = 0; from < s.n; ++from) {
@@ -17,8 +17,9 @@ static void all_to_all_inline(SlotProtocol& s, const uint8_t* send, uint8_t* rec
 }
 
 // Returns false, with nothing done, if some rank's memory cannot be read.
-static bool all_to_all_get(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    ExposedBuffers exposed(s, s.reachable(send, blocks.total()));
+static bool all_to_all_get(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    StepRing& s = t.ring;
+    ExposedBuffers exposed(t, t.memory.reachable(send, blocks.total()));
     if (!exposed.all_exposed()) return false;  // all calls have been compared: a mismatched call must not change recv
     const size_t block = blocks.size(0), mine = blocks.offset(s.rank);
     copy_own_block(s, recv + mine, send + mine, block, blocks.total() * size_t(s.n));
@@ -30,7 +31,7 @@ static bool all_to_all_get(SlotProtocol& s, const uint8_t* send, uint8_t* recv, 
     return true;
 }
 
-static void all_to_all_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
+static void all_to_all_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
                               size_t largest) {
     const Copy copy_out = s.copy_for(in.total() * size_t(s.n));
     const DividedSlot divided(s, largest);
@@ -56,22 +57,22 @@ static void all_to_all_staged(SlotProtocol& s, const uint8_t* send, uint8_t* rec
     copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
 }
 
-void all_to_all(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
-                size_t largest) {
+void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
+    StepRing& s = t.ring;
     if (!out.equal()) return all_to_all_staged(s, send, recv, out, in, largest);
     const Extent extent(largest, out.total());
-    Choice choice = chosen(s, extent, [&](const Conditions& c) { return tuning::all_to_all(c, extent); });
+    Choice choice = chosen(t, extent, [&](const Conditions& c) { return tuning::all_to_all(c, extent); });
     for (;; choice = choice.rest()) {
         switch (choice.first()) {
         case Algorithm::Inline: return all_to_all_inline(s, send, recv, out);
         case Algorithm::Registered:
-            if (!AllRegistered(s, send, out.total())) continue;
+            if (!AllRegistered(t, send, out.total())) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
-            if (all_to_all_get(s, send, recv, out)) return;
+            if (all_to_all_get(t, send, recv, out)) return;
             continue;
         case Algorithm::Staged: return all_to_all_staged(s, send, recv, out, in, largest);
-        default: none_can_run(s);
+        default: none_can_run(t);
         }
     }
 }

@@ -4,6 +4,6 @@
 
 namespace rankwise::collectives {
 
-void barrier(SlotProtocol& s) { s.await_all(s.post()); }
+void barrier(StepRing& s) { s.await_all(s.post()); }
 
 }  // namespace rankwise::collectives

@@ -9,11 +9,12 @@
 namespace rankwise::collectives {
 
 // Returns false, with nothing done, if the memory cannot be accessed.
-static bool broadcast_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, int root, bool split) {
+static bool broadcast_single_copy(Transport& t, uint8_t* data, size_t bytes, int root, bool split) {
+    StepRing& s = t.ring;
     const size_t read = split ? bytes / 2 : bytes;
     const bool from_me = s.rank == root, written = split && !from_me;
-    uint8_t* buffer = from_me || written ? s.reachable(data, bytes) : nullptr;
-    ExposedBuffers exposed(s, from_me ? buffer : nullptr, written ? buffer : nullptr);
+    uint8_t* buffer = from_me || written ? t.memory.reachable(data, bytes) : nullptr;
+    ExposedBuffers exposed(t, from_me ? buffer : nullptr, written ? buffer : nullptr);
     if (split) exposed.await(1 - s.rank);
     else if (!from_me) exposed.await_all();  // all calls have been compared: a mismatched call must not change data
     if (!(from_me ? buffer != nullptr : exposed.exposes(root, false)) || (split && !exposed.exposes(1 - root, true)))
@@ -28,7 +29,7 @@ static bool broadcast_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, 
     return true;
 }
 
-static void broadcast_staged(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
+static void broadcast_staged(StepRing& s, uint8_t* data, size_t bytes, int root) {
     const bool from_me = s.rank == root;
     const size_t piece = s.slot_bytes();
     const Copy copy_out = s.copy_for(bytes * size_t(s.n));
@@ -48,10 +49,11 @@ static void broadcast_staged(SlotProtocol& s, uint8_t* data, size_t bytes, int r
         });
 }
 
-void broadcast(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
+void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
+    StepRing& s = t.ring;
     if (s.n == 1) return;  // a group of one has no staging
     const bool from_me = s.rank == root;
-    Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::broadcast(c, bytes); });
+    Choice choice = chosen(t, bytes, [&](const Conditions& c) { return tuning::broadcast(c, bytes); });
     for (;; choice = choice.rest()) {
         const bool split = tuning::splits(choice.first());
         switch (choice.first()) {
@@ -64,15 +66,15 @@ void broadcast(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
         }
         case Algorithm::Registered:
         case Algorithm::RegisteredSplit:
-            if (!AllRegistered(s, split || from_me ? data : nullptr, bytes)) continue;
+            if (!AllRegistered(t, split || from_me ? data : nullptr, bytes)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
         case Algorithm::SingleCopySplit:
-            if (broadcast_single_copy(s, data, bytes, root, split)) return;
+            if (broadcast_single_copy(t, data, bytes, root, split)) return;
             continue;
         case Algorithm::Staged: return broadcast_staged(s, data, bytes, root);
-        case Algorithm::ByNode: return broadcast_by_node(s, data, bytes, root);
-        default: none_can_run(s);
+        case Algorithm::ByNode: return broadcast_by_node(t, data, bytes, root);
+        default: none_can_run(t);
         }
     }
 }

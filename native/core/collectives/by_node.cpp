@@ -21,9 +21,10 @@ namespace {
 // Reduces the arrays of a node's ranks, after the partial result of the previous node, if there is one.
 class Partial {
 public:
-    Partial(SlotProtocol& s, size_t item, ReduceKernel kernel)
-        : widen_(widen_kernel(s.call().dtype())), narrow_(narrow_kernel(s.call().dtype())),
-          kernel_(widen_ ? reduce_kernel(DType::F32, s.call().reduce()) : kernel), item_(item), scratch_(s.scratch()) {}
+    Partial(Transport& t, size_t item, ReduceKernel kernel)
+        : widen_(widen_kernel(t.log.call().dtype())), narrow_(narrow_kernel(t.log.call().dtype())),
+          kernel_(widen_ ? reduce_kernel(DType::F32, t.log.call().reduce()) : kernel), item_(item),
+          scratch_(t.scratch()) {}
     bool wide() const { return widen_; }
     size_t width() const { return widen_ ? sizeof(float) : item_; }  // bytes of an element of a partial result
     // Writes the result of `count` elements to `to`: a partial one, or, if this node is the last, the final one, which
@@ -65,13 +66,14 @@ private:
 
 }  // namespace
 
-void reduce_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
-    const NumaNodes& nodes = s.conditions().nodes;
+void reduce_by_node(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+    StepRing& s = t.ring;
+    const NumaNodes& nodes = t.conditions().nodes;
     const int places = int(nodes.smallest()), node = nodes.of[s.rank], place = nodes.place[s.rank],
               last = int(nodes.members.size()) - 1;
     const std::vector<int>& here = nodes.members[node];
     const bool reduces = place < places, receives = root < 0 || s.rank == root;
-    const Partial partial(s, item, kernel);
+    const Partial partial(t, item, kernel);
     // A wide partial result is after the piece in the slot; any other is where the share of the result will be.
     const size_t growth = partial.width() / item,
                  piece = partial.wide() ? s.slot_bytes() / (1 + growth) / 64 * 64 : s.slot_bytes();
@@ -147,8 +149,9 @@ void reduce_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, R
     }
 }
 
-void broadcast_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, int root) {
-    const NumaNodes& nodes = s.conditions().nodes;
+void broadcast_by_node(Transport& t, uint8_t* data, size_t bytes, int root) {
+    StepRing& s = t.ring;
+    const NumaNodes& nodes = t.conditions().nodes;
     const std::vector<int>& here = nodes.members[nodes.of[s.rank]];
     const bool from_me = s.rank == root, beside_root = nodes.of[s.rank] == nodes.of[root];
     const int place = nodes.place[s.rank];

@@ -1,4 +1,4 @@
-// The collectives, one file each, over the slot protocol. Callers have checked the arguments.
+// The collectives, one file each, over the step ring and the peers' memory. Callers have checked the arguments.
 //
 // Each collective takes from the tuning table the algorithms to try, and runs the first that can access the memory it
 // needs.
@@ -9,49 +9,49 @@
 #include "collectives/blocks.hpp"
 #include "collectives/tuning.hpp"
 #include "kernels/kernels.hpp"
-#include "transport/single_copy.hpp"
-#include "transport/slot_protocol.hpp"
+#include "transport/exposed_buffers.hpp"
+#include "transport/transport.hpp"
 
 namespace rankwise::collectives {
 
 using tuning::Choice;
 using tuning::Extent;
 
-void barrier(SlotProtocol& s);
-void broadcast(SlotProtocol& s, uint8_t* data, size_t bytes, int root);
-void all_reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel);
-void reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root);
+void barrier(StepRing& s);
+void broadcast(Transport& t, uint8_t* data, size_t bytes, int root);
+void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel);
+void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root);
 // The staged algorithm of both: only rank `root` receives the result, or every rank if root is negative.
-void reduce_staged(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
+void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
 // The algorithms that go node by node; root as in reduce_staged.
-void reduce_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
-void broadcast_by_node(SlotProtocol& s, uint8_t* data, size_t bytes, int root);
+void reduce_by_node(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
+void broadcast_by_node(Transport& t, uint8_t* data, size_t bytes, int root);
 
 // The single-copy algorithms of the reductions. All ranks synchronise before and after, and access each other's memory
 // in between. They return false, with nothing done, if some rank's memory cannot be accessed.
-bool all_reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel);
-bool reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
-bool reduce_scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+bool all_reduce_single_copy(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel);
+bool reduce_single_copy(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
+bool reduce_scatter_single_copy(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
                                 ReduceKernel kernel);
 
 // The forced algorithm of the current call, or the tuning table's choice.
-template <class Table> inline Choice chosen(const SlotProtocol& s, const Extent& extent, Table&& table) {
-    const Algorithm forced = s.conditions().forced[size_t(s.op())];
+template <class Table> inline Choice chosen(const Transport& t, const Extent& extent, Table&& table) {
+    const Algorithm forced = t.conditions().forced[size_t(t.log.op())];
     if (forced != Algorithm::None && extent.total) [[unlikely]]
-        return tuning::forced(s.conditions(), s.op(), extent, forced);
-    return table(s.conditions());
+        return tuning::forced(t.conditions(), t.log.op(), extent, forced);
+    return table(t.conditions());
 }
 // Throws: all ranks have found that the forced algorithm cannot run.
-[[noreturn]] inline void none_can_run(const SlotProtocol& s) { tuning::none_can_run(s.conditions(), s.op()); }
+[[noreturn]] inline void none_can_run(const Transport& t) { tuning::none_can_run(t.conditions(), t.log.op()); }
 
 // Each other rank's share of a slot, in bytes: whole cache lines.
-inline size_t share_of_slot(const SlotProtocol& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }
+inline size_t share_of_slot(const StepRing& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }
 
 // A slot that holds a piece for every other rank, where the ranks' blocks have at most `largest` bytes.
 struct DividedSlot {
     size_t piece, bytes;  // of one piece, and of all pieces of a round
     uint64_t rounds;
-    DividedSlot(const SlotProtocol& s, size_t largest)
+    DividedSlot(const StepRing& s, size_t largest)
         : piece(std::min(share_of_slot(s), (largest + 63) / 64 * 64)), bytes(piece * size_t(s.n - 1)),
           rounds(piece ? rounds_of(largest, piece) : 0) {}
     size_t offset(int from, int to) const {
@@ -61,18 +61,17 @@ struct DividedSlot {
 
 // Copies a rank's own block from the buffer it sends to the one it receives into, unless they are the same memory.
 // written: bytes of all ranks' results.
-inline void copy_own_block(const SlotProtocol& s, uint8_t* to, const uint8_t* from, size_t bytes, size_t written) {
+inline void copy_own_block(const StepRing& s, uint8_t* to, const uint8_t* from, size_t bytes, size_t written) {
     if (to != from) s.copy_for(written)(to, from, bytes);
 }
 
 // Block j of `blocks` belongs to rank j.
-void all_gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks);
-void gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
-void scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
-void reduce_scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks);
+void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
+void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
+void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
                     ReduceKernel kernel);
-void all_to_all(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
-                size_t largest);
+void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest);
 
 // The header of a scatter whose array only root knows: its dtype and shape; the array is divided along its first axis.
 // The array level describes an array of more than kDims dimensions in another way. Short parts fit behind the used
@@ -93,7 +92,7 @@ using PartBuffer = std::function<uint8_t*(size_t)>;
 // Scatter to ranks that do not know the array: they receive root's header, and equal, short parts travel with it.
 // Returns whether the parts travelled with the header. Then root's own part is in recv, and each other rank's part in
 // the memory from `part_buffer`, which is called after the header has arrived.
-bool scatter_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
+bool scatter_described(Transport& t, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
                        const PartBuffer& part_buffer, int root);
 
 }  // namespace rankwise::collectives

@@ -8,17 +8,18 @@ namespace rankwise::collectives {
 
 // Every rank writes its block into root's memory; of two ranks root reads a part of the other's block, so that both
 // copy for the same time. False where root's memory cannot be reached; then nothing was done.
-static bool gather_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static bool gather_single_copy(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    StepRing& s = t.ring;
     const bool to_me = s.rank == root;
     const bool read = s.n == 2 && !to_me;
-    ExposedBuffers exposed(s, read ? s.reachable(send, blocks.size(s.rank)) : nullptr,
-                           to_me ? s.reachable(recv, blocks.total()) : nullptr);
+    ExposedBuffers exposed(t, read ? t.memory.reachable(send, blocks.size(s.rank)) : nullptr,
+                           to_me ? t.memory.reachable(recv, blocks.total()) : nullptr);
     exposed.await_all();  // all calls have been compared: a mismatched call must not change recv
     if (!exposed.exposes(root, true)) return exposed.finish_all(), false;
     const bool non_temporal = s.non_temporal(blocks.total()) && !exposed.registered(root, true);
     const auto written = [&](int from) {  // by the rank itself
         const size_t block = blocks.size(from);
-        return exposed.exposes(from, false) ? block - tuning::gathered_by_root(s.conditions(), block, non_temporal)
+        return exposed.exposes(from, false) ? block - tuning::gathered_by_root(t.conditions(), block, non_temporal)
                                             : block;
     };
     if (!to_me) {
@@ -35,7 +36,7 @@ static bool gather_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* re
     return true;
 }
 
-static void gather_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static void gather_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest();
     const Copy copy_out = s.copy_for(blocks.total());
@@ -58,10 +59,11 @@ static void gather_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, c
         });
 }
 
-void gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    StepRing& s = t.ring;
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
-    Choice choice = chosen(s, {largest, total}, [&](const Conditions& c) { return tuning::gather(c, largest); });
+    Choice choice = chosen(t, {largest, total}, [&](const Conditions& c) { return tuning::gather(c, largest); });
     for (;; choice = choice.rest()) {
         switch (choice.first()) {
         case Algorithm::Inline: {
@@ -74,13 +76,13 @@ void gather(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& b
             return;
         }
         case Algorithm::Registered:
-            if (!AllRegistered(s, to_me ? recv : s.n == 2 ? send : nullptr, to_me ? total : mine)) continue;
+            if (!AllRegistered(t, to_me ? recv : s.n == 2 ? send : nullptr, to_me ? total : mine)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
-            if (gather_single_copy(s, send, recv, blocks, root)) return;
+            if (gather_single_copy(t, send, recv, blocks, root)) return;
             continue;
         case Algorithm::Staged: return gather_staged(s, send, recv, blocks, root);
-        default: none_can_run(s);
+        default: none_can_run(t);
         }
     }
 }

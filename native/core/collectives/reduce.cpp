@@ -7,7 +7,7 @@
 
 namespace rankwise::collectives {
 
-static void reduce_flat(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+static void reduce_flat(StepRing& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     const bool to_me = s.rank == root;
     const size_t piece = s.slot_bytes();
     pipeline(
@@ -26,10 +26,11 @@ static void reduce_flat(SlotProtocol& s, uint8_t* data, size_t bytes, size_t ite
         });
 }
 
-void reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root) {
+void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root) {
+    StepRing& s = t.ring;
     const size_t bytes = count * item;
     const bool to_me = s.rank == root;
-    Choice choice = chosen(s, bytes, [&](const Conditions& c) { return tuning::reduce(c, bytes); });
+    Choice choice = chosen(t, bytes, [&](const Conditions& c) { return tuning::reduce(c, bytes); });
     for (;; choice = choice.rest()) {
         switch (choice.first()) {
         case Algorithm::Inline: {
@@ -41,16 +42,16 @@ void reduce(SlotProtocol& s, uint8_t* data, size_t count, size_t item, ReduceKer
             return kernel(data, sources, s.n, count, s.n);
         }
         case Algorithm::Registered:
-            if (const AllRegistered all(s, data, bytes); all)
-                return reduce_registered(s, all, bytes, item, kernel, root);
+            if (const AllRegistered all(t, data, bytes); all)
+                return reduce_registered(t, all, bytes, item, kernel, root);
             continue;
         case Algorithm::SingleCopy:
-            if (reduce_single_copy(s, data, bytes, item, kernel, root)) return;
+            if (reduce_single_copy(t, data, bytes, item, kernel, root)) return;
             continue;
-        case Algorithm::Staged: return reduce_staged(s, data, bytes, item, kernel, root);
-        case Algorithm::ByNode: return reduce_by_node(s, data, bytes, item, kernel, root);
+        case Algorithm::Staged: return reduce_staged(t, data, bytes, item, kernel, root);
+        case Algorithm::ByNode: return reduce_by_node(t, data, bytes, item, kernel, root);
         case Algorithm::Flat: return reduce_flat(s, data, bytes, item, kernel, root);
-        default: none_can_run(s);
+        default: none_can_run(t);
         }
     }
 }

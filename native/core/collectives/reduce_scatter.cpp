@@ -7,8 +7,8 @@
 
 namespace rankwise::collectives {
 
-static void reduce_scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
-                                  size_t item, ReduceKernel kernel) {
+static void reduce_scatter_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+                                  ReduceKernel kernel) {
     const uint8_t* own = send + blocks.offset(s.rank);
     const size_t mine = blocks.size(s.rank);
     const DividedSlot divided(s, blocks.largest());
@@ -32,10 +32,11 @@ static void reduce_scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t*
         });
 }
 
-void reduce_scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
                     ReduceKernel kernel) {
+    StepRing& s = t.ring;
     const size_t mine = blocks.size(s.rank), total = blocks.total();
-    Choice choice = chosen(s, total, [&](const Conditions& c) { return tuning::reduce_scatter(c, total); });
+    Choice choice = chosen(t, total, [&](const Conditions& c) { return tuning::reduce_scatter(c, total); });
     for (;; choice = choice.rest()) {
         switch (choice.first()) {
         case Algorithm::Inline: {
@@ -48,14 +49,14 @@ void reduce_scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const B
             return;
         }
         case Algorithm::Registered:
-            if (const AllRegistered all(s, send, total); all)
-                return reduce_block_registered(s, all, recv, blocks.offset(s.rank), mine, item, kernel);
+            if (const AllRegistered all(t, send, total); all)
+                return reduce_block_registered(t, all, recv, blocks.offset(s.rank), mine, item, kernel);
             continue;
         case Algorithm::SingleCopy:
-            if (reduce_scatter_single_copy(s, send, recv, blocks, item, kernel)) return;
+            if (reduce_scatter_single_copy(t, send, recv, blocks, item, kernel)) return;
             continue;
         case Algorithm::Staged: return reduce_scatter_staged(s, send, recv, blocks, item, kernel);
-        default: none_can_run(s);
+        default: none_can_run(t);
         }
     }
 }

@@ -10,13 +10,14 @@ namespace {
 // Reduces `mine` bytes, from `offset` on, of the buffers that all ranks expose. The result goes to `result`, or to
 // scratch memory if that is null. Calls done(reduced, offset, bytes) for each piece while it is in the cache.
 template <class Done>
-void reduce_exposed(SlotProtocol& s, ExposedBuffers& exposed, const uint8_t* own, size_t offset, uint8_t* result,
+void reduce_exposed(Transport& t, ExposedBuffers& exposed, const uint8_t* own, size_t offset, uint8_t* result,
                     size_t mine, size_t item, ReduceKernel kernel, Done&& done) {
+    StepRing& s = t.ring;
     const size_t piece = kScratch / size_t(s.n) / 64 * 64;
     const void* sources[kMaxRanks];
     for (size_t at = 0; at < mine; at += piece) {
         const size_t length = std::min(piece, mine - at);
-        uint8_t* room = s.scratch();
+        uint8_t* room = t.scratch();
         for (int r = 0; r < s.n; ++r) {
             sources[r] = r == s.rank ? own + offset + at : room;
             if (r == s.rank) continue;
@@ -31,13 +32,14 @@ void reduce_exposed(SlotProtocol& s, ExposedBuffers& exposed, const uint8_t* own
 
 }  // namespace
 
-bool all_reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel) {
-    uint8_t* buffer = s.reachable(data, bytes);
-    ExposedBuffers exposed(s, buffer, buffer);
+bool all_reduce_single_copy(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel) {
+    StepRing& s = t.ring;
+    uint8_t* buffer = t.memory.reachable(data, bytes);
+    ExposedBuffers exposed(t, buffer, buffer);
     if (!exposed.all_exposed()) return false;
     const Shares shares(bytes, s.n);
     const size_t begin = shares.begin(s.rank), mine = shares.end(s.rank) - begin;
-    reduce_exposed(s, exposed, data, begin, data + begin, mine, item, kernel,
+    reduce_exposed(t, exposed, data, begin, data + begin, mine, item, kernel,
                    [&](const uint8_t* reduced, size_t at, size_t length) {
                        for (int i = 1; i < s.n; ++i) exposed.put((s.rank + i) % s.n, reduced, at, length);
                    });
@@ -45,14 +47,15 @@ bool all_reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t
     return true;
 }
 
-bool reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+bool reduce_single_copy(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+    StepRing& s = t.ring;
     const bool to_me = s.rank == root;
-    uint8_t* buffer = s.reachable(data, bytes);
-    ExposedBuffers exposed(s, buffer, to_me ? buffer : nullptr);
+    uint8_t* buffer = t.memory.reachable(data, bytes);
+    ExposedBuffers exposed(t, buffer, to_me ? buffer : nullptr);
     if (!exposed.all_exposed()) return false;
     const Shares shares(bytes, s.n);
     const size_t begin = shares.begin(s.rank), mine = shares.end(s.rank) - begin;
-    reduce_exposed(s, exposed, data, begin, to_me ? data + begin : nullptr, mine, item, kernel,
+    reduce_exposed(t, exposed, data, begin, to_me ? data + begin : nullptr, mine, item, kernel,
                    [&](const uint8_t* reduced, size_t at, size_t length) {
                        if (!to_me) exposed.put(root, reduced, at, length);
                    });
@@ -60,11 +63,12 @@ bool reduce_single_copy(SlotProtocol& s, uint8_t* data, size_t bytes, size_t ite
     return true;
 }
 
-bool reduce_scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+bool reduce_scatter_single_copy(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
                                 ReduceKernel kernel) {
-    ExposedBuffers exposed(s, s.reachable(send, blocks.total()));
+    StepRing& s = t.ring;
+    ExposedBuffers exposed(t, t.memory.reachable(send, blocks.total()));
     if (!exposed.all_exposed()) return false;
-    reduce_exposed(s, exposed, send, blocks.offset(s.rank), recv, blocks.size(s.rank), item, kernel,
+    reduce_exposed(t, exposed, send, blocks.offset(s.rank), recv, blocks.size(s.rank), item, kernel,
                    [](const uint8_t*, size_t, size_t) {});
     exposed.finish_all();
     return true;

@@ -8,12 +8,13 @@ namespace rankwise::collectives {
 
 // The others read their blocks in root's memory while it copies its own, and of two ranks some of the other's.
 // False where root's memory cannot be reached; then nothing was done.
-static bool scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static bool scatter_single_copy(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    StepRing& s = t.ring;
     const bool from_me = s.rank == root;
     const size_t some =
-        tuning::copied_by_root(s.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.non_temporal(blocks.total()));
-    ExposedBuffers exposed(s, from_me ? s.reachable(send, blocks.total()) : nullptr,
-                           some && !from_me ? s.reachable(recv, blocks.size(s.rank)) : nullptr);
+        tuning::copied_by_root(t.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.non_temporal(blocks.total()));
+    ExposedBuffers exposed(t, from_me ? t.memory.reachable(send, blocks.total()) : nullptr,
+                           some && !from_me ? t.memory.reachable(recv, blocks.size(s.rank)) : nullptr);
     exposed.await_all();  // all calls have been compared: a mismatched call must not change recv
     if (!exposed.exposes(root, false)) return exposed.finish_all(), false;
     const size_t taken = some && exposed.exposes(1 - root, true) && !exposed.registered(root, false) ? some : 0;
@@ -29,7 +30,7 @@ static bool scatter_single_copy(SlotProtocol& s, const uint8_t* send, uint8_t* r
     return exposed.finish_with(root), true;
 }
 
-static void scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static void scatter_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Copy copy_out = s.copy_for(blocks.total());
@@ -55,11 +56,12 @@ static void scatter_staged(SlotProtocol& s, const uint8_t* send, uint8_t* recv, 
     if (from_me) copy_own_block(s, recv, send + blocks.offset(root), mine, blocks.total());
 }
 
-void scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    StepRing& s = t.ring;
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Extent extent(blocks.largest(), blocks.total());
-    Choice choice = chosen(s, extent, [&](const Conditions& c) { return tuning::scatter(c, extent); });
+    Choice choice = chosen(t, extent, [&](const Conditions& c) { return tuning::scatter(c, extent); });
     for (;; choice = choice.rest()) {
         switch (choice.first()) {
         case Algorithm::Inline: {
@@ -69,13 +71,13 @@ void scatter(SlotProtocol& s, const uint8_t* send, uint8_t* recv, const Blocks& 
             return;
         }
         case Algorithm::Registered:
-            if (!AllRegistered(s, from_me ? send : nullptr, extent.total)) continue;
+            if (!AllRegistered(t, from_me ? send : nullptr, extent.total)) continue;
             [[fallthrough]];
         case Algorithm::SingleCopy:
-            if (scatter_single_copy(s, send, recv, blocks, root)) return;
+            if (scatter_single_copy(t, send, recv, blocks, root)) return;
             continue;
         case Algorithm::Staged: return scatter_staged(s, send, recv, blocks, root);
-        default: none_can_run(s);
+        default: none_can_run(t);
         }
     }
 }

@@ -10,17 +10,17 @@ namespace {
 
 // The bytes of each part, or kNoPart if the header cannot describe the array or the ranks cannot divide its first axis
 // evenly. Depends on the header alone, so that all ranks agree.
-size_t part_of(const SlotProtocol& s, const ArrayHeader& header) {
+size_t part_of(const StepRing& s, const ArrayHeader& header) {
     if (header.dims < 1 || header.dims > ArrayHeader::kDims || header.dim[0] % s.n) return tuning::kNoPart;
     return header.bytes() / size_t(s.n);
 }
 
-Algorithm algorithm_of(const SlotProtocol& s, const ArrayHeader& header, size_t part) {
-    return tuning::scatter_described(s.conditions(), header.used(), part, share_of_slot(s));
+Algorithm algorithm_of(const Transport& t, const ArrayHeader& header, size_t part) {
+    return tuning::scatter_described(t.conditions(), header.used(), part, share_of_slot(t.ring));
 }
 
 // Not inlined, as in pipeline().
-[[gnu::noinline]] void write_parts(SlotProtocol& s, const ArrayHeader& header, const uint8_t* send, size_t part) {
+[[gnu::noinline]] void write_parts(StepRing& s, const ArrayHeader& header, const uint8_t* send, size_t part) {
     const DividedSlot divided(s, part);
     const uint64_t position = s.reserve(divided.bytes);
     s.await_free(position);
@@ -31,16 +31,17 @@ Algorithm algorithm_of(const SlotProtocol& s, const ArrayHeader& header, size_t 
     s.release(position);
 }
 
-[[gnu::noinline]] void read_part(SlotProtocol& s, const PartBuffer& part_buffer, size_t part, int root) {
+[[gnu::noinline]] void read_part(StepRing& s, const PartBuffer& part_buffer, size_t part, int root) {
     const DividedSlot divided(s, part);
     const uint64_t position = s.reserve(divided.bytes);  // before part_buffer, which may throw
     std::memcpy(part_buffer(part), s.slot(root, position) + divided.offset(root, s.rank), part);
     s.release(position);
 }
 
-bool send_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv, int root) {
+bool send_described(Transport& t, ArrayHeader& header, const uint8_t* send, uint8_t* recv, int root) {
+    StepRing& s = t.ring;
     const size_t part = part_of(s, header), used = header.used();
-    const Algorithm algorithm = algorithm_of(s, header, part);
+    const Algorithm algorithm = algorithm_of(t, header, part);
     if (algorithm == Algorithm::Inline) {
         const size_t total = part * size_t(s.n);
         if (total) std::memcpy(reinterpret_cast<uint8_t*>(&header) + used, send, total);
@@ -57,14 +58,15 @@ bool send_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, u
 
 }  // namespace
 
-bool scatter_described(SlotProtocol& s, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
+bool scatter_described(Transport& t, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
                        const PartBuffer& part_buffer, int root) {
-    if (s.rank == root) return send_described(s, header, send, recv, root);
+    StepRing& s = t.ring;
+    if (s.rank == root) return send_described(t, header, send, recv, root);
     const uint64_t step = s.post();
     s.await_sender(root, step);
     std::memcpy(&header, s.payload(root, step), sizeof header);
     const size_t part = part_of(s, header);
-    switch (algorithm_of(s, header, part)) {
+    switch (algorithm_of(t, header, part)) {
     case Algorithm::Inline: {
         uint8_t* to = part_buffer(part);
         if (part) std::memcpy(to, s.payload(root, step) + header.used() + size_t(s.rank) * part, part);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "failure/stacks.hpp"
-#include "transport/slot_protocol.hpp"
+#include "trace/trace.hpp"
 
 namespace rankwise {
 
@@ -64,15 +64,14 @@ std::string describe_deadlock(const std::vector<std::optional<Awaited>>& waits, 
 // In a deadlock, each rank has long been in an operation that waits for the next rank, and nothing that the next rank
 // does in the background can end that wait. A stopped process is part of none: it might have gone on if it had not been
 // stopped.
-std::string SlotProtocol::deadlock(double limit) const {
-    if (part()) return "";           // the ranks also wait in the operations of which this is a part
-    if (limit < timeout) return "";  // the program means to come back later
+std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, GroupSegment& group, double limit) {
+    const int n = group.nranks;
     std::vector<Whereabouts> where;
-    for (int p = 0; p < n; ++p) where.push_back(whereabouts(segment_.header(), group_.member()[p]));
+    for (int p = 0; p < n; ++p) where.push_back(whereabouts(segment.header(), group.member()[p]));
     const auto stays = [&](int p) {
         const Whereabouts& w = where[size_t(p)];
-        const QualifiedPid pid = pid_of(p);
-        return w.inside && !w.operation->on_stream && w.operation->group == group_.number &&
+        const QualifiedPid pid = group.peers[p].pid.load(std::memory_order_relaxed);
+        return w.inside && !w.operation->on_stream && w.operation->group == group.number &&
                double(w.since) / 1e9 >= limit / 2 &&
                std::all_of(w.others.begin(), w.others.end(), [](const Operation& o) { return o.background; }) &&
                pid.in_own_namespace() && !is_stopped(pid.number);
@@ -81,17 +80,17 @@ std::string SlotProtocol::deadlock(double limit) const {
     for (int p = 0; p < n; ++p) {
         if (!stays(p)) continue;
         const Operation& in = *where[size_t(p)].operation;
-        const int peer = is_message(in) ? *in.peer : int(group_.peers[p].waits_for.load()) - 1;
+        const int peer = is_message(in) ? *in.peer : int(group.peers[p].waits_for.load()) - 1;
         if (peer < 0 || peer == p || !stays(peer)) continue;
         if (in.kind == Op::Recv && sends_to(where[size_t(peer)], p)) continue;
         if (in.kind == Op::Send && takes_in(where[size_t(peer)])) continue;
-        if (!is_message(in) && group_.peers[peer].calls.load() >= in.sequence) continue;  // it takes part
+        if (!is_message(in) && group.peers[peer].calls.load() >= in.sequence) continue;  // it takes part
         std::string text = name(in.kind);
         if (is_message(in)) text += *in.tag < 0 ? ", any tag" : ", tag " + std::to_string(*in.tag);
         else text += " #" + std::to_string(in.sequence);
         waits[size_t(p)] = Awaited{peer, text, in.kind == Op::Recv};
     }
-    return describe_deadlock(waits, rank);
+    return waits;
 }
 
 }  // namespace rankwise

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "memory/group_segment.hpp"
+
 namespace rankwise {
 
 // What a rank waits for.
@@ -12,6 +14,10 @@ struct Awaited {
     std::string in;  // its operation: "recv, tag 0", "barrier #1"
     bool receives;   // that operation is a receive
 };
+
+// By rank: the rank without which each one cannot go on, if it has waited long enough for a deadlock; limit: seconds
+// that the caller has waited.
+std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, GroupSegment& group, double limit);
 
 // Continues a sentence by who waits for whom in the cycle to which `from` leads: "; a deadlock: rank 0 waits for rank 1
 // (recv, tag 0), and rank 1 waits for rank 0 (barrier #1)". Returns "" if there is none. waits: by rank.

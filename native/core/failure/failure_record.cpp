@@ -1,12 +1,12 @@
-// The errors of a failed group: which ranks caused the failure, how, and in which operation.
+#include "failure/failure_record.hpp"
+
 #include <unistd.h>
 
 #include <algorithm>
 #include <map>
 
+#include "failure/deadlock.hpp"
 #include "failure/stacks.hpp"
-#include "failure/timeout_report.hpp"
-#include "transport/slot_protocol.hpp"
 
 namespace rankwise {
 
@@ -104,134 +104,13 @@ uint64_t first_different(const std::vector<Numbered>& calls) {
     return one_of_each.empty() ? 1 : one_of_each.rbegin()->first;
 }
 
-}  // namespace
-
-void SlotProtocol::lost(int peer, const std::string& operation, int64_t sequence) {
-    fail_group(group_, Cause::PeerLost, peer, group_.peers[peer].calls.load(), "");
-    throw_failure(operation, sequence);
-}
-
-void SlotProtocol::refuse(const Call& call) {
-    refused_ = call;
-    throw_failure(name(call.op()), int64_t(calls_) + 1);
-}
-
-void SlotProtocol::mismatch() {
-    fail_group(group_, Cause::Mismatch, rank, calls_, "");
-    throw_failure();
-}
-
-// Some operations end on a rank that has waited for no other, such as a small broadcast on its root. If they are the
-// last ones, their calls have not been compared. This compares them, with each peer, at the latest step that both ranks
-// have posted.
-void SlotProtocol::compare_last() {
-    makes_calls_ = false;
-    if (group_.failed() && group_.failure().cause == Cause::Mismatch && !mismatch_thrown_)
-        throw_mismatch();  // found by a peer
-    if (group_.failed()) return;
-    const SlotHeader* mine = group_.peers[rank].headers;
-    for (int p = 0; p < n; ++p) {
-        for (uint64_t end = next_; end > 0 && end + kHeaders > next_; --end) {
-            const size_t at = (end - 1) % kHeaders;
-            const SlotHeader& theirs = group_.peers[p].headers[at];
-            if (theirs.seq.load() != end) continue;
-            const uint64_t history = theirs.history.load(std::memory_order_relaxed);
-            std::atomic_thread_fence(std::memory_order_acquire);
-            if (theirs.seq.load(std::memory_order_relaxed) != end)
-                continue;  // overwritten: the peer makes further calls and compares
-            if (history != mine[at].history.load(std::memory_order_relaxed)) mismatch();
-            break;
-        }
-    }
-}
-
-void SlotProtocol::timed_out(uint64_t value) {
-    // The awaited ranks that have not begun the operation are to blame, if there are any: the other awaited ranks may
-    // be waiting for them too.
-    std::vector<int> behind, absent;
-    for (int p = 0; p < n; ++p) {
-        if (p == rank || group_.peers[p].headers[(value - 1) % kHeaders].seq.load() >= value) continue;
-        behind.push_back(p);
-        if (group_.peers[p].calls.load() < calls_) absent.push_back(p);
-    }
-    TimeoutReport report;
-    report.missing = absent.empty() ? behind : absent;
-    report.headline = list_ranks(report.missing) + of_group() +
-                      (absent.empty() ? " did not finish " : " did not reach ") + name(call_.op()) + " #" +
-                      std::to_string(calls_) + " within the timeout of " + seconds(timeout) + deadlock(timeout);
-    report.states = states();
-    report.stacks = request_stacks(report.missing);
-    std::string missing;
-    for (int p : report.missing) add_to_list(missing, std::to_string(p), ",");
-    group_.peers[rank].report.store(write_report(segment_, report));
-    fail_group(group_, Cause::TimedOut, rank, calls_, missing);
-    throw_failure();
-}
-
-std::string SlotProtocol::of_group() const {
-    return group_.number ? " of group " + name_of_group(segment_.header(), group_.number) : "";
-}
-
-RankTexts SlotProtocol::states() const {
-    RankTexts result;
-    for (int p = 0; p < n; ++p) {
-        const RankRecord& r = segment_.record(group_.member()[p]);
-        std::string text;
-        if (r.joined.load() <= group_.peers[p].process) text = "has not joined";
-        else if (ended(p)) text = how_it_ended(p);
-        else text = to_string(whereabouts(segment_.header(), group_.member()[p]), group_.number);
-        result.emplace_back(p, text);
-    }
-    return result;
-}
-
-RankTexts SlotProtocol::request_stacks(const std::vector<int>& peers) const {
-    std::vector<int> world;
-    for (int p : peers) world.push_back(group_.member()[p]);
-    RankTexts result = rankwise::request_stacks(segment_, world);
-    for (auto& [r, text] : result) r = peers[size_t(std::find(world.begin(), world.end(), r) - world.begin())];
-    return result;
-}
-
-// Publishes, once for each group, where in the program this rank made the call that failed, and the call itself if it
-// was refused.
-void SlotProtocol::publish_call_site() {
-    CallSite& site = group_.peers[rank].site;
-    uint32_t none = 0;
-    if (!site.state.compare_exchange_strong(none, 1)) return;
-    std::string text = makes_calls_ ? call_site() : "";
-    if (text.size() >= sizeof site.text) text = "..." + text.substr(text.size() - sizeof site.text + 4);
-    text.copy(site.text, sizeof site.text - 1);
-    if (refused_.op() != Op::None) site.call = refused_, site.number = calls_ + 1;
-    site.state.store(2);
-}
-
-// Ranks that are in a call of this group will soon notice that it failed: wait briefly until they have published where
-// they made the call.
-void SlotProtocol::await_call_sites() const {
-    Waiter waiter(kCallSiteTimeout);
-    for (int p = 0; p < n; ++p) {
-        const int world_rank = group_.member()[p];
-        waiter.watch(std::chrono::microseconds(500), [&] {
-            if (group_.peers[p].site.state.load() == 2) return true;
-            const Whereabouts where = whereabouts(segment_.header(), world_rank);
-            return !where.inside || where.operation->group != group_.number || ended(p);
-        });
-    }
-}
-
-std::string SlotProtocol::call_site_of(int peer) const {
-    const CallSite& site = group_.peers[peer].site;
-    return site.state.load() == 2 ? site.text : "";
-}
-
 // A rank's latest calls that its slot headers still hold.
-std::map<uint64_t, Call> SlotProtocol::recent_calls(int peer) const {
+std::map<uint64_t, Call> recent_calls(const PeerSlot& peer) {
     std::map<uint64_t, const SlotHeader*> by_step;
-    for (const SlotHeader& header : group_.peers[peer].headers)
+    for (const SlotHeader& header : peer.headers)
         if (const uint64_t seq = header.seq.load()) by_step[seq] = &header;
     std::map<uint64_t, Call> calls;
-    uint64_t number = group_.peers[peer].calls.load();
+    uint64_t number = peer.calls.load();
     for (auto header = by_step.rbegin(); header != by_step.rend() && number > 0; ++header) {
         calls[number] = header->second->call();
         const auto previous = std::next(header);
@@ -240,27 +119,156 @@ std::map<uint64_t, Call> SlotProtocol::recent_calls(int peer) const {
     return calls;
 }
 
-void SlotProtocol::throw_mismatch(const std::string& danger) {
+// Each rank's latest calls, those that it made after the group had failed included.
+std::vector<Numbered> calls_of(const GroupSegment& group) {
+    std::vector<Numbered> calls{size_t(group.nranks)};
+    for (int p = 0; p < group.nranks; ++p) {
+        const PeerSlot& peer = group.peers[p];
+        for (const auto& [number, call] : recent_calls(peer))
+            calls[size_t(p)].emplace(number, with_description(call, number, peer.last_description));
+    }
+    const uint64_t first = first_different(calls);
+    for (int p = 0; p < group.nranks; ++p) {
+        const PeerSlot& peer = group.peers[p];
+        if (peer.site.state.load() == 2 && peer.site.number == first)
+            calls[size_t(p)].emplace(first, with_description(peer.site.call, first, peer.last_description));
+    }
+    return calls;
+}
+
+std::string call_site_of(const PeerSlot& peer) { return peer.site.state.load() == 2 ? peer.site.text : ""; }
+
+}  // namespace
+
+void FailureRecord::throw_failure() { throw_failure(name(t_.log.op()), int64_t(t_.log.calls())); }
+
+void FailureRecord::lost(int peer) { lost(peer, name(t_.log.op()), int64_t(t_.log.calls())); }
+
+void FailureRecord::lost(int peer, const std::string& operation, int64_t sequence) {
+    fail_group(t_.group, Cause::PeerLost, peer, t_.group.peers[peer].calls.load(), "");
+    throw_failure(operation, sequence);
+}
+
+void FailureRecord::mismatch() {
+    fail_group(t_.group, Cause::Mismatch, t_.rank, t_.log.calls(), "");
+    throw_failure();
+}
+
+void FailureRecord::address_overwritten(int peer) {
+    fail_group(t_.group, Cause::PeerLost, t_.rank, t_.log.calls(),
+               "found that the address of an array of rank " + std::to_string(peer) +
+                   " had been overwritten in shared memory, perhaps by an array access outside its bounds");
+    throw_failure();
+}
+
+void FailureRecord::refuse(const Call& call) {
+    refused_ = call;
+    throw_failure(name(call.op()), int64_t(t_.log.calls()) + 1);
+}
+
+void FailureRecord::compare_last() {
+    makes_calls_ = false;
+    if (t_.group.failed() && t_.group.failure().cause == Cause::Mismatch && !mismatch_thrown_)
+        throw_mismatch("");  // found by a peer
+    if (!t_.group.failed() && !t_.ring.last_calls_agree()) mismatch();
+}
+
+void FailureRecord::timed_out(uint64_t steps) {
+    // The awaited ranks that have not begun the operation are to blame, if there are any: the other awaited ranks may
+    // be waiting for them too.
+    const uint64_t number = t_.log.calls();
+    std::vector<int> behind, absent;
+    for (int p = 0; p < t_.n; ++p) {
+        if (p == t_.rank || t_.group.peers[p].headers[(steps - 1) % kHeaders].seq.load() >= steps) continue;
+        behind.push_back(p);
+        if (t_.group.peers[p].calls.load() < number) absent.push_back(p);
+    }
+    const double timeout = t_.ring.timeout;
+    TimeoutReport report;
+    report.missing = absent.empty() ? behind : absent;
+    report.headline = list_ranks(report.missing) + of_group() +
+                      (absent.empty() ? " did not finish " : " did not reach ") + name(t_.log.op()) + " #" +
+                      std::to_string(number) + " within the timeout of " + seconds(timeout) + deadlock(timeout);
+    report.states = states();
+    report.stacks = request_stacks(report.missing);
+    std::string missing;
+    for (int p : report.missing) add_to_list(missing, std::to_string(p), ",");
+    t_.group.peers[t_.rank].report.store(write_report(t_.segment, report));
+    fail_group(t_.group, Cause::TimedOut, t_.rank, number, missing);
+    throw_failure();
+}
+
+std::string FailureRecord::of_group() const {
+    return t_.group.number ? " of group " + name_of_group(t_.segment.header(), t_.group.number) : "";
+}
+
+RankTexts FailureRecord::states() const {
+    RankTexts result;
+    for (int p = 0; p < t_.n; ++p) {
+        const int world_rank = t_.group.member()[p];
+        std::string text;
+        if (t_.segment.record(world_rank).joined.load() <= t_.group.peers[p].process) text = "has not joined";
+        else if (t_.ended(p)) text = t_.how_it_ended(p);
+        else text = to_string(whereabouts(t_.segment.header(), world_rank), t_.group.number);
+        result.emplace_back(p, text);
+    }
+    return result;
+}
+
+RankTexts FailureRecord::request_stacks(const std::vector<int>& peers) const {
+    std::vector<int> world;
+    for (int p : peers) world.push_back(t_.group.member()[p]);
+    RankTexts result = rankwise::request_stacks(t_.segment, world);
+    for (auto& [r, text] : result) r = peers[size_t(std::find(world.begin(), world.end(), r) - world.begin())];
+    return result;
+}
+
+std::string FailureRecord::deadlock(double limit) const {
+    if (t_.log.part()) return "";            // the ranks also wait in the operations of which this is a part
+    if (limit < t_.ring.timeout) return "";  // the program means to come back later
+    return describe_deadlock(awaited_ranks(t_.segment, t_.group, limit), t_.rank);
+}
+
+// Publishes, once for each group, where in the program this rank made the call that failed, and the call itself if it
+// was refused.
+void FailureRecord::publish_call_site() {
+    CallSite& site = t_.group.peers[t_.rank].site;
+    uint32_t none = 0;
+    if (!site.state.compare_exchange_strong(none, 1)) return;
+    std::string text = makes_calls_ ? call_site() : "";
+    if (text.size() >= sizeof site.text) text = "..." + text.substr(text.size() - sizeof site.text + 4);
+    text.copy(site.text, sizeof site.text - 1);
+    if (refused_.op() != Op::None) site.call = refused_, site.number = t_.log.calls() + 1;
+    site.state.store(2);
+}
+
+// Ranks that are in a call of this group will soon notice that it failed: wait briefly until they have published where
+// they made the call.
+void FailureRecord::await_call_sites() const {
+    Waiter waiter(kCallSiteTimeout);
+    for (int p = 0; p < t_.n; ++p) {
+        const int world_rank = t_.group.member()[p];
+        waiter.watch(std::chrono::microseconds(500), [&] {
+            if (t_.group.peers[p].site.state.load() == 2) return true;
+            const Whereabouts where = whereabouts(t_.segment.header(), world_rank);
+            return !where.inside || where.operation->group != t_.group.number || t_.ended(p);
+        });
+    }
+}
+
+void FailureRecord::throw_mismatch(const std::string& danger) {
     mismatch_thrown_ = true;
     constexpr uint64_t kShown = 3;  // calls of a rank
     publish_call_site();
     await_call_sites();
-    std::vector<Numbered> calls{size_t(n)};
-    for (int p = 0; p < n; ++p)
-        for (const auto& [number, call] : recent_calls(p))
-            calls[size_t(p)].emplace(number, with_description(call, number, group_.peers[p].last_description));
+    const std::vector<Numbered> calls = calls_of(t_.group);
     const uint64_t first = first_different(calls);
-    for (int p = 0; p < n; ++p) {  // a rank that made this call after the group had failed
-        const PeerSlot& peer_slot = group_.peers[p];
-        if (peer_slot.site.state.load() == 2 && peer_slot.site.number == first)
-            calls[size_t(p)].emplace(first, with_description(peer_slot.site.call, first, peer_slot.last_description));
-    }
-    const Failure f = group_.failure();
+    const Failure f = t_.group.failure();
     RankTexts texts, sites;
     std::vector<int> different;
     std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by rank " +
                        std::to_string(f.rank) + " at its operation #" + std::to_string(f.sequence) + ")";
-    for (int p = 0; p < n; ++p) {
+    for (int p = 0; p < t_.n; ++p) {
         const Numbered& mine = calls[size_t(p)];
         std::string call, differs;
         for (auto one = mine.lower_bound(first); one != mine.end() && one->first < first + kShown; ++one)
@@ -268,15 +276,15 @@ void SlotProtocol::throw_mismatch(const std::string& danger) {
         if (const auto one = mine.find(first); one != mine.end())
             differs = differences(one->second, *most_frequent(calls, first));
         if (call.empty()) call = kNoCall;
-        const int world_rank = group_.member()[p];
-        const Whereabouts where = whereabouts(segment_.header(), world_rank);
-        if (const std::string site = call_site_of(p); !site.empty()) {
+        const int world_rank = t_.group.member()[p];
+        const Whereabouts where = whereabouts(t_.segment.header(), world_rank);
+        if (const std::string site = call_site_of(t_.group.peers[p]); !site.empty()) {
             call += " at " + site;
             sites.emplace_back(p, site);
-        } else if (ended(p)) {
-            call += " (" + how_it_ended(p) + ")";
-        } else if (!where.inside || where.operation->group != group_.number) {
-            call += " (now " + to_string(where, group_.number) + ")";
+        } else if (t_.ended(p)) {
+            call += " (" + t_.how_it_ended(p) + ")";
+        } else if (!where.inside || where.operation->group != t_.group.number) {
+            call += " (now " + to_string(where, t_.group.number) + ")";
         }
         texts.emplace_back(p, call);
         if (!differs.empty()) different.push_back(p);
@@ -286,70 +294,88 @@ void SlotProtocol::throw_mismatch(const std::string& danger) {
 }
 
 // The message that this rank waits for: "recv from rank 1, tag 0", or "".
-std::string SlotProtocol::awaited_message() const {
-    const Whereabouts where = whereabouts(segment_.header(), group_.member()[rank]);
-    return where.inside && where.operation->peer && where.operation->group == group_.number
-               ? to_string(*where.operation, group_.number)
+std::string FailureRecord::awaited_message() const {
+    const Whereabouts where = whereabouts(t_.segment.header(), t_.group.member()[t_.rank]);
+    return where.inside && where.operation->peer && where.operation->group == t_.group.number
+               ? to_string(*where.operation, t_.group.number)
                : "";
 }
 
-void SlotProtocol::throw_failure(const std::string& operation, int64_t sequence) {
+// If ranks may still be writing into an array of this rank, a text that says so. Only a collective exposes memory.
+std::string FailureRecord::await_no_writers(const Failure& f) {
+    const double limit =
+        f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedPeer).count() : t_.ring.timeout.load();
+    const std::vector<int> writers =
+        t_.memory.await_no_writers(std::chrono::duration<double>(limit), Waiter::Interruptible::Yes);
+    if (writers.empty()) return "";
+    std::string text = "\n";
+    text += list_ranks(writers) +
+            " may have been stopped in the middle of writing into this rank's array; do not use the array before ";
+    return text +=
+           writers.size() == 1 ? "that rank has raised an error or ended" : "these ranks have raised errors or ended";
+}
+
+void FailureRecord::throw_failure(const std::string& operation, int64_t sequence) {
     before_waiting();
-    const Failure f = group_.failure();
-    // Only a collective, which has a sequence number, exposes memory.
-    const std::string danger =
-        sequence < 0 ? ""
-                     : await_no_writers(f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedPeer)
-                                                                   : std::chrono::duration<double>(timeout),
-                                        Waiter::Interruptible::Yes);
-    const std::string who = "rank " + std::to_string(f.rank);
+    const Failure f = t_.group.failure();
+    const std::string danger = sequence < 0 ? "" : await_no_writers(f);
     const std::string here = operation == name(Op::None)
                                  ? ""
-                                 : ", while rank " + std::to_string(rank) + " was in " + operation +
+                                 : ", while rank " + std::to_string(t_.rank) + " was in " + operation +
                                        (sequence < 0 ? "" : " #" + std::to_string(sequence)) + of_group();
-    if (f.cause == Cause::PeerLost) {
-        const int world_rank = group_.member()[f.rank];
-        std::string how = f.how;
-        std::string where;
-        if (how.empty()) {
-            how = how_it_ended(f.rank);
-            const Whereabouts last = whereabouts(segment_.header(), world_rank);
-            if (last.begun()) where = (last.inside ? " in " : " after ") + to_string(*last.operation, group_.number);
-        }
-        const QualifiedPid joined = group_.peers[f.rank].pid.load();
-        const QualifiedPid lost =
-            joined.number ? joined
-                          : segment_.record(world_rank).pid.load();  // number 0: unknown, because it never joined
-        if (lost.number && !lost.in_own_namespace())
-            throw PeerLost(who + " (in another container) " + how + where + here + danger, f.rank, how, operation,
-                           sequence);
-        const std::string host = host_name();  // all ranks of a segment are on the same host
-        const std::string process = lost.number ? " (pid " + std::to_string(lost.number) + " on " + host + ") " : " ";
-        throw PeerLost(who + process + how + where + here + danger, f.rank, how, operation, sequence, host,
-                       lost.number);
+    switch (f.cause) {
+    case Cause::PeerLost: throw_lost(f, here, danger, operation, sequence);
+    case Cause::TimedOut: throw_timed_out(f, here, danger, operation, sequence);
+    default: throw_mismatch(danger);
     }
-    if (f.cause == Cause::TimedOut) {
-        TimeoutReport report;
-        if (const uint64_t written = group_.peers[f.rank].report.load()) {
-            report = read_report(segment_, written);
-        } else {
-            for (const char* at = f.how; *at; at += *at == ',')
-                report.missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
-            report.headline = report.missing == std::vector<int>{f.rank}
-                                  ? who + " waited for an event, before its next operation, longer than its timeout"
-                                  : list_ranks(report.missing) + " did not arrive within " + seconds(timeout);
-            report.states = states();
-        }
-        // Ranks in the same operation throw the same text.
-        const std::string message = awaited_message();
-        const std::string text = (message.empty() ? ""
-                                                  : "rank " + std::to_string(rank) + " was in " + message + ", when " +
-                                                        who + " timed out: ") +
-                                 report.headline + (sequence == int64_t(f.sequence) || !message.empty() ? "" : here) +
-                                 list_states(report.states) + danger;
-        throw TimedOut(text, timeout, report.missing, report.states, operation, sequence, report.stacks);
+}
+
+void FailureRecord::throw_lost(const Failure& f, const std::string& here, const std::string& danger,
+                               const std::string& operation, int64_t sequence) {
+    const int world_rank = t_.group.member()[f.rank];
+    std::string how = f.how, where;
+    if (how.empty()) {
+        how = t_.how_it_ended(f.rank);
+        const Whereabouts last = whereabouts(t_.segment.header(), world_rank);
+        if (last.begun()) where = (last.inside ? " in " : " after ") + to_string(*last.operation, t_.group.number);
     }
-    throw_mismatch(danger);
+    const QualifiedPid joined = t_.group.peers[f.rank].pid.load();
+    const QualifiedPid lost =
+        joined.number ? joined : t_.segment.record(world_rank).pid.load();  // number 0: unknown, it never joined
+    const std::string who = "rank " + std::to_string(f.rank);
+    if (lost.number && !lost.in_own_namespace())
+        throw PeerLost(who + " (in another container) " + how + where + here + danger, f.rank, how, operation,
+                       sequence);
+    const std::string host = host_name();  // all ranks of a segment are on the same host
+    const std::string process = lost.number ? " (pid " + std::to_string(lost.number) + " on " + host + ") " : " ";
+    throw PeerLost(who + process + how + where + here + danger, f.rank, how, operation, sequence, host, lost.number);
+}
+
+// What the rank that timed out has reported, or, if it could not, what this rank knows.
+TimeoutReport FailureRecord::timeout_report(const Failure& f) const {
+    if (const uint64_t written = t_.group.peers[f.rank].report.load()) return read_report(t_.segment, written);
+    TimeoutReport report;
+    for (const char* at = f.how; *at; at += *at == ',')
+        report.missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
+    report.headline = report.missing == std::vector<int>{f.rank}
+                          ? "rank " + std::to_string(f.rank) +
+                                " waited for an event, before its next operation, longer than its timeout"
+                          : list_ranks(report.missing) + " did not arrive within " + seconds(t_.ring.timeout);
+    report.states = states();
+    return report;
+}
+
+void FailureRecord::throw_timed_out(const Failure& f, const std::string& here, const std::string& danger,
+                                    const std::string& operation, int64_t sequence) {
+    const TimeoutReport report = timeout_report(f);
+    // Ranks in the same operation throw the same text.
+    const std::string message = awaited_message();
+    const std::string text = (message.empty() ? ""
+                                              : "rank " + std::to_string(t_.rank) + " was in " + message +
+                                                    ", when rank " + std::to_string(f.rank) + " timed out: ") +
+                             report.headline + (sequence == int64_t(f.sequence) || !message.empty() ? "" : here) +
+                             list_states(report.states) + danger;
+    throw TimedOut(text, t_.ring.timeout, report.missing, report.states, operation, sequence, report.stacks);
 }
 
 }  // namespace rankwise

@@ -140,6 +140,10 @@ void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, s
 // This process of `world_rank` has ended: fail the group unless that rank has left it. Returns the rank's number in the
 // group, or -1 if the process is not in it.
 int group_lost_process(GroupSegment& group, int world_rank, uint32_t process);
+// Whether the process of a rank of the group has ended.
+inline bool has_ended(const Segment& segment, GroupSegment& group, int rank) {
+    return segment.ended(group.member()[rank], group.peers[rank].process);
+}
 void wake_all(GroupSegment& group);
 
 }  // namespace rankwise

@@ -21,12 +21,12 @@ std::string message_text(uint64_t count, DType dtype, int tag) {
 
 Arrival arrival_of(int from, const Header& h) { return {from, h.tag, h.count, DType(h.dtype), bool(h.object)}; }
 
-Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps,
-                   uint64_t unexpected_limit)
-    : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()), protocol_(steps),
-      tracer_(*segment_, group_.member()[steps.rank], steps.part()), rank_(steps.rank), n_(steps.n),
-      policy_(steps.policy()), outgoing_(n_), arrived_(n_), receives_(n_), incoming_(n_), posted_(n_),
-      unexpected_limit_(unexpected_limit) {
+Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, Transport& transport,
+                   FailureRecord& failures, uint64_t unexpected_limit)
+    : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()), transport_(transport),
+      failures_(failures), tracer_(*segment_, group_.member()[transport.rank], transport.log.part()),
+      rank_(transport.rank), n_(transport.n), policy_(transport.ring.policy()), outgoing_(n_), arrived_(n_),
+      receives_(n_), incoming_(n_), posted_(n_), unexpected_limit_(unexpected_limit) {
     publish_room();
 }
 
@@ -35,9 +35,10 @@ Messages::~Messages() {
 }
 
 std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory,
-                                         SlotProtocol& steps, uint64_t unexpected_limit) {
+                                         Transport& transport, FailureRecord& failures, uint64_t unexpected_limit) {
     // A forked child does not delete it: its thread does not exist there, and may have held the mutex.
-    return {new Messages(std::move(segment), std::move(memory), steps, unexpected_limit), [](Messages* messages) {
+    return {new Messages(std::move(segment), std::move(memory), transport, failures, unexpected_limit),
+            [](Messages* messages) {
                 if (!messages->forked()) delete messages;
             }};
 }
@@ -72,7 +73,7 @@ void Messages::overwritten(const char* what, int from, int to) {
                             " to rank " + std::to_string(to) +
                             " had been overwritten in shared memory, perhaps by an array access outside its bounds";
     fail_group(group_, Cause::PeerLost, rank_, 0, why);
-    protocol_.throw_failure(name(Op::None));
+    failures_.throw_failure(name(Op::None));
 }
 
 // Another thread may hold the mutex for milliseconds while it copies a large message.
@@ -87,7 +88,7 @@ std::unique_lock<std::mutex> Messages::lock_requests() {
 
 void Messages::check_open(const char* operation) {
     if (closing_) throw Closed("this communicator is closed");
-    if (group_.failed()) protocol_.throw_failure(operation);
+    if (group_.failed()) failures_.throw_failure(operation);
 }
 
 void Messages::notify(int whom) {

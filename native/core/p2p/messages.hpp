@@ -22,11 +22,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "failure/failure_record.hpp"
 #include "memory/group_memory.hpp"
 #include "p2p/matching.hpp"
 #include "sync/engine_thread.hpp"
 #include "sync/forks.hpp"
-#include "transport/slot_protocol.hpp"
+#include "transport/transport.hpp"
 
 namespace rankwise {
 
@@ -37,7 +38,7 @@ public:
     // unexpected_limit: how many bytes of unexpected messages this rank keeps; the data of further ones stays with
     // their senders.
     static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory,
-                                          SlotProtocol& steps, uint64_t unexpected_limit);
+                                          Transport& transport, FailureRecord& failures, uint64_t unexpected_limit);
     ~Messages();
     void set_counted(bool now) { tracer_.set_counted(now); }
 
@@ -111,8 +112,8 @@ private:
     Channel* channel(int from, int to, bool make);
     Channel* channel_at(uint64_t offset) const;
     [[noreturn]] void overwritten(const char* what, int from, int to);
-    Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, SlotProtocol& steps,
-             uint64_t unexpected_limit);
+    Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, Transport& transport,
+             FailureRecord& failures, uint64_t unexpected_limit);
     PeerSlot& own_slot() const { return group_.peers[rank_]; }
     bool forked() const { return forks_ != forks_so_far(); }
     // Without the ring (rendezvous.cpp).
@@ -204,7 +205,8 @@ private:
     std::shared_ptr<Segment> segment_;
     const std::shared_ptr<GroupMemory> memory_;
     GroupSegment& group_;
-    SlotProtocol& protocol_;
+    Transport& transport_;
+    FailureRecord& failures_;
     Tracer tracer_;
     const int rank_, n_;
     const unsigned forks_ = forks_so_far();

@@ -8,7 +8,7 @@
 namespace rankwise {
 
 bool Messages::must_offer(const Request& r, int to) const {
-    if (r.bytes() > tuning::ring_bytes(n_) && protocol_.conditions().single_copy) return true;
+    if (r.bytes() > tuning::ring_bytes(n_) && transport_.conditions().single_copy) return true;
     return r.bytes() > group_.peers[to].unexpected_room();
 }
 
@@ -22,7 +22,7 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
     size_t n = 0;
     bool reachable = r->parts_.size() <= std::size(body.parts) && !out.free_slots.empty();
     r->for_stretches(0, r->bytes(), [&](const uint8_t* data, uint64_t bytes) {
-        reachable = reachable && protocol_.reachable(data, bytes, reachable_);
+        reachable = reachable && transport_.memory.reachable(data, bytes, reachable_);
         if (reachable) body.parts[n++] = {reinterpret_cast<uint64_t>(data), bytes};
     });
     if (!reachable) n = 0;
@@ -92,7 +92,7 @@ void Messages::fetch(Message& m) {
         for (uint64_t done = 0; copied && done < part.bytes; done += kBytesPerCheck) {
             const uint64_t bytes = std::min(part.bytes - done, kBytesPerCheck);
             copied = !group_.failed() &&
-                     protocol_.try_copy(m.from, false, to, reinterpret_cast<uint64_t>(part.data) + done, bytes);
+                     transport_.memory.try_copy(m.from, false, to, reinterpret_cast<uint64_t>(part.data) + done, bytes);
             to += bytes;
         }
     channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
@@ -127,7 +127,7 @@ void Messages::cancel_offer(const Request& r) {
     std::atomic<OfferStage>& stage = channel(rank_, r.peer_, true)->offers[r.slot_];
     OfferStage offered = OfferStage::Offered;
     if (stage.compare_exchange_strong(offered, OfferStage::Cancelled)) return;
-    const auto ended = [&] { return stage.load() != OfferStage::Copying || protocol_.ended(r.peer_); };
+    const auto ended = [&] { return stage.load() != OfferStage::Copying || transport_.ended(r.peer_); };
     if (!Waiter(kStoppedPeer).watch({}, ended))
         fail_group(group_, Cause::PeerLost, rank_, 0,
                    "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");

@@ -16,7 +16,7 @@ std::string tag_text(int tag) { return tag == kAny ? "any tag" : "tag " + std::t
 // wait_until.
 template <class Done> void Messages::check_peers(const Request* request, Done&& done) {
     const char* operation = name(!request ? Op::Sync : request->sends_ ? Op::Send : Op::Recv);
-    if (group_.failed()) protocol_.throw_failure(operation);
+    if (group_.failed()) failures_.throw_failure(operation);
     auto peer_that_left = [&](const Request& r) -> std::optional<int> {
         const auto lock = lock_requests();
         if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return std::nullopt;
@@ -35,9 +35,9 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
                 if (!r->offer_cancelled()) all.push_back(r);
         }
     }
-    if (const auto peer = request ? peer_that_left(*request) : std::nullopt) protocol_.lost(*peer, operation);
+    if (const auto peer = request ? peer_that_left(*request) : std::nullopt) failures_.lost(*peer, operation);
     for (auto& r : all)
-        if (const auto peer = peer_that_left(*r)) protocol_.lost(*peer, operation);
+        if (const auto peer = peer_that_left(*r)) failures_.lost(*peer, operation);
 }
 
 // One thread's wait beyond the first polls, measured for observers. While a thread waits for a request, reports say
@@ -129,12 +129,12 @@ void Messages::timed_out(double timeout, const Request* request) {
                awaited_text(*request) + ")";
         if (request->peer_ != kAny) missing.push_back(request->peer_);
     }
-    const RankTexts where = protocol_.states();
+    const RankTexts where = failures_.states();
     // With a timeout shorter than the group's, the program means to come back later, so no stacks are requested.
-    const RankTexts stacks = timeout < protocol_.timeout ? RankTexts() : protocol_.request_stacks(missing);
+    const RankTexts stacks = timeout < transport_.ring.timeout ? RankTexts() : failures_.request_stacks(missing);
     const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") +
                                  " not complete within " + seconds(timeout);
-    throw TimedOut(headline + protocol_.deadlock(timeout) + list_states(where), timeout, missing, where,
+    throw TimedOut(headline + failures_.deadlock(timeout) + list_states(where), timeout, missing, where,
                    request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
 }
 
@@ -275,7 +275,8 @@ void Request::settle(std::optional<double> timeout) {
     auto messages = messages_.lock();
     if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
     if (!messages) throw Closed(kClosedTooEarly);
-    messages->wait_until(timeout.value_or(messages->protocol_.timeout), [&] { return complete_ || cancelled_; }, this);
+    messages->wait_until(
+        timeout.value_or(messages->transport_.ring.timeout), [&] { return complete_ || cancelled_; }, this);
 }
 
 bool Request::done() {

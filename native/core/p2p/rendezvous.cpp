@@ -17,9 +17,9 @@ void Messages::post_receive(const std::shared_ptr<Request>& r) {
     if (r->complete_ || r->matched_ || r->unsized() || from == kAny || from == rank_ || posted_[from] ||
         incoming_[from].message)
         return;
-    if (!protocol_.conditions().single_copy || r->bytes() < tuning::kRendezvous || receives_.unmatched_for(from) > 1)
+    if (!transport_.conditions().single_copy || r->bytes() < tuning::kRendezvous || receives_.unmatched_for(from) > 1)
         return;
-    if (!protocol_.reachable(r->data_, r->bytes(), reachable_)) return;
+    if (!transport_.memory.reachable(r->data_, r->bytes(), reachable_)) return;
     Rendezvous& m = channel(from, rank_, true)->rendezvous;
     m.to.store(reinterpret_cast<uint64_t>(r->data_), std::memory_order_relaxed);
     m.count.store(r->count_, std::memory_order_relaxed);
@@ -73,7 +73,7 @@ void Messages::withdraw_receive(int from, Memory copy) {
     }
     bool moved = false;
     const auto ended = [&] {
-        return progress_rendezvous(from, moved) || protocol_.ended(from) || (group_.failed() && !m.writing.load());
+        return progress_rendezvous(from, moved) || transport_.ended(from) || (group_.failed() && !m.writing.load());
     };
     if (!Waiter(kStoppedPeer).watch({}, ended))
         fail_group(group_, Cause::PeerLost, rank_, 0,
@@ -102,10 +102,11 @@ uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
 
 // Polls briefly for the receive of a large message, because the rendezvous saves more than that costs.
 void Messages::poll_for_receive(int to, const Request& r) {
-    if (!protocol_.conditions().single_copy || r.bytes() < tuning::kPollForReceive) return;
+    if (!transport_.conditions().single_copy || r.bytes() < tuning::kPollForReceive) return;
     Channel& c = *channel(rank_, to, true);
     for (int i = policy_.first_polls; i > 0 && !receive_posted_for(c, r); --i) cpu_relax();
-    for (int i = protocol_.conditions().yields ? tuning::kYieldsForReceive : 0; i > 0 && !receive_posted_for(c, r); --i)
+    for (int i = transport_.conditions().yields ? tuning::kYieldsForReceive : 0; i > 0 && !receive_posted_for(c, r);
+         --i)
         sched_yield();
 }
 
@@ -117,7 +118,7 @@ bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     const uint64_t there = m.to.load(std::memory_order_relaxed);
     // A message of one piece is not worth the question: the sender copies it.
     const bool shared =
-        r.bytes() > tuning::rendezvous_piece(r.bytes()) && protocol_.reachable(r.data_, r.bytes(), reachable_);
+        r.bytes() > tuning::rendezvous_piece(r.bytes()) && transport_.memory.reachable(r.data_, r.bytes(), reachable_);
     m.from.store(shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable, std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
@@ -151,7 +152,7 @@ bool Messages::copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, u
         // From both ends, so that a core that copies the message again finds the same pieces in its cache.
         const uint64_t at = (sends ? mine : pieces - 1 - mine) * piece;
         ++mine;
-        if (!protocol_.try_copy(peer, sends, here + at, there + at, std::min(piece, bytes - at))) return true;
+        if (!transport_.memory.try_copy(peer, sends, here + at, there + at, std::min(piece, bytes - at))) return true;
         m.done.fetch_add(1);
     }
     return mine > 0;

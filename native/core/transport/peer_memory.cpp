@@ -1,13 +1,17 @@
-#include "transport/single_copy.hpp"
+#include "transport/peer_memory.hpp"
 
 #include <sys/prctl.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <string>
+
+#include "kernels/copy.hpp"
 
 namespace rankwise {
 
@@ -32,17 +36,8 @@ bool is_dumpable() {
 
 }  // namespace
 
-uint8_t* SlotProtocol::scratch() {
-    if (!scratch_) scratch_.reset(new (std::align_val_t(64)) uint8_t[kScratch]);
-    return scratch_.get();
-}
-
-QualifiedPid SlotProtocol::pid_of(int peer) const { return group_.peers[peer].pid.load(std::memory_order_relaxed); }
-
-bool SlotProtocol::is_thread_of_own_process(int peer) const { return pid_of(peer) == pid_of(rank); }
-
 // Copies up to `bytes` to or from another rank's memory. Returns how many were copied, or -1 with errno.
-ssize_t SlotProtocol::transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const {
+ssize_t PeerMemory::transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const {
     const iovec local{here, bytes}, remote{reinterpret_cast<void*>(there), bytes};
     // A process that replaced the peer has another pid.
     if (!is_thread_of_own_process(peer))
@@ -51,13 +46,13 @@ ssize_t SlotProtocol::transfer(int peer, bool writes, void* here, uint64_t there
     return ssize_t(bytes);
 }
 
-bool SlotProtocol::try_copy(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const {
+bool PeerMemory::try_copy(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const {
     for (size_t done = 0; done < bytes;) {
         const ssize_t moved = transfer(peer, writes, here + done, there + done, bytes - done);
         if (moved <= 0) {
             const int why = errno;
             if (why != ESRCH)
-                fail_group(group_, Cause::PeerLost, rank, group_.peers[rank].calls.load(),
+                fail_group(group_, Cause::PeerLost, rank_, group_.peers[rank_].calls.load(),
                            "could not access the memory of rank " + std::to_string(peer) + " (" + std::strerror(why) +
                                "); RANKWISE_DIRECT=0 avoids such access");
             return false;
@@ -67,20 +62,25 @@ bool SlotProtocol::try_copy(int peer, bool writes, uint8_t* here, uint64_t there
     return true;
 }
 
-void SlotProtocol::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) {
-    uint8_t* const in_segment = there & kInSegment ? segment_.at(there & ~kInSegment) : nullptr;
-    const Copy copy = this->copy_for(bytes * size_t(n));
+uint8_t* PeerMemory::in_segment(int peer, uint64_t offset, size_t bytes) {
+    uint8_t* const memory = segment_.at(offset);
+    if (!segment_.contains(memory, bytes)) {
+        set_writing(false);  // before the error is put together, because peers may wait for this
+        failures_.address_overwritten(peer);
+    }
+    return memory;
+}
+
+void PeerMemory::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) {
+    const Copy copy = copy_for(bytes * size_t(n_) >= group_.non_temporal_from);
     const auto check_copied = [&](bool copied) {
         if (copied && !group_.failed()) return;
-        set_writing(false);  // before the error is put together, because peers may wait for this
-        if (!copied) lost(peer, name(call_.op()), int64_t(calls_));
+        set_writing(false);
+        if (!copied) failures_.lost(peer);
         check();
     };
     check_copied(true);
-    if (in_segment && !segment_.contains(in_segment, bytes)) {
-        set_writing(false);
-        address_overwritten(peer);
-    }
+    uint8_t* const in_segment = there & kInSegment ? this->in_segment(peer, there & ~kInSegment, bytes) : nullptr;
     for (size_t done = 0; done < bytes; done += kBytesPerCheck) {
         const size_t length = std::min(kBytesPerCheck, bytes - done);
         if (in_segment) copy((writes ? in_segment : here) + done, (writes ? here : in_segment) + done, length);
@@ -89,48 +89,38 @@ void SlotProtocol::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64
     }
 }
 
-void SlotProtocol::get(int peer, void* dst, uint64_t address, size_t bytes) {
+void PeerMemory::get(int peer, void* dst, uint64_t address, size_t bytes) {
     copy_peer_memory(peer, false, static_cast<uint8_t*>(dst), address, bytes);
 }
 
-void SlotProtocol::put(int peer, const void* src, uint64_t address, size_t bytes) {
+void PeerMemory::put(int peer, const void* src, uint64_t address, size_t bytes) {
     struct WriteMark {
-        SlotProtocol& s;
-        explicit WriteMark(SlotProtocol& s) : s(s) { s.set_writing(true); }
-        ~WriteMark() { s.set_writing(false); }
+        PeerMemory& m;
+        explicit WriteMark(PeerMemory& m) : m(m) { m.set_writing(true); }
+        ~WriteMark() { m.set_writing(false); }
     } mark(*this);
     copy_peer_memory(peer, true, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes);
 }
 
-// Returns "", or a text about the ranks that are still writing, which only a rank that is stopped can do for so long.
-std::string SlotProtocol::await_no_writers(std::chrono::duration<double> limit, Waiter::Interruptible interruptible) {
-    if (!exposed_) return "";
+std::vector<int> PeerMemory::await_no_writers(std::chrono::duration<double> limit,
+                                              Waiter::Interruptible interruptible) {
+    std::vector<int> writers;
+    if (!exposed_) return writers;
     set_writing(false);  // else two ranks would wait for each other
     // Fail the group unless it has failed already, because the owner of the memory is leaving the operation.
-    fail_group(group_, Cause::PeerLost, rank, calls_, std::string("left ") + name(call_.op()));
+    fail_group(group_, Cause::PeerLost, rank_, log_.calls(), std::string("left ") + name(log_.op()));
     Waiter waiter(limit);
-    std::vector<int> writers;
-    for (int p = 0; p < n; ++p) {
-        const auto stopped = [&] { return p == rank || !group_.peers[p].writing.load() || ended(p); };
+    for (int p = 0; p < n_; ++p) {
+        const auto stopped = [&] {
+            return p == rank_ || !group_.peers[p].writing.load() || has_ended(segment_, group_, p);
+        };
         if (!waiter.watch(std::chrono::microseconds(100), stopped, interruptible)) writers.push_back(p);
     }
     exposed_ = false;
-    if (writers.empty()) return "";
-    std::string text = "\n";
-    text += list_ranks(writers) +
-            " may have been stopped in the middle of writing into this rank's array; do not use the array before ";
-    return text +=
-           writers.size() == 1 ? "that rank has raised an error or ended" : "these ranks have raised errors or ended";
+    return writers;
 }
 
-void SlotProtocol::address_overwritten(int peer) {
-    fail_group(group_, Cause::PeerLost, rank, calls_,
-               "found that the address of an array of rank " + std::to_string(peer) +
-                   " had been overwritten in shared memory, perhaps by an array access outside its bounds");
-    throw_failure();
-}
-
-bool SlotProtocol::can_access(int peer, uint64_t address, uint64_t expected) const {
+bool PeerMemory::can_access(int peer, uint64_t address, uint64_t expected) const {
     if (!pid_of(peer).in_own_namespace()) return false;
     // Writing requires the same permission as reading, but a seccomp filter may forbid one of the two system calls.
     if (!is_thread_of_own_process(peer) && process_vm_writev(pid_of(peer).number, nullptr, 0, nullptr, 0, 0) != 0)
@@ -139,18 +129,18 @@ bool SlotProtocol::can_access(int peer, uint64_t address, uint64_t expected) con
     return transfer(peer, false, &word, address, sizeof word) == ssize_t(sizeof word) && word == expected;
 }
 
-uint8_t* SlotProtocol::reachable(const void* memory, size_t bytes, ReachableRanges& known) const {
+uint8_t* PeerMemory::reachable(const void* memory, size_t bytes, ReachableRanges& known) const {
     static uint8_t empty;
     if (bytes == 0) return &empty;
     auto* const p = static_cast<uint8_t*>(const_cast<void*>(memory));
     if (segment_.contains(p, bytes)) return p;
-    if (!conditions_.single_copy) return nullptr;
-    if (is_thread_of_own_process((rank + 1) % n)) return p;
+    if (!single_copy_) return nullptr;
+    if (is_thread_of_own_process((rank_ + 1) % n_)) return p;
     if (!is_dumpable()) return nullptr;
     if (known.contains(p, bytes)) return p;
     char ends[2];
     const iovec local{ends, sizeof ends}, remote[2] = {{p, 1}, {p + bytes - 1, 1}};
-    if (process_vm_readv(pid_of(rank).number, &local, 1, remote, 2, 0) != ssize_t(sizeof ends)) return nullptr;
+    if (process_vm_readv(pid_of(rank_).number, &local, 1, remote, 2, 0) != ssize_t(sizeof ends)) return nullptr;
     known.add(p, bytes);
     return p;
 }

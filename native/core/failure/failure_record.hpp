@@ -1,0 +1,63 @@
+// Why a group failed, and the error that says so: which ranks caused the failure, how, and in which operation.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/errors.hpp"
+#include "failure/timeout_report.hpp"
+#include "transport/transport.hpp"
+
+namespace rankwise {
+
+// Returns where in the program the calling thread made its call, "train.py:12", or "". Called when the group of that
+// call has failed. Set once by the embedding.
+extern std::string (*call_site)();
+
+// One rank's view of its group's failure record.
+class FailureRecord final : public Failures {
+public:
+    // transport may be constructed after this.
+    explicit FailureRecord(Transport& transport) : t_(transport) {}
+
+    // In the current collective.
+    [[noreturn]] void throw_failure() override;
+    [[noreturn]] void lost(int peer) override;
+    [[noreturn]] void mismatch() override;
+    [[noreturn]] void timed_out(uint64_t steps) override;
+    [[noreturn]] void address_overwritten(int peer) override;
+    // In any operation. sequence: its number, or -1.
+    [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1);
+    [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
+    // The group has failed, so this rank does not begin the call; other ranks see where it made it.
+    [[noreturn]] void refuse(const Call& call);
+    // This rank makes no more calls: throw if the ranks' calls differed and no call of this rank has reported it.
+    void compare_last();
+
+    RankTexts states() const;                                       // what each rank is doing
+    RankTexts request_stacks(const std::vector<int>& peers) const;  // of these peers' programs (failure/stacks.hpp)
+    // Continues a report's headline by who waits for whom (failure/deadlock.hpp). Returns "" if no deadlock can be
+    // seen, or if this rank waits only `limit` seconds, less than its timeout.
+    std::string deadlock(double limit) const;
+
+private:
+    [[noreturn]] void throw_lost(const Failure& f, const std::string& here, const std::string& danger,
+                                 const std::string& operation, int64_t sequence);
+    [[noreturn]] void throw_timed_out(const Failure& f, const std::string& here, const std::string& danger,
+                                      const std::string& operation, int64_t sequence);
+    [[noreturn]] void throw_mismatch(const std::string& danger);
+    TimeoutReport timeout_report(const Failure& f) const;
+    std::string await_no_writers(const Failure& f);
+    std::string of_group() const;  // " of group 'world.tp'", or "" for the group of all ranks
+    std::string awaited_message() const;
+    void publish_call_site();
+    void await_call_sites() const;
+
+    Transport& t_;
+    Call refused_{};
+    bool makes_calls_ = true;                   // false once the group is being closed
+    std::atomic<bool> mismatch_thrown_{false};  // a call of this rank has reported that the calls differed
+};
+
+}  // namespace rankwise

@@ -1,0 +1,120 @@
+#include "transport/step_ring.hpp"
+
+#include <sched.h>
+
+namespace rankwise {
+
+StepRing::StepRing(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy, CallLog& log, Failures& failures)
+    : rank(rank), n(group.nranks), group_(group), log_(log), failures_(failures), heap_(segment.heap()),
+      offset_(segment.offset_of(&group)), policy_(policy), slot_bits_(std::countr_zero(group.slot_bytes)) {}
+
+void StepRing::commit_slot(uint64_t position) {
+    const auto within_group = uint64_t(slot(rank, position & ~(slot_bytes() - 1)) - group_.base());
+    try {
+        heap_.commit(offset_ + within_group, slot_bytes());
+    } catch (const OutOfMemory&) {
+        fail_group(group_, Cause::PeerLost, rank, log_.calls(), std::string("had no memory for ") + name(log_.op()));
+        throw;
+    }
+    committed_[slot_of(position)] = true;
+}
+
+bool StepRing::last_calls_agree() const {
+    const SlotHeader* mine = group_.peers[rank].headers;
+    for (int p = 0; p < n; ++p) {
+        for (uint64_t end = next_; end > 0 && end + kHeaders > next_; --end) {
+            const size_t at = (end - 1) % kHeaders;
+            const SlotHeader& theirs = group_.peers[p].headers[at];
+            if (theirs.seq.load() != end) continue;
+            const uint64_t history = theirs.history.load(std::memory_order_relaxed);
+            std::atomic_thread_fence(std::memory_order_acquire);
+            if (theirs.seq.load(std::memory_order_relaxed) != end)
+                continue;  // overwritten: the peer makes further calls and compares
+            if (history != mine[at].history.load(std::memory_order_relaxed)) return false;
+            break;
+        }
+    }
+    return true;
+}
+
+void StepRing::wake_sleepers() {
+    for (int p = 0; p < n; ++p) {
+        PeerSlot& peer_slot = group_.peers[p];
+        if (peer_slot.waits_for.load() != uint32_t(rank) + 1) continue;
+        futex_notify(peer_slot.notifications);
+    }
+}
+
+// If two ranks run on one core although each could have its own, the waiting rank moves away. The scheduler tends to
+// place a thread on the core of the thread that woke it, and two ranks that spin on one core wait for each other's time
+// slices.
+void StepRing::move_to_own_core(int peer) {
+    const int core = sched_getcpu();
+    const bool shared = group_.peers[peer].core.load(std::memory_order_relaxed) == core + 1;
+    if (shared) {
+        const cpu_set_t allowed = allowed_cores();
+        cpu_set_t others = allowed;
+        CPU_CLR(core, &others);
+        move_to_cores(others, allowed);
+    }
+    group_.peers[rank].core.store((shared ? sched_getcpu() : core) + 1, std::memory_order_relaxed);
+}
+
+// If the host is oversubscribed, a waiting rank moves from a core with too many ranks to the core with the fewest. The
+// scheduler does not do that, because a rank that waits by yielding counts as busy: it may leave one rank alone on a
+// core and three on another.
+void StepRing::balance_cores() {
+    if (waits_++ % kWaitsPerBalance) return;
+    const int core = sched_getcpu();
+    std::atomic<int32_t>& mine = group_.peers[rank].core;
+    if (mine.load(std::memory_order_relaxed) != core + 1) mine.store(core + 1, std::memory_order_relaxed);
+    const auto ranks_on = [&](int there) {
+        int count = 0;
+        for (int p = 0; p < n; ++p) count += group_.peers[p].core.load(std::memory_order_relaxed) == there + 1;
+        return count;
+    };
+    const int here = ranks_on(core);
+    if (here < 2) return;
+    int fewest = here - 1, best = core;  // another core must have at least two ranks fewer, or the move gains nothing
+    const cpu_set_t allowed = allowed_cores();
+    for (int other = 0; other < CPU_SETSIZE; ++other) {
+        if (!CPU_ISSET(other, &allowed)) continue;
+        if (const int count = ranks_on(other); count < fewest) fewest = count, best = other;
+    }
+    if (best == core) return;
+    mine.store(best + 1, std::memory_order_relaxed);
+    cpu_set_t chosen;
+    CPU_ZERO(&chosen);
+    CPU_SET(best, &chosen);
+    move_to_cores(chosen, allowed);
+}
+
+void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
+    before_waiting();
+    Waiter waiter(timeout.load());
+    CallLog::Wait timed(log_);
+    if (policy_.first_polls) move_to_own_core(peer);
+    else if (!is_engine_thread) balance_cores();
+    if (waiter.poll(policy_, [&] { return seq.load(std::memory_order_acquire) >= value; })) return;
+
+    struct Announcement {  // whom this rank waits for, before it counts as a sleeper
+        std::atomic<uint32_t>& whom;
+        Announcement(std::atomic<uint32_t>& whom, int peer) : whom(whom) { whom.store(uint32_t(peer) + 1); }
+        ~Announcement() { whom.store(0); }
+    } const announcement(group_.peers[rank].waits_for, peer);
+    const auto check = [&] {
+        if (group_.failed()) failures_.throw_failure();
+        if (group_.peers[peer].left.load() && seq.load() < value) failures_.lost(peer);
+        timed.publish();
+    };
+    try {
+        if (!waiter.sleep(
+                {group_.peers[rank].notifications, &group_.sleepers}, [&] { return seq.load() >= value; }, check))
+            failures_.timed_out(value);
+    } catch (const Interrupted&) {
+        fail_group(group_, Cause::PeerLost, rank, log_.calls(), std::string("was interrupted in ") + name(log_.op()));
+        throw;
+    }
+}
+
+}  // namespace rankwise

@@ -1,0 +1,192 @@
+// The protocol under every collective: numbered steps, announced by slot headers, with data in slots.
+//
+// All ranks of a group run the same schedule of steps. post() announces this rank's next step; await() waits for a
+// peer's step and compares the two ranks' calls. Posting a step also acknowledges everything that this rank released
+// before, and every step more than kAhead earlier. So a header or a slot may be overwritten once every peer has posted
+// far enough: release() records how far that is for a slot, and await_free() waits for it. No message is sent only to
+// acknowledge another.
+//
+// If a peer does not arrive, await() throws: the peer died or left, it made a different call, the group failed, the
+// deadline passed, or the embedding interrupted the wait.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cstring>
+#include <utility>
+
+#include "kernels/copy.hpp"
+#include "memory/group_segment.hpp"
+#include "sync/waiter.hpp"
+#include "trace/call_log.hpp"
+#include "transport/failures.hpp"
+
+namespace rankwise {
+
+static_assert(kHeaders > kAhead + 2, "a header is overwritten once the peers are kAhead + 2 steps past it");
+static_assert(std::has_single_bit(unsigned(kSlots)), "positions in the staging are masked");
+static_assert(kSlots > kAhead, "each step in flight may have a slot, and one more is filled meanwhile");
+static_assert(slot_bytes_for(1) % kCell == 0 && slot_bytes_for(kMaxRanks) % kCell == 0, "cells divide a slot");
+
+class StepRing {
+public:
+    StepRing(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy, CallLog& log, Failures& failures);
+
+    const int rank, n;
+    std::atomic<double> timeout{300};  // seconds that one wait may last
+    size_t slot_bytes() const { return group_.slot_bytes; }
+    const WaitPolicy& policy() const { return policy_; }
+    void set_policy(const WaitPolicy& policy) { policy_ = policy; }
+
+    uint64_t next_step() const { return next_; }  // the number of the step that the next post announces
+    // Announce the next step, with an inline payload of up to kInline bytes. Returns its number.
+    uint64_t post(const void* payload = nullptr, size_t bytes = 0) {
+        assert(bytes <= kInline);
+        const uint64_t step = next_++;
+        // This header's previous step is kHeaders back; its readers have finished once they are kAhead past it.
+        if (step >= kHeaders) await_value_all(step - kHeaders + kAhead + 2);
+        SlotHeader& header = group_.peers[rank].headers[step % kHeaders];
+        header.set_call(log_.history(), log_.call());
+        if (bytes) std::memcpy(header.payload, payload, bytes);
+        // Sequentially consistent, as is the registration of a sleeper: either this rank sees the sleeper, or the
+        // sleeper sees the step.
+        header.seq.exchange(step + 1);
+        log_.trace();  // here it costs no time, because the peers' headers are still in transit
+        if (group_.sleepers.load()) wake_sleepers();
+        return step;
+    }
+    // The program's next call will soon post a step.
+    void prefetch_next() const { prefetch_for_write(&group_.peers[rank].headers[next_ % kHeaders]); }
+
+    // Wait for a peer's step and compare the calls.
+    void await(int peer, uint64_t step) {
+        assert(step + kHeaders > next_ && step <= next_);
+        await_value(peer, step + 1);
+        if (group_.peers[peer].headers[step % kHeaders].history.load(std::memory_order_relaxed) != log_.history())
+            failures_.mismatch();
+    }
+    void await_all(uint64_t step) {
+        for (int p = 0; p < n; ++p)
+            if (p != rank) await(p, step);
+        seen_ = std::max(seen_, step + 1);
+    }
+    // The same for a rank that only sends and so may be ahead of this one. If it is, prefetch its next header, which
+    // arrives before the program's next call.
+    void await_sender(int peer, uint64_t step) {
+        const SlotHeader* headers = group_.peers[peer].headers;
+        const bool ahead = headers[step % kHeaders].seq.load(std::memory_order_acquire) > step;
+        await(peer, step);
+        if (!ahead) return;
+        const SlotHeader& next = headers[(step + 1) % kHeaders];
+        __builtin_prefetch(&next);
+        __builtin_prefetch(next.payload + kInline - 1);
+    }
+    void await_senders(uint64_t step) {
+        for (int p = 0; p < n; ++p)
+            if (p != rank) await_sender(p, step);
+        seen_ = std::max(seen_, step + 1);
+    }
+    const uint8_t* payload(int peer, uint64_t step) const {
+        return group_.peers[peer].headers[step % kHeaders].payload;
+    }
+    // Whether the calls of all peers are known to be this rank's, at the latest step that both ranks have posted. Some
+    // operations end on a rank that has waited for no other, such as a small broadcast on its root. If they are the
+    // last ones, nobody has compared their calls.
+    bool last_calls_agree() const;
+
+    // Reserve room for the next piece of so many bytes, and return its position in the staging of every rank, which
+    // only grows. Every rank reserves the same positions, even if it writes nothing. Short pieces share a slot, so a
+    // sender can be three slots full of them ahead of the receivers.
+    uint64_t reserve(size_t bytes) {
+        assert(bytes <= slot_bytes());
+        const uint64_t slot = slot_bytes(), room = std::max<uint64_t>(1, (bytes + kCell - 1) / kCell) * kCell;
+        if ((position_ & (slot - 1)) == 0 || (position_ & (slot - 1)) + room > slot) {  // the next slot
+            position_ = (position_ + slot - 1) & ~(slot - 1);
+            await_free_at_[slot_of(position_)] = free_at_[slot_of(position_)];
+        }
+        return std::exchange(position_, position_ + room);
+    }
+    uint8_t* slot(int of, uint64_t position) const {
+        assert(position < position_ && position + kSlots * slot_bytes() >= position_);
+        const uint64_t ring = kSlots * slot_bytes();
+        return group_.base() + group_.staging + size_t(of) * ring + (position & (ring - 1));
+    }
+    // Wait until all ranks have read the previous content of this rank's slot at that position. Whoever fills a slot
+    // calls this first, since the slot may have no memory before.
+    void await_free(uint64_t position) {
+        if (!committed_[slot_of(position)]) commit_slot(position);
+        await_value_all(await_free_at_[slot_of(position)]);
+    }
+    // This rank has finished reading at that position; its next post announces it.
+    void release(uint64_t position) { free_at_[slot_of(position)] = next_ + 1; }
+
+    // Whether results are written with non-temporal stores if all ranks together write so many bytes, and the copy to
+    // use.
+    bool non_temporal(size_t written) const { return written >= group_.non_temporal_from; }
+    Copy copy_for(size_t written) const { return rankwise::copy_for(non_temporal(written)); }
+
+private:
+    size_t slot_of(uint64_t position) const { return (position >> slot_bits_) % kSlots; }
+    void await_value(int peer, uint64_t value) {
+        std::atomic<uint64_t>& seq = group_.peers[peer].headers[(value - 1) % kHeaders].seq;
+        if (seq.load(std::memory_order_acquire) >= value) return;
+        for (int i = policy_.first_polls; i > 0; --i) {
+            cpu_relax();
+            if (seq.load(std::memory_order_acquire) >= value) return;
+        }
+        sleep_for(peer, seq, value);
+    }
+    void await_value_all(uint64_t value) {
+        if (seen_ >= value) return;
+        for (int p = 0; p < n; ++p)
+            if (p != rank) await_value(p, value);
+        seen_ = value;
+    }
+    void commit_slot(uint64_t position);
+    void move_to_own_core(int peer);
+    void balance_cores();
+    void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
+    void wake_sleepers();
+
+    GroupSegment& group_;
+    CallLog& log_;
+    Failures& failures_;
+    const Heap& heap_;
+    const uint64_t offset_;  // of the group in the segment
+    WaitPolicy policy_;
+    uint32_t waits_ = 0;     // that did not end within the first polls
+    uint64_t next_ = 0;      // the step that the next post announces
+    uint64_t seen_ = 0;      // every peer has posted at least this many steps
+    uint64_t position_ = 0;  // of the next piece
+    const int slot_bits_;
+    uint64_t free_at_[kSlots] = {};  // steps that each peer must have posted before all have read the slot's content
+    uint64_t await_free_at_[kSlots] = {};  // the same for the slot's previous content
+    bool committed_[kSlots] = {};          // this rank's slots that have memory
+};
+
+// Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(position, k) writes this rank's piece of round
+// k, drain(position, k, step) awaits and reads the peers' pieces. Copying in is one round ahead of waiting. Not
+// inlined: an operation's inline algorithm is faster if this is not in the same function.
+template <class Fill, class Drain>
+[[gnu::noinline]] void pipeline(StepRing& s, uint64_t rounds, size_t bytes, bool writes, Fill&& fill, Drain&& drain) {
+    uint64_t previous_step = 0, previous_position = 0;
+    for (uint64_t k = 0; k <= rounds; ++k) {
+        uint64_t step = 0, position = 0;
+        if (k < rounds) {
+            position = s.reserve(bytes);
+            if (writes) {
+                s.await_free(position);
+                fill(position, k);
+            }
+            step = s.post();
+        }
+        if (k > 0) {
+            drain(previous_position, k - 1, previous_step);
+            s.release(previous_position);
+        }
+        previous_step = step;
+        previous_position = position;
+    }
+}
+
+}  // namespace rankwise

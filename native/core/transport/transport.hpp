@@ -1,0 +1,54 @@
+// One rank's end of a group, as collectives and messages use it.
+#pragma once
+#include <memory>
+#include <new>
+#include <string>
+
+#include "trace/call_log.hpp"
+#include "transport/conditions.hpp"
+#include "transport/peer_memory.hpp"
+#include "transport/step_ring.hpp"
+
+namespace rankwise {
+
+class alignas(kCacheLine) Transport {  // aligned, so that its members' cache lines do not depend on what precedes it
+public:
+    // part: as in Settings.
+    Transport(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy, bool part, Failures& failures)
+        : segment(segment), group(group), rank(rank), n(group.nranks), log(segment, group, rank, part),
+          ring(segment, group, rank, policy, log, failures), memory(segment, group, rank, log, failures) {}
+
+    Segment& segment;
+    GroupSegment& group;
+    const int rank, n;
+    CallLog log;
+    StepRing ring;
+    PeerMemory memory;
+
+    const Conditions& conditions() const { return conditions_; }
+    // Called before the program's first operation.
+    void set_conditions(const Conditions& agreed) {
+        conditions_ = agreed;
+        ring.set_policy(WaitPolicy::when(agreed.oversubscribed));
+        memory.set_single_copy(agreed.single_copy);
+    }
+    bool ended(int peer) const { return has_ended(segment, group, peer); }
+    std::string how_it_ended(int peer) const {
+        return segment.how_it_ended(group.member()[peer], group.peers[peer].process);
+    }
+    // kScratch bytes of private memory for data read from peers.
+    uint8_t* scratch() {
+        if (!scratch_) scratch_.reset(new (kAlignment) uint8_t[kScratch]);
+        return scratch_.get();
+    }
+
+private:
+    static constexpr std::align_val_t kAlignment{64};
+    struct Free {
+        void operator()(uint8_t* p) const { ::operator delete[](p, kAlignment); }
+    };
+    Conditions conditions_;
+    std::unique_ptr<uint8_t[], Free> scratch_;
+};
+
+}  // namespace rankwise
