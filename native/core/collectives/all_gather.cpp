@@ -9,32 +9,30 @@ namespace rankwise::collectives {
 
 namespace {
 
-// Returns false, with nothing done, if some rank's memory cannot be read.
-bool get_blocks(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    StepRing& s = t.ring;
-    ExposedBuffers exposed(t, t.memory.reachable(send, blocks.size(s.rank)));
-    if (!exposed.all_exposed()) return false;  // all calls have been compared: a mismatched call must not change recv
-    copy_own_block(s, recv + blocks.offset(s.rank), send, blocks.size(s.rank), blocks.total() * size_t(s.n));
-    for (int i = 1; i < s.n; ++i) {
-        const int from = (s.rank + i) % s.n;
+// In the ranks' own memory, as reduce_in_memory.
+bool get_blocks(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    ExposedBuffers exposed(t, choice.memory(), {send, blocks.size(t.rank)});
+    choice = choice.in(exposed.exposure());
+    if (exposed.exposure() == Exposure::None) return false;
+    copy_own_block(t.ring, recv + blocks.offset(t.rank), send, blocks.size(t.rank), blocks.total() * size_t(t.n));
+    for (int i = 1; i < t.n; ++i) {
+        const int from = (t.rank + i) % t.n;
         exposed.get(from, recv + blocks.offset(from), 0, blocks.size(from));
     }
     exposed.finish_all();
     return true;
 }
 
-// Writes a piece to all ranks before the next one, because after the first rank it is in the cache. Returns false, with
-// nothing done, if some rank's memory cannot be written.
-bool put_block(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    StepRing& s = t.ring;
-    const size_t mine = blocks.size(s.rank), begin = blocks.offset(s.rank);
-    uint8_t* buffer = t.memory.reachable(recv, blocks.total());
-    ExposedBuffers exposed(t, buffer, buffer);
-    if (!exposed.all_exposed()) return false;
+// The same; a rank writes a piece to all ranks before the next one, because after the first rank it is in the cache.
+bool put_block(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    const size_t mine = blocks.size(t.rank), begin = blocks.offset(t.rank);
+    ExposedBuffers exposed(t, choice.memory(), {}, {recv, blocks.total()});
+    choice = choice.in(exposed.exposure());
+    if (exposed.exposure() == Exposure::None) return false;
     for (size_t at = 0; at < mine; at += tuning::kPutPiece) {
         const size_t length = std::min(tuning::kPutPiece, mine - at);
-        copy_own_block(s, recv + begin + at, send + at, length, blocks.total() * size_t(s.n));
-        for (int i = 1; i < s.n; ++i) exposed.put((s.rank + i) % s.n, send + at, begin + at, length);
+        copy_own_block(t.ring, recv + begin + at, send + at, length, blocks.total() * size_t(t.n));
+        for (int i = 1; i < t.n; ++i) exposed.put((t.rank + i) % t.n, send + at, begin + at, length);
     }
     exposed.finish_all();
     return true;
@@ -72,7 +70,7 @@ void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
     Choice choice = chosen(t, {largest, total}, [&](const Conditions& c) {
         return tuning::all_gather(c, largest, s.non_temporal(total * size_t(s.n)));
     });
-    for (;; choice = choice.rest()) {
+    for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, mine);
@@ -82,16 +80,12 @@ void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
             return copy_own_block(s, own, send, mine, 0);
         }
         case Algorithm::Registered:
-            if (!AllRegistered(t, send, mine)) continue;
-            [[fallthrough]];
         case Algorithm::SingleCopy:
-            if (get_blocks(t, send, recv, blocks)) return;
+            if (get_blocks(t, choice, send, recv, blocks)) return;
             continue;
         case Algorithm::RegisteredPut:
-            if (!AllRegistered(t, recv, total)) continue;
-            [[fallthrough]];
         case Algorithm::SingleCopyPut:
-            if (put_block(t, send, recv, blocks)) return;
+            if (put_block(t, choice, send, recv, blocks)) return;
             continue;
         case Algorithm::Staged: return all_gather_staged(s, send, recv, blocks);
         default: none_can_run(t);

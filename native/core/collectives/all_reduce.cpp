@@ -10,8 +10,6 @@
 
 namespace rankwise::collectives {
 
-namespace {}  // namespace
-
 void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
     StepRing& s = t.ring;
     const size_t piece = s.slot_bytes();
@@ -83,7 +81,7 @@ void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKe
     StepRing& s = t.ring;
     const size_t bytes = count * item;
     Choice choice = chosen(t, bytes, [&](const Conditions& c) { return tuning::all_reduce(c, bytes); });
-    for (;; choice = choice.rest()) {
+    for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {
             const void* sources[kMaxRanks];
@@ -94,10 +92,8 @@ void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKe
         }
         case Algorithm::Flat: return all_reduce_flat(s, data, count, item, kernel);
         case Algorithm::Registered:
-            if (const AllRegistered all(t, data, bytes); all) return reduce_registered(t, all, bytes, item, kernel, -1);
-            continue;
         case Algorithm::SingleCopy:
-            if (all_reduce_single_copy(t, data, bytes, item, kernel)) return;
+            if (reduce_in_memory(t, choice, data, bytes, item, kernel, -1)) return;
             continue;
         case Algorithm::Staged: return reduce_staged(t, data, bytes, item, kernel, -1);
         case Algorithm::ByNode: return reduce_by_node(t, data, bytes, item, kernel, -1);

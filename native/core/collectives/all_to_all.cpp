@@ -16,15 +16,15 @@ static void all_to_all_inline(StepRing& s, const uint8_t* send, uint8_t* recv, c
     }
 }
 
-// Returns false, with nothing done, if some rank's memory cannot be read.
-static bool all_to_all_get(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    StepRing& s = t.ring;
-    ExposedBuffers exposed(t, t.memory.reachable(send, blocks.total()));
-    if (!exposed.all_exposed()) return false;  // all calls have been compared: a mismatched call must not change recv
-    const size_t block = blocks.size(0), mine = blocks.offset(s.rank);
-    copy_own_block(s, recv + mine, send + mine, block, blocks.total() * size_t(s.n));
-    for (int i = 1; i < s.n; ++i) {
-        const int from = (s.rank + i) % s.n;
+// In the ranks' own memory, as reduce_in_memory.
+static bool all_to_all_get(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    ExposedBuffers exposed(t, choice.memory(), {send, blocks.total()});
+    choice = choice.in(exposed.exposure());
+    if (exposed.exposure() == Exposure::None) return false;
+    const size_t block = blocks.size(0), mine = blocks.offset(t.rank);
+    copy_own_block(t.ring, recv + mine, send + mine, block, blocks.total() * size_t(t.n));
+    for (int i = 1; i < t.n; ++i) {
+        const int from = (t.rank + i) % t.n;
         exposed.get(from, recv + blocks.offset(from), mine, block);
     }
     exposed.finish_all();
@@ -62,14 +62,12 @@ void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
     if (!out.equal()) return all_to_all_staged(s, send, recv, out, in, largest);
     const Extent extent(largest, out.total());
     Choice choice = chosen(t, extent, [&](const Conditions& c) { return tuning::all_to_all(c, extent); });
-    for (;; choice = choice.rest()) {
+    for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: return all_to_all_inline(s, send, recv, out);
         case Algorithm::Registered:
-            if (!AllRegistered(t, send, out.total())) continue;
-            [[fallthrough]];
         case Algorithm::SingleCopy:
-            if (all_to_all_get(t, send, recv, out)) return;
+            if (all_to_all_get(t, choice, send, recv, out)) return;
             continue;
         case Algorithm::Staged: return all_to_all_staged(s, send, recv, out, in, largest);
         default: none_can_run(t);

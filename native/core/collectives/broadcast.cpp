@@ -8,17 +8,14 @@
 
 namespace rankwise::collectives {
 
-// Returns false, with nothing done, if the memory cannot be accessed.
-static bool broadcast_single_copy(Transport& t, uint8_t* data, size_t bytes, int root, bool split) {
-    StepRing& s = t.ring;
+// In the ranks' own memory, as reduce_in_memory.
+static bool broadcast_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes, int root) {
+    const bool from_me = t.rank == root, split = tuning::splits(choice.first());
     const size_t read = split ? bytes / 2 : bytes;
-    const bool from_me = s.rank == root, written = split && !from_me;
-    uint8_t* buffer = from_me || written ? t.memory.reachable(data, bytes) : nullptr;
-    ExposedBuffers exposed(t, from_me ? buffer : nullptr, written ? buffer : nullptr);
-    if (split) exposed.await(1 - s.rank);
-    else if (!from_me) exposed.await_all();  // all calls have been compared: a mismatched call must not change data
-    if (!(from_me ? buffer != nullptr : exposed.exposes(root, false)) || (split && !exposed.exposes(1 - root, true)))
-        return exposed.finish_all(), false;
+    ExposedBuffers exposed(t, choice.memory(), {from_me ? data : nullptr, bytes},
+                           {split && !from_me ? data : nullptr, bytes});
+    choice = choice.in(exposed.exposure());
+    if (exposed.exposure() == Exposure::None) return false;
     if (from_me) {
         if (split) exposed.put(1 - root, data + read, read, bytes - read);
         exposed.finish_all();
@@ -54,8 +51,7 @@ void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
     if (s.n == 1) return;  // a group of one has no staging
     const bool from_me = s.rank == root;
     Choice choice = chosen(t, bytes, [&](const Conditions& c) { return tuning::broadcast(c, bytes); });
-    for (;; choice = choice.rest()) {
-        const bool split = tuning::splits(choice.first());
+    for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, from_me ? bytes : 0);
@@ -66,11 +62,9 @@ void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
         }
         case Algorithm::Registered:
         case Algorithm::RegisteredSplit:
-            if (!AllRegistered(t, split || from_me ? data : nullptr, bytes)) continue;
-            [[fallthrough]];
         case Algorithm::SingleCopy:
         case Algorithm::SingleCopySplit:
-            if (broadcast_single_copy(t, data, bytes, root, split)) return;
+            if (broadcast_in_memory(t, choice, data, bytes, root)) return;
             continue;
         case Algorithm::Staged: return broadcast_staged(s, data, bytes, root);
         case Algorithm::ByNode: return broadcast_by_node(t, data, bytes, root);

@@ -1,11 +1,10 @@
 // The collectives, one file each, over the step ring and the peers' memory. Callers have checked the arguments.
 //
-// Each collective takes from the tuning table the algorithms to try, and runs the first that can access the memory it
-// needs.
+// Each collective takes from the tuning table the algorithms to try, and runs the first for which the ranks have the
+// memory.
 #pragma once
 #include <functional>
 
-#include "collectives/all_registered.hpp"
 #include "collectives/blocks.hpp"
 #include "collectives/tuning.hpp"
 #include "kernels/kernels.hpp"
@@ -27,12 +26,12 @@ void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, Reduc
 void reduce_by_node(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
 void broadcast_by_node(Transport& t, uint8_t* data, size_t bytes, int root);
 
-// The single-copy algorithms of the reductions. All ranks synchronise before and after, and access each other's memory
-// in between. They return false, with nothing done, if some rank's memory cannot be accessed.
-bool all_reduce_single_copy(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel);
-bool reduce_single_copy(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
-bool reduce_scatter_single_copy(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
-                                ReduceKernel kernel);
+// Reductions in the ranks' own memory, if they agree that it is such as an algorithm of the choice needs. Otherwise
+// they return false, with nothing done, and `choice` is what is left of it. root: as in reduce_staged.
+bool reduce_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel,
+                      int root);
+bool reduce_scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
+                              size_t item, ReduceKernel kernel);
 
 // The forced algorithm of the current call, or the tuning table's choice.
 template <class Table> inline Choice chosen(const Transport& t, const Extent& extent, Table&& table) {

@@ -6,28 +6,26 @@
 
 namespace rankwise::collectives {
 
-// Every rank writes its block into root's memory; of two ranks root reads a part of the other's block, so that both
-// copy for the same time. False where root's memory cannot be reached; then nothing was done.
-static bool gather_single_copy(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
-    StepRing& s = t.ring;
-    const bool to_me = s.rank == root;
-    const bool read = s.n == 2 && !to_me;
-    ExposedBuffers exposed(t, read ? t.memory.reachable(send, blocks.size(s.rank)) : nullptr,
-                           to_me ? t.memory.reachable(recv, blocks.total()) : nullptr);
-    exposed.await_all();  // all calls have been compared: a mismatched call must not change recv
-    if (!exposed.exposes(root, true)) return exposed.finish_all(), false;
-    const bool non_temporal = s.non_temporal(blocks.total()) && !exposed.registered(root, true);
+// In the ranks' own memory, as reduce_in_memory. Every rank writes its block into root's memory; of two ranks root
+// reads a part of the other's block, so that both copy for the same time.
+static bool gather_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
+                             int root) {
+    const bool to_me = t.rank == root, read = t.n == 2 && !to_me;
+    ExposedBuffers exposed(t, choice.memory(), {read ? send : nullptr, blocks.size(t.rank), true},
+                           {to_me ? recv : nullptr, blocks.total()});
+    choice = choice.in(exposed.exposure());
+    if (exposed.exposure() == Exposure::None) return false;
+    const bool non_temporal = t.ring.non_temporal(blocks.total()) && !exposed.writable_registered(root);
     const auto written = [&](int from) {  // by the rank itself
         const size_t block = blocks.size(from);
-        return exposed.exposes(from, false) ? block - tuning::gathered_by_root(t.conditions(), block, non_temporal)
-                                            : block;
+        return exposed.readable(from) ? block - tuning::gathered_by_root(t.conditions(), block, non_temporal) : block;
     };
     if (!to_me) {
-        exposed.put(root, send, blocks.offset(s.rank), written(s.rank));
+        exposed.put(root, send, blocks.offset(t.rank), written(t.rank));
         return exposed.finish_with(root), true;
     }
-    copy_own_block(s, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
-    for (int from = 0; from < s.n; ++from) {
+    copy_own_block(t.ring, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
+    for (int from = 0; from < t.n; ++from) {
         if (from == root) continue;
         const size_t already = written(from);
         exposed.get(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
@@ -64,7 +62,7 @@ void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& bloc
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
     Choice choice = chosen(t, {largest, total}, [&](const Conditions& c) { return tuning::gather(c, largest); });
-    for (;; choice = choice.rest()) {
+    for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, to_me ? 0 : mine);
@@ -76,10 +74,8 @@ void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& bloc
             return;
         }
         case Algorithm::Registered:
-            if (!AllRegistered(t, to_me ? recv : s.n == 2 ? send : nullptr, to_me ? total : mine)) continue;
-            [[fallthrough]];
         case Algorithm::SingleCopy:
-            if (gather_single_copy(t, send, recv, blocks, root)) return;
+            if (gather_in_memory(t, choice, send, recv, blocks, root)) return;
             continue;
         case Algorithm::Staged: return gather_staged(s, send, recv, blocks, root);
         default: none_can_run(t);

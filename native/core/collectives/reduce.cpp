@@ -31,7 +31,7 @@ void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel
     const size_t bytes = count * item;
     const bool to_me = s.rank == root;
     Choice choice = chosen(t, bytes, [&](const Conditions& c) { return tuning::reduce(c, bytes); });
-    for (;; choice = choice.rest()) {
+    for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, to_me ? 0 : bytes);
@@ -42,11 +42,8 @@ void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel
             return kernel(data, sources, s.n, count, s.n);
         }
         case Algorithm::Registered:
-            if (const AllRegistered all(t, data, bytes); all)
-                return reduce_registered(t, all, bytes, item, kernel, root);
-            continue;
         case Algorithm::SingleCopy:
-            if (reduce_single_copy(t, data, bytes, item, kernel, root)) return;
+            if (reduce_in_memory(t, choice, data, bytes, item, kernel, root)) return;
             continue;
         case Algorithm::Staged: return reduce_staged(t, data, bytes, item, kernel, root);
         case Algorithm::ByNode: return reduce_by_node(t, data, bytes, item, kernel, root);

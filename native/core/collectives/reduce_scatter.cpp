@@ -37,7 +37,7 @@ void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Bloc
     StepRing& s = t.ring;
     const size_t mine = blocks.size(s.rank), total = blocks.total();
     Choice choice = chosen(t, total, [&](const Conditions& c) { return tuning::reduce_scatter(c, total); });
-    for (;; choice = choice.rest()) {
+    for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, total);
@@ -49,11 +49,8 @@ void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Bloc
             return;
         }
         case Algorithm::Registered:
-            if (const AllRegistered all(t, send, total); all)
-                return reduce_block_registered(t, all, recv, blocks.offset(s.rank), mine, item, kernel);
-            continue;
         case Algorithm::SingleCopy:
-            if (reduce_scatter_single_copy(t, send, recv, blocks, item, kernel)) return;
+            if (reduce_scatter_in_memory(t, choice, send, recv, blocks, item, kernel)) return;
             continue;
         case Algorithm::Staged: return reduce_scatter_staged(s, send, recv, blocks, item, kernel);
         default: none_can_run(t);

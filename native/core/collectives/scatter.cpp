@@ -6,27 +6,27 @@
 
 namespace rankwise::collectives {
 
-// The others read their blocks in root's memory while it copies its own, and of two ranks some of the other's.
-// False where root's memory cannot be reached; then nothing was done.
-static bool scatter_single_copy(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
-    StepRing& s = t.ring;
-    const bool from_me = s.rank == root;
-    const size_t some =
-        tuning::copied_by_root(t.conditions(), blocks.size(s.n == 2 ? 1 - root : 0), s.non_temporal(blocks.total()));
-    ExposedBuffers exposed(t, from_me ? t.memory.reachable(send, blocks.total()) : nullptr,
-                           some && !from_me ? t.memory.reachable(recv, blocks.size(s.rank)) : nullptr);
-    exposed.await_all();  // all calls have been compared: a mismatched call must not change recv
-    if (!exposed.exposes(root, false)) return exposed.finish_all(), false;
-    const size_t taken = some && exposed.exposes(1 - root, true) && !exposed.registered(root, false) ? some : 0;
+// In the ranks' own memory, as reduce_in_memory. The others read their blocks in root's memory while it copies its own,
+// and of two ranks some of the other's.
+static bool scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
+                              int root) {
+    const bool from_me = t.rank == root;
+    const size_t some = tuning::copied_by_root(t.conditions(), blocks.size(t.n == 2 ? 1 - root : 0),
+                                               t.ring.non_temporal(blocks.total()));
+    ExposedBuffers exposed(t, choice.memory(), {from_me ? send : nullptr, blocks.total()},
+                           {some && !from_me ? recv : nullptr, blocks.size(t.rank), true});
+    choice = choice.in(exposed.exposure());
+    if (exposed.exposure() == Exposure::None) return false;
+    const size_t taken = some && exposed.writable(1 - root) && !exposed.readable_registered(root) ? some : 0;
     if (from_me) {
-        copy_own_block(s, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
+        copy_own_block(t.ring, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
         if (const int other = 1 - root; taken) {
             const size_t read = blocks.size(other) - taken;
             exposed.put(other, send + blocks.offset(other) + read, read, taken);
         }
         return exposed.finish_all(), true;
     }
-    exposed.get(root, recv, blocks.offset(s.rank), blocks.size(s.rank) - taken);
+    exposed.get(root, recv, blocks.offset(t.rank), blocks.size(t.rank) - taken);
     return exposed.finish_with(root), true;
 }
 
@@ -62,7 +62,7 @@ void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blo
     const size_t mine = blocks.size(s.rank);
     const Extent extent(blocks.largest(), blocks.total());
     Choice choice = chosen(t, extent, [&](const Conditions& c) { return tuning::scatter(c, extent); });
-    for (;; choice = choice.rest()) {
+    for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, from_me ? extent.total : 0);
@@ -71,10 +71,8 @@ void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blo
             return;
         }
         case Algorithm::Registered:
-            if (!AllRegistered(t, from_me ? send : nullptr, extent.total)) continue;
-            [[fallthrough]];
         case Algorithm::SingleCopy:
-            if (scatter_single_copy(t, send, recv, blocks, root)) return;
+            if (scatter_in_memory(t, choice, send, recv, blocks, root)) return;
             continue;
         case Algorithm::Staged: return scatter_staged(s, send, recv, blocks, root);
         default: none_can_run(t);

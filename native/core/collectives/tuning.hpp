@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "transport/conditions.hpp"
+#include "transport/exposure.hpp"
 
 namespace rankwise::tuning {
 
@@ -19,14 +20,34 @@ struct Extent {
     Extent(size_t largest, size_t total) : largest(largest), total(total) {}
 };
 
-// The algorithms of a call, in the order in which they are tried. An algorithm that uses the ranks' own memory may find
-// in its first step that some memory cannot be accessed; all ranks find the same, and try the next algorithm.
+// The memory of the ranks in which the algorithm works; None for one that uses the slots.
+constexpr Exposure memory_of(Algorithm algorithm) {
+    switch (algorithm) {
+    case Algorithm::SingleCopy:
+    case Algorithm::SingleCopyPut:
+    case Algorithm::SingleCopySplit: return Exposure::Private;
+    case Algorithm::Registered:
+    case Algorithm::RegisteredPut:
+    case Algorithm::RegisteredSplit: return Exposure::Registered;
+    default: return Exposure::None;
+    }
+}
+
+// The algorithms of a call, in the order in which they are tried. Those that use the ranks' own memory come first. The
+// ranks then agree on what memory they have, and all run the first algorithm that can work in it.
 class Choice {
 public:
     constexpr Choice(Algorithm first, Algorithm second = Algorithm::None, Algorithm third = Algorithm::None)
         : packed_(uint32_t(first) | uint32_t(second) << 8 | uint32_t(third) << 16) {}
     constexpr Algorithm first() const { return Algorithm(packed_ & 0xff); }
     constexpr Choice rest() const { return Choice(packed_ >> 8); }
+    // The least memory that suffices for one of those that use the ranks' own memory.
+    constexpr Exposure memory() const {
+        const Exposure next = memory_of(rest().first());
+        return next == Exposure::None ? memory_of(first()) : next;
+    }
+    // The choice that is left if the ranks expose such memory.
+    constexpr Choice in(Exposure exposure) const { return memory_of(first()) > exposure ? rest().in(exposure) : *this; }
 
 private:
     explicit constexpr Choice(uint32_t packed) : packed_(packed) {}

@@ -1,8 +1,7 @@
 // Registered buffers: memory in the segment, which peers read and write in place.
 //
 // Every rank maps the whole segment from the start, so a buffer needs no mapping of its own and never moves, and its
-// offset identifies it to peers. Any rank may allocate buffers of any size at any time. collectives/all_registered.hpp
-// has the collectives that work in place.
+// offset identifies it to peers. Any rank may allocate buffers of any size at any time.
 #pragma once
 #include <memory>
 

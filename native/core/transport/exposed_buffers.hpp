@@ -1,42 +1,48 @@
-// The buffers that the ranks expose to each other in one operation.
+// The buffers that the ranks expose to each other in one operation, and their agreement on what memory these are.
+//
+// In one step each rank announces which memory it exposes. From these headers all ranks learn the same: whether they
+// can work in the ranks' own memory, and whether all of that is in the segment.
 #pragma once
+#include "base/mix.hpp"
+#include "transport/exposure.hpp"
 #include "transport/transport.hpp"
 
 namespace rankwise {
 
+// A buffer of this rank; null or empty if its peers need none.
+struct OwnBuffer {
+    const void* memory = nullptr;
+    size_t bytes = 0;
+    bool optional = false;  // the operation also works if it cannot be accessed
+};
+
 // The constructor posts a step, and so do finish_all and finish_with.
 class ExposedBuffers {
 public:
-    // Exposes `readable` to get, and `writable` to put; null exposes nothing.
-    ExposedBuffers(Transport& t, const void* readable, void* writable = nullptr) : s_(t.ring), memory_(t.memory) {
-        const uint64_t both[2] = {memory_.describe(readable), memory_.describe(writable)};
-        memory_.set_exposed(writable != nullptr);
-        step_ = s_.post(both, sizeof both);
-    }
+    // Exposes `readable` to get, and `writable` to put. least: the operation needs such memory. Waits for the others,
+    // unless this rank lacks it. So all calls have been compared before anything changes.
+    ExposedBuffers(Transport& t, Exposure least, const OwnBuffer& readable, const OwnBuffer& writable = {});
     // An operation that ends in an exception must not return while a peer still writes here.
     ~ExposedBuffers() { memory_.await_no_writers(); }
     ExposedBuffers(const ExposedBuffers&) = delete;
 
-    // Wait until `peer` has entered the operation, which the calls below require.
-    void await(int peer) { s_.await(peer, step_); }
-    void await_all() { s_.await_all(step_); }
-    // Wait for all ranks, and return whether every one exposes a readable buffer. If not, the step is finished and the
-    // operation may continue with another algorithm.
-    bool all_exposed() {
-        await_all();
-        for (int r = 0; r < s_.n; ++r)
-            if (!address(r, 0)) return finish_all(), false;
-        return true;
+    // The same on all ranks; None if it is less than the constructor's `least`. Then nothing is left to finish.
+    Exposure exposure() const { return exposure_; }
+    // Whether a rank exposes a buffer, and whether that buffer is registered.
+    bool readable(int rank) const { return exposes(words_[rank].readable); }
+    bool writable(int rank) const { return exposes(words_[rank].writable); }
+    bool readable_registered(int rank) const { return is_registered(words_[rank].readable); }
+    bool writable_registered(int rank) const { return is_registered(words_[rank].writable); }
+    // A rank's registered readable buffer.
+    uint8_t* registered(int rank, size_t bytes) const {
+        return memory_.in_segment(rank, words_[rank].readable & ~PeerMemory::kInSegment, bytes);
     }
-    // Whether a rank exposes a readable or a writable buffer, and whether that buffer is registered.
-    bool exposes(int rank, bool writable) const { return address(rank, writable); }
-    bool registered(int rank, bool writable) const { return address(rank, writable) & PeerMemory::kInSegment; }
     // Copy from a buffer that the peer exposes, or into it.
     void get(int peer, void* dst, size_t offset, size_t bytes) {
-        memory_.get(peer, dst, address(peer, 0) + offset, bytes);
+        memory_.get(peer, dst, words_[peer].readable + offset, bytes);
     }
     void put(int peer, const void* src, size_t offset, size_t bytes) {
-        memory_.put(peer, src, address(peer, 1) + offset, bytes);
+        memory_.put(peer, src, words_[peer].writable + offset, bytes);
     }
 
     // Announce that this rank has finished, and wait until all ranks, or one peer, have finished too.
@@ -50,14 +56,20 @@ public:
     }
 
 private:
-    uint64_t address(int peer, int which) const {
-        uint64_t both[2];
-        std::memcpy(both, s_.payload(peer, step_), sizeof both);
-        return both[which];
-    }
+    static constexpr uint64_t kUnreachable = 0, kNotNeeded = ~uint64_t(0);  // in place of an address
+    static bool exposes(uint64_t address) { return address != kUnreachable && address != kNotNeeded; }
+    static bool is_registered(uint64_t address) { return address & PeerMemory::kInSegment; }  // or is not needed
+    struct Words {
+        uint64_t readable, writable;
+        uint64_t digest;  // shows that no stray write has changed the other two
+        uint64_t expected() const { return mix(readable, writable); }
+    };
+    uint64_t word_of(const OwnBuffer& buffer, Exposure least) const;
+
     StepRing& s_;
     PeerMemory& memory_;
-    uint64_t step_;
+    Exposure exposure_ = Exposure::None;
+    Words words_[kMaxRanks];  // of each rank; read once, because a stray write may change them at any time
 };
 
 }  // namespace rankwise

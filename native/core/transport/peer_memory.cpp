@@ -62,12 +62,14 @@ bool PeerMemory::try_copy(int peer, bool writes, uint8_t* here, uint64_t there, 
     return true;
 }
 
+void PeerMemory::address_overwritten(int peer) {
+    set_writing(false);  // before the error is put together, because peers may wait for this
+    failures_.address_overwritten(peer);
+}
+
 uint8_t* PeerMemory::in_segment(int peer, uint64_t offset, size_t bytes) {
     uint8_t* const memory = segment_.at(offset);
-    if (!segment_.contains(memory, bytes)) {
-        set_writing(false);  // before the error is put together, because peers may wait for this
-        failures_.address_overwritten(peer);
-    }
+    if (!segment_.contains(memory, bytes)) address_overwritten(peer);
     return memory;
 }
 
@@ -80,6 +82,7 @@ void PeerMemory::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t
         check();
     };
     check_copied(true);
+    if (!bytes) return;
     uint8_t* const in_segment = there & kInSegment ? this->in_segment(peer, there & ~kInSegment, bytes) : nullptr;
     for (size_t done = 0; done < bytes; done += kBytesPerCheck) {
         const size_t length = std::min(kBytesPerCheck, bytes - done);
@@ -94,11 +97,7 @@ void PeerMemory::get(int peer, void* dst, uint64_t address, size_t bytes) {
 }
 
 void PeerMemory::put(int peer, const void* src, uint64_t address, size_t bytes) {
-    struct WriteMark {
-        PeerMemory& m;
-        explicit WriteMark(PeerMemory& m) : m(m) { m.set_writing(true); }
-        ~WriteMark() { m.set_writing(false); }
-    } mark(*this);
+    const Writing writing(*this);
     copy_peer_memory(peer, true, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes);
 }
 

@@ -63,6 +63,7 @@ public:
     uint64_t describe(const void* p) const {
         return segment_.contains(p, 1) ? segment_.offset_of(p) | kInSegment : reinterpret_cast<uint64_t>(p);
     }
+    bool contains(const void* memory, size_t bytes) const { return segment_.contains(memory, bytes); }  // the segment
     // Memory of the segment that a peer has described by its offset; throws if there is none.
     uint8_t* in_segment(int peer, uint64_t offset, size_t bytes);
     // Copy from or to the memory of a peer that is in the same operation.
@@ -75,6 +76,13 @@ public:
     // A rank sets this before it writes into a peer's memory, and then checks whether the group has failed. The
     // memory's owner fails the group first and checks this afterwards. So either the writer stops or the owner waits.
     void set_writing(bool now) { group_.peers[rank_].writing.store(now); }
+    struct Writing {
+        PeerMemory& memory;
+        explicit Writing(PeerMemory& memory) : memory(memory) { memory.set_writing(true); }
+        ~Writing() { memory.set_writing(false); }
+        Writing(const Writing&) = delete;
+    };
+    [[noreturn]] void address_overwritten(int peer);
     // Throws if the group has failed.
     void check() {
         if (group_.failed()) failures_.throw_failure();
