@@ -88,7 +88,8 @@ void bind_segment(nb::module_& m) {
             },
             nb::arg("rank"))
         .def("lost_rank", [](const Segment& s) -> std::optional<int> {
-            const rankwise::Failure f = s.at<rankwise::GroupSegment>(s.header().world_group)->failure();
+            const rankwise::GroupSegment* const group = find_group(s, s.header().world_group);
+            const rankwise::Failure f = group ? group->failure() : rankwise::Failure{};
             if (f.cause != rankwise::Cause::PeerLost) return std::nullopt;
             return f.rank;
         });

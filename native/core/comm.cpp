@@ -176,7 +176,7 @@ void Comm::agree_on_conditions() {
                  digest(settings_.numa_nodes),
                  settings_.numa_node};
     const bool one_each = settings_.numa_nodes.size() == size_t(segment_->world_size());
-    if (one_each) own.numa_node = settings_.numa_nodes[group_.member()[rank()]];
+    if (one_each) own.numa_node = settings_.numa_nodes[members_[size_t(rank())]];
     if (const int next = (rank() + 1) % transport_.n; next != rank()) {
         uint64_t theirs[2];
         transport_.ring.await(next, probed);
@@ -482,17 +482,17 @@ uint64_t Comm::make_part(const std::vector<int>& ranks) {
     std::vector<Member> members;
     for (int r : ranks) {
         check_root(r, "ranks");
-        members.push_back({group_.member()[r], group_.peers[r].process});
+        members.push_back(transport_.members[size_t(r)]);
     }
     return create_group_segment(*segment_, members);
 }
 
 std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     const OpenLease lease(*this);
-    GroupSegment& group = *segment_->at<GroupSegment>(part);
-    const int32_t* members = segment_->contains(&group, sizeof(GroupSegment)) ? group.member() : nullptr;
-    const int n = members ? group.nranks : 0;
-    const int index = int(std::find(members, members + n, group_.member()[rank()]) - members);
+    GroupSegment* const group = find_group(*segment_, part);
+    const int32_t* members = group ? group->member() : nullptr;
+    const int n = group ? group->nranks : 0;
+    const int index = int(std::find(members, members + n, members_[size_t(rank())]) - members);
     if (index == n)
         throw BadArgument("part: " + std::to_string(part) + " given, expected a group that contains this rank");
     auto comm = std::make_shared<Comm>(buffers_, part, index, timeout(), settings_);
@@ -501,7 +501,7 @@ std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
     std::vector<int> ranks;  // of the members in this group
     for (int m = 0; m < n; ++m)
-        ranks.push_back(int(std::find(group_.member(), group_.member() + world_size(), members[m]) - group_.member()));
+        ranks.push_back(int(std::find(members_.begin(), members_.end(), members[m]) - members_.begin()));
     conditions.set_nodes(conditions.nodes.part(ranks));
     comm->transport_.set_conditions(conditions);
     return comm;

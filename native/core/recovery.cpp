@@ -86,8 +86,8 @@ private:
 class JobAgreement : public CreatingAgreement {
 public:
     JobAgreement(Segment& segment, int rank, uint32_t process, const GroupMemory* memory)
-        : CreatingAgreement(segment, *segment.at<Agreements>(segment.header().restores), rank, segment.world_size(),
-                            process, Op::Restore, memory) {}
+        : CreatingAgreement(segment, *segment.at<Agreements>(SegmentLayout(segment.world_size()).restores), rank,
+                            segment.world_size(), process, Op::Restore, memory) {}
 
 private:
     int64_t process_of(int r) const override { return segment_.present_process(r); }
@@ -124,6 +124,8 @@ void free_lost_buffers(Segment& segment) {
     bool in_use = false;
     segment.heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
         GroupSegment& group = *segment.at<GroupSegment>(offset);
+        in_use = in_use || !group.intact();
+        if (in_use) return;
         const auto ended = [&](int r) { return segment.ended(group.member()[r], group.peers[r].process); };
         for (int r = 0; r < group.nranks && group.failed(); ++r) {
             if (ended(r)) continue;
@@ -177,7 +179,7 @@ std::map<int, std::string> Comm::failed() const {
 // goes on alone as if the others had been lost. If some ranks call agree while others, which have noticed a failure,
 // shrink the group, agree throws the failure, so that all come to shrink.
 Outcome Comm::decide(Op op, int64_t flags, std::string& trouble, const RankSet& exclude) {
-    const TracedCall traced(*segment_, group_.member()[rank()], op, group_.number, settings_.part);
+    const TracedCall traced(*segment_, members_[size_t(rank())], op, group_.number, settings_.part);
     const auto throw_excluded = [&] {
         const std::string how = "was excluded from the group, by the others' call or because it did not come to " +
                                 std::string(name(op)) + " before their timeout";
@@ -260,7 +262,7 @@ std::shared_ptr<Comm> Comm::restore() {
         throw Unsupported("restore", settings_.backend,
                           "the launcher does not start lost ranks again; start the program by `rankwise run --restarts "
                           "N`, or go on without the lost ranks by shrink");
-    const int32_t me = group_.member()[rank()];
+    const int me = members_[size_t(rank())];
     const TracedCall traced(*segment_, me, Op::Restore, group_.number, settings_.part);
     return meet(buffers_, me, group_.peers[rank()].process, timeout(), settings_, memory_.get());
 }
@@ -274,13 +276,13 @@ std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, in
         const Outcome outcome = agreement.decide(-1, waiter.left().count());
         if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Restore, agreement.trouble);
         const bool present = outcome.present.contains(rank);
-        if (outcome.group && segment->at<GroupSegment>(outcome.group)->peers[rank].process != process)
-            continue;                                             // with the process before this one
-        if (!outcome.group && process > 0 && !present) continue;  // decided before this replacement came
-        if (!outcome.group) throw_not_restored(*segment, outcome, timeout);
+        GroupSegment* const group = outcome.group ? find_group(*segment, outcome.group) : nullptr;
+        if (group && group->peers[rank].process != process) continue;  // with the process before this one
+        if (!group && process > 0 && !present) continue;               // decided before this replacement came
+        if (!group) throw_not_restored(*segment, outcome, timeout);
         const uint64_t former = segment->header().world_group.exchange(outcome.group);
-        if (former != outcome.group && segment->at<GroupSegment>(former)->attached.fetch_sub(1) == 1)
-            release_group_segment(*segment, former);
+        GroupSegment* const old = former != outcome.group ? find_group(*segment, former) : nullptr;
+        if (old && old->attached.fetch_sub(1) == 1) release_group_segment(*segment, former);
         watch_peers(segment, rank);
         auto comm = std::make_shared<Comm>(buffers, outcome.group, rank, timeout, settings);
         try {
@@ -298,7 +300,7 @@ void Comm::prepare_replacement(Segment& segment, int rank, uint32_t process) {
     if (!segment.ended(rank, process - 1)) segment.mark_exited(rank, kStatusUnknown, process - 1);
     end_operations(segment.header(), rank);
     segment.record(rank).pending_messages = 0;
-    Agreements& agreements = *segment.at<Agreements>(segment.header().restores);
+    Agreements& agreements = *segment.at<Agreements>(SegmentLayout(segment.world_size()).restores);
     agreements.slots[rank].taken.store(agreements.latest());
 }
 

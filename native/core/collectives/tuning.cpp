@@ -83,7 +83,7 @@ const char* name(Algorithm algorithm) {
                                                 "registered_split",
                                                 "separate",
                                                 "by_node"};
-    return names[size_t(algorithm)];
+    return size_t(algorithm) < kAlgorithms ? names[size_t(algorithm)] : "unknown";
 }
 
 const std::vector<std::pair<Op, std::vector<Algorithm>>>& algorithms() {

@@ -81,7 +81,7 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
     }
     mine.taken.store(number);
     const uint64_t decided = decision.load();
-    if (number_of(decided) != number)
+    if (number_of(decided) != number || uint32_t(decided) >= uint32_t(n_))
         return {};  // two agreements later, of which the others made at least one without this rank
     const AgreementSlot& slot = shared_.slots[uint32_t(decided)];
     const Outcome outcome = slot.proposals[number % 2].load();

@@ -64,10 +64,11 @@ std::string describe_deadlock(const std::vector<std::optional<Awaited>>& waits, 
 // In a deadlock, each rank has long been in an operation that waits for the next rank, and nothing that the next rank
 // does in the background can end that wait. A stopped process is part of none: it might have gone on if it had not been
 // stopped.
-std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, GroupSegment& group, double limit) {
-    const int n = group.nranks;
+std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, const GroupSegment& group,
+                                                  const std::vector<Member>& members, double limit) {
+    const int n = int(members.size());
     std::vector<Whereabouts> where;
-    for (int p = 0; p < n; ++p) where.push_back(whereabouts(segment.header(), group.member()[p]));
+    for (int p = 0; p < n; ++p) where.push_back(whereabouts(segment.header(), members[size_t(p)].world_rank));
     const auto stays = [&](int p) {
         const Whereabouts& w = where[size_t(p)];
         const QualifiedPid pid = group.peers[p].pid.load(std::memory_order_relaxed);
@@ -81,7 +82,7 @@ std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, GroupS
         if (!stays(p)) continue;
         const Operation& in = *where[size_t(p)].operation;
         const int peer = is_message(in) ? *in.peer : int(group.peers[p].waits_for.load()) - 1;
-        if (peer < 0 || peer == p || !stays(peer)) continue;
+        if (peer < 0 || peer >= n || peer == p || !stays(peer)) continue;
         if (in.kind == Op::Recv && sends_to(where[size_t(peer)], p)) continue;
         if (in.kind == Op::Send && takes_in(where[size_t(peer)])) continue;
         if (!is_message(in) && group.peers[peer].calls.load() >= in.sequence) continue;  // it takes part

@@ -17,7 +17,8 @@ struct Awaited {
 
 // By rank: the rank without which each one cannot go on, if it has waited long enough for a deadlock; limit: seconds
 // that the caller has waited.
-std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, GroupSegment& group, double limit);
+std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, const GroupSegment& group,
+                                                  const std::vector<Member>& members, double limit);
 
 // Continues a sentence by who waits for whom in the cycle to which `from` leads: "; a deadlock: rank 0 waits for rank 1
 // (recv, tag 0), and rank 1 waits for rank 0 (barrier #1)". Returns "" if there is none. waits: by rank.

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <map>
+#include <sstream>
+#include <cstdlib>
+#include <cstring>
 
 #include "failure/deadlock.hpp"
 #include "failure/stacks.hpp"
@@ -120,15 +123,15 @@ std::map<uint64_t, Call> recent_calls(const PeerSlot& peer) {
 }
 
 // Each rank's latest calls, those that it made after the group had failed included.
-std::vector<Numbered> calls_of(const GroupSegment& group) {
-    std::vector<Numbered> calls{size_t(group.nranks)};
-    for (int p = 0; p < group.nranks; ++p) {
+std::vector<Numbered> calls_of(const GroupSegment& group, int n) {
+    std::vector<Numbered> calls{size_t(n)};
+    for (int p = 0; p < n; ++p) {
         const PeerSlot& peer = group.peers[p];
         for (const auto& [number, call] : recent_calls(peer))
             calls[size_t(p)].emplace(number, with_description(call, number, peer.last_description));
     }
     const uint64_t first = first_different(calls);
-    for (int p = 0; p < group.nranks; ++p) {
+    for (int p = 0; p < n; ++p) {
         const PeerSlot& peer = group.peers[p];
         if (peer.site.state.load() == 2 && peer.site.number == first)
             calls[size_t(p)].emplace(first, with_description(peer.site.call, first, peer.last_description));
@@ -136,7 +139,10 @@ std::vector<Numbered> calls_of(const GroupSegment& group) {
     return calls;
 }
 
-std::string call_site_of(const PeerSlot& peer) { return peer.site.state.load() == 2 ? peer.site.text : ""; }
+std::string call_site_of(const PeerSlot& peer) {
+    if (peer.site.state.load() != 2) return "";
+    return std::string(peer.site.text, strnlen(peer.site.text, sizeof peer.site.text));
+}
 
 }  // namespace
 
@@ -154,11 +160,15 @@ void FailureRecord::mismatch() {
     throw_failure();
 }
 
-void FailureRecord::address_overwritten(int peer) {
-    fail_group(t_.group, Cause::PeerLost, t_.rank, t_.log.calls(),
-               "found that the address of an array of rank " + std::to_string(peer) +
-                   " had been overwritten in shared memory, perhaps by an array access outside its bounds");
-    throw_failure();
+void FailureRecord::overwritten(const char* what, int peer) {
+    overwritten(std::string(what) + " of rank " + std::to_string(peer), name(t_.log.op()), int64_t(t_.log.calls()));
+}
+
+void FailureRecord::overwritten(const std::string& what, const std::string& operation, int64_t sequence) {
+    fail_group(
+        t_.group, Cause::PeerLost, t_.rank, t_.log.calls(),
+        "found that " + what + " had been overwritten in shared memory, perhaps by an array access outside its bounds");
+    throw_failure(operation, sequence);
 }
 
 void FailureRecord::refuse(const Call& call) {
@@ -205,9 +215,9 @@ std::string FailureRecord::of_group() const {
 RankTexts FailureRecord::states() const {
     RankTexts result;
     for (int p = 0; p < t_.n; ++p) {
-        const int world_rank = t_.group.member()[p];
+        const int world_rank = t_.members[size_t(p)].world_rank;
         std::string text;
-        if (t_.segment.record(world_rank).joined.load() <= t_.group.peers[p].process) text = "has not joined";
+        if (t_.segment.record(world_rank).joined.load() <= t_.members[size_t(p)].process) text = "has not joined";
         else if (t_.ended(p)) text = t_.how_it_ended(p);
         else text = to_string(whereabouts(t_.segment.header(), world_rank), t_.group.number);
         result.emplace_back(p, text);
@@ -217,7 +227,7 @@ RankTexts FailureRecord::states() const {
 
 RankTexts FailureRecord::request_stacks(const std::vector<int>& peers) const {
     std::vector<int> world;
-    for (int p : peers) world.push_back(t_.group.member()[p]);
+    for (int p : peers) world.push_back(t_.members[size_t(p)].world_rank);
     RankTexts result = rankwise::request_stacks(t_.segment, world);
     for (auto& [r, text] : result) r = peers[size_t(std::find(world.begin(), world.end(), r) - world.begin())];
     return result;
@@ -226,7 +236,7 @@ RankTexts FailureRecord::request_stacks(const std::vector<int>& peers) const {
 std::string FailureRecord::deadlock(double limit) const {
     if (t_.log.part()) return "";            // the ranks also wait in the operations of which this is a part
     if (limit < t_.ring.timeout) return "";  // the program means to come back later
-    return describe_deadlock(awaited_ranks(t_.segment, t_.group, limit), t_.rank);
+    return describe_deadlock(awaited_ranks(t_.segment, t_.group, t_.members, limit), t_.rank);
 }
 
 // Publishes, once for each group, where in the program this rank made the call that failed, and the call itself if it
@@ -247,7 +257,7 @@ void FailureRecord::publish_call_site() {
 void FailureRecord::await_call_sites() const {
     Waiter waiter(kCallSiteTimeout);
     for (int p = 0; p < t_.n; ++p) {
-        const int world_rank = t_.group.member()[p];
+        const int world_rank = t_.members[size_t(p)].world_rank;
         waiter.watch(std::chrono::microseconds(500), [&] {
             if (t_.group.peers[p].site.state.load() == 2) return true;
             const Whereabouts where = whereabouts(t_.segment.header(), world_rank);
@@ -261,12 +271,12 @@ void FailureRecord::throw_mismatch(const std::string& danger) {
     constexpr uint64_t kShown = 3;  // calls of a rank
     publish_call_site();
     await_call_sites();
-    const std::vector<Numbered> calls = calls_of(t_.group);
+    const std::vector<Numbered> calls = calls_of(t_.group, t_.n);
     const uint64_t first = first_different(calls);
     const Failure f = t_.group.failure();
     RankTexts texts, sites;
     std::vector<int> different;
-    std::string text = (f.how[0] ? std::string(f.how) : "the ranks called different operations") + " (seen by rank " +
+    std::string text = (!f.how.empty() ? f.how : "the ranks called different operations") + " (seen by rank " +
                        std::to_string(f.rank) + " at its operation #" + std::to_string(f.sequence) + ")";
     for (int p = 0; p < t_.n; ++p) {
         const Numbered& mine = calls[size_t(p)];
@@ -276,7 +286,7 @@ void FailureRecord::throw_mismatch(const std::string& danger) {
         if (const auto one = mine.find(first); one != mine.end())
             differs = differences(one->second, *most_frequent(calls, first));
         if (call.empty()) call = kNoCall;
-        const int world_rank = t_.group.member()[p];
+        const int world_rank = t_.members[size_t(p)].world_rank;
         const Whereabouts where = whereabouts(t_.segment.header(), world_rank);
         if (const std::string site = call_site_of(t_.group.peers[p]); !site.empty()) {
             call += " at " + site;
@@ -295,7 +305,7 @@ void FailureRecord::throw_mismatch(const std::string& danger) {
 
 // The message that this rank waits for: "recv from rank 1, tag 0", or "".
 std::string FailureRecord::awaited_message() const {
-    const Whereabouts where = whereabouts(t_.segment.header(), t_.group.member()[t_.rank]);
+    const Whereabouts where = whereabouts(t_.segment.header(), t_.members[size_t(t_.rank)].world_rank);
     return where.inside && where.operation->peer && where.operation->group == t_.group.number
                ? to_string(*where.operation, t_.group.number)
                : "";
@@ -332,7 +342,7 @@ void FailureRecord::throw_failure(const std::string& operation, int64_t sequence
 
 void FailureRecord::throw_lost(const Failure& f, const std::string& here, const std::string& danger,
                                const std::string& operation, int64_t sequence) {
-    const int world_rank = t_.group.member()[f.rank];
+    const int world_rank = t_.members[size_t(f.rank)].world_rank;
     std::string how = f.how, where;
     if (how.empty()) {
         how = t_.how_it_ended(f.rank);
@@ -355,8 +365,8 @@ void FailureRecord::throw_lost(const Failure& f, const std::string& here, const 
 TimeoutReport FailureRecord::timeout_report(const Failure& f) const {
     if (const uint64_t written = t_.group.peers[f.rank].report.load()) return read_report(t_.segment, written);
     TimeoutReport report;
-    for (const char* at = f.how; *at; at += *at == ',')
-        report.missing.push_back(int(std::strtol(at, const_cast<char**>(&at), 10)));
+    std::istringstream ranks(f.how);
+    for (std::string rank; std::getline(ranks, rank, ',');) report.missing.push_back(std::atoi(rank.c_str()));
     report.headline = report.missing == std::vector<int>{f.rank}
                           ? "rank " + std::to_string(f.rank) +
                                 " waited for an event, before its next operation, longer than its timeout"

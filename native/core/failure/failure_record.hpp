@@ -26,10 +26,13 @@ public:
     [[noreturn]] void lost(int peer) override;
     [[noreturn]] void mismatch() override;
     [[noreturn]] void timed_out(uint64_t steps) override;
-    [[noreturn]] void address_overwritten(int peer) override;
+    [[noreturn]] void overwritten(const char* what, int peer) override;
     // In any operation. sequence: its number, or -1.
     [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1);
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
+    // Fail the group because `what` of the shared memory holds something that no rank writes there, and throw. It must
+    // not be used as an address, an index or a length.
+    [[noreturn]] void overwritten(const std::string& what, const std::string& operation, int64_t sequence = -1);
     // The group has failed, so this rank does not begin the call; other ranks see where it made it.
     [[noreturn]] void refuse(const Call& call);
     // This rank makes no more calls: throw if the ranks' calls differed and no call of this rank has reported it.

@@ -43,6 +43,7 @@ void GroupMemory::ended(uint32_t bits, uint32_t before) {
 
 void GroupMemory::release() {
     GroupSegment& group = this->group();
+    if (!group.intact()) return;
     for (int r = 0; r < group.nranks;
          ++r)  // a dead rank cannot detach itself; it is not the last, because this one is still attached
         if (r != rank_ && segment_->ended(group.member()[r], group.peers[r].process)) group.detach(r);

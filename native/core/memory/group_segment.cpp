@@ -32,6 +32,19 @@ struct Layout {
 
 }  // namespace
 
+bool GroupSegment::intact() const {
+    if (nranks < 1 || nranks > kMaxRanks) return false;
+    const Layout layout{size_t(nranks)};
+    return bytes == layout.bytes && slot_bytes == layout.slot && staging == layout.staging &&
+           channels == layout.channels && members == layout.members && agreements == layout.agreements;
+}
+
+GroupSegment* find_group(const Segment& segment, uint64_t offset) {
+    const size_t room = segment.heap().room(offset, BlockKind::GroupSegment);
+    auto* const group = segment.at<GroupSegment>(offset);
+    return room >= sizeof(GroupSegment) && group->intact() && group->bytes <= room ? group : nullptr;
+}
+
 size_t group_segment_bytes(size_t n) { return Layout(n).bytes; }
 
 uint64_t create_group_segment(Segment& segment, const std::vector<Member>& members) {
@@ -67,6 +80,7 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
 void release_group_segment(Segment& segment, uint64_t offset) {
     GroupSegment& group = *segment.at<GroupSegment>(offset);
     const Heap& heap = segment.heap();
+    if (!group.intact()) return;  // it stays allocated: its parts cannot be found
     const auto release = [&](uint64_t block, BlockKind kind) {
         if (heap.room(block, kind))
             heap.release(block);  // else there is none, or a stray write has overwritten its offset
@@ -81,7 +95,12 @@ void release_group_segment(Segment& segment, uint64_t offset) {
 Failure GroupSegment::failure() const {
     const uint64_t v = failure_record.load();
     const int rank = int(v >> 5 & 0x7ffff);
-    return {Cause(v & 15), rank, v >> 24, v & 16 ? peers[rank].why : ""};
+    if ((v & 15) > uint64_t(Cause::TimedOut) || rank >= nranks || !intact())
+        return {Cause::PeerLost, 0, v >> 24,
+                "left the group in an unknown way: its failure record was overwritten in "
+                "shared memory, perhaps by an array access outside its bounds"};
+    const char* const why = peers[rank].why;
+    return {Cause(v & 15), rank, v >> 24, v & 16 ? std::string(why, strnlen(why, sizeof peers[rank].why)) : ""};
 }
 
 void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, std::string_view how) {
@@ -103,6 +122,7 @@ void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, s
 }
 
 int group_lost_process(GroupSegment& group, int world_rank, uint32_t process) {
+    if (!group.intact()) return -1;
     for (int i = 0; i < group.nranks; ++i) {
         if (group.member()[i] != world_rank || group.peers[i].process != process) continue;
         if (!group.peers[i].left.load()) fail_group(group, Cause::PeerLost, i, group.peers[i].calls.load(), "");
@@ -113,13 +133,14 @@ int group_lost_process(GroupSegment& group, int world_rank, uint32_t process) {
 }
 
 bool GroupSegment::asleep() const {
-    if (sleepers.load()) return true;
+    if (sleepers.load() || !intact()) return true;
     return std::any_of(peers, peers + nranks, [](const PeerSlot& peer_slot) {
         return peer_slot.message_sleepers.load() || peer_slot.progress_sleeps.load();
     });
 }
 
 void wake_all(GroupSegment& group) {
+    if (!group.intact()) return;  // who sleeps looks at the failure record from time to time
     for (int i = 0; i < group.nranks; ++i) {
         PeerSlot& peer_slot = group.peers[i];
         futex_notify(peer_slot.notifications);

@@ -88,7 +88,7 @@ struct Failure {
     Cause cause;
     int rank;  // of the group: the rank that was lost, or that detected the failure
     uint64_t sequence;
-    const char* how;  // a text; empty for a lost rank, whose record says how it ended
+    std::string how;  // empty for a lost rank, whose record says how it ended
 };
 
 struct GroupSegment {
@@ -108,6 +108,9 @@ struct GroupSegment {
     alignas(kCacheLine) std::atomic<uint64_t> failure_record;
     alignas(kCacheLine) PeerSlot peers[];
 
+    // Whether no stray write has changed the numbers above on which the places of its parts depend. Each rank of the
+    // group has copies of its own; whoever else uses the group asks this first.
+    bool intact() const;
     uint8_t* base() { return reinterpret_cast<uint8_t*>(this); }
     const int32_t* member() { return reinterpret_cast<const int32_t*>(base() + members); }
     std::atomic<uint64_t>& channel(int src, int dst) {
@@ -130,6 +133,9 @@ struct Member {
     int world_rank;
     uint32_t process;
 };
+// The group segment at this offset, or null if there is none, because a stray write has changed the offset or the
+// group.
+GroupSegment* find_group(const Segment& segment, uint64_t offset);
 // Creates a group segment for these ranks and returns its offset in the segment.
 uint64_t create_group_segment(Segment& segment, const std::vector<Member>& members);
 // Frees a group segment, with the channels and reports of its ranks.
@@ -140,10 +146,6 @@ void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, s
 // This process of `world_rank` has ended: fail the group unless that rank has left it. Returns the rank's number in the
 // group, or -1 if the process is not in it.
 int group_lost_process(GroupSegment& group, int world_rank, uint32_t process);
-// Whether the process of a rank of the group has ended.
-inline bool has_ended(const Segment& segment, GroupSegment& group, int rank) {
-    return segment.ended(group.member()[rank], group.peers[rank].process);
-}
 void wake_all(GroupSegment& group);
 
 }  // namespace rankwise

@@ -37,15 +37,22 @@ size_t available_memory() {
     return available;
 }
 
-uint64_t Heap::offset_of(uint32_t index) const { return header_.first + uint64_t(index) * kUnit; }
-uint32_t Heap::index_of(uint64_t offset) const { return uint32_t((offset - header_.first) / kUnit); }
+uint64_t Heap::offset_of(uint32_t index) const { return first_ + uint64_t(index) * kUnit; }
+uint32_t Heap::index_of(uint64_t offset) const { return uint32_t((offset - first_) / kUnit); }
 size_t Heap::bytes_for(size_t bytes) { return round_up(bytes, kUnit) + 2 * kUnit; }
 
-void Heap::create(uint64_t begin, uint64_t end) const {
-    header_.table = begin;
-    header_.units = uint32_t((end - begin - kPage) / (kUnit + sizeof(Unit)));
-    header_.first = round_up(begin + header_.units * sizeof(Unit), kPage);
+void Heap::create(uint64_t begin, uint64_t end) {
+    header_.table = table_ = begin;
+    header_.units = units_ = uint32_t((end - begin - kPage) / (kUnit + sizeof(Unit)));
+    header_.first = first_ = round_up(begin + units_ * sizeof(Unit), kPage);
 }
+
+bool Heap::fits(uint64_t bytes) const {
+    return first_ <= bytes && units_ <= (bytes - first_) / kUnit && table_ <= first_ &&
+           units_ <= (first_ - table_) / sizeof(Unit);
+}
+
+uint32_t Heap::units_used() const { return std::min(header_.used.load(), units_); }
 
 // Whether these bytes have memory now.
 bool Heap::has_memory(uint64_t begin, uint64_t end) const {
@@ -71,7 +78,7 @@ bool Heap::abandoned(uint32_t index, Word word) const {
     switch (word.kind) {
     case BlockKind::Reserved: return has_ended(word.owner);
     case BlockKind::Continued: {
-        if (!has_ended(word.owner)) return false;
+        if (!has_ended(word.owner) || word.number > index) return false;
         const Word first = unit(index - word.number).word.load();  // after its owner has ended, it is not published
         return first.kind == BlockKind::Free || first.kind == BlockKind::Continued || first.number <= word.number;
     }
@@ -82,7 +89,7 @@ bool Heap::abandoned(uint32_t index, Word word) const {
 // Calls `look(index, word)` for each block, and for each unit that is free or that a process is just reserving or
 // freeing, until `look` returns false. On the way it frees what is abandoned.
 template <class Look> void Heap::walk(const Look& look) const {
-    for (uint32_t index = 0; index < header_.used.load();) {
+    for (uint32_t index = 0; index < units_used();) {
         Word word = unit(index).word.load();
         const uint32_t units = units_of(index, word);
         if (word.kind == BlockKind::Retired) free_if_unvisited(index);
@@ -96,7 +103,7 @@ template <class Look> void Heap::walk(const Look& look) const {
 // How many units there are to the next word. A word that a stray write has overwritten counts as one.
 uint32_t Heap::units_of(uint32_t index, Word word) const {
     const bool single = word.kind == BlockKind::Free || word.kind == BlockKind::Continued || !word.number ||
-                        word.number > header_.units - index;
+                        word.number > units_ - index;
     return single ? 1 : word.number;
 }
 
@@ -110,18 +117,18 @@ uint32_t Heap::find(uint32_t units) const {
         return row < units;
     });
     if (row >= units) return end - units;
-    const uint32_t used = header_.used.load();
+    const uint32_t used = units_used();
     if (end < used || !row) row = 0, end = used;
-    if (header_.units - end + row >= units) return end - row;
+    if (units_ - end + row >= units) return end - row;
     throw OutOfMemory("shared memory: " + mib(units * kUnit) + " needed, " +
-                      mib(std::max(longest, header_.units - end + row) * kUnit) +
-                      " available in one piece of the segment's " + mib(header_.units * kUnit));
+                      mib(std::max(longest, units_ - end + row) * kUnit) + " available in one piece of the segment's " +
+                      mib(units_ * kUnit));
 }
 
 // Reserves free units one by one. If another process was faster, it reserves none and returns false.
 bool Heap::claim(uint32_t index, uint32_t units) const {
-    if (const uint32_t end = index + units, used = header_.used.load(); end > used) {
-        if (!has_memory(header_.table + used * sizeof(Unit), header_.table + end * sizeof(Unit)))
+    if (const uint32_t end = index + units, used = units_used(); end > used) {
+        if (!has_memory(table_ + used * sizeof(Unit), table_ + end * sizeof(Unit)))
             throw OutOfMemory("no memory for the heap of the shared segment");
         for (uint32_t now = used; now < end && !header_.used.compare_exchange_weak(now, end);) {
         }
@@ -178,9 +185,7 @@ void Heap::release(uint64_t offset) const {
 }
 
 size_t Heap::room(uint64_t offset, BlockKind kind) const {
-    if (offset < header_.first || (offset - header_.first) % kUnit ||
-        (offset - header_.first) / kUnit >= header_.used.load())
-        return 0;
+    if (offset < first_ || (offset - first_) % kUnit || (offset - first_) / kUnit >= units_used()) return 0;
     const uint32_t index = index_of(offset);
     const Word word = unit(index).word.load();
     return word.kind == kind ? units_of(index, word) * kUnit : 0;
@@ -196,8 +201,9 @@ void Heap::retire(uint32_t index, Word word) const {
 void Heap::free_if_unvisited(uint32_t index) const {
     Unit& first = unit(index);
     for (Word word; (word = first.word.load()).kind == BlockKind::Retired && first.visitors.load() == 0;) {
-        if (!reserve_again(index, word, word.number)) return;
-        if (first.visitors.load() == 0) return free_reserved(index, word.number);
+        const uint32_t units = units_of(index, word);
+        if (!reserve_again(index, word, units)) return;
+        if (first.visitors.load() == 0) return free_reserved(index, units);
         first.word.store(word);  // a visitor has come meanwhile, perhaps because this is another block by now
     }
 }

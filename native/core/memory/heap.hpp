@@ -34,12 +34,15 @@ class Heap {
 public:
     // ranks: the records that say which processes have ended.
     Heap(int fd, uint8_t* base, HeapHeader& header, const RankRecord* ranks)
-        : fd_(fd), base_(base), header_(header), ranks_(ranks) {}
+        : fd_(fd), base_(base), header_(header), ranks_(ranks), table_(header.table), first_(header.first),
+          units_(header.units) {}
+    // Whether the heap lies within so many bytes.
+    bool fits(uint64_t bytes) const;
     // Which rank's process this is, and its number. Without it, nothing that this process reserves or allocates is
     // freed after its death.
     void set_owner(int rank, uint32_t process);
     // Makes a heap of the segment's bytes from `begin` to `end`.
-    void create(uint64_t begin, uint64_t end) const;
+    void create(uint64_t begin, uint64_t end);
     // How many bytes a heap must have so that a block of `bytes` fits into it.
     static size_t bytes_for(size_t bytes);
 
@@ -77,7 +80,8 @@ private:
     };
     static_assert(sizeof(Word) == 8 && std::atomic<Word>::is_always_lock_free);
 
-    Unit& unit(uint32_t index) const { return reinterpret_cast<Unit*>(base_ + header_.table)[index]; }
+    Unit& unit(uint32_t index) const { return reinterpret_cast<Unit*>(base_ + table_)[index]; }
+    uint32_t units_used() const;
     uint64_t offset_of(uint32_t index) const;
     uint32_t index_of(uint64_t offset) const;
     template <class Look> void walk(const Look& look) const;
@@ -97,6 +101,8 @@ private:
     uint8_t* base_;
     HeapHeader& header_;
     const RankRecord* ranks_;
+    uint64_t table_, first_;  // as in the header, where a stray write may have changed them since
+    uint32_t units_;
     uint32_t owner_ = kNobody;
 };
 

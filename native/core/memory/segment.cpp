@@ -48,8 +48,13 @@ uint8_t* map(int fd, size_t bytes) {
 
 }  // namespace
 
-Segment::Segment(int fd, uint8_t* base, size_t bytes)
-    : fd_(fd), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)),
+SegmentLayout::SegmentLayout(int world_size)
+    : traces(round_up(sizeof(SegmentHeader) + size_t(world_size) * sizeof(RankRecord), kPage)),
+      restores(round_up(traces + size_t(world_size) * kTraced * sizeof(TraceEntry), kCacheLine)),
+      heap(round_up(restores + agreements_bytes(size_t(world_size)), kPage)) {}
+
+Segment::Segment(int fd, uint8_t* base, size_t bytes, int world_size)
+    : fd_(fd), world_size_(world_size), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)),
       heap_(fd, base, header_->heap, header_->ranks) {}
 
 Segment::~Segment() {
@@ -60,15 +65,13 @@ Segment::~Segment() {
 }
 
 std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
-    if (world_size < 1 || world_size > kMaxRanks)
+    if (!valid_world_size(world_size))
         throw BadArgument("world_size: " + std::to_string(world_size) + " given, expected 1 to " +
                           std::to_string(kMaxRanks));
     if (node < 0 || node >= nodes)
         throw BadArgument("node: " + std::to_string(node) + " given, expected 0 to " + std::to_string(nodes - 1) +
                           ", because there are " + std::to_string(nodes));
-    const size_t traces = round_up(sizeof(SegmentHeader) + world_size * sizeof(RankRecord), kPage);
-    const size_t restores = round_up(traces + world_size * kTraced * sizeof(TraceEntry), kCacheLine);
-    const size_t head = round_up(restores + agreements_bytes(size_t(world_size)), kPage);
+    const size_t head = SegmentLayout(world_size).heap;
     size_t pages = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
     size_t bytes = std::max<size_t>(2 * pages, size_t(4) << 30);
     bytes = std::min({bytes, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / kPage * kPage;
@@ -95,16 +98,14 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
         close(fd);
         throw;
     }
-    std::shared_ptr<Segment> segment(new Segment(fd, base, bytes));
+    std::shared_ptr<Segment> segment(new Segment(fd, base, bytes, world_size));
     SegmentHeader& h = segment->header();
     h.bytes = bytes;
     h.world_size = world_size;
-    h.traces = traces;
-    h.restores = restores;
     h.started = ClockReading::now();
     h.next_group = nodes > 1 ? uint32_t(node) + 1 : 0;
     h.group_step = uint32_t(nodes);
-    segment->heap().create(head, bytes);
+    segment->heap_.create(head, bytes);
     std::vector<Member> everyone;
     for (int r = 0; r < world_size; ++r) everyone.push_back({r, 0});
     h.world_group = create_group_segment(*segment, everyone);
@@ -131,8 +132,10 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
         close(own);
         throw;
     }
-    std::shared_ptr<Segment> segment(new Segment(own, base, size_t(info.st_size)));
-    if (segment->header().magic != kSegmentMagic || segment->header().bytes != size_t(info.st_size))
+    const auto& header = *reinterpret_cast<const SegmentHeader*>(base);
+    std::shared_ptr<Segment> segment(new Segment(own, base, size_t(info.st_size), header.world_size));
+    if (header.magic != kSegmentMagic || header.bytes != size_t(info.st_size) ||
+        !valid_world_size(segment->world_size()) || !segment->heap().fits(header.bytes))
         throw BadArgument("fd: " + std::to_string(fd) + " is not a segment of this version of rankwise");
     return segment;
 }
@@ -205,6 +208,7 @@ void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
     std::vector<uint64_t> unused;
     heap_.visit(BlockKind::GroupSegment, [&](uint64_t offset) {
         GroupSegment& group = *at<GroupSegment>(offset);
+        if (!group.intact()) return;
         if (const int peer = group_lost_process(group, rank, process); peer >= 0 && group.detach(peer))
             unused.push_back(offset);
     });

@@ -62,8 +62,6 @@ struct SegmentHeader {
     alignas(kCacheLine)
         std::atomic<uint32_t> roster;   // futex: incremented when a rank joins, exits or meets the others again
     std::atomic<uint64_t> world_group;  // offset of the group of all ranks, the latest one if it was restored
-    uint64_t restores;  // offset of the agreements by which all ranks of the job meet again (recovery.hpp)
-    uint64_t traces;    // offset of the traces: kTraced entries for each rank (trace.hpp)
     HeapHeader heap;
     std::atomic<uint32_t> next_group;         // the number of the next group
     uint32_t group_step;                      // added to next_group for each new group
@@ -73,6 +71,16 @@ struct SegmentHeader {
     GroupName group_names[kNamedGroups];      // each at its group's number modulo kNamedGroups
     RankRecord ranks[];
 };
+
+// Where the parts of a segment of so many ranks begin. Nobody reads that from the segment, where a stray write may have
+// changed it.
+struct SegmentLayout {
+    uint64_t traces;    // kTraced entries for each rank (trace.hpp)
+    uint64_t restores;  // the agreements by which all ranks of the job meet again (recovery.cpp)
+    uint64_t heap;
+    explicit SegmentLayout(int world_size);
+};
+inline bool valid_world_size(int64_t ranks) { return ranks >= 1 && ranks <= kMaxRanks; }
 
 // "'world.tp'", or "3" if the group has no name: what messages show behind the word group.
 std::string name_of_group(const SegmentHeader& header, uint32_t number);
@@ -91,7 +99,7 @@ public:
     Segment(const Segment&) = delete;
 
     int fd() const { return fd_; }
-    int world_size() const { return header_->world_size; }
+    int world_size() const { return world_size_; }
     SegmentHeader& header() const { return *header_; }
     RankRecord& record(int rank) const { return header_->ranks[rank]; }
     template <class T = uint8_t> T* at(uint64_t offset) const { return reinterpret_cast<T*>(base_ + offset); }
@@ -132,8 +140,9 @@ public:
     void announce_roster();
 
 private:
-    Segment(int fd, uint8_t* base, size_t bytes);
+    Segment(int fd, uint8_t* base, size_t bytes, int world_size);
     int fd_;
+    const int world_size_;
     uint8_t* base_;
     size_t mapped_;
     SegmentHeader* header_;

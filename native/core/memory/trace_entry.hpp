@@ -41,7 +41,8 @@ static_assert(sizeof(TraceEntry) == 64);
 
 inline TraceEntry* trace_of(const SegmentHeader& header, int rank) {
     auto* base = reinterpret_cast<uint8_t*>(const_cast<SegmentHeader*>(&header));
-    return reinterpret_cast<TraceEntry*>(base + header.traces) + size_t(rank) * kTraced;
+    const int world_size = valid_world_size(header.world_size) ? header.world_size : rank + 1;
+    return reinterpret_cast<TraceEntry*>(base + SegmentLayout(world_size).traces) + size_t(rank) * kTraced;
 }
 
 }  // namespace rankwise

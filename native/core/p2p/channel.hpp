@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/mix.hpp"
 #include "memory/group_segment.hpp"
 
 namespace rankwise {
@@ -15,15 +16,18 @@ namespace rankwise {
 struct Rendezvous {
     enum Stage : uint64_t { Nothing, Posted, Matched };
     static Stage stage(uint64_t state) { return Stage(state & 3); }
+    // Shows whether a stray write has changed an address: it must not be used.
+    static uint64_t digest_of(uint64_t address, uint64_t bytes) { return mix(mix(0x5eed, address), bytes); }
 
     // The stage, and above it the number of receives posted, so that a sender can match only the receive that it has
     // read.
     alignas(kCacheLine) std::atomic<uint64_t> state;
-    std::atomic<uint64_t> to, count;  // written by the receiver before it posts, like the next two
+    // Written by the receiver before it posts; the address has a digest, as has the next one.
+    std::atomic<uint64_t> to, to_digest, count;
     std::atomic<uint32_t> dtype;
     std::atomic<int32_t> tag;
-    alignas(kCacheLine) std::atomic<uint64_t> from;  // written by the sender before it matches the receive
-    std::atomic<uint64_t> begun, done;               // number of pieces
+    alignas(kCacheLine) std::atomic<uint64_t> from, from_digest;  // written by the sender before it matches the receive
+    std::atomic<uint64_t> begun, done;                            // number of pieces
     std::atomic<int32_t> sent_tag;
     std::atomic<uint32_t> writing;  // the sender is copying a piece, or about to
 };
@@ -66,6 +70,7 @@ struct OfferBody {
     int32_t slot;  // in Channel::offers; -1 if the receiver cannot copy the data
     struct Part {
         uint64_t address, bytes;
+        uint64_t digest;  // of the address and its length
     };
 };
 

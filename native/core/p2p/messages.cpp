@@ -23,8 +23,9 @@ Arrival arrival_of(int from, const Header& h) { return {from, h.tag, h.count, DT
 
 Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, Transport& transport,
                    FailureRecord& failures, uint64_t unexpected_limit)
-    : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()), transport_(transport),
-      failures_(failures), tracer_(*segment_, group_.member()[transport.rank], transport.log.part()),
+    : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()),
+      channels_(&group_.channel(0, 0)), transport_(transport), failures_(failures),
+      tracer_(*segment_, transport.members[size_t(transport.rank)].world_rank, transport.log.part()),
       rank_(transport.rank), n_(transport.n), policy_(transport.ring.policy()), outgoing_(n_), arrived_(n_),
       receives_(n_), incoming_(n_), posted_(n_), unexpected_limit_(unexpected_limit) {
     publish_room();
@@ -44,7 +45,7 @@ std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::
 }
 
 Channel* Messages::channel(int from, int to, bool make) {
-    std::atomic<uint64_t>& entry = group_.channel(from, to);
+    std::atomic<uint64_t>& entry = channels_[from * n_ + to];
     uint64_t offset = entry.load(std::memory_order_acquire);
     if (!offset && make) {
         const uint64_t capacity = tuning::ring_bytes(n_);
@@ -67,13 +68,10 @@ Channel* Messages::channel_at(uint64_t offset) const {
     return segment_->contains(c, sizeof(Channel)) && c->capacity == tuning::ring_bytes(n_) ? c : nullptr;
 }
 
-// The shared memory holds something that no rank writes there. It must not be used as an address or a length.
 void Messages::overwritten(const char* what, int from, int to) {
-    const std::string why = std::string("found that ") + what + " of messages from rank " + std::to_string(from) +
-                            " to rank " + std::to_string(to) +
-                            " had been overwritten in shared memory, perhaps by an array access outside its bounds";
-    fail_group(group_, Cause::PeerLost, rank_, 0, why);
-    failures_.throw_failure(name(Op::None));
+    failures_.overwritten(
+        std::string(what) + " of messages from rank " + std::to_string(from) + " to rank " + std::to_string(to),
+        name(Op::None));
 }
 
 // Another thread may hold the mutex for milliseconds while it copies a large message.

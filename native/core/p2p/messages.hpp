@@ -205,6 +205,8 @@ private:
     std::shared_ptr<Segment> segment_;
     const std::shared_ptr<GroupMemory> memory_;
     GroupSegment& group_;
+    std::atomic<uint64_t>* const
+        channels_;  // [src][dst]; not looked up again, since a stray write may change where it is
     Transport& transport_;
     FailureRecord& failures_;
     Tracer tracer_;

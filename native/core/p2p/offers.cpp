@@ -23,7 +23,8 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
     bool reachable = r->parts_.size() <= std::size(body.parts) && !out.free_slots.empty();
     r->for_stretches(0, r->bytes(), [&](const uint8_t* data, uint64_t bytes) {
         reachable = reachable && transport_.memory.reachable(data, bytes, reachable_);
-        if (reachable) body.parts[n++] = {reinterpret_cast<uint64_t>(data), bytes};
+        const auto address = reinterpret_cast<uint64_t>(data);
+        if (reachable) body.parts[n++] = {address, bytes, Rendezvous::digest_of(address, bytes)};
     });
     if (!reachable) n = 0;
     body.about = {out.next_offer, n ? out.free_slots.back() : -1};

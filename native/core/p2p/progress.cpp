@@ -179,7 +179,7 @@ void Messages::set_progress(Progress now) {
 bool Messages::may_progress() const {
     for (int p = 0; p < n_; ++p) {
         if (!outgoing_[p].idle()) return true;
-        const uint64_t offset = p == rank_ ? 0 : group_.channel(p, rank_).load();
+        const uint64_t offset = p == rank_ ? 0 : channels_[p * n_ + rank_].load();
         if (!offset) continue;
         const Channel* const c = channel_at(offset);
         if (!c || c->waiting() || (posted_[p] && Rendezvous::stage(c->rendezvous.state.load()) != Rendezvous::Posted))

@@ -21,7 +21,9 @@ void Messages::post_receive(const std::shared_ptr<Request>& r) {
         return;
     if (!transport_.memory.reachable(r->data_, r->bytes(), reachable_)) return;
     Rendezvous& m = channel(from, rank_, true)->rendezvous;
-    m.to.store(reinterpret_cast<uint64_t>(r->data_), std::memory_order_relaxed);
+    const auto to = reinterpret_cast<uint64_t>(r->data_);
+    m.to.store(to, std::memory_order_relaxed);
+    m.to_digest.store(Rendezvous::digest_of(to, r->bytes()), std::memory_order_relaxed);
     m.count.store(r->count_, std::memory_order_relaxed);
     m.dtype.store(uint32_t(r->dtype_), std::memory_order_relaxed);
     m.tag.store(r->tag_, std::memory_order_relaxed);
@@ -45,8 +47,10 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
             return true;
         }
     }
-    const uint64_t bytes = r->bytes();
-    moved |= copy_pieces(m, from, false, r->data_, m.from.load(std::memory_order_relaxed), bytes);
+    const uint64_t bytes = r->bytes(), there = m.from.load(std::memory_order_relaxed);
+    if (m.from_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, bytes))
+        overwritten("the address", from, rank_);
+    moved |= copy_pieces(m, from, false, r->data_, there, bytes);
     if (!copied(m, bytes)) return false;
     const std::shared_ptr<Request> received = std::move(r);
     r.reset();
@@ -116,10 +120,17 @@ bool Messages::may_copy_at_once(const Request& r) { return r.bytes() <= tuning::
 bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     Rendezvous& m = c.rendezvous;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
+    if (m.to_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, r.bytes())) {
+        // The receiver may have withdrawn its receive, and posted another one, meanwhile.
+        if (m.state.load() == state) overwritten("the address", rank_, to);
+        return false;
+    }
     // A message of one piece is not worth the question: the sender copies it.
     const bool shared =
         r.bytes() > tuning::rendezvous_piece(r.bytes()) && transport_.memory.reachable(r.data_, r.bytes(), reachable_);
-    m.from.store(shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable, std::memory_order_relaxed);
+    const uint64_t from = shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable;
+    m.from.store(from, std::memory_order_relaxed);
+    m.from_digest.store(Rendezvous::digest_of(from, r.bytes()), std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
     m.sent_tag.store(r.tag_, std::memory_order_relaxed);

@@ -168,6 +168,7 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
         for (int i = 0; i < h.parts; ++i) {
             OfferBody::Part part;
             c.get(at + sizeof h + sizeof offered + uint64_t(i) * sizeof part, &part, sizeof part);
+            if (part.digest != Rendezvous::digest_of(part.address, part.bytes)) overwritten("an offer", from, rank_);
             offer.parts.push_back({reinterpret_cast<const uint8_t*>(part.address), part.bytes});
         }
         uint64_t total = 0;

@@ -173,12 +173,9 @@ SegmentView::SegmentView(int fd) {
     void* first = mmap(nullptr, sizeof(SegmentHeader), PROT_READ, MAP_SHARED, fd, 0);
     if (first == MAP_FAILED) throw BadArgument(refusal);
     const auto& h = *static_cast<const SegmentHeader*>(first);
-    const bool whole = h.magic == kSegmentMagic && h.world_size >= 1 && h.world_size <= kMaxRanks;
-    bytes_ = h.heap.table;
-    const size_t records = sizeof(SegmentHeader) + size_t(whole ? h.world_size : 0) * sizeof(RankRecord);
-    const size_t traces = size_t(whole ? h.world_size : 0) * kTraced * sizeof(TraceEntry);
-    const bool fits = whole && h.traces >= records && h.traces % alignof(TraceEntry) == 0 && h.traces <= bytes_ &&
-                      traces <= bytes_ - h.traces && bytes_ <= size_t(info.st_size);
+    const bool whole = h.magic == kSegmentMagic && valid_world_size(h.world_size);
+    bytes_ = whole ? SegmentLayout(h.world_size).heap : 0;
+    const bool fits = whole && bytes_ <= size_t(info.st_size);
     munmap(first, sizeof(SegmentHeader));
     if (!fits) throw BadArgument(refusal);
     base_ = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);

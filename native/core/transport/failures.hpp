@@ -7,11 +7,11 @@ namespace rankwise {
 // Each function fails the group, unless it has failed already, and throws the error that says why.
 class Failures {
 public:
-    [[noreturn]] virtual void throw_failure() = 0;                // the group has failed
-    [[noreturn]] virtual void lost(int peer) = 0;                 // the peer's process has ended, or the peer has left
-    [[noreturn]] virtual void mismatch() = 0;                     // a peer made another call
-    [[noreturn]] virtual void timed_out(uint64_t steps) = 0;      // some peer has not posted so many steps
-    [[noreturn]] virtual void address_overwritten(int peer) = 0;  // that of a buffer, in the segment
+    [[noreturn]] virtual void throw_failure() = 0;            // the group has failed
+    [[noreturn]] virtual void lost(int peer) = 0;             // the peer's process has ended, or the peer has left
+    [[noreturn]] virtual void mismatch() = 0;                 // a peer made another call
+    [[noreturn]] virtual void timed_out(uint64_t steps) = 0;  // some peer has not posted so many steps
+    [[noreturn]] virtual void overwritten(const char* what, int peer) = 0;  // in the segment, by a stray write
 
 protected:
     ~Failures() = default;

@@ -36,6 +36,11 @@ bool is_dumpable() {
 
 }  // namespace
 
+void PeerMemory::set_joined(bool single_copy) {
+    single_copy_ = single_copy;
+    for (int p = 0; p < n_; ++p) pids_.push_back(group_.peers[p].pid.load());
+}
+
 // Copies up to `bytes` to or from another rank's memory. Returns how many were copied, or -1 with errno.
 ssize_t PeerMemory::transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const {
     const iovec local{here, bytes}, remote{reinterpret_cast<void*>(there), bytes};
@@ -64,7 +69,7 @@ bool PeerMemory::try_copy(int peer, bool writes, uint8_t* here, uint64_t there, 
 
 void PeerMemory::address_overwritten(int peer) {
     set_writing(false);  // before the error is put together, because peers may wait for this
-    failures_.address_overwritten(peer);
+    failures_.overwritten("the address of an array", peer);
 }
 
 uint8_t* PeerMemory::in_segment(int peer, uint64_t offset, size_t bytes) {
@@ -111,7 +116,8 @@ std::vector<int> PeerMemory::await_no_writers(std::chrono::duration<double> limi
     Waiter waiter(limit);
     for (int p = 0; p < n_; ++p) {
         const auto stopped = [&] {
-            return p == rank_ || !group_.peers[p].writing.load() || has_ended(segment_, group_, p);
+            return p == rank_ || !group_.peers[p].writing.load() ||
+                   segment_.ended(members_[size_t(p)].world_rank, members_[size_t(p)].process);
         };
         if (!waiter.watch(std::chrono::microseconds(100), stopped, interruptible)) writers.push_back(p);
     }

@@ -44,10 +44,12 @@ private:
 
 class PeerMemory {
 public:
-    PeerMemory(Segment& segment, GroupSegment& group, int rank, const CallLog& log, Failures& failures)
-        : segment_(segment), group_(group), rank_(rank), n_(group.nranks), log_(log), failures_(failures) {}
-    // Whether ranks may read and write each other's private memory.
-    void set_single_copy(bool now) { single_copy_ = now; }
+    PeerMemory(Segment& segment, GroupSegment& group, const std::vector<Member>& members, int rank, const CallLog& log,
+               Failures& failures)
+        : segment_(segment), group_(group), rank_(rank), n_(int(members.size())), members_(members), log_(log),
+          failures_(failures) {}
+    // All ranks have joined. single_copy: they may read and write each other's private memory.
+    void set_joined(bool single_copy);
 
     // `memory` of this rank, or null if peers cannot access it, for example because a device driver mapped it, because
     // this process is no longer dumpable, or because ranks may not access private memory.
@@ -95,7 +97,9 @@ public:
                                       Waiter::Interruptible interruptible = Waiter::Interruptible::No);
 
 private:
-    QualifiedPid pid_of(int peer) const { return group_.peers[peer].pid.load(std::memory_order_relaxed); }
+    QualifiedPid pid_of(int peer) const {
+        return pids_.empty() ? group_.peers[peer].pid.load(std::memory_order_relaxed) : pids_[size_t(peer)];
+    }
     bool is_thread_of_own_process(int peer) const { return pid_of(peer) == pid_of(rank_); }
     ssize_t transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const;
     void copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes);
@@ -103,8 +107,10 @@ private:
     Segment& segment_;
     GroupSegment& group_;
     const int rank_, n_;
+    const std::vector<Member>& members_;
     const CallLog& log_;
     Failures& failures_;
+    std::vector<QualifiedPid> pids_;  // once all ranks have joined: a stray write must not lead to another process
     bool single_copy_ = false;
     bool exposed_ = false;  // peers may write into this rank's memory
     ReachableRanges reachable_;

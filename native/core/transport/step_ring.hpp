@@ -34,7 +34,7 @@ public:
 
     const int rank, n;
     std::atomic<double> timeout{300};  // seconds that one wait may last
-    size_t slot_bytes() const { return group_.slot_bytes; }
+    size_t slot_bytes() const { return slot_bytes_; }
     const WaitPolicy& policy() const { return policy_; }
     void set_policy(const WaitPolicy& policy) { policy_ = policy; }
 
@@ -62,8 +62,9 @@ public:
     void await(int peer, uint64_t step) {
         assert(step + kHeaders > next_ && step <= next_);
         await_value(peer, step + 1);
-        if (group_.peers[peer].headers[step % kHeaders].history.load(std::memory_order_relaxed) != log_.history())
-            failures_.mismatch();
+        const SlotHeader& header = group_.peers[peer].headers[step % kHeaders];
+        if (header.history.load(std::memory_order_relaxed) != log_.history()) failures_.mismatch();
+        if (header.seq.load(std::memory_order_relaxed) != step + 1) failures_.overwritten("a slot header", peer);
     }
     void await_all(uint64_t step) {
         for (int p = 0; p < n; ++p)
@@ -109,7 +110,7 @@ public:
     uint8_t* slot(int of, uint64_t position) const {
         assert(position < position_ && position + kSlots * slot_bytes() >= position_);
         const uint64_t ring = kSlots * slot_bytes();
-        return group_.base() + group_.staging + size_t(of) * ring + (position & (ring - 1));
+        return staging_ + size_t(of) * ring + (position & (ring - 1));
     }
     // Wait until all ranks have read the previous content of this rank's slot at that position. Whoever fills a slot
     // calls this first, since the slot may have no memory before.
@@ -152,7 +153,9 @@ private:
     CallLog& log_;
     Failures& failures_;
     const Heap& heap_;
-    const uint64_t offset_;  // of the group in the segment
+    const uint64_t offset_;    // of the group in the segment
+    const size_t slot_bytes_;  // this and the next are not read again, since a stray write may change them
+    uint8_t* const staging_;
     WaitPolicy policy_;
     uint32_t waits_ = 0;     // that did not end within the first polls
     uint64_t next_ = 0;      // the step that the next post announces

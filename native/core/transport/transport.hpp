@@ -3,6 +3,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "trace/call_log.hpp"
 #include "transport/conditions.hpp"
@@ -15,11 +16,14 @@ class alignas(kCacheLine) Transport {  // aligned, so that its members' cache li
 public:
     // part: as in Settings.
     Transport(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy, bool part, Failures& failures)
-        : segment(segment), group(group), rank(rank), n(group.nranks), log(segment, group, rank, part),
-          ring(segment, group, rank, policy, log, failures), memory(segment, group, rank, log, failures) {}
+        : segment(segment), group(group), failures(failures), members(members_of(group)), rank(rank),
+          n(int(members.size())), log(segment, group, rank, part), ring(segment, group, rank, policy, log, failures),
+          memory(segment, group, members, rank, log, failures) {}
 
     Segment& segment;
     GroupSegment& group;
+    Failures& failures;
+    const std::vector<Member> members;  // by rank
     const int rank, n;
     CallLog log;
     StepRing ring;
@@ -30,11 +34,13 @@ public:
     void set_conditions(const Conditions& agreed) {
         conditions_ = agreed;
         ring.set_policy(WaitPolicy::when(agreed.oversubscribed));
-        memory.set_single_copy(agreed.single_copy);
+        memory.set_joined(agreed.single_copy);
     }
-    bool ended(int peer) const { return has_ended(segment, group, peer); }
+    bool ended(int peer) const {
+        return segment.ended(members[size_t(peer)].world_rank, members[size_t(peer)].process);
+    }
     std::string how_it_ended(int peer) const {
-        return segment.how_it_ended(group.member()[peer], group.peers[peer].process);
+        return segment.how_it_ended(members[size_t(peer)].world_rank, members[size_t(peer)].process);
     }
     // kScratch bytes of private memory for data read from peers.
     uint8_t* scratch() {
@@ -43,6 +49,11 @@ public:
     }
 
 private:
+    static std::vector<Member> members_of(GroupSegment& group) {
+        std::vector<Member> all;
+        for (int r = 0; r < group.nranks; ++r) all.push_back({group.member()[r], group.peers[r].process});
+        return all;
+    }
     static constexpr std::align_val_t kAlignment{64};
     struct Free {
         void operator()(uint8_t* p) const { ::operator delete[](p, kAlignment); }
