@@ -125,7 +125,7 @@ class Channel:
             if found is None:
                 return None
             memory = np.empty(found.count * ITEMSIZE[found.dtype], np.uint8)
-            receive = Receive(self, _address(memory), found.count, found.dtype, found.source, found.tag, memory)
+            receive = Receive(self, address(memory), found.count, found.dtype, found.source, found.tag, memory)
             self._matching.post(receive)
         self._register(receive)
         self._deliver(receive, found)
