@@ -14,7 +14,7 @@ from weakref import ref
 
 import numpy as np
 
-from rankwise._native import describe, is_basic, load_basic
+from rankwise._native import is_basic, load_basic
 from rankwise.arrays.base import Buffer
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
@@ -72,9 +72,8 @@ class ReceiveQueue(Receives):
         return self._post("recv_object", src, tag, _check_object)
 
     def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
-        memory = b"".join((MAGIC, *parts))
-        ptr, count, *_ = describe(np.frombuffer(memory, np.uint8))  # type: ignore[misc]  # it is an array
-        return self.comm.send(ptr, count, DType.U8, dest, tag, memory)
+        message = np.frombuffer(b"".join((MAGIC, *parts)), np.uint8)
+        return self.comm.send(message.ctypes.data, message.size, DType.U8, dest, tag, message)
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         wait_or_cancel(self.send_object(parts, dest, tag))
