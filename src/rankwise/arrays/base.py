@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -138,6 +139,15 @@ class Buffer:
             and self.count > 0
             and other.count > 0
         )
+
+
+def bytes_of(buffer: Buffer) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The memory of a buffer in the host, without a copy; the array keeps the buffer alive."""
+    if not buffer.nbytes:
+        return np.empty(0, np.uint8)
+    memory = (ctypes.c_uint8 * buffer.nbytes).from_address(buffer.ptr)
+    memory._owner = buffer  # type: ignore[attr-defined]
+    return np.ctypeslib.as_array(memory)
 
 
 def check_own_memory(name: str, shape: Shape, strides: Sequence[int], size: int, copied: str) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rankwise._native import copy_blocks as copy_blocks
-from rankwise.arrays.base import Buffer, Device, Kind, Shape, check_own_memory
+from rankwise.arrays.base import Buffer, Device, Kind, Shape, bytes_of, check_own_memory
 from rankwise.arrays.dtypes import EXPECTED
 from rankwise.contract.types import DTYPE_NAMES, DType
 
@@ -195,11 +192,7 @@ def content(tensor: torch.Tensor, name: str) -> tuple[DType, Any]:
     buffer = buffer_of(tensor.detach().cpu(), name, write=False)
     assert buffer is not None
     buffer.pack()
-    if not buffer.count:
-        return buffer.dtype, np.empty(0, np.uint8)
-    memory = (ctypes.c_uint8 * (buffer.count * buffer.dtype.itemsize)).from_address(buffer.ptr)
-    memory._owner = buffer  # type: ignore[attr-defined]  # the array keeps this alive
-    return buffer.dtype, np.ctypeslib.as_array(memory)
+    return buffer.dtype, bytes_of(buffer)
 
 
 def dtype_argument(dtype: Any) -> DType | None:

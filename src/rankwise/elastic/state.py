@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.arrays.base import Buffer
+from rankwise.arrays.base import Buffer, bytes_of
 from rankwise.arrays.buffers import target
 from rankwise.contract.errors import ClosedError, RankwiseError
 from rankwise.contract.types import DTYPE_NAMES
-from rankwise.elastic.memory import Bytes, CommitMemory
+from rankwise.elastic.memory import CommitMemory
 from rankwise.group.group import Group
 from rankwise.system.settings import STATE_MEMFD, Settings, is_memory
 
@@ -155,7 +155,7 @@ class State:
         slot = memory.begin()
         for buffer, kept in zip(buffers, memory.arrays[slot], strict=True):
             buffer.pack()
-            np.copyto(kept, _bytes(buffer))
+            np.copyto(kept, bytes_of(buffer))
         memory.end(slot, number, objects)
         self.step = number
 
@@ -171,7 +171,7 @@ class State:
                 one.load_state_dict(objects[name])
                 objects[name] = one
         for buffer, kept in zip(buffers, memory.arrays[slot], strict=True):
-            np.copyto(_bytes(buffer), kept)
+            np.copyto(bytes_of(buffer), kept)
             buffer.finish()
         self.objects.clear()
         self.objects.update(objects)
@@ -224,18 +224,3 @@ def _text(layout: list[Any]) -> str:
 
 def _has_state(value: object) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-class _Memory:
-    def __init__(self, buffer: Buffer) -> None:
-        self.__array_interface__ = {
-            "shape": (buffer.nbytes,),
-            "typestr": "|u1",
-            "data": (buffer.ptr, False),
-            "version": 3,
-        }
-
-
-def _bytes(buffer: Buffer) -> Bytes:
-    """A view of the buffer's memory, which the buffer must outlive."""
-    return np.asarray(_Memory(buffer)) if buffer.nbytes else np.empty(0, np.uint8)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rankwise.contract.timeouts import TIMEOUT, is_timeout
+
+TYPE_CHECKING = False  # typing would take time to import
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 SPANS_MEMFD = "rankwise-spans"
 """The name of the memory behind RANKWISE_TRACE_FD, by which a rank recognises the descriptor."""
@@ -101,18 +107,21 @@ class Settings:
         self.secret = os.fsencode(environ.get("RANKWISE_SECRET", ""))
         self.socket_dir = environ.get("RANKWISE_SOCKET_DIR") or None
         self.backend = environ.get("RANKWISE_BACKEND") or None
-        self.timeout = _seconds(environ, "RANKWISE_TIMEOUT", 300.0)
+        self.timeout = _read(environ, "RANKWISE_TIMEOUT", _seconds, TIMEOUT) or 300.0
         self.allow_pickle = _switch(environ, "RANKWISE_ALLOW_PICKLE") is True
         self.trace = environ.get("RANKWISE_TRACE") or None
         self.trace_fd = integer(environ, "RANKWISE_TRACE_FD")
         self.state_fd = integer(environ, "RANKWISE_STATE_FD")
         self.membership_fd = integer(environ, "RANKWISE_MEMBERSHIP_FD")
         self.check = _switch(environ, "RANKWISE_CHECK")
-        self.algorithms = _algorithms(environ)
+        named = _read(environ, "RANKWISE_ALGORITHM", _algorithms, "operation=algorithm, separated by commas")
+        self.algorithms = named or {}
         self.tuning = environ.get("RANKWISE_TUNING") or None
         self.direct = _switch(environ, "RANKWISE_DIRECT") is not False
-        self.unexpected_bytes = _bytes(environ, "RANKWISE_UNEXPECTED_BYTES", 64 << 20)
-        self.numa_nodes = _numbers(environ, "RANKWISE_NUMA_NODES")
+        kept = _read(environ, "RANKWISE_UNEXPECTED_BYTES", _bytes, "a number of bytes of at least 0")
+        self.unexpected_bytes = 64 << 20 if kept is None else kept
+        nodes = _read(environ, "RANKWISE_NUMA_NODES", _numbers, "whole numbers of at least 0, between commas")
+        self.numa_nodes = nodes or []
         self.oversubscribed = _switch(environ, "RANKWISE_OVERSUBSCRIBED")
         self.tcl_simulate = _switch(environ, "RANKWISE_TCL_SIMULATE") is True
 
@@ -148,42 +157,32 @@ class Settings:
         return directory
 
 
-def integer(environ: Mapping[str, str], name: str) -> int | None:
-    """The variable as an int; None if it is absent or empty. ValueError names it if it is no integer."""
+def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], T | None], expected: str) -> T | None:
+    """The variable's value; None if it is absent or empty. ValueError names it if `parse` raises one or gives None."""
     text = environ.get(name)
     if not text:
         return None
     try:
-        return int(text)
+        value = parse(text)
     except ValueError:
-        raise ValueError(f"environment variable {name}={text!r}: expected an integer") from None
-
-
-def _bytes(environ: Mapping[str, str], name: str, default: int) -> int:
-    value = integer(environ, name)
+        value = None
     if value is None:
-        return default
-    if not 0 <= value < 1 << 63:
-        raise ValueError(f"environment variable {name}={value}: expected a number of bytes of at least 0")
+        raise ValueError(f"environment variable {name}={text!r}: expected {expected}")
     return value
 
 
+def integer(environ: Mapping[str, str], name: str) -> int | None:
+    """The variable as an int; None if it is absent or empty. ValueError names it if it is no integer."""
+    return _read(environ, name, int, "an integer")
+
+
 def _switch(environ: Mapping[str, str], name: str) -> bool | None:
-    """The variable as a bool; None if it is absent or empty."""
-    text = environ.get(name)
-    if not text:
-        return None
-    if text not in ("0", "1"):
-        raise ValueError(f"environment variable {name}={text!r}: expected 1 or 0")
-    return text == "1"
+    return _read(environ, name, {"0": False, "1": True}.get, "1 or 0")
 
 
 def torch_as() -> str | None:
     """RANKWISE_TORCH_AS, which is read alone: `import torch` must not fail because of another variable."""
-    text = os.environ.get("RANKWISE_TORCH_AS")
-    if text and text != "gloo":
-        raise ValueError(f"environment variable RANKWISE_TORCH_AS={text!r}: expected gloo, or nothing")
-    return text or None
+    return _read(os.environ, "RANKWISE_TORCH_AS", {"gloo": "gloo"}.get, "gloo, or nothing")
 
 
 def failures_place() -> tuple[int, int] | None:
@@ -195,35 +194,22 @@ def failures_place() -> tuple[int, int] | None:
     return (fd, rank) if fd is not None and rank is not None and is_memory(fd, FAILURES_MEMFD) else None
 
 
-def _numbers(environ: Mapping[str, str], name: str) -> list[int]:
-    """The variable as whole numbers of at least 0, between commas; none if it is absent or empty."""
-    text = environ.get(name, "")
-    numbers = [part.strip() for part in text.split(",")] if text else []
-    if not all(number.isdecimal() and int(number) < 1 << 31 for number in numbers):
-        raise ValueError(f"environment variable {name}={text!r}: expected whole numbers of at least 0, between commas")
-    return [int(number) for number in numbers]
+def _seconds(text: str) -> float | None:
+    value = float(text)
+    return value if is_timeout(value) else None
 
 
-def _algorithms(environ: Mapping[str, str]) -> dict[str, str]:
+def _bytes(text: str) -> int | None:
+    value = int(text)
+    return value if 0 <= value < 1 << 63 else None
+
+
+def _numbers(text: str) -> list[int] | None:
+    numbers = [int(part) for part in text.split(",")]
+    return numbers if all(0 <= number < 1 << 31 for number in numbers) else None
+
+
+def _algorithms(text: str) -> dict[str, str] | None:
     """{operation: algorithm}; the backend checks the names."""
-    text = environ.get("RANKWISE_ALGORITHM", "")
-    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
-    for operation, equals, algorithm in pairs:
-        if not (equals and operation.strip() and algorithm.strip()):
-            raise ValueError(
-                f"environment variable RANKWISE_ALGORITHM={text!r}: expected operation=algorithm, separated by commas"
-            )
-    return {operation.strip(): algorithm.strip() for operation, _, algorithm in pairs}
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name)
-    if not text:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not is_timeout(value):
-        raise ValueError(f"environment variable {name}={text!r}: expected {TIMEOUT}")
-    return value
+    pairs = [[word.strip() for word in item.split("=", 1)] for item in text.split(",") if item.strip()]
+    return {pair[0]: pair[1] for pair in pairs} if all(len(pair) == 2 and all(pair) for pair in pairs) else None
