@@ -124,6 +124,12 @@ TaskHandle start_call(Comm& c, nb::callable function) {
     return {std::move(task), nullptr};
 }
 
+// Calls a Python function, with no other thread's call between its calls of this communicator.
+nb::object call_locked(Comm& c, const nb::callable& function) {
+    const Comm::Lock lock = without_gil([&] { return c.lock(); });
+    return function();
+}
+
 std::vector<std::string> names_of(const std::vector<rankwise::Algorithm>& algorithms) {
     std::vector<std::string> names;
     for (rankwise::Algorithm a : algorithms) names.emplace_back(rankwise::tuning::name(a));
@@ -203,8 +209,7 @@ void bind_comm(nb::module_& m) {
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)
         .def("start_call", &start_call, nb::arg("function"))
         .def("describe", &describe, nb::arg("shape"), nb::arg("operation"))
-        .def("lock", &Comm::lock, Release())
-        .def("unlock", &Comm::unlock)
+        .def("call", &call_locked, nb::arg("function"))
         .def("sync", &Comm::sync, Release())
         .def("record_event", &Comm::record_event, nb::arg("event"))
         .def("wait_event", &Comm::wait_event, nb::arg("event"))

@@ -154,25 +154,13 @@ struct ObjectBlock {
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
 
-// Makes the first of several calls; no other thread's comes before the others until this is destroyed.
-class Calls {
-public:
-    template <class First> Calls(Comm& c, const First& first) : c_(c) {
-        const ReleaseGilToWait released;
-        c.lock();
-        try {
-            first();
-        } catch (...) {
-            c.unlock();
-            throw;
-        }
-    }
-    ~Calls() { c_.unlock(); }
-    Calls(const Calls&) = delete;
-
-private:
-    Comm& c_;
-};
+// Makes the first of several calls; no other thread's comes before the others, as long as the lock lives.
+template <class First> Comm::Lock lock_after(Comm& c, const First& first) {
+    const ReleaseGilToWait released;
+    Comm::Lock lock = c.lock();
+    first();
+    return lock;
+}
 
 nb::list parts(const nb::bytes& stream) {
     nb::list one;
@@ -197,7 +185,7 @@ nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, n
         block.set(stream);
         sent = parts(stream);
     }
-    const Calls calls(c, [&] { c.broadcast(&block, sizeof block, DType::U8, src); });
+    const Comm::Lock lock = lock_after(c, [&] { c.broadcast(&block, sizeof block, DType::U8, src); });
     if (sends && ObjectBlock::fits(block.longest)) return nb::borrow(object);
     nb::object found = sends ? not_implemented() : block.load(constructor, false);
     return found.is(not_implemented()) ? rest(block.get(), sent) : found;
@@ -212,7 +200,7 @@ nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::ha
     ObjectBlock block;
     block.set(sent);
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
-    const Calls calls(c, [&] { c.all_gather(&block, blocks.data(), sizeof block, DType::U8); });
+    const Comm::Lock lock = lock_after(c, [&] { c.all_gather(&block, blocks.data(), sizeof block, DType::U8); });
     const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
                                      [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
     if (dst != c.rank() && all_fit) return nb::none();
@@ -247,7 +235,7 @@ nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb
         for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(nb::borrow<nb::bytes>(sent[i][0]), longest);
     }
     ObjectBlock block;
-    const Calls calls(c, [&] { c.scatter(blocks.data(), &block, sizeof block, DType::U8, src); });
+    const Comm::Lock lock = lock_after(c, [&] { c.scatter(blocks.data(), &block, sizeof block, DType::U8, src); });
     nb::object found = block.load(constructor, src == c.rank());
     return found.is(not_implemented()) ? rest(block.get(), sent) : found;
 }

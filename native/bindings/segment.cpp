@@ -88,10 +88,15 @@ void bind_segment(nb::module_& m) {
             },
             nb::arg("rank"))
         .def("lost_rank", [](const Segment& s) -> std::optional<int> {
-            const rankwise::GroupSegment* const group = find_group(s, s.header().world_group);
-            const rankwise::Failure f = group ? group->failure() : rankwise::Failure{};
-            if (f.cause != rankwise::Cause::PeerLost) return std::nullopt;
-            return f.rank;
+            std::optional<int> lost;
+            // A visited group is not freed, although the ranks may be replacing it by another one.
+            s.heap().visit(rankwise::BlockKind::GroupSegment, [&](uint64_t offset) {
+                if (offset != s.header().world_group) return;
+                const rankwise::GroupSegment* const group = find_group(s, offset);
+                const rankwise::Failure f = group ? group->failure() : rankwise::Failure{};
+                if (f.cause == rankwise::Cause::PeerLost) lost = f.rank;
+            });
+            return lost;
         });
     m.def("available_memory", &rankwise::available_memory,
           "Bytes that can still be allocated before the machine or the cgroup runs out of memory.");

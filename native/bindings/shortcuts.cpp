@@ -79,7 +79,6 @@ public:
     template <class F> void calls(const F& function) {
         call(Calls, nb::cpp_function([&function] { function(); }));
     }
-    void unlock() {}  // `calls` does
 
 private:
     enum Method {
@@ -230,14 +229,14 @@ template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
 using collectives::ArrayHeader;
 constexpr uint64_t kHeaderWords = sizeof(ArrayHeader) / 8;
 
-// On src: sends the header, and returns whether the parts travel with it. Over another library they follow in another
-// call.
-bool announce(Comm& c, ArrayHeader& header, const PlainArray& x, const PlainArray& part, int src) {
+// On src: sends the header. Returns a lock if the parts follow in another call, as always over another library, where
+// `calls` has the lock.
+Comm::Lock announce(Comm& c, ArrayHeader& header, const PlainArray& x, const PlainArray& part, int src) {
     return c.scatter_described(header, x.data, part.data, nullptr, src);
 }
 bool announce(PythonCommunicator& c, ArrayHeader& header, const PlainArray&, const PlainArray&, int src) {
     c.broadcast(&header, kHeaderWords, DType::I64, src);
-    return false;
+    return true;
 }
 
 // On the other ranks: the received header, and the memory for the part.
@@ -259,30 +258,21 @@ struct Received {
         return other.data();
     }
 };
-bool receive(Comm& c, Received& received, int src) {
+Comm::Lock receive(Comm& c, Received& received, int src) {
     return c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src);
 }
 bool receive(PythonCommunicator& c, Received& received, int src) {
     c.broadcast(&received.header, kHeaderWords, DType::I64, src);
-    return false;
+    return true;
 }
-
-// Unlocks the communicator, which scatter_described locked when it exchanged the header alone.
-template <class C> struct UnlockAtEnd {
-    C* c;
-    ~UnlockAtEnd() {
-        if (c) c->unlock();
-    }
-};
 
 template <class C> bool scatter_from_here(C& c, const PlainArray& x, const PlainArray& part, int src) {
     if (x.dims() > ArrayHeader::kDims) return false;
     ArrayHeader header{x.dtype, x.dims(), {}};
     for (int i = 0; i < x.dims(); ++i) header.dim[i] = x.dim(i);
     const ReleaseToWait<C> released(x.bytes());
-    if (announce(c, header, x, part, src)) return true;
-    const UnlockAtEnd<C> unlock{&c};
-    c.scatter(x.data, part.data, part.count, DType(x.dtype), src);
+    if (const auto parts_follow = announce(c, header, x, part, src))
+        c.scatter(x.data, part.data, part.count, DType(x.dtype), src);
     return true;
 }
 
@@ -299,14 +289,12 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
         return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
     }
     Received received{part, c.world_size(), {}, {}};
-    bool with_header = false;
-    {
+    const auto parts_follow = [&] {
         const ReleaseToWait<C> released(part.bytes());
-        with_header = receive(c, received, src);
-        if (with_header && received.fits()) return true;
-    }
-    const UnlockAtEnd<C> unlock{with_header ? nullptr : &c};
-    if (!with_header && received.fits()) {
+        return receive(c, received, src);
+    }();
+    if (received.fits()) {
+        if (!parts_follow) return true;
         const ReleaseToWait<C> released(part.bytes());
         c.scatter(nullptr, part.data, part.count, DType(part.dtype), src);
         return true;
@@ -314,7 +302,7 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
     nb::list given;
     const auto* header = reinterpret_cast<const int64_t*>(&received.header);
     for (uint64_t i = 0; i < kHeaderWords; ++i) given.append(header[i]);
-    rest(given, with_header ? bytes_of(received.other) : nb::none(), out, from);
+    rest(given, parts_follow ? nb::none() : bytes_of(received.other), out, from);
     return true;
 }
 
@@ -338,15 +326,13 @@ nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t
         part.resize(bytes);
         return part.data();
     };
-    bool with_header = false;
-    {
+    const Comm::Lock parts_follow = [&] {
         const ReleaseToWait<Comm> released{};
-        with_header = c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv),
-                                          std::ref(part_buffer), src);
-    }
-    const UnlockAtEnd<Comm> unlock{with_header ? nullptr : &c};
+        return c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv),
+                                   std::ref(part_buffer), src);
+    }();
     std::memcpy(given.data, &header, sizeof header);
-    return with_header ? bytes_of(part) : nb::none();
+    return parts_follow ? nb::none() : bytes_of(part);
 }
 
 template <class C> bool send_array(C& c, nb::handle array, nb::handle to, nb::handle label) {

@@ -1,4 +1,5 @@
-// How a communicator is closed: no call of this rank may be using the group's memory when it is released.
+// How a communicator is closed: new calls are turned away, and what is in progress ends, before this rank releases the
+// group's memory (memory/group_memory.hpp).
 #include "comm.hpp"
 #include "sync/forks.hpp"
 
@@ -16,18 +17,21 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         memory_->close();
         return std::nullopt;
     }
-    const GroupMemory::Lease lease(*memory_);  // so that what follows may use the memory too
+    const GroupMemory::Use lease = memory_->lease();
+    const Waiter waiter(timeout);
     std::string trouble;
     try {
-        // Operations in progress, also those of other threads, may finish within the timeout; then the group is failed.
-        // If a signal handler closes it in the middle of a call of its own thread, that call cannot finish.
-        const bool interrupts = memory_->in_own_call();
-        const auto in_progress = [&] { return memory_->in_call_of_others() || !stream_.idle_but_for_caller(); };
+        // What is in progress may finish within the timeout, also for other threads; then the group is failed. What
+        // waits for this thread itself cannot: its own call, which a signal handler interrupts, or the queue of the
+        // stream, if a function of the program that runs there closes the group.
+        const bool on_stream = stream_.on_own_thread();
+        const bool interrupts = memory_->in_own_call() || (on_stream && !stream_.idle_but_for_caller());
+        const auto in_progress = [&] { return memory_->in_call_of_others() || !(on_stream || stream_.idle()); };
         const bool pending = interrupts || in_progress();
         const auto finished = [&] {  // what is left on the stream of a failed group will not run
             return !in_progress() || (group_.failed() && !memory_->in_call_of_others());
         };
-        if ((interrupts || !Waiter(timeout).watch(kInterval, finished)) && !group_.failed()) {
+        if ((interrupts || !waiter.watch(kInterval, finished)) && !group_.failed()) {
             trouble = "an operation was still in progress and was abandoned";
             fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(),
                        "closed the group while one of its own calls was in progress");
@@ -45,7 +49,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         if (!stream_.close(kUserCodeTimeout))
             trouble = "a function of the program on the communicator's stream did not return and was abandoned";
         if (group_.failed()) messages_->close(0);
-        else if (std::string left = messages_->close(timeout); !left.empty()) trouble = left;
+        else if (std::string left = messages_->close(waiter.left().count()); !left.empty()) trouble = left;
         group_.peers[rank()].left.store(1);
         wake_all(group_);
         if (!Waiter(kToNotice).watch(kInterval, [&] { return !memory_->used_by_others(); }))

@@ -28,7 +28,7 @@ ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
 class Comm::CallGuard {
 public:
     CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0)
-        : comm_(comm), description_(std::exchange(next_description, nullptr)), serial_(comm) {
+        : comm_(comm), description_(std::exchange(next_description, nullptr)), call_(comm.begin_call()) {
         CallLog& log = comm.transport_.log;
         if (description_) log.describe(*description_);
         if (comm.group_.failed()) comm.failures_.refuse(call);
@@ -38,58 +38,40 @@ public:
         comm_.transport_.ring.prefetch_next();
         comm_.transport_.log.end();
     }
-    void keep_lock() { serial_.keep_lock(); }
+    Lock keep_lock() { return Lock(call_); }
 
 private:
     Comm& comm_;
     const Description* const description_;
-    SerialCall serial_;
+    GroupMemory::Use call_;
 };
 
-void Comm::SerialCall::keep_lock() {
-    if (!keeps_lock_) comm_.lock_owner_ = std::this_thread::get_id();
-    keeps_lock_ = true;
-    ++comm_.lock_depth_;
-}
-
-// Begins a call after all queued operations have run. Returns false if this thread has the lock already and keeps it.
-bool Comm::begin_call() {
+// Begins a call after all queued operations have run.
+GroupMemory::Use Comm::begin_call() {
     check_open();
-    const auto begin_locked = [&] {
-        if (memory_->in_own_call())
-            throw Error("a signal handler cannot call an operation of a group in the middle of another one");
+    if (stream_.idle() && memory_->try_begin()) return memory_->call(false);
+    if (memory_->in_own_call())
+        throw Error("a signal handler cannot call an operation of a group in the middle of another one");
+    if (memory_->locked_by_caller()) {
         if (!memory_->begin_locked()) throw_closed();
-        return false;
-    };
-    if (!stream_.idle()) {
-        if (owns_lock()) return begin_locked();
-        before_waiting();
-        stream_.sync(timeout());
+        return memory_->call(true);
     }
-    if (memory_->try_begin()) return true;
-    if (owns_lock()) return begin_locked();
     before_waiting();
-    wait_for_calls();
-    return true;
+    stream_.sync(timeout());
+    if (!memory_->try_begin()) wait_for_calls();
+    return memory_->call(false);
 }
 
 void Comm::wait_for_calls() {
+    const OpenLease lease(*this);
     if (!memory_->begin_when_unlocked(Waiter(timeout()), [this] { check_open(); }))
         throw TimedOut("another thread's call on this communicator did not finish within " + seconds(timeout()),
                        timeout(), {}, failures_.states(), "", -1);
 }
 
-bool Comm::owns_lock() const { return lock_owner_.load() == std::this_thread::get_id(); }
-
-void Comm::lock() {
-    if (owns_lock()) ++lock_depth_;
-    else SerialCall(*this).keep_lock();
-}
-
-void Comm::unlock() {
-    if (--lock_depth_ > 0) return;
-    lock_owner_ = std::thread::id();
-    memory_->unlock();
+Comm::Lock Comm::lock() {
+    GroupMemory::Use call = begin_call();
+    return Lock(call);
 }
 
 std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int rank, double timeout, bool process,
@@ -128,6 +110,7 @@ std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int ra
 
 // Waits until all ranks of the segment have joined.
 void Comm::await_joined() {
+    const OpenLease lease(*this);
     const int n = segment_->world_size();
     int joined = 0;  // the ranks before this one have
     const auto all_joined = [&] {
@@ -232,7 +215,7 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
       memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()),
       members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process),
       settings_(settings), failures_(transport_),
-      transport_(*segment_, group_, rank,
+      transport_(*segment_, *memory_, rank,
                  WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())),
                  settings.part, failures_),
       messages_(Messages::make(segment_, memory_, transport_, failures_, settings.unexpected_bytes)),
@@ -248,21 +231,31 @@ Comm::~Comm() {
                            [this] { return !memory_->used_by_others() || forks_ != forks_so_far(); });
 }
 
+std::vector<Algorithm> Comm::algorithms(Op op, size_t bytes) const {
+    const OpenLease lease(*this);
+    return tuning::choices(transport_.conditions(), op, bytes, group_.non_temporal_from);
+}
+
+void Comm::name_group(const std::string& name) {
+    const OpenLease lease(*this);
+    segment_->name_group(group_.number, name);
+}
+
 void Comm::set_timeout(double seconds) {
     if (!(seconds > 0)) throw BadArgument("timeout: " + std::to_string(seconds) + " given, expected seconds above 0");
     transport_.ring.timeout = std::min(seconds, 1e9);
 }
 
 void Comm::check_open() const {
-    if (memory_->closed()) throw_closed();
+    const auto in_progress = [this] { return stream_.on_own_thread() || memory_->used_by_caller(); };
+    if (closing_ && (memory_->closed() || !in_progress())) throw_closed();
     if (forks_ != forks_so_far())  // a child shares the segment with its parent, and peers would take it for the parent
         throw Closed("this communicator belongs to the parent of this forked process; a forked child is not a rank");
 }
 
 void Comm::throw_closed() { throw Closed("this communicator is closed"); }
 
-Comm::OpenLease::OpenLease(const Comm& comm) : lease(*comm.memory_) {
-    comm.check_open();
+Comm::OpenLease::OpenLease(const Comm& comm) : lease((comm.check_open(), comm.memory_->lease())) {
     if (!lease) throw_closed();
 }
 
@@ -371,15 +364,14 @@ void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype)
     else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks, c.blocks, c.blocks.largest());
 }
 
-bool Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
-                             const collectives::PartBuffer& part_buffer, int root) {
+Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
+                                   const collectives::PartBuffer& part_buffer, int root) {
     check_root(root);
     CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header);
-    const bool scattered =
-        collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root);
-    if (scattered) transport_.log.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(transport_.n));
-    else call.keep_lock();
-    return scattered;
+    if (!collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root))
+        return call.keep_lock();
+    transport_.log.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(transport_.n));
+    return {};
 }
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
@@ -437,7 +429,7 @@ std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool user_cod
 }
 
 void Comm::record_event(uint64_t event) {
-    check_open();
+    const OpenLease lease(*this);
     events::mark(event);  // throws if there is no such event, before anything is queued
     const auto check_group = [this] {
         if (group_.failed()) failures_.throw_failure(name(Op::None));
@@ -454,6 +446,7 @@ void Comm::wait_event(uint64_t event) {
 // Runs as a task of the stream. The tasks behind it must not run unless the mark is reached, so otherwise the group
 // fails.
 void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
+    const OpenLease lease(*this);
     const Waiter waiter(timeout());
     const auto late = [&] { return waiter.left().count() < 0; };
     switch (stream_.wait_for(mark, [&] { return group_.failed() || late(); })) {
@@ -467,7 +460,7 @@ void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
 }
 
 void Comm::sync_stream() {
-    check_open();
+    const OpenLease lease(*this);
     stream_.sync(timeout());
     if (group_.failed()) failures_.throw_failure(name(Op::None));
 }
@@ -547,8 +540,8 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
 }
 
 void Comm::abort(const std::string& why) {
-    const GroupMemory::Lease lease(*memory_);
-    if (lease) fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why);
+    if (const GroupMemory::Use lease = memory_->lease())
+        fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why);
 }
 
 }  // namespace rankwise

@@ -22,6 +22,8 @@ using Counts = std::vector<uint64_t>;
 
 class Comm {
 public:
+    using Lock = GroupMemory::Lock;
+
     // Joins `segment` as `rank`, and returns when all its ranks have joined. process: this rank is a process of its
     // own, so its peers are watched. All ranks must give the same settings; if they differ, every rank throws
     // BadArgument. Throws PeerLost, TimedOut, BadArgument. restart: 0, or, in a process that replaces a lost one, how
@@ -61,9 +63,9 @@ public:
     void scatter(const void* send, void* recv, uint64_t count, DType dtype, int root);
     void reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op);
     void all_to_all(const void* send, void* recv, uint64_t count, DType dtype);
-    // Scatter to ranks that do not know root's array; see collectives.hpp. If it returns false, the parts have not been
-    // sent, and the calling thread has called lock(), for the call that sends them.
-    bool scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
+    // Scatter to ranks that do not know root's array; see collectives.hpp. If the parts have not been sent with the
+    // header, it returns a lock, for the call that sends them.
+    Lock scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
                            const collectives::PartBuffer& part_buffer, int root);
     void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype);
     void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
@@ -99,10 +101,9 @@ public:
     void wait_event(uint64_t event);
     // Waits until all operations started so far have run. Throws TimedOut, and, if the group has failed, its failure.
     void sync_stream();
-    // Between lock and unlock, no other thread's call and no operation started meanwhile runs between this thread's
+    // As long as the lock lives, no other thread's call and no operation started meanwhile runs between this thread's
     // calls. May be nested.
-    void lock();
-    void unlock();
+    [[nodiscard]] Lock lock();
     // Blocking send and recv.
     void send_now(const void* data, uint64_t count, DType dtype, int to, int tag);
     void recv_now(void* data, uint64_t count, DType dtype, int from, int tag);
@@ -116,9 +117,7 @@ public:
     uint64_t make_part(const std::vector<int>& ranks);
     std::shared_ptr<Comm> take_part(uint64_t part);
     // The algorithms that a call of `op` on this group tries, in order, if each rank's array has so many bytes.
-    std::vector<Algorithm> algorithms(Op op, size_t bytes) const {
-        return tuning::choices(transport_.conditions(), op, bytes, group_.non_temporal_from);
-    }
+    std::vector<Algorithm> algorithms(Op op, size_t bytes) const;
     const Conditions& conditions() const { return transport_.conditions(); }
     // Collective. color < 0: this rank joins no new group and gets nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
@@ -142,7 +141,7 @@ public:
     // The numbers of this group's ranks in `former`.
     std::vector<int> numbers_in(const Comm& former) const;
     // Show the group by this name in messages and traces.
-    void name_group(const std::string& name) { segment_->name_group(group_.number, name); }
+    void name_group(const std::string& name);
     // The process is about to end: peers that lose it may wait for its exit status.
     void announce_end() { segment_->record(members_[size_t(rank())]).ending = process_ + 1; }
     // Idempotent, never throws. Returns a text if something went wrong. A call of another thread that does not end in
@@ -151,33 +150,14 @@ public:
     std::optional<std::string> close(double timeout) noexcept;
 
 private:
-    // A call: it uses the group's memory, and no call of another thread of this rank runs meanwhile.
-    class SerialCall {
-    public:
-        explicit SerialCall(Comm& comm)
-            : comm_(comm), keeps_lock_(!comm.begin_call()), use_(GroupMemory::Use::call(*comm.memory_)) {}
-        ~SerialCall() {
-            if (keeps_lock_) comm_.memory_->end_call();
-            else comm_.memory_->end_call_and_unlock();
-        }
-        SerialCall(const SerialCall&) = delete;
-        // Comm::lock(), with no other thread's call in between: the lock outlasts this call.
-        void keep_lock();
-
-    private:
-        Comm& comm_;
-        bool keeps_lock_;
-        const GroupMemory::Use use_;
-    };
     class CallGuard;
     template <Op operation> struct Collective;
-    bool begin_call();
+    GroupMemory::Use begin_call();
     void wait_for_calls();
-    bool owns_lock() const;
     // What is no call, but uses the group's memory.
     struct OpenLease {
         explicit OpenLease(const Comm& comm);
-        const GroupMemory::Lease lease;
+        const GroupMemory::Use lease;
     };
     [[noreturn]] static void throw_closed();
     void await_joined();
@@ -208,9 +188,7 @@ private:
     Transport transport_;
     std::shared_ptr<Messages> messages_;
     Stream stream_;
-    std::atomic<std::thread::id> lock_owner_{};  // the thread between lock and unlock
-    int lock_depth_ = 0;                         // how deep that is nested
-    std::atomic<bool> closing_{false};           // close has begun; operations in progress may still finish
+    std::atomic<bool> closing_{false};  // close has begun: what is in progress may finish
     std::vector<std::atomic<bool>>
         excluded_;          // the ranks without which the others went on; this rank may be one of them
     const unsigned forks_;  // forks_so_far() when this was created

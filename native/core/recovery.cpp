@@ -218,7 +218,7 @@ void Comm::exclude_all_but(const RankSet& present, const RankSet& left_out) {
 }
 
 int64_t Comm::agree(int64_t flags) {
-    const SerialCall call(*this);
+    const GroupMemory::Use call = begin_call();
     std::string trouble;
     return decide(Op::Agree, flags, trouble, {}).flags;
 }
@@ -236,7 +236,7 @@ std::shared_ptr<Comm> Comm::shrink(const std::vector<int>& exclude) {
     if (!exclude.empty() && !stream_.drain(1))
         fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(),
                    "went on without " + list_ranks(exclude));
-    const SerialCall call(*this);
+    const GroupMemory::Use call = begin_call();
     std::string trouble;
     const Outcome outcome = decide(Op::Shrink, flags_of(excluded, world_size()), trouble, excluded);
     if (outcome.status == Outcome::Status::Unequal)
@@ -257,7 +257,7 @@ std::vector<int> Comm::numbers_in(const Comm& former) const {
 }
 
 std::shared_ptr<Comm> Comm::restore() {
-    const SerialCall call(*this);
+    const GroupMemory::Use call = begin_call();
     if (!segment_->header().restarts_expected.load())
         throw Unsupported("restore", settings_.backend,
                           "the launcher does not start lost ranks again; start the program by `rankwise run --restarts "

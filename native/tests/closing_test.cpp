@@ -1,4 +1,7 @@
 // Tests that a group can be closed at any moment: nobody uses its memory afterwards, and nobody waits for ever.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -7,6 +10,7 @@
 #include <thread>
 
 #include "ranks.hpp"
+#include "stream/events.hpp"
 
 using namespace rankwise;
 
@@ -63,11 +67,7 @@ void calls_race_with_close() {
         c.all_reduce(&x, 1, DType::I64, ReduceOp::SUM);
     });
     closed_meanwhile([](Comm& c) {
-        c.lock();
-        struct Unlock {
-            Comm& c;
-            ~Unlock() { c.unlock(); }
-        } unlock{c};
+        const Comm::Lock lock = c.lock();
         for (int i = 0; i < 3; ++i) c.barrier();
     });
     closed_meanwhile([](Comm& c) {
@@ -76,9 +76,97 @@ void calls_race_with_close() {
         if (!c.probe(0, 0)) throw Closed("the message to itself is missing");
         c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
     });
+    const uint64_t event = events::create();
+    closed_meanwhile([&](Comm& c) {
+        c.record_event(event);
+        c.wait_event(event);
+        c.sync_stream();
+        c.algorithms(Op::AllReduce, 8);
+        c.name_group("part");
+        c.failed();
+    });
+    events::destroy(event);
 }
 
-// Between lock and unlock no call is running: close waits for none, whichever thread has the lock.
+// A close that waits for a call of another thread lets nobody else begin one, but what is queued on the stream, and the
+// caller of several calls, may finish.
+void new_calls_are_turned_away() {
+    ranks::run(2, [](Comm& c) {
+        const auto part = c.split(0, c.rank());
+        if (c.rank() == 1) {
+            c.barrier();
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+            for (int i = 0; i < 3; ++i) part->barrier();
+            c.barrier();
+            CHECK(!part->close(60));
+            return;
+        }
+        std::atomic<bool> locked{false};
+        std::thread inside([&] {
+            const Comm::Lock lock = part->lock();
+            locked = true;
+            for (int i = 0; i < 2; ++i) part->barrier();
+        });
+        while (!locked) std::this_thread::yield();
+        const auto queued = part->start([&] { part->barrier(); });
+        std::thread closing([&] { CHECK(!part->close(60)); });
+        while (ranks::thrown([&] { part->name_group("part"); }).empty()) std::this_thread::yield();
+        CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "Closed");
+        CHECK(!queued->done());
+        c.barrier();
+        inside.join();
+        CHECK_EQ(ranks::thrown([&] { queued->wait(60); }), "");
+        closing.join();
+        c.barrier();
+    });
+}
+
+// A thread that waits for the lock is told when the group is closed.
+void closed_while_a_thread_waits_for_the_lock() {
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    for (int round = 0; round < 20; ++round) {
+        const auto part = whole->split(0, 0);
+        if (round % 2) part->set_timeout(1e-4 * round);  // about when it is closed
+        const Comm::Lock lock = part->lock();
+        std::string how;
+        std::thread other([&] { how = ranks::thrown([&] { part->barrier(); }); });
+        std::this_thread::sleep_for(microseconds(100 * round));
+        CHECK(!part->close(60));
+        const Unused memory(*segment, group_segment_bytes(1));
+        other.join();
+        CHECK(how == "Closed" || (round % 2 && how == "TimedOut"), how);
+    }
+    whole->close(1);
+}
+
+// A function that runs on the stream closes the group. What is queued behind it can never run, so the close does not
+// wait for that.
+void closed_on_its_stream() {
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    for (const bool more : {false, true}) {
+        const auto part = whole->split(0, 0);
+        std::atomic<bool> queued{false};
+        const auto since = Clock::now();
+        const auto closes = part->start(
+            [&] {
+                while (!queued) std::this_thread::yield();
+                CHECK_EQ(bool(part->close(60)), more);
+                CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "Closed");
+            },
+            true);
+        const auto behind = more ? part->start([&] { part->barrier(); }) : nullptr;
+        queued = true;
+        closes->wait(60);
+        if (behind) CHECK_EQ(ranks::thrown([&] { behind->wait(60); }), "Closed");
+        CHECK(Clock::now() - since < std::chrono::seconds(30));
+        const Unused memory(*segment, group_segment_bytes(1));
+    }
+    whole->close(1);
+}
+
+// A lock is no call: close does not wait for it, whichever thread has it.
 void locked_while_closed() {
     const auto segment = Segment::create(1);
     const auto whole = Comm::join(segment, 0, 60, false, {});
@@ -86,11 +174,10 @@ void locked_while_closed() {
         const auto part = whole->split(0, 0);
         std::atomic<bool> locked{false}, closed{false};
         const auto hold = [&](const std::function<void()>& meanwhile) {
-            part->lock();
+            const Comm::Lock lock = part->lock();
             locked = true;
             meanwhile();
             CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "Closed");
-            part->unlock();
         };
         if (by_this_thread) {
             hold([&] { CHECK(!part->close(60)); });
@@ -132,6 +219,11 @@ void known_of_a_closed_group() {
     const uint64_t offset = segment->heap().allocate(group_segment_bytes(1), BlockKind::Buffer);
     std::memset(segment->at(offset), 3, group_segment_bytes(1));
     CHECK(whole->numbers_in(*part) == std::vector<int>{0});
+    CHECK_EQ(ranks::thrown([&] { part->algorithms(Op::AllReduce, 8); }), "Closed");
+    CHECK_EQ(ranks::thrown([&] { part->name_group("part"); }), "Closed");
+    CHECK_EQ(ranks::thrown([&] { part->sync(); }), "Closed");
+    part->set_counted(false);
+    part->abort("because of the test");
     part->announce_end();
     CHECK_EQ(segment->record(0).ending.load(), 1u);
     segment->heap().release(offset);
@@ -274,10 +366,31 @@ void large_receives_race_with_close() {
     });
 }
 
+// The build for tests finds any use that comes too late.
+void a_late_use_crashes() {
+    const auto segment = Segment::create(1);
+    const auto whole = Comm::join(segment, 0, 60, false, {});
+    const uint64_t offset = whole->make_part({0});
+    const pid_t child = fork();
+    if (!child) {
+        GroupMemory memory(segment, offset, 0);
+        if (const GroupMemory::Use lease = memory.lease()) memory.close();
+        _exit(memory.group().nranks);
+    }
+    int status = 0;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, status);
+    whole->close(1);
+}
+
 }  // namespace
 
 int main() {
+    if (RANKWISE_POISON) a_late_use_crashes();
     calls_race_with_close();
+    new_calls_are_turned_away();
+    closed_while_a_thread_waits_for_the_lock();
+    closed_on_its_stream();
     locked_while_closed();
     destroyed_while_a_thread_waits();
     known_of_a_closed_group();

@@ -57,14 +57,11 @@ void every_collective(Comm& c, uint64_t count) {
             CHECK_EQ(bytes, count * 4);
             return reinterpret_cast<uint8_t*>(part.data());
         };
-        const bool with_header =
+        const Comm::Lock parts_follow =
             c.scatter_described(header, me == root ? sent.data() : nullptr, part.data(), part_buffer, root);
         CHECK_EQ(header.dim[1], int64_t(count));
-        if (!with_header) {
-            c.scatter(me == root ? sent.data() : nullptr, part.data(), count, DType::F32, root);
-            c.unlock();
-        }
-        CHECK_EQ(with_header, n == 1 || count * 4 < Thresholds().single_copy_scatter);
+        if (parts_follow) c.scatter(me == root ? sent.data() : nullptr, part.data(), count, DType::F32, root);
+        CHECK_EQ(!parts_follow, n == 1 || count * 4 < Thresholds().single_copy_scatter);
         CHECK(numbers::of(root).equals(part.data(), count, count * uint64_t(me)),
               "described scatter of " << count << " from " << root);
     }

@@ -115,10 +115,10 @@ class Comm:
 
     def announce_end(self) -> None: ...
     def describe(self, shape: Sequence[int], operation: str) -> None: ...
-    def lock(self) -> None:
-        """Until `unlock` only this thread uses the communicator: other threads' calls and started ones wait."""
-
-    def unlock(self) -> None: ...
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function. Until it returns, only this thread uses the communicator: other threads' calls and started
+        ones wait.
+        """
 
     # See rankwise.contract.shortcuts.
     def all_reduce_array(self, x: object, op: object) -> bool: ...

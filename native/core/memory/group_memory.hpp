@@ -3,10 +3,14 @@
 // Whoever uses it holds a lease, or runs a call, of which there is one at a time. After close no use begins, and the
 // last one to end releases the memory, so no thread ever uses memory that already belongs to others, however long a
 // call lasts. All of that is one word, so a use that begins and a close cannot miss each other.
+//
+// With the CMake option RANKWISE_POISON, a build for tests, each rank uses the memory through a mapping of its own,
+// which becomes inaccessible when the rank releases it: whoever uses it later crashes.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "memory/group_segment.hpp"
@@ -16,39 +20,40 @@ namespace rankwise {
 
 class GroupMemory {
 public:
-    GroupMemory(std::shared_ptr<Segment> segment, uint64_t offset, int rank)
-        : segment_(std::move(segment)), offset_(offset), rank_(rank) {}
+    GroupMemory(std::shared_ptr<Segment> segment, uint64_t offset, int rank);
     GroupMemory(const GroupMemory&) = delete;
-    GroupSegment& group() const { return *segment_->at<GroupSegment>(offset_); }
+    GroupSegment& group() const { return group_; }
+    // The offset in the segment of an address in this memory.
+    uint64_t offset_of(const uint8_t* p) const { return offset_ + uint64_t(p - group_.base()); }
 
-    // Begins a call, and locks out the others. Returns false if another call, or a thread between its calls, has the
-    // lock.
-    bool try_begin() {
-        uint32_t now = 0;
-        return uses_.compare_exchange_strong(now, kLocked | kCall) || (!(now & kClosed) && try_begin(now));
-    }
-    // Begins a call of the thread that has the lock. Returns false after close.
-    bool begin_locked();
-    // Ends the call and keeps the lock for the thread's next call, or gives up the lock too, or the lock alone.
-    void end_call() { subtract(kCall); }
-    void end_call_and_unlock() { subtract(kLocked | kCall); }
-    void unlock() { subtract(kLocked); }
+    class Use;    // a thread's lease or call
+    class Lease;  // an object's lease
+    class Lock;   // a call's lock, kept for the thread's next calls
+
+    // Refused after close, unless the calling thread uses the memory already.
+    Use lease();
+    // Begins a call, which call(false) then returns, and locks out the others. Returns false if another call, or a
+    // thread between its calls, has the lock.
+    bool try_begin() { return begin(kLocked | kCall, kLocked | kClosed); }
+    // Begins a call, which call(true) then returns, of the thread that has a Lock. Returns false after close.
+    bool begin_locked() { return begin(kCall, kClosed); }
     // try_begin() once other threads give up the lock. Returns false at the waiter's deadline; check: see Waiter.
     template <class Check> bool begin_when_unlocked(Waiter waiter, const Check& check) {
         return waiter.sleep({uses_}, [this] { return try_begin_or_await(); }, check);
     }
-
-    // What a thread does with the memory, for as long as this lives.
-    class Use;
-    class Lease;
+    // The call that has begun. Unless a Lock keeps the lock, the call's end gives it up.
+    Use call(bool locked);
+    // Whether the calling thread has a Lock.
+    bool locked_by_caller() const { return lock_owner_.load() == std::this_thread::get_id(); }
 
     // No use begins any more. What has begun goes on.
     void close();
     bool closed() const { return uses_.load() & kClosed; }
-    // Whether a call is running, of this thread, or of another one; and whether other threads use the memory in any
-    // way.
+    // Whether a call is running, of this thread, or of another one; and whether this thread, or others, use the memory
+    // in any way.
     bool in_own_call() const { return own_uses() & kCall; }
     bool in_call_of_others() const { return (uses_.load() & kCall) != (own_uses() & kCall); }
+    bool used_by_caller() const { return own_uses() || locked_by_caller(); }
     bool used_by_others() const { return (uses_.load() & kUses) != own_uses(); }
 
 private:
@@ -59,13 +64,19 @@ private:
     static constexpr uint32_t kLease = 16;   // the number of leases is above the other bits
     static constexpr uint32_t kUses = ~(kLease - 1) | kCall;
 
-    bool try_begin(uint32_t now);
+    // Begins what these bits stand for, unless one of the others is set.
+    bool begin(uint32_t bits, uint32_t unless) {
+        for (uint32_t now = uses_.load(); !(now & unless);)
+            if (uses_.compare_exchange_weak(now, now + bits)) return true;
+        return false;
+    }
     bool try_begin_or_await();
-    bool take_lease();
+    bool take_lease() { return begin(kLease, own_uses() ? 0 : kClosed); }
+    void unlock();
     // Ends what these bits stand for.
     void subtract(uint32_t bits) {
         const uint32_t before = uses_.fetch_sub(bits);
-        if (before != bits) ended(bits, before);
+        if (before & (kClosed | kAwaited)) ended(bits, before);
     }
     void ended(uint32_t bits, uint32_t before);
     void release();
@@ -74,40 +85,68 @@ private:
     const std::shared_ptr<Segment> segment_;
     const uint64_t offset_;
     const int rank_;
-    std::atomic<uint32_t> uses_{0};  // also the futex of those that wait for the lock
+    GroupSegment& group_;
+    std::atomic<uint32_t> uses_{0};              // also the futex of those that wait for the lock
+    std::atomic<std::thread::id> lock_owner_{};  // the thread that has a Lock
+    int lock_depth_ = 0;                         // how many it has
 };
 
-// The uses of a thread form a list, because a signal handler may close the group that its own thread uses.
+// What a thread does with the memory, for as long as this lives; false if it was refused. The uses of a thread form a
+// list, because a signal handler may close the group that its own thread uses.
 class GroupMemory::Use {
 public:
-    static Use call(const GroupMemory& memory) { return Use(memory, kCall); }
-    ~Use() { innermost = outer_; }
     Use(const Use&) = delete;
+    ~Use() {
+        if (bits_) memory_.subtract(bits_);
+        innermost = outer_;
+    }
+    explicit operator bool() const { return bits_; }
 
 private:
     friend class GroupMemory;
-    Use(const GroupMemory& memory, uint32_t kind)
-        : memory_(memory), kind_(kind), outer_(std::exchange(innermost, this)) {}
+    friend class Lock;
+    Use(GroupMemory& memory, uint32_t bits) : memory_(memory), bits_(bits), outer_(std::exchange(innermost, this)) {}
     [[gnu::tls_model("initial-exec")]] static inline thread_local constinit const Use* innermost = nullptr;
-    const GroupMemory& memory_;
-    const uint32_t kind_;
+    GroupMemory& memory_;
+    uint32_t bits_;  // what it ends
     const Use* const outer_;
 };
 
-// A use that other threads need not wait for. False after close, unless this thread uses the memory already.
+inline GroupMemory::Use GroupMemory::lease() { return Use(*this, take_lease() ? kLease : 0); }
+inline GroupMemory::Use GroupMemory::call(bool locked) { return Use(*this, locked ? kCall : kCall | kLocked); }
+
+// Refused as lease() is.
 class GroupMemory::Lease {
 public:
-    explicit Lease(GroupMemory& memory)
-        : memory_(memory), held_(memory.take_lease()), use_(memory, held_ ? kLease : 0) {}
-    ~Lease() {
-        if (held_) memory_.subtract(kLease);
+    explicit Lease(GroupMemory& memory) : memory_(memory.take_lease() ? &memory : nullptr) {}
+    Lease(const Lease&) = delete;
+    ~Lease() { end(); }
+    void end() {
+        if (GroupMemory* const memory = std::exchange(memory_, nullptr)) memory->subtract(kLease);
     }
-    explicit operator bool() const { return held_; }
+    explicit operator bool() const { return memory_; }
 
 private:
-    GroupMemory& memory_;
-    const bool held_;
-    const Use use_;
+    GroupMemory* memory_;
+};
+
+// No other thread's call runs between this thread's calls. There may be several at a time.
+class GroupMemory::Lock {
+public:
+    Lock() = default;
+    explicit Lock(Use& call) : memory_(&call.memory_) {
+        call.bits_ = kCall;
+        memory_->lock_owner_ = std::this_thread::get_id();
+        ++memory_->lock_depth_;
+    }
+    Lock(Lock&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)) {}
+    ~Lock() {
+        if (memory_) memory_->unlock();
+    }
+    explicit operator bool() const { return memory_; }
+
+private:
+    GroupMemory* memory_ = nullptr;
 };
 
 }  // namespace rankwise

@@ -27,12 +27,12 @@ Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory
       channels_(&group_.channel(0, 0)), transport_(transport), failures_(failures),
       tracer_(*segment_, transport.members[size_t(transport.rank)].world_rank, transport.log.part()),
       rank_(transport.rank), n_(transport.n), policy_(transport.ring.policy()), outgoing_(n_), arrived_(n_),
-      receives_(n_), incoming_(n_), posted_(n_), unexpected_limit_(unexpected_limit) {
+      receives_(n_), incoming_(n_), posted_(n_), unexpected_limit_(unexpected_limit), lease_(*memory_) {
     publish_room();
 }
 
 Messages::~Messages() {
-    if (!closing_) close(0);  // after the first close the group's memory may belong to others
+    if (lease_) close(0);
 }
 
 std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory,

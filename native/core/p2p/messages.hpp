@@ -183,7 +183,8 @@ private:
     void check_open(const char* operation);  // with mutex_ locked
     class Waiting;
     class Foreground;
-    template <class Done> bool wait_until(double timeout, Done&& done, Request* request, bool probes = false);
+    template <class Done>
+    bool wait_until(std::optional<double> timeout, Done&& done, Request* request, bool probes = false);
     template <class Done> void check_peers(const Request* request, Done&& done);
     [[noreturn]] void timed_out(double timeout, const Request* request);
     static std::string awaited_text(const Request& request);
@@ -227,7 +228,8 @@ private:
     int waiting_ = 0;      // threads that wait for a message
     bool waited_ = false;  // one has since the progress thread last looked
     Progress progress_ = Progress::Idle;
-    bool closing_ = false;  // then only who holds a lease touches the group's memory
+    bool closing_ = false;
+    GroupMemory::Lease lease_;  // of all requests: while it is held, whoever has the mutex may use the group's memory
     std::thread thread_;
 };
 

@@ -76,11 +76,13 @@ private:
     uint64_t since_ = ticks();
 };
 
-// Returns true as soon as done() is. After `timeout` seconds it throws TimedOut, or, with `probes`, returns false.
-// request: the one that the program waits for, or null.
-template <class Done> bool Messages::wait_until(double timeout, Done&& done, Request* request, bool probes) {
-    const GroupMemory::Lease lease(*memory_);
+// Returns true as soon as done() is. After `limit` seconds, by default the communicator's timeout, it throws TimedOut,
+// or, with `probes`, returns false. request: the one that the program waits for, or null.
+template <class Done>
+bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* request, bool probes) {
+    const GroupMemory::Use lease = memory_->lease();
     if (!lease) throw Closed(kClosedTooEarly);
+    const double timeout = limit.value_or(transport_.ring.timeout);
     bool moved = false;
     auto try_once = [&] {
         const auto lock = lock_requests();
@@ -189,8 +191,6 @@ bool Messages::may_progress() const {
 }
 
 void Messages::run() {
-    const GroupMemory::Lease lease(*memory_);
-    if (!lease) return;
     std::atomic<uint32_t>& notifications = own_slot().progress_notifications;
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -231,7 +231,7 @@ std::string Messages::close(double timeout) {
     };
     try {
         if (timeout > 0) wait_until(timeout, [&] { return sends_left() == 0; }, nullptr);
-    } catch (const Error& e) {
+    } catch (const std::exception& e) {
         trouble = e.what();
     }
     {
@@ -259,6 +259,7 @@ std::string Messages::close(double timeout) {
     receives_.clear();
     posted_.assign(posted_.size(), nullptr);
     for (Outgoing& out : outgoing_) out = {};
+    lease_.end();
     return trouble;
 }
 
@@ -275,8 +276,7 @@ void Request::settle(std::optional<double> timeout) {
     auto messages = messages_.lock();
     if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
     if (!messages) throw Closed(kClosedTooEarly);
-    messages->wait_until(
-        timeout.value_or(messages->transport_.ring.timeout), [&] { return complete_ || cancelled_; }, this);
+    messages->wait_until(timeout, [&] { return complete_ || cancelled_; }, this);
 }
 
 bool Request::done() {
@@ -284,7 +284,7 @@ bool Request::done() {
     auto messages = messages_.lock();
     if (!messages || messages->forked()) return true;  // wait throws
     std::lock_guard lock(messages->mutex_);
-    if (messages->closing_) return true;  // the segment may be unmapped
+    if (messages->closing_) return true;
     messages->progress();
     return complete_ || messages->group_.failed();
 }

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "kernels/copy.hpp"
-#include "memory/group_segment.hpp"
+#include "memory/group_memory.hpp"
 #include "sync/waiter.hpp"
 #include "trace/call_log.hpp"
 #include "transport/failures.hpp"
@@ -30,7 +30,8 @@ static_assert(slot_bytes_for(1) % kCell == 0 && slot_bytes_for(kMaxRanks) % kCel
 
 class StepRing {
 public:
-    StepRing(Segment& segment, GroupSegment& group, int rank, WaitPolicy policy, CallLog& log, Failures& failures);
+    StepRing(Segment& segment, const GroupMemory& memory, int rank, WaitPolicy policy, CallLog& log,
+             Failures& failures);
 
     const int rank, n;
     std::atomic<double> timeout{300};  // seconds that one wait may last

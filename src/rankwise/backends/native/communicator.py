@@ -109,11 +109,7 @@ class EngineCommunicator(OpenCommunicator):
         self._comm.name_group(name)
 
     def call(self, function: Callable[[], T]) -> T:
-        self._comm.lock()
-        try:
-            return function()
-        finally:
-            self._comm.unlock()
+        return self._comm.call(function)
 
     def start(self, call: Call, keep: object = None) -> Work[None]:
         self._describe(call)
