@@ -118,6 +118,10 @@ $(ENV)/.native: $(ENV)/.made
 	@$(ENV)/bin/python $(PIP) cmake ninja
 	@touch $@
 
+$(ENV)/.poison: $(ENV)/.native $(ENV)/.test
+	@$(ENV)/bin/python $(PIP) "nanobind>=2.4"
+	@touch $@
+
 $(ENV)/.nccl: $(ENV)/.test
 	@$(ENV)/bin/python $(PIP) ".[nccl]" $(TORCH)
 	@touch $@

@@ -27,7 +27,7 @@ class Part:
     """Commands of the shell, and what is made before they run.
 
     {bin} in a command is the folder of the environment's programs, {args} the arguments. needs: stamps of the
-    environment, and other files, that the Makefile can make. builds: of the core, with its tests; keys of SANITIZERS.
+    environment, and other files, that the Makefile can make. builds: of the core, with its tests; keys of BUILDS.
     """
 
     what: str
@@ -38,8 +38,13 @@ class Part:
     """The arguments by default."""
 
 
-SANITIZERS = {"native": "", "tsan": "thread", "asan": "address"}
-"""By the build's folder in build/."""
+BUILDS = {
+    "native": "",
+    "tsan": "-DRANKWISE_SANITIZE=thread",
+    "asan": "-DRANKWISE_SANITIZE=address",
+    "poison": "-DRANKWISE_POISON=ON -DRANKWISE_PYTHON=ON -DPython_EXECUTABLE={bin}/python",
+}
+"""Options of CMake, by the build's folder in build/."""
 
 MPIS = ("build/mpi/openmpi/.made", "build/mpi/mpich/.made")
 
@@ -47,6 +52,8 @@ MPIS = ("build/mpi/openmpi/.made", "build/mpi/mpich/.made")
 THREE_AT_ONCE = "-n 3 --dist loadfile --max-worker-restart 0"
 PYTEST = "{bin}/python -m pytest"
 CONFORMANCE = "tests/backends/test_gloo.py tests/backends/test_mpi.py"
+POISONED = "PYTHONPATH=$PWD/build/poison/site"
+POISONED_TESTS = "tests/faults tests/group tests/elastic tests/backends/native tests/backends/test_threads.py"
 
 
 def native(build: str, variables: str = "") -> str:
@@ -91,6 +98,18 @@ PARTS = {
         (native("tsan"), native("asan")),
         (".native",),
         ("tsan", "asan"),
+    ),
+    "poison": Part(
+        "the core and the tests of shm and threads; whoever uses a group's released memory crashes: 10 minutes",
+        (
+            native("poison"),
+            "rm -rf build/poison/site && mkdir build/poison/site && cp -r src/rankwise build/poison/site"
+            " && {bin}/cmake --install build/poison --prefix build/poison/site >/dev/null",
+            f"{POISONED} {{bin}}/python -c 'import rankwise; assert \"/poison/\" in rankwise.__file__'",
+            f"{POISONED} {PYTEST} -m 'not slow' {THREE_AT_ONCE} {POISONED_TESTS} {{args}}",
+        ),
+        (".poison",),
+        ("poison",),
     ),
     "engines": Part(
         "the whole conformance suite on gloo, Open MPI, MPICH and hierarchical, on 2 and 4 ranks: 5 minutes",
@@ -164,7 +183,7 @@ PARTS = {
 }
 
 TEST = ("native", "model", "python")
-ALL = (*TEST, "slow", "model-large", "sanitizers", "engines", "multihost", "faults", "clients", "torch-suite")
+ALL = (*TEST, "slow", "model-large", "sanitizers", "poison", "engines", "multihost", "faults", "clients", "torch-suite")
 
 
 def run(command: str, not_tested: list[str] | None = None) -> bool:
@@ -190,7 +209,7 @@ def prepare(parts: list[Part], env: str) -> bool:
     commands = [f"PYTHON={bin_of(env)}/python ./prepare.sh tests"]
     commands += [f"make --no-print-directory {shlex.join(needs)}"] if needs else []
     for build in {build: None for part in parts for build in part.builds}:
-        options = f"-DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF -DRANKWISE_SANITIZE={SANITIZERS[build]}"
+        options = f"-DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF {BUILDS[build].format(bin=bin_of(env))}"
         commands.append(f"PATH={bin_of(env)}:$PATH cmake -S . -B build/{build} -G Ninja {options} >/dev/null")
         commands.append(f"{bin_of(env)}/cmake --build build/{build} -j {JOBS}")
     return all(run(command) for command in commands)
