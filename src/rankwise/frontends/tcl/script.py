@@ -9,7 +9,7 @@ from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.parameters import Command
 
 VERSION = "1.0"
-"""The version of the Tcl package torchtcl; native/tcl/pkgIndex.tcl has it too."""
+"""The version of the Tcl package torchtcl; tclsh/pkgIndex.tcl has it too."""
 
 # Once the commands exist, loading the library again succeeds and does nothing.
 _LOADED = """
