@@ -3,13 +3,13 @@
 #include <thread>
 #include <vector>
 
-#include "sync/waiting.hpp"
+#include "sync/cpu_set.hpp"
 
 inline std::vector<int> own_cores() {
-    const cpu_set_t allowed = rankwise::allowed_cores();
+    const rankwise::CpuSet allowed = rankwise::CpuSet::allowed();
     std::vector<int> cores;
-    for (int core = 0; core < CPU_SETSIZE; ++core)
-        if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+    for (int core = 0; core < allowed.end(); ++core)
+        if (allowed.contains(core)) cores.push_back(core);
     return cores;
 }
 
@@ -19,10 +19,7 @@ template <class Body> void run_pinned(size_t count, Body&& body) {
     std::vector<std::thread> threads;
     for (size_t which = 0; which < count; ++which)
         threads.emplace_back([&, which] {
-            cpu_set_t one;
-            CPU_ZERO(&one);
-            CPU_SET(cores[which], &one);
-            sched_setaffinity(0, sizeof one, &one);
+            rankwise::CpuSet::of(cores[which]).apply();
             body(int(which));
         });
     for (std::thread& thread : threads) thread.join();

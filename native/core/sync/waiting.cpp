@@ -36,33 +36,17 @@ double cgroup_quota() {
 
 }  // namespace
 
-cpu_set_t allowed_cores() {
-    cpu_set_t cores;
-    if (sched_getaffinity(0, sizeof cores, &cores) != 0) CPU_ZERO(&cores);
-    return cores;
-}
-
-void move_to_cores(const cpu_set_t& cores, const cpu_set_t& allowed) {
-    if (sched_setaffinity(0, sizeof cores, &cores) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+void move_to_cores(const CpuSet& cores, const CpuSet& allowed) {
+    if (cores.apply()) allowed.apply();
 }
 
 ProcessCores process_cores() {
-    // A cpu_set_t has room for 1,024 CPUs; the kernel refuses less room than it has possible CPUs.
-    std::vector<cpu_set_t> allowed(1);
-    const auto bytes = [&] { return allowed.size() * sizeof(cpu_set_t); };
-    while (sched_getaffinity(0, bytes(), allowed.data()) != 0) {
-        if (errno != EINVAL || allowed.size() > 64) {
-            allowed.assign(1, {});
-            break;
-        }
-        allowed.resize(2 * allowed.size());
-    }
+    const CpuSet allowed = CpuSet::allowed();
     uint64_t set = 0;
-    for (size_t core = 0; core < 8 * bytes(); ++core)
-        if (CPU_ISSET_S(core, bytes(), allowed.data())) set = mix(set, core + 1);
+    for (int core = 0; core < allowed.end(); ++core)
+        if (allowed.contains(core)) set = mix(set, uint64_t(core) + 1);
     const double quota = cgroup_quota();
-    return {set, uint32_t(CPU_COUNT_S(bytes(), allowed.data())),
-            quota > 0 ? std::max(1u, uint32_t(std::floor(quota))) : UINT32_MAX};
+    return {set, uint32_t(allowed.count()), quota > 0 ? std::max(1u, uint32_t(std::floor(quota))) : UINT32_MAX};
 }
 
 int usable_cores() {

@@ -1,7 +1,5 @@
 // How a rank waits: it spins briefly, then yields, then sleeps on a futex with a deadline.
 #pragma once
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,6 +9,7 @@
 
 #include "base/clock.hpp"
 #include "base/policy.hpp"
+#include "sync/cpu_set.hpp"
 #include "sync/engine_thread.hpp"
 
 namespace rankwise {
@@ -64,10 +63,8 @@ struct WaitPolicy {
 // session.
 uint64_t scheduler_session();
 
-// The cores that the calling thread may use; empty if the system does not say.
-cpu_set_t allowed_cores();
 // Moves the calling thread to one of `cores`, if there are any, and leaves it free to use all `allowed` cores.
-void move_to_cores(const cpu_set_t& cores, const cpu_set_t& allowed);
+void move_to_cores(const CpuSet& cores, const CpuSet& allowed);
 
 // Sleep while *word == seen, at most `limit`. Returns false when a signal interrupted the sleep.
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit);

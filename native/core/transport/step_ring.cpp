@@ -54,9 +54,9 @@ void StepRing::move_to_own_core(int peer) {
     const int core = sched_getcpu();
     const bool shared = group_.peers[peer].core.load(std::memory_order_relaxed) == core + 1;
     if (shared) {
-        const cpu_set_t allowed = allowed_cores();
-        cpu_set_t others = allowed;
-        CPU_CLR(core, &others);
+        const CpuSet allowed = CpuSet::allowed();
+        CpuSet others = allowed;
+        others.remove(core);
         move_to_cores(others, allowed);
     }
     group_.peers[rank].core.store((shared ? sched_getcpu() : core) + 1, std::memory_order_relaxed);
@@ -78,17 +78,14 @@ void StepRing::balance_cores() {
     const int here = ranks_on(core);
     if (here < 2) return;
     int fewest = here - 1, best = core;  // another core must have at least two ranks fewer, or the move gains nothing
-    const cpu_set_t allowed = allowed_cores();
-    for (int other = 0; other < CPU_SETSIZE; ++other) {
-        if (!CPU_ISSET(other, &allowed)) continue;
+    const CpuSet allowed = CpuSet::allowed();
+    for (int other = 0; other < allowed.end(); ++other) {
+        if (!allowed.contains(other)) continue;
         if (const int count = ranks_on(other); count < fewest) fewest = count, best = other;
     }
     if (best == core) return;
     mine.store(best + 1, std::memory_order_relaxed);
-    cpu_set_t chosen;
-    CPU_ZERO(&chosen);
-    CPU_SET(best, &chosen);
-    move_to_cores(chosen, allowed);
+    move_to_cores(CpuSet::of(best), allowed);
 }
 
 void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
