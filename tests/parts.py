@@ -91,7 +91,7 @@ PARTS = {
         "the Python tests that make test leaves out", (f"{PYTEST} -m slow --durations=20 {{args}}",), (".test", *MPIS)
     ),
     "model-large": Part(
-        "the largest case of the models: half a minute", (model("the largest case of the models", "--large"),), ()
+        "the largest cases of the models: half a minute", (model("the largest cases of the models", "--large"),), ()
     ),
     "sanitizers": Part(
         "the core with ThreadSanitizer and AddressSanitizer, on every number of ranks",

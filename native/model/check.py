@@ -51,7 +51,24 @@ BROKEN_AGREEMENT = {
     "two agreements in turn share the memory of their proposals": "N=2 AGREEMENTS=2 DEADLINES BREAK_BUFFERS",
 }
 
-LARGE = ("agreement, 3 ranks, one may die",)  # half a minute; make test-all runs them too
+HEAP = {
+    "heap, 2 processes": "",
+    "heap, 2 processes, one may die": "DEATHS=1",
+    "heap, 2 processes, both may die": "DEATHS=2",
+    "heap, one allocates twice, two visit": "N=3 UNITS=1 A=1 B=0 ROUNDS=2",
+}
+BROKEN_HEAP = {
+    "a visitor does not check the block again once counted": "BREAK_VISIT",
+    "who frees a block looks for visitors only before it reserves it": "N=3 UNITS=1 A=1 B=0 ROUNDS=2 BREAK_RECHECK",
+    "a process claims units before it has reserved each": "N=3 UNITS=2 C=1 DEATHS=1 BREAK_CLAIM",
+    "the units behind a published block's first count as abandoned": "DEATHS=1 BREAK_CONTINUED",
+}
+
+LARGE = (  # make test-all runs them too
+    "agreement, 3 ranks, one may die",
+    "heap, 2 processes, both may die",
+    "broken: a process claims units before it has reserved each",
+)
 
 
 def explore(model: str, macros: str) -> tuple[str, int]:
@@ -82,7 +99,7 @@ def check(name: str, model: str, macros: str, sound: bool) -> bool:
     right = sound != bool(error)
     found = {"": "no error"}.get(error, "a rank waits for ever" if "invalid end state" in error else error)
     took = f"{states:>9,} states {time.monotonic() - start:5.1f} s"
-    print(f"{'ok  ' if right else 'FAIL'}  {name:<60} {took}  {found}", flush=True)
+    print(f"{'ok  ' if right else 'FAIL'}  {name:<76} {took}  {found}", flush=True)
     return right
 
 
@@ -91,6 +108,8 @@ def main(words: list[str]) -> int:
     cases += [(f"broken: {name}", "waiting.pml", macros, False) for name, macros in BROKEN.items()]
     cases += [(name, "agreement.pml", macros, True) for name, macros in AGREEMENT.items()]
     cases += [(f"broken: {name}", "agreement.pml", macros, False) for name, macros in BROKEN_AGREEMENT.items()]
+    cases += [(name, "heap.pml", macros, True) for name, macros in HEAP.items()]
+    cases += [(f"broken: {name}", "heap.pml", macros, False) for name, macros in BROKEN_HEAP.items()]
     if words in ([], ["--large"]):
         cases = [case for case in cases if (case[0] in LARGE) == bool(words)]
     else:

@@ -29,7 +29,8 @@ struct alignas(kCacheLine) SlotHeader {
     uint8_t payload[kInline];
 
     void set_call(uint64_t digest, const Call& call) {
-        history.store(digest, std::memory_order_relaxed);
+        // Releases the header of the step before: who reads this one too late then sees that step (compare_last).
+        history.store(digest, std::memory_order_release);
         what.store(call.what, std::memory_order_relaxed);
         amount.store(call.amount, std::memory_order_relaxed);
     }

@@ -233,6 +233,8 @@ void Heap::free_reserved(uint32_t index, uint32_t units) const {
     for (uint32_t i = 0; i < units; ++i) unit(index + i).word.store({});
 }
 
+// Sequentially consistent, as are the words: either whoever frees a block sees the visitor, or the visitor sees that it
+// is no longer published.
 void Heap::visit(BlockKind kind, const std::function<void(uint64_t)>& visit) const {
     struct Visit {
         const Heap& heap;

@@ -46,7 +46,7 @@ std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::
 
 Channel* Messages::channel(int from, int to, bool make) {
     std::atomic<uint64_t>& entry = channels_[from * n_ + to];
-    uint64_t offset = entry.load(std::memory_order_acquire);
+    uint64_t offset = entry.load();  // as in notify(): a receiver may be about to sleep
     if (!offset && make) {
         const uint64_t capacity = tuning::ring_bytes(n_);
         const uint64_t made = segment_->heap().allocate(sizeof(Channel) + capacity, BlockKind::Channel);
@@ -89,6 +89,9 @@ void Messages::check_open(const char* operation) {
     if (group_.failed()) failures_.throw_failure(operation);
 }
 
+// These loads are sequentially consistent, as is the exchange before them that has changed the channel, and as are, in
+// the rank that is about to sleep, the store by which it registers and the loads by which it then looks once more:
+// either this rank sees the sleeper, or the sleeper sees the change.
 void Messages::notify(int whom) {
     PeerSlot& peer_slot = group_.peers[whom];
     if (peer_slot.message_sleepers.load()) futex_notify(peer_slot.message_notifications);

@@ -197,7 +197,8 @@ void Messages::run() {
         work_.wait(lock, [&] { return closing_ || pending(); });
         if (closing_) return;
         while (!closing_ && pending()) {
-            // Set before looking for something to do, so that whatever comes later wakes this thread.
+            // Set, sequentially consistent as in notify(), before looking for something to do: so whatever comes later
+            // wakes this thread.
             set_progress(waiting_ ? Progress::GivesWay : waited_ ? Progress::StandsBy : Progress::Wakeable);
             waited_ = waiting_ > 0;
             const uint32_t seen = notifications.load();

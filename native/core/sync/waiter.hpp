@@ -52,7 +52,8 @@ public:
     void poll_on() { polls_since_ = Clock::now(); }
 
     // Sleeps until done() returns true; returns false at the deadline. Before each sleep, check() throws what else ends
-    // the wait. Throws Interrupted.
+    // the wait. Throws Interrupted. done() loads sequentially consistent, as is the registration before it: whoever
+    // changes what it loads, and then looks for sleepers, sees this one, unless done() sees the change.
     template <class Done, class Check>
     bool sleep(const Doorbell& doorbell, const Done& done, const Check& check) const {
         struct Registration {  // withdrawn even if the wait ends in an exception

@@ -28,10 +28,10 @@ bool StepRing::last_calls_agree() const {
             const size_t at = (end - 1) % kHeaders;
             const SlotHeader& theirs = group_.peers[p].headers[at];
             if (theirs.seq.load() != end) continue;
-            const uint64_t history = theirs.history.load(std::memory_order_relaxed);
-            std::atomic_thread_fence(std::memory_order_acquire);
-            if (theirs.seq.load(std::memory_order_relaxed) != end)
-                continue;  // overwritten: the peer makes further calls and compares
+            // Overwritten if the peer has posted the step before the next one that uses this header: then it makes
+            // further calls, and compares.
+            const uint64_t history = theirs.history.load(std::memory_order_acquire), last = end + kHeaders - 1;
+            if (group_.peers[p].headers[(last - 1) % kHeaders].seq.load() >= last) continue;
             if (history != mine[at].history.load(std::memory_order_relaxed)) return false;
             break;
         }
