@@ -134,9 +134,8 @@ int group_lost_process(GroupSegment& group, int world_rank, uint32_t process) {
 
 bool GroupSegment::asleep() const {
     if (sleepers.load() || !intact()) return true;
-    return std::any_of(peers, peers + nranks, [](const PeerSlot& peer_slot) {
-        return peer_slot.message_sleepers.load() || peer_slot.progress_sleeps.load();
-    });
+    return std::any_of(peers, peers + nranks,
+                       [](const PeerSlot& peer_slot) { return peer_slot.message_sleepers.load() != 0; });
 }
 
 void wake_all(GroupSegment& group) {
@@ -145,7 +144,6 @@ void wake_all(GroupSegment& group) {
         PeerSlot& peer_slot = group.peers[i];
         futex_notify(peer_slot.notifications);
         futex_notify(peer_slot.message_notifications);
-        futex_notify(peer_slot.progress_notifications);
     }
 }
 

@@ -59,6 +59,7 @@ Segment::Segment(int fd, uint8_t* base, size_t bytes, int world_size)
 
 Segment::~Segment() {
     watcher.reset();
+    progress_thread.reset();
     for (const auto& [rank, pidfd] : pidfds_) close(pidfd);
     munmap(base_, mapped_);
     close(fd_);

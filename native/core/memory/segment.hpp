@@ -21,7 +21,7 @@
 
 namespace rankwise {
 
-inline constexpr uint64_t kSegmentMagic = 0x37657369776b6e72;  // "rnkwise7"
+inline constexpr uint64_t kSegmentMagic = 0x38657369776b6e72;  // "rnkwise8"
 inline constexpr int32_t kStatusUnknown = INT32_MIN;
 
 // Each rank writes its own record; all ranks read it. The launcher may start a lost rank again: the processes of a rank
@@ -44,6 +44,7 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<uint64_t> bytes;             // moved by these; small operations are added a few KiB at a time
     std::atomic<uint64_t> waited;            // ticks that it waited for other ranks, without the shortest waits
     std::atomic<uint32_t> pending_messages;  // that have an entry in the trace although nobody waits for them
+    alignas(kCacheLine) std::atomic<uint32_t> progress_bell;  // futex: incremented to wake the rank's ProgressThread
 };
 
 // The name of a group that is not the group of all ranks. Of two groups whose numbers differ by kNamedGroups, the later
@@ -85,6 +86,7 @@ inline bool valid_world_size(int64_t ranks) { return ranks >= 1 && ranks <= kMax
 // "'world.tp'", or "3" if the group has no name: what messages show behind the word group.
 std::string name_of_group(const SegmentHeader& header, uint32_t number);
 
+class ProgressThread;
 class Watcher;
 
 class Segment : public std::enable_shared_from_this<Segment> {
@@ -119,6 +121,8 @@ public:
     void set_owner(int rank, uint32_t process) { heap_.set_owner(rank, process); }
     // This process's watcher of the other ranks (failure/watchdog.hpp). Its thread ends when this is released.
     std::shared_ptr<Watcher> watcher;
+    // The thread that moves messages in the background (p2p/progress_thread.hpp).
+    std::shared_ptr<ProgressThread> progress_thread;
 
     // Record that this process of `rank` has ended, and fail every group that it had not left.
     void mark_exited(int rank, int32_t status, uint32_t process = 0);

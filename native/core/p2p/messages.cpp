@@ -27,7 +27,8 @@ Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory
       channels_(&group_.channel(0, 0)), transport_(transport), failures_(failures),
       tracer_(*segment_, transport.members[size_t(transport.rank)].world_rank, transport.log.part()),
       rank_(transport.rank), n_(transport.n), policy_(transport.ring.policy()), outgoing_(n_), arrived_(n_),
-      receives_(n_), incoming_(n_), posted_(n_), unexpected_limit_(unexpected_limit), lease_(*memory_) {
+      receives_(n_), incoming_(n_), posted_(n_), unexpected_limit_(unexpected_limit), lease_(*memory_),
+      background_(ProgressThread::of(*segment_, transport.members[size_t(transport.rank)].world_rank)) {
     publish_room();
 }
 
@@ -95,7 +96,9 @@ void Messages::check_open(const char* operation) {
 void Messages::notify(int whom) {
     PeerSlot& peer_slot = group_.peers[whom];
     if (peer_slot.message_sleepers.load()) futex_notify(peer_slot.message_notifications);
-    if (peer_slot.progress_sleeps.load()) futex_notify(peer_slot.progress_notifications);
+    if (!peer_slot.awaits_progress.load()) return;
+    peer_slot.rung.store(1);
+    futex_notify(segment_->record(transport_.members[size_t(whom)].world_rank).progress_bell);
 }
 
 std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag) {
@@ -144,7 +147,7 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, bool w
     try {
         if (waits && sends.size() == 1) poll_for_receive(to, *r);
         push(to, waits || may_copy_at_once(*r));
-        if (!r->complete_ && !waits) ensure_thread(true);
+        if (!r->complete_ && !waits) go_on_in_background(true);
     } catch (...) {  // no memory for the channel, or no thread
         cancel_locked(r);
         throw;
@@ -174,7 +177,7 @@ std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, bool w
         } else if (fits(*r, m->from, m->header)) {
             receive_arrived(r, *m);
         }
-        if (!r->complete_ && !waits) ensure_thread();
+        if (!r->complete_ && !waits) go_on_in_background();
     } catch (...) {  // no memory for the channel, or for another message, or no thread
         cancel_locked(r);
         throw;
@@ -193,7 +196,7 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found)
     r->matched_ = true;
     try {
         receive_arrived(r, *m);
-        if (!r->complete_) ensure_thread();
+        if (!r->complete_) go_on_in_background();
     } catch (...) {
         cancel_locked(r);
         throw;
@@ -298,7 +301,7 @@ void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
                               "cancelled a send while rank " + std::to_string(r->peer_) + " was receiving it");
         if (r->slot_ >= 0) return cancel_offer(*r);
         go_on_from(*r, std::move(copy));
-        return ensure_thread();
+        return go_on_in_background();
     }
     if (posted) {  // so no message has come to it through the ring
         withdraw_receive(r->peer_, std::move(copy));

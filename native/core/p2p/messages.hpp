@@ -2,15 +2,13 @@
 // sends and receives that are in progress.
 //
 // A send copies at once into the ring what fits (eager). A thread that waits for a request makes progress on the rest,
-// and on receives without a message; so does a progress thread, which starts with the first request that no thread
-// waits for, and sleeps while there is nothing to move: senders wake it unless another thread of this rank waits, or
-// has just waited. A large message whose receive is already posted goes directly into the receiver's memory
-// (rendezvous.cpp). Messages match by (source, tag) in the order sent. A message that arrives before its receive is
-// kept in this rank's private memory, so it never blocks the next one, and two ranks that send large messages to each
-// other both make progress.
+// and on receives without a message; so does the rank's progress thread for requests that no thread waits for. It
+// sleeps while there is nothing to move: senders wake it unless another thread of this rank waits, or has just waited.
+// A large message whose receive is already posted goes directly into the receiver's memory (rendezvous.cpp). Messages
+// match by (source, tag) in the order sent. A message that arrives before its receive is kept in this rank's private
+// memory, so it never blocks the next one, and two ranks that send large messages to each other both make progress.
 #pragma once
 #include <algorithm>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -18,14 +16,13 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "failure/failure_record.hpp"
 #include "memory/group_memory.hpp"
 #include "p2p/matching.hpp"
-#include "sync/engine_thread.hpp"
+#include "p2p/progress_thread.hpp"
 #include "sync/forks.hpp"
 #include "transport/transport.hpp"
 
@@ -33,7 +30,7 @@ namespace rankwise {
 
 Arrival arrival_of(int from, const Header& header);
 
-class Messages : public std::enable_shared_from_this<Messages> {
+class Messages final : public std::enable_shared_from_this<Messages>, private InBackground {
 public:
     // unexpected_limit: how many bytes of unexpected messages this rank keeps; the data of further ones stays with
     // their senders.
@@ -71,8 +68,7 @@ public:
     std::vector<std::shared_ptr<Request>> take_failed();
     // Waits until every request of this rank is complete.
     void sync(double timeout);
-    // Waits at most `timeout` seconds for the sends, and ends the progress thread. Returns a text about what is
-    // incomplete.
+    // Waits at most `timeout` seconds for the sends. Returns a text about what is incomplete.
     std::string close(double timeout);
 
 private:
@@ -188,20 +184,22 @@ private:
     template <class Done> void check_peers(const Request* request, Done&& done);
     [[noreturn]] void timed_out(double timeout, const Request* request);
     static std::string awaited_text(const Request& request);
-    // now: there is something to do at once.
-    void ensure_thread(bool now = false);
+    // The progress thread shall move what is pending. now: there is something to do at once.
+    void go_on_in_background(bool now = false);
     // What the progress thread does. A thread that waits moves everything, so nobody wakes the progress thread
     // meanwhile; nor soon after, since a program that waits for one short message after another would be disturbed by
     // it each time.
     enum class Progress : uint8_t {
-        Idle,      // it runs, or has nothing to do, or has not been started
+        Idle,      // it has nothing to do
         Wakeable,  // sleeps until a peer wakes it
         StandsBy,  // sleeps for a moment, since a thread has just waited
         GivesWay,  // sleeps while a thread waits, and that thread wakes it
     };
     void set_progress(Progress now);
+    void ring();  // for this rank's progress thread
     bool may_progress() const;
-    void run();
+    Next advance() noexcept override;
+    bool rung() noexcept override { return own_slot().rung.load() && own_slot().rung.exchange(0); }
 
     std::shared_ptr<Segment> segment_;
     const std::shared_ptr<GroupMemory> memory_;
@@ -224,13 +222,12 @@ private:
     const uint64_t unexpected_limit_;
     uint64_t arrivals_ = 0;
     ReachableRanges reachable_;  // guarded by mutex_
-    std::condition_variable work_;
-    int waiting_ = 0;      // threads that wait for a message
-    bool waited_ = false;  // one has since the progress thread last looked
+    int waiting_ = 0;            // threads that wait for a message
+    bool waited_ = false;        // one has since the progress thread last looked
     Progress progress_ = Progress::Idle;
     bool closing_ = false;
     GroupMemory::Lease lease_;  // of all requests: while it is held, whoever has the mutex may use the group's memory
-    std::thread thread_;
+    ProgressThread& background_;
 };
 
 // A thread waits for a message for as long as this lives, which begins and ends with mutex_ locked.
@@ -241,13 +238,13 @@ public:
         messages.waited_ |= messages.progress_ != Progress::Idle;
         if (messages.progress_ != Progress::Wakeable) return;
         messages.set_progress(Progress::StandsBy);
-        futex_notify(messages.own_slot().progress_notifications);  // so that it becomes wakeable again later
+        messages.ring();  // so that it becomes wakeable again later
     }
     ~Waiting() {
         const Progress progress = messages_.progress_;
         if (--messages_.waiting_ == 0 && progress != Progress::Idle &&
             (progress == Progress::GivesWay || messages_.may_progress()))
-            futex_notify(messages_.own_slot().progress_notifications);
+            messages_.ring();
     }
     Waiting(const Waiting&) = delete;
 

@@ -104,7 +104,7 @@ void Messages::fetch(Message& m) {
 void Messages::send_answers(int to) {
     if (outgoing_[to].answers.empty()) return;
     push(to);
-    if (!outgoing_[to].answers.empty()) ensure_thread();  // the ring is full
+    if (!outgoing_[to].answers.empty()) go_on_in_background();  // the ring is full
 }
 
 // The receiver of an offered message has copied it, or found that it was cancelled, or requests its data.

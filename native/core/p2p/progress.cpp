@@ -164,16 +164,24 @@ std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout
     return found;
 }
 
-void Messages::ensure_thread(bool now) {
+void Messages::go_on_in_background(bool now) {
     if (closing_) return;
-    if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
-    if (progress_ == Progress::Idle) work_.notify_one();
-    else if (now) futex_notify(own_slot().progress_notifications);
+    if (progress_ == Progress::Idle) {
+        background_.serve(*this);
+        set_progress(Progress::StandsBy);
+    } else if (now) {
+        ring();
+    }
+}
+
+void Messages::ring() {
+    own_slot().rung.store(1);
+    background_.ring();
 }
 
 void Messages::set_progress(Progress now) {
     const bool wakeable = now == Progress::Wakeable;
-    if (wakeable != (progress_ == Progress::Wakeable)) own_slot().progress_sleeps.store(wakeable);
+    if (wakeable != (progress_ == Progress::Wakeable)) own_slot().awaits_progress.store(wakeable);
     progress_ = now;
 }
 
@@ -190,37 +198,25 @@ bool Messages::may_progress() const {
     return false;
 }
 
-void Messages::run() {
-    std::atomic<uint32_t>& notifications = own_slot().progress_notifications;
-    std::unique_lock lock(mutex_);
-    for (;;) {
-        work_.wait(lock, [&] { return closing_ || pending(); });
-        if (closing_) return;
-        while (!closing_ && pending()) {
-            // Set, sequentially consistent as in notify(), before looking for something to do: so whatever comes later
-            // wakes this thread.
-            set_progress(waiting_ ? Progress::GivesWay : waited_ ? Progress::StandsBy : Progress::Wakeable);
-            waited_ = waiting_ > 0;
-            const uint32_t seen = notifications.load();
-            try {
-                if (progress()) continue;
-            } catch (const Error&) {           // the group has failed
-            } catch (const std::exception&) {  // no memory for a message that nobody receives yet
-                fail_group(group_, Cause::PeerLost, rank_, 0,
-                           "had no memory for the messages that it had not received yet");
-            }
-            if (group_.failed()) {
-                set_progress(Progress::Idle);
-                work_.wait(lock, [&] { return closing_; });
-                break;
-            }
-            const std::chrono::nanoseconds limit = progress_ == Progress::StandsBy ? kStandAside : kLongestSleep;
-            lock.unlock();
-            futex_sleep(notifications, seen, limit);
-            lock.lock();
+InBackground::Next Messages::advance() noexcept {
+    const std::lock_guard lock(mutex_);
+    const auto ended = [&] { return closing_ || group_.failed() || !pending(); };
+    if (!ended()) {
+        // Set, sequentially consistent as in notify(), before looking for something to do: so whoever comes later
+        // rings.
+        set_progress(waiting_ ? Progress::GivesWay : waited_ ? Progress::StandsBy : Progress::Wakeable);
+        waited_ = waiting_ > 0;
+        try {
+            if (progress()) return Next::Again;
+        } catch (const Error&) {           // the group has failed
+        } catch (const std::exception&) {  // no memory for a message that nobody receives yet
+            fail_group(group_, Cause::PeerLost, rank_, 0,
+                       "had no memory for the messages that it had not received yet");
         }
-        if (!closing_) set_progress(Progress::Idle);
+        if (!ended()) return progress_ == Progress::StandsBy ? Next::Soon : Next::Later;
     }
+    set_progress(Progress::Idle);
+    return Next::Nothing;
 }
 
 std::string Messages::close(double timeout) {
@@ -251,11 +247,9 @@ std::string Messages::close(double timeout) {
             for (auto& r : out.sends) end_trace(*r, true);
             for (auto& [number, r] : out.offered) end_trace(*r, true);
         }
-        work_.notify_all();
     }
     futex_notify(own_slot().message_notifications);
-    futex_notify(own_slot().progress_notifications);
-    if (thread_.joinable()) thread_.join();
+    background_.dismiss(*this);
     std::lock_guard lock(mutex_);  // release the requests, and with them the memory of dropped ones
     receives_.clear();
     posted_.assign(posted_.size(), nullptr);

@@ -1,0 +1,99 @@
+#include "p2p/progress_thread.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/policy.hpp"
+#include "sync/engine_thread.hpp"
+#include "sync/forks.hpp"
+
+namespace rankwise {
+
+// A rank's first group is made before all its others, so no two threads get here at once without finding one.
+ProgressThread& ProgressThread::of(Segment& segment, int world_rank) {
+    if (!segment.progress_thread)
+        segment.progress_thread = {new ProgressThread(segment.record(world_rank).progress_bell),
+                                   [forks = forks_so_far()](ProgressThread* thread) {
+                                       if (forks == forks_so_far())
+                                           delete thread;  // in a forked child there is no such thread
+                                   }};
+    return *segment.progress_thread;
+}
+
+ProgressThread::~ProgressThread() {
+    if (!thread_.joinable()) return;
+    {
+        const std::lock_guard lock(mutex_);
+        ends_ = true;
+    }
+    changed_.notify_all();
+    ring();
+    thread_.join();
+}
+
+void ProgressThread::serve(InBackground& messages) {
+    const std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
+    messages.again_ = true;
+    messages.due_ = {};
+    if (!std::exchange(messages.listed_, true)) list_.append(messages);
+    changed_.notify_all();
+    ring();
+}
+
+void ProgressThread::dismiss(InBackground& messages) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return visited_ != &messages; });
+    if (std::exchange(messages.listed_, false)) list_.remove(messages);
+}
+
+void ProgressThread::run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        changed_.wait(lock, [&] { return ends_ || !list_.empty(); });
+        if (ends_) return;
+        const uint32_t seen = bell_.load();
+        const auto pause = visit_all(lock) - Clock::now();
+        if (pause.count() <= 0) continue;
+        lock.unlock();
+        futex_sleep(bell_, seen, pause);
+        lock.lock();
+    }
+}
+
+// Advances those for whom somebody has rung, or that are due. Returns when the next one is due.
+Clock::time_point ProgressThread::visit_all(std::unique_lock<std::mutex>& lock) {
+    const Clock::time_point now = Clock::now();
+    Clock::time_point earliest = now + kLongestSleep;
+    for (InBackground* each = list_.first(); each;) {
+        const bool ends = (each->rung() || each->due_ <= now) && !visit(*each, lock);
+        InBackground* const next = list_.after(*each);
+        if (ends) {
+            list_.remove(*each);
+            each->listed_ = false;
+        } else {
+            earliest = std::min(earliest, each->due_);
+        }
+        each = next;
+    }
+    return earliest;
+}
+
+// Returns whether there is something left to do.
+bool ProgressThread::visit(InBackground& messages, std::unique_lock<std::mutex>& lock) {
+    using Next = InBackground::Next;
+    visited_ = &messages;
+    messages.again_ = false;
+    lock.unlock();
+    const Next next = messages.advance();
+    lock.lock();
+    visited_ = nullptr;
+    changed_.notify_all();
+    messages.due_ = {};
+    if (next == Next::Soon) messages.due_ = Clock::now() + kStandAside;
+    if (next == Next::Later) messages.due_ = Clock::now() + kLongestSleep;
+    if (messages.again_) messages.due_ = {};
+    return messages.again_ || next != Next::Nothing;
+}
+
+}  // namespace rankwise
