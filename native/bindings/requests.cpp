@@ -15,7 +15,7 @@ RequestHandle::~RequestHandle() {
         try {
             request_->cancel();
             return;
-        } catch (const std::bad_alloc&) {  // it goes on
+        } catch (const std::exception&) {  // it goes on, or the group has failed
         }
     }
     request_->keep(kept(std::move(memory_)));

@@ -132,9 +132,8 @@ void reduce_by_node(Transport& t, uint8_t* data, size_t bytes, size_t item, Redu
     auto copy_out = [&](uint64_t k) {
         const Piece p(k, piece, bytes);
         const Shares shares(p.bytes, places);
-        const std::vector<int>& source = nodes.members[root < 0 ? node : last];
         for (int i = 0; receives && i < places; ++i) {
-            const int share = (place + i) % places, from = source[share];
+            const int share = (place + i) % places, from = nodes.members[root < 0 ? node : last][share];
             if (from != s.rank) s.await(from, root < 0 ? spread[k % kSlots] : reduced[k % kSlots]);
             const size_t b = shares.begin(share), e = shares.end(share);
             to_result(data + p.offset + b, s.slot(from, position[k % kSlots]) + b, e - b);

@@ -35,6 +35,8 @@ struct Layout {
 bool GroupSegment::intact() const {
     if (nranks < 1 || nranks > kMaxRanks) return false;
     const Layout layout{size_t(nranks)};
+    const auto* const ranks = reinterpret_cast<const int32_t*>(reinterpret_cast<const uint8_t*>(this) + layout.members);
+    if (std::any_of(ranks, ranks + nranks, [](int32_t rank) { return rank < 0 || rank >= kMaxRanks; })) return false;
     return bytes == layout.bytes && slot_bytes == layout.slot && staging == layout.staging &&
            channels == layout.channels && members == layout.members && agreements == layout.agreements;
 }

@@ -239,8 +239,12 @@ std::string Messages::close(double timeout) {
             trouble = std::to_string(receives_.size()) + " receives without a message";
         closing_ = true;
         for (int p = 0; p < n_; ++p) {
-            withdraw_receive(p);
-            cancel_offers(p);
+            try {
+                withdraw_receive(p);
+                cancel_offers(p);
+            } catch (const Error& e) {  // their channel has been overwritten; the progress thread must end all the same
+                trouble = e.what();
+            }
         }
         receives_.for_each([&](Request& r) { end_trace(r, true); });
         for (const Outgoing& out : outgoing_) {
