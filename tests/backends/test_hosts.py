@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankwise.backends.hierarchical.hosts import Layout, cut
+from rankwise.backends.composed.memory import divided
+from rankwise.backends.hierarchical.hosts import Layout
 
 
 def test_hosts_are_numbered_by_their_first_ranks() -> None:
@@ -23,7 +24,7 @@ def test_an_arrangement_moves_every_element_to_its_lane(hosts: tuple[int, ...]) 
     rng = np.random.default_rng(len(hosts))
     for _ in range(20):
         counts = [int(n) for n in rng.integers(0, 9, len(hosts)) * rng.integers(0, 2, len(hosts))]
-        slices = [cut(blob, layout.lanes) for blob in layout.blobs(counts)]
+        slices = [divided(blob, layout.lanes) for blob in layout.blobs(counts)]
         data = np.arange(sum(counts))
         carried = np.full(sum(counts), -1)
         for at, to, length in layout.arrangement(counts, slices):

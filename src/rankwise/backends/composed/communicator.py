@@ -19,7 +19,7 @@ from rankwise.backends import tuning
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
-from rankwise.backends.composed.memory import address, shares, sizes
+from rankwise.backends.composed.memory import address, divided, sizes
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.operations import Call, check_count, check_rank
@@ -201,7 +201,7 @@ class ComposedCommunicator(ComparingCommunicator):
             reduce_piece(root, ptr + start * item, min(step, count - start), dtype, op)
 
     def _reduce_by_shares(self, root: int | None, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        counts = shares(count, self._world_size)
+        counts = divided(count, self._world_size)
         mine = np.empty(max(1, counts[self._rank] * ITEMSIZE[dtype]), np.uint8)
         self._reduce_scatter_v(ptr, address(mine), counts, dtype, op)
         if root is None:

@@ -24,7 +24,7 @@ from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.envelopes import Envelopes, GatheredEnvelopes
-from rankwise.backends.composed.memory import address, shares
+from rankwise.backends.composed.memory import address, divided
 from rankwise.backends.composed.opening import gathered
 from rankwise.backends.gloo import direct
 from rankwise.backends.gloo.agreement import Agreements, Outcome
@@ -163,7 +163,7 @@ class GlooCommunicator(ComposedCommunicator):
             self._transport.broadcast(ptr, size, root)
             return
         # R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication Operations in MPICH, 2005.
-        blocks = shares(size, self._world_size)
+        blocks = divided(size, self._world_size)
         mine = ptr + sum(blocks[: self._rank])
         self._scatter_v(ptr, mine, blocks, root)
         self._all_gather_v(mine, ptr, blocks)

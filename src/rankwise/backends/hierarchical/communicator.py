@@ -32,14 +32,14 @@ from rankwise import _native
 from rankwise.backends import registry, tuning
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.backends.composed.memory import address
+from rankwise.backends.composed.memory import address, divided
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes
 from rankwise.backends.composed.part_errors import latest, of_the_group
 from rankwise.backends.composed.partial import Partial, carried_as
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.composed.work_queue import Task, WorkQueue
 from rankwise.backends.hierarchical import one_lane
-from rankwise.backends.hierarchical.hosts import Layout, cut, moves
+from rankwise.backends.hierarchical.hosts import Layout, moves
 from rankwise.backends.hierarchical.neighbours import locality_mark, log_neighbour
 from rankwise.backends.hierarchical.p2p import Channel
 from rankwise.backends.hierarchical.part import NoPart, Part
@@ -320,7 +320,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         """Reduce within the hosts and, now or in the carrier's thread, between them. slot: which memory it uses."""
         whole = count * ITEMSIZE[dtype]
         shares = self._shares(count, whole)
-        pieces = cut(self._of(shares), self._layout.hosts)
+        pieces = divided(self._of(shares), self._layout.hosts)
         share = self._memory(f"share {slot}", self._of(shares) * ITEMSIZE[dtype])
         reduced = self._reduce_within(ptr, count, shares, dtype, op, slot)
         if now and self._in_one_lane(whole):
@@ -356,7 +356,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             if host == self._here:
                 reduction.end(share, reduced, length)
         else:
-            pieces = cut(length, self._layout.hosts)
+            pieces = divided(length, self._layout.hosts)
             piece = self._reduce_between(reduced, pieces, dtype, op)
             self._between(length).gather_v(piece, share, pieces, dtype, host)
         if host == self._here:
@@ -388,7 +388,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._within.reduce_scatter_v(ptr, reduced, shares, kind, ReduceOp.SUM if op is ReduceOp.MEAN else op)
         return reduced
 
-    def _reduce_between(self, reduced: int, pieces: list[int], dtype: DType, op: ReduceOp, slot: int = 0) -> int:
+    def _reduce_between(self, reduced: int, pieces: Sequence[int], dtype: DType, op: ReduceOp, slot: int = 0) -> int:
         """Reduce this lane's share between hosts, one piece per host. Returns the address of this host's piece.
 
         pieces: the lengths of all hosts' pieces; zeros if this rank is in no lane.
@@ -419,7 +419,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         lanes = self._layout.lanes
         if self._in_one_lane(whole):
             return [amount] + [0] * (lanes - 1)
-        return cut(amount, lanes)
+        return list(divided(amount, lanes))
 
     def _shares(self, amount: int, whole: int) -> list[int]:
         """How much of all ranks' data each member carries."""

@@ -10,12 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-
-def cut(total: int, parts: int) -> list[int]:
-    """`total` elements in `parts` parts; the first ones are one element longer if they cannot be equal."""
-    each, longer = divmod(total, parts)
-    return [each + (part < longer) for part in range(parts)]
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,8 @@ class Layout:
         counts: the blocks' lengths. slices: [host][lane]. Each lane carries its slices of all blobs, by
         host.
         """
-        starts = _starts(counts)
-        lane_starts = _starts([sum(by_host[lane] for by_host in slices) for lane in range(self.lanes)])
+        starts = list(accumulate(counts, initial=0))
+        lane_starts = list(accumulate(map(sum, zip(*slices, strict=True)), initial=0))
         for host, ranks in enumerate(self.members):
             lane, left, to = -1, 0, 0
             for rank in ranks:
@@ -76,17 +71,8 @@ class Layout:
 
 def moves(sizes: Sequence[int], order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """(by rank, in this order, length): each rank's block, its place in rank order and in `order`."""
-    starts = _starts(sizes)
+    starts = list(accumulate(sizes, initial=0))
     to = 0
     for rank in order:
         yield starts[rank], to, sizes[rank]
         to += sizes[rank]
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    """The offset of each block."""
-    starts, at = [], 0
-    for count in counts:
-        starts.append(at)
-        at += count
-    return starts
