@@ -51,7 +51,7 @@ lint: $(ENV)/.test ## ruff, mypy --strict, clang-format and clang-tidy, as CI ru
 	@echo "$(ENV)/bin/clang-format and clang-tidy"
 	@$(ENV)/bin/clang-format --dry-run -Werror $(CPP)
 	@find native/core -name '*.cpp' -print0 | xargs -0 -n 1 -P "$$(nproc)" sh -c \
-		'out=$$("$$0" --quiet "$$1" -- -std=c++20 -Inative/core -pthread 2>&1) || { echo "$$out"; exit 1; }' $(ENV)/bin/clang-tidy
+		'out=$$("$$0" --quiet "$$1" -- -std=c++20 -DRANKWISE_POISON=1 -Inative/core -pthread 2>&1) || { echo "$$out"; exit 1; }' $(ENV)/bin/clang-tidy
 
 # ---- development ----
 
