@@ -242,7 +242,7 @@ std::string Messages::close(double timeout) {
             try {
                 withdraw_receive(p);
                 cancel_offers(p);
-            } catch (const Error& e) {  // their channel has been overwritten; the progress thread must end all the same
+            } catch (const Error& e) {  // their channel has been overwritten; the rest must end all the same
                 trouble = e.what();
             }
         }
