@@ -23,8 +23,7 @@ public:
     GroupMemory(std::shared_ptr<Segment> segment, uint64_t offset, int rank);
     GroupMemory(const GroupMemory&) = delete;
     GroupSegment& group() const { return group_; }
-    // The offset in the segment of an address in this memory.
-    uint64_t offset_of(const uint8_t* p) const { return offset_ + uint64_t(p - group_.base()); }
+    uint64_t offset() const { return offset_; }  // in the segment
 
     class Use;    // a thread's lease or call
     class Lease;  // an object's lease

@@ -7,7 +7,7 @@ namespace rankwise {
 StepRing::StepRing(Segment& segment, const GroupMemory& memory, int rank, WaitPolicy policy, CallLog& log,
                    Failures& failures)
     : rank(rank), n(memory.group().nranks), group_(memory.group()), log_(log), failures_(failures),
-      heap_(segment.heap()), offset_(memory.offset_of(group_.base())), slot_bytes_(group_.slot_bytes),
+      heap_(segment.heap()), offset_(memory.offset()), slot_bytes_(group_.slot_bytes),
       staging_(group_.base() + group_.staging), policy_(policy), slot_bits_(std::countr_zero(slot_bytes_)) {}
 
 void StepRing::commit_slot(uint64_t position) {
