@@ -8,10 +8,12 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
+import rankwise as rw
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, PeerLostError
@@ -184,3 +186,27 @@ def test_ctrl_c_while_an_error_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankwise.contract.errors.ClosedError", interrupted)
     with pytest.raises(KeyboardInterrupt):
         comm.barrier()
+
+
+def _in_many_groups(group: Group) -> tuple[int, int]:
+    """How many threads the process has while messages are pending in one group, and in twenty more."""
+    other = 1 - group.rank
+
+    def start(part: Group) -> list[Any]:
+        return [part.irecv(np.empty(300_000), other), part.isend(np.full(300_000, part.rank + 1.0), other)]
+
+    counts = []
+    for parts in ([group], [group.split(0) for _ in range(20)]):
+        works = [work for part in parts if part is not None for work in start(part)]
+        deadline = time.monotonic() + 30
+        while not all(work.done() for work in works) and time.monotonic() < deadline:
+            time.sleep(0.01)  # nobody waits for them
+        counts.append(len(os.listdir("/proc/self/task")))
+        assert all((work.wait() == other + 1).all() for work in works[::2])
+        rw.wait_all(works[1::2])
+    return counts[0], counts[1]
+
+
+def test_messages_of_all_groups_move_in_one_background_thread() -> None:
+    for one, many in run_ranks(2, _in_many_groups, backend="shm"):
+        assert many == one
