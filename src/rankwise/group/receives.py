@@ -109,14 +109,16 @@ class ReceiveQueue(Receives):
 
         Otherwise None: a receive must then be posted, which gets the message if there is one.
         """
-        if self._waiting or self.kept or not self._are_plain(src, tag):
+        if self._waiting or self.kept or not (self.comm.any_source and self._are_plain(src, tag)):
             return None
         for _ in range(LOOKS):
             taken = self.comm.take(src, tag)
             if taken is not None:
                 fits = False
                 try:
-                    fits = taken.work.done() and wanted(taken)
+                    if taken.work.done():
+                        taken.work.wait()  # raises its error, if it has failed
+                        fits = wanted(taken)
                 finally:  # also after an exception, such as a signal handler's
                     if not fits:
                         with self._lock:
