@@ -59,7 +59,7 @@ Segment::Segment(int fd, uint8_t* base, size_t bytes, int world_size)
 
 Segment::~Segment() {
     watcher.reset();
-    progress_thread.reset();
+    progress_threads.clear();
     for (const auto& [rank, pidfd] : pidfds_) close(pidfd);
     munmap(base_, mapped_);
     close(fd_);
@@ -112,6 +112,7 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
     h.world_group = create_group_segment(*segment, everyone);
     segment->at<GroupSegment>(h.world_group)->attached.fetch_add(1);
     h.magic = kSegmentMagic;
+    segment->progress_threads.resize(size_t(world_size));
     return segment;
 }
 
@@ -138,6 +139,7 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     if (header.magic != kSegmentMagic || header.bytes != size_t(info.st_size) ||
         !valid_world_size(segment->world_size()) || !segment->heap().fits(header.bytes))
         throw BadArgument("fd: " + std::to_string(fd) + " is not a segment of this version of rankwise");
+    segment->progress_threads.resize(size_t(segment->world_size()));
     return segment;
 }
 

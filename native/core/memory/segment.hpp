@@ -121,8 +121,8 @@ public:
     void set_owner(int rank, uint32_t process) { heap_.set_owner(rank, process); }
     // This process's watcher of the other ranks (failure/watchdog.hpp). Its thread ends when this is released.
     std::shared_ptr<Watcher> watcher;
-    // The thread that moves messages in the background (p2p/progress_thread.hpp).
-    std::shared_ptr<ProgressThread> progress_thread;
+    // For each rank of this process, the thread that moves its messages in the background (p2p/progress_thread.hpp).
+    std::vector<std::shared_ptr<ProgressThread>> progress_threads;
 
     // Record that this process of `rank` has ended, and fail every group that it had not left.
     void mark_exited(int rank, int32_t status, uint32_t process = 0);

@@ -9,15 +9,15 @@
 
 namespace rankwise {
 
-// A rank's first group is made before all its others, so no two threads get here at once without finding one.
+// A rank's first group is made before all its others, so no two threads make one for the same rank.
 ProgressThread& ProgressThread::of(Segment& segment, int world_rank) {
-    if (!segment.progress_thread)
-        segment.progress_thread = {new ProgressThread(segment.record(world_rank).progress_bell),
-                                   [forks = forks_so_far()](ProgressThread* thread) {
-                                       if (forks == forks_so_far())
-                                           delete thread;  // in a forked child there is no such thread
-                                   }};
-    return *segment.progress_thread;
+    std::shared_ptr<ProgressThread>& own = segment.progress_threads.at(size_t(world_rank));
+    if (!own)
+        own = {new ProgressThread(segment.record(world_rank).progress_bell),
+               [forks = forks_so_far()](ProgressThread* thread) {
+                   if (forks == forks_so_far()) delete thread;  // in a forked child there is no such thread
+               }};
+    return *own;
 }
 
 ProgressThread::~ProgressThread() {

@@ -43,7 +43,7 @@ private:
 
 class ProgressThread {
 public:
-    // The one of this rank's process, which starts with the first call of `serve`.
+    // A rank's, which starts with the first call of `serve`.
     static ProgressThread& of(Segment& segment, int world_rank);
     ~ProgressThread();
     ProgressThread(const ProgressThread&) = delete;
