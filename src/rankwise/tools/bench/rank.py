@@ -163,10 +163,7 @@ class Pointers(Library):
     """rankwise's communicator below the arrays, called with addresses and counts."""
 
     def __init__(self, arrays: Arrays) -> None:
-        from rankwise.contract.communicator import complete
-
         self.comm = arrays.group.comm
-        self.collectives = complete(self.comm)
         self.rank, self.world_size = arrays.rank, arrays.world_size
         self.about = arrays.about + ", by pointer"
         self.barrier = self.comm.barrier
@@ -174,7 +171,17 @@ class Pointers(Library):
     def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
         arguments = {"send": address(x), "recv": address(out), "count": row.block(x.size, self.world_size)}
         arguments |= {"dtype": dtype_code(x), "op": op_code(op), "root": ROOT}
-        return partial(getattr(self.collectives, row.name), *(arguments[name] for name in row.takes))
+        call = partial(getattr(self.comm, row.name), *(arguments[name] for name in row.takes))
+        return call if self.comm.blocking else self.complete(call)
+
+    def complete(self, call: Call) -> Call:
+        """`call`, followed by a wait until it is complete. Older revisions of rankwise have no such function."""
+
+        def complete() -> None:
+            call()
+            self.comm.sync()
+
+        return complete
 
     def send(self, x: np.ndarray, dest: int) -> Call:
         ptr, count, dtype = address(x), x.size, dtype_code(x)
