@@ -121,7 +121,7 @@ void new_calls_are_turned_away() {
     });
 }
 
-// A thread that waits for the lock is told when the group is closed.
+// A thread that waits for the lock gets an error when the group is closed.
 void closed_while_a_thread_waits_for_the_lock() {
     const auto segment = Segment::create(1);
     const auto whole = Comm::join(segment, 0, 60, false, {});

@@ -141,7 +141,7 @@ bool GroupSegment::asleep() const {
 }
 
 void wake_all(GroupSegment& group) {
-    if (!group.intact()) return;  // who sleeps looks at the failure record from time to time
+    if (!group.intact()) return;  // who sleeps checks the failure record from time to time
     for (int i = 0; i < group.nranks; ++i) {
         PeerSlot& peer_slot = group.peers[i];
         futex_notify(peer_slot.notifications);

@@ -48,7 +48,7 @@ def scatter_v(transport: Transport, send: int, recv: int, sizes: Sequence[int], 
 
 
 def _exchange(transport: Transport, received: Messages, sent: Messages, own: tuple[int, int, int] = (0, 0, 0)) -> None:
-    """All messages at once; those of 0 bytes are left out. own: a copy within this rank, as memmove takes it."""
+    """All messages at once, without the empty ones. own: a copy within this rank, as memmove takes it."""
     works = [transport.recv(ptr, size, peer, EXCHANGE_TAG) for ptr, size, peer in received if size]
     works += [transport.send(ptr, size, peer, EXCHANGE_TAG) for ptr, size, peer in sent if size]
     ctypes.memmove(*own)
