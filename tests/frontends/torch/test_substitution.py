@@ -70,6 +70,7 @@ assert distributed_c10d._new_process_group_helper.__module__ == "torch.distribut
 assert "rankwise.frontends.torch.substitution" not in __import__("sys").modules
 dist.init_process_group("gloo")
 assert (kind(dist.group.WORLD), logs) == ("ProcessGroupGloo", [])
+dist.barrier()  # rank 0 serves torch's store, from which the other rank may still connect
 dist.destroy_process_group()
 """
 
