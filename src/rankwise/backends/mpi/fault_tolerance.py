@@ -257,7 +257,7 @@ class FaultTolerance:
         if len(lost) > 1:
             text = f"ranks {', '.join(map(str, lost))} were lost in {where}: their processes ended"
         operation, sequence = _parsed(where)
-        return PeerLostError(text, rank=lost[0], how="its process ended", operation=operation, sequence=sequence)
+        return PeerLostError(text, rank=lost[0], how="ended", operation=operation, sequence=sequence)
 
     def _timed_out(self, calls: dict[int, str], where: str, limit: float) -> RankwiseError:
         states = {rank: f"in {call}" for rank, call in (calls | {self._rank: where}).items()}
