@@ -136,6 +136,8 @@ void Comm::await_joined() {
 // scheduler session, because a rank cannot yield its core to another session.
 void Comm::agree_on_conditions() {
     CallGuard call(*this, make_call(Op::Join));
+    transport_.ring.set_policy(
+        WaitPolicy::when(settings_.oversubscribed.value_or(segment_->world_size() > usable_cores())));
     static const uint64_t word = 0x72616e6b77697365;
     const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduler_session()};
     const uint64_t probed = transport_.ring.post(mine, sizeof mine);
@@ -214,10 +216,7 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
     : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()),
       memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()),
       members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process),
-      settings_(settings), failures_(transport_),
-      transport_(*segment_, *memory_, rank,
-                 WaitPolicy::when(settings.oversubscribed.value_or(segment_->world_size() > usable_cores())),
-                 settings.part, failures_),
+      settings_(settings), failures_(transport_), transport_(*segment_, *memory_, rank, settings.part, failures_),
       messages_(Messages::make(segment_, memory_, transport_, failures_, settings.unexpected_bytes)),
       excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
     set_timeout(timeout);

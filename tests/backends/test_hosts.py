@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankwise.backends.composed.memory import divided
 from rankwise.backends.hierarchical.hosts import Layout
+from rankwise.contract.operations import divided
 
 
 def test_hosts_are_numbered_by_their_first_ranks() -> None:

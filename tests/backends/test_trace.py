@@ -49,7 +49,7 @@ def test_operations_of_every_rank() -> None:
             names = [(op.name, op.group, op.sequence) for op in found]
             number = found[0].sequence
             assert names[:3] == [("all_reduce", 0, number), ("broadcast", 0, number + 1), ("split", 0, number + 2)]
-            assert [name for name in names if name[1]][-1][::2] == ("barrier", 2)
+            assert [name for name in names if name[1]][-1][::2] == ("barrier", 1)
             reduced, sent = found[0], found[1]
             assert (reduced.dtype, reduced.op, reduced.root, reduced.bytes) == ("float32", "max", None, 12)
             assert (sent.dtype, sent.op, sent.root, sent.tag) == ("float32", None, 1, None)

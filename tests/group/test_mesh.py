@@ -22,8 +22,8 @@ def test_a_timeout_names_the_axis() -> None:
                 with pytest.raises(rw.CollectiveTimeout) as raised:
                     mesh.tp.barrier()
                 headline, waiting, absent, *_ = str(raised.value).splitlines()
-                assert headline == "rank 1 of group 'world.tp' did not reach barrier #2 within the timeout of 0.2 s"
-                assert waiting.startswith("  rank 0: in barrier #2 for ")
+                assert headline == "rank 1 of group 'world.tp' did not reach barrier #1 within the timeout of 0.2 s"
+                assert waiting.startswith("  rank 0: in barrier #1 for ")
                 assert absent.startswith("  rank 1: in barrier #2 of all ranks for ")
             group.barrier()
 

@@ -60,7 +60,7 @@ group.barrier()
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1
     assert re.fullmatch(
-        r"rankwise: the ranks of group .* ended after different calls: rank 0 after reduce #2 .*, rank 1 after .*",
+        r"rankwise: the ranks of group .* ended after different calls: rank 0 after reduce #1 .*, rank 1 after .*",
         result.stderr.splitlines()[-1],
     )
 

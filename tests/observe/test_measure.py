@@ -114,10 +114,9 @@ def test_more_operations_than_the_trace_keeps_and_nested_measurements() -> None:
     assert {name: total.count for name, total in first.by_operation.items()} == {
         "all_reduce": 3001,
         "split": 1,
-        "all_gather": 1,  # a part of group.split
     }
     assert {name: total.count for name, total in second.by_operation.items()} == {"barrier": 1}
-    assert (first.moved, outer.moved, second.moved) == (24_000_016, 24_000_024, 0)
+    assert (first.moved, outer.moved, second.moved) == (24_000_008, 24_000_016, 0)
     assert outer.elapsed >= first.elapsed > 0
 
 

@@ -4,11 +4,10 @@
 
 namespace rankwise {
 
-StepRing::StepRing(Segment& segment, const GroupMemory& memory, int rank, WaitPolicy policy, CallLog& log,
-                   Failures& failures)
+StepRing::StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, Failures& failures)
     : rank(rank), n(memory.group().nranks), group_(memory.group()), log_(log), failures_(failures),
       heap_(segment.heap()), offset_(memory.offset()), slot_bytes_(group_.slot_bytes),
-      staging_(group_.base() + group_.staging), policy_(policy), slot_bits_(std::countr_zero(slot_bytes_)) {}
+      staging_(group_.base() + group_.staging), slot_bits_(std::countr_zero(slot_bytes_)) {}
 
 void StepRing::commit_slot(uint64_t position) {
     const auto within_group = uint64_t(slot(rank, position & ~(slot_bytes() - 1)) - group_.base());

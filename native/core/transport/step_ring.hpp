@@ -30,8 +30,7 @@ static_assert(slot_bytes_for(1) % kCell == 0 && slot_bytes_for(kMaxRanks) % kCel
 
 class StepRing {
 public:
-    StepRing(Segment& segment, const GroupMemory& memory, int rank, WaitPolicy policy, CallLog& log,
-             Failures& failures);
+    StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, Failures& failures);
 
     const int rank, n;
     std::atomic<double> timeout{300};  // seconds that one wait may last
@@ -157,7 +156,7 @@ private:
     const uint64_t offset_;    // of the group in the segment
     const size_t slot_bytes_;  // this and the next are not read again, since a stray write may change them
     uint8_t* const staging_;
-    WaitPolicy policy_;
+    WaitPolicy policy_ = WaitPolicy::when(true);
     uint32_t waits_ = 0;     // that did not end within the first polls
     uint64_t next_ = 0;      // the step that the next post announces
     uint64_t seen_ = 0;      // every peer has posted at least this many steps

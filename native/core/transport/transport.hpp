@@ -15,9 +15,9 @@ namespace rankwise {
 class alignas(kCacheLine) Transport {  // aligned, so that its members' cache lines do not depend on what precedes it
 public:
     // part: as in Settings.
-    Transport(Segment& segment, const GroupMemory& owned, int rank, WaitPolicy policy, bool part, Failures& failures)
+    Transport(Segment& segment, const GroupMemory& owned, int rank, bool part, Failures& failures)
         : segment(segment), group(owned.group()), failures(failures), members(members_of(group)), rank(rank),
-          n(int(members.size())), log(segment, group, rank, part), ring(segment, owned, rank, policy, log, failures),
+          n(int(members.size())), log(segment, group, rank, part), ring(segment, owned, rank, log, failures),
           memory(segment, group, members, rank, log, failures) {}
 
     Segment& segment;

@@ -373,7 +373,10 @@ class Communicator(Collectives, Closeable):
         raise self._cannot("shrink")
 
     former_ranks: tuple[int, ...] | None = None
-    """The numbers that the ranks had in the communicator from which `shrink` made this one; None on any other one."""
+    """The numbers that the ranks had in the communicator from which `shrink` made this one; None on any other one.
+
+    Where a backend knows them at no cost, they are known after `split` too.
+    """
 
     def restore(self) -> Communicator:
         """A new communicator of all ranks of the job, lost ones replaced by processes that the launcher started.

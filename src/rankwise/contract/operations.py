@@ -216,6 +216,12 @@ _VECTORS = {row: BY_NAME[f"{row.name}_v"] for row in OPERATIONS if f"{row.name}_
 _REFUSED = [[op.refused_for(dtype) for op in ReduceOp] for dtype in DType]
 
 
+def divided(count: int, n: int) -> tuple[int, ...]:
+    """`count` elements in n shares, as numpy.array_split makes them; the first ones are one longer if not all equal."""
+    each, longer = divmod(count, n)
+    return (each + 1,) * longer + (each,) * (n - longer)
+
+
 def check_count(count: int) -> None:
     if count < 0:
         raise ValueError(f"count={count}: expected 0 or more")

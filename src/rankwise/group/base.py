@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from rankwise.arrays.base import Buffer, Shape
 from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.errors import UnsupportedError, shown
 from rankwise.contract.message import ANY, Receives
-from rankwise.contract.operations import Call
+from rankwise.contract.operations import Call, divided
 from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 from rankwise.group.receives import ReceiveQueue
@@ -43,35 +43,20 @@ class GroupBase:
         self.rank = comm.rank
         self.world_size = comm.world_size
         self._pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
-        self._sent = ArrayWork(Completed(), nothing, self._pending)
-        """The Work of every send that was complete when it had started: most short ones."""
-        self._sent.wait()
         self._queue = ReceiveQueue(comm) if comm.receives is None else None
         self._receives: Receives = self._queue or comm.receives  # type: ignore[assignment]  # one of them exists
         self._kept = [] if self._queue is None else self._queue.kept
         self._collectives = complete(comm)
-        shortcuts = comm.shortcuts
-        self._barrier = shortcuts.barrier_without_sync or comm.barrier_without_sync
-        self._all_reduce_array = shortcuts.all_reduce_array
-        self._reduce_array = shortcuts.reduce_array
-        self._broadcast_array = shortcuts.broadcast_array
-        self._all_gather_array = shortcuts.all_gather_array
-        self._gather_array = shortcuts.gather_array
-        self._scatter_array = shortcuts.scatter_array
-        self._announce_array = shortcuts.announce_array
-        self._reduce_scatter_array = shortcuts.reduce_scatter_array
-        self._send_array = shortcuts.send_array
-        self._recv_array = shortcuts.recv_array
-        self._all_to_all_array = shortcuts.all_to_all_array
-        self._isend_array = shortcuts.isend_array
-        self._irecv_array = shortcuts.irecv_array
-        self._broadcast_object_plain = shortcuts.broadcast_object_plain
-        self._gather_object_plain = shortcuts.gather_object_plain
-        self._scatter_object_plain = shortcuts.scatter_object_plain
-        arrivals = self._queue or shortcuts
-        self._send_object_plain = arrivals.send_object_plain
-        self._recv_object_plain = arrivals.recv_object_plain
-        self._recv_any_plain = arrivals.recv_any_plain
+        self._shortcuts = comm.shortcuts
+        self._barrier = self._shortcuts.barrier_without_sync or comm.barrier_without_sync
+        self._arrivals = self._queue or self._shortcuts
+
+    @cached_property
+    def _sent(self) -> ArrayWork[None]:
+        """The Work of every send that was complete when it had started: most short ones."""
+        work: ArrayWork[None] = ArrayWork(Completed(), nothing, self._pending)
+        work.wait()
+        return work
 
     def _call(self, call: Call, reads: Buffer | None, writes: Buffer | None, async_op: bool) -> Any:
         """Make one call of the communicator. Its result is the content of `writes`, or None if nothing is written."""
@@ -113,14 +98,14 @@ class GroupBase:
 
     def _broadcast_ints(self, values: IntArray, src: int) -> IntArray:
         """Broadcast contiguous int64 metadata in place, as a part of another operation; returns it."""
-        if not self._broadcast_array(values, src):
+        if not self._shortcuts.broadcast_array(values, src):
             self._collectives.broadcast(values.ctypes.data, values.size, DType.I64, src)
         return values
 
     def _all_gather_ints(self, values: IntArray) -> IntArray:
         """All ranks' contiguous int64 metadata, of the same shape on each: shape (world_size, *values.shape)."""
         gathered = np.empty((self.world_size, *values.shape), np.int64)
-        if not self._all_gather_array(values, gathered):
+        if not self._shortcuts.all_gather_array(values, gathered):
             self._collectives.all_gather(values.ctypes.data, gathered.ctypes.data, values.size, DType.I64)
         return gathered
 
@@ -266,13 +251,7 @@ def check_axis_0(given: Buffer) -> None:
         raise ValueError("x: expected an array with an axis 0, got a number or a 0-d array")
 
 
-def split_rows(shape: Shape, parts: int) -> list[int]:
-    """The rows of each part when axis 0 is split as by numpy.array_split; the first parts have one row more."""
-    rows, longer = divmod(shape[0], parts)
-    return [rows + 1] * longer + [rows] * (parts - longer)
-
-
 def split_counts(shape: Shape, parts: int) -> list[int]:
-    """The number of elements in each of these parts."""
+    """The number of elements in each part when axis 0 is split as by numpy.array_split."""
     row = prod(shape[1:])
-    return [rows * row for rows in split_rows(shape, parts)]
+    return [rows * row for rows in divided(shape[0], parts)]

@@ -24,10 +24,11 @@ from rankwise.contract.operations import (
     REDUCE_SCATTER,
     REDUCE_SCATTER_V,
     Call,
+    divided,
 )
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops, headers
-from rankwise.group.base import GroupBase, check_axis_0, split_counts, split_rows
+from rankwise.group.base import GroupBase, check_axis_0, split_counts
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
@@ -100,7 +101,7 @@ class Collectives(GroupBase):
             >>> group.all_reduce(np.array([3.0, 4.0]), np.hypot).round(2).tolist()
             [4.24, 5.66]
         """
-        if not async_op and self._all_reduce_array(x, op):
+        if not async_op and self._shortcuts.all_reduce_array(x, op):
             return x
         buffer = target(x)
         if ops.is_composed(op):
@@ -122,7 +123,7 @@ class Collectives(GroupBase):
             >>> group.broadcast(np.full(3, group.rank), src=1).tolist()
             [1, 1, 1]
         """
-        if not async_op and self._broadcast_array(x, src):
+        if not async_op and self._shortcuts.broadcast_array(x, src):
             return x
         src = self._rank(src, "src")
         buffer = source(x) if src == self.rank else target(x)
@@ -154,7 +155,7 @@ class Collectives(GroupBase):
             >>> total.tolist() if group.rank == 1 else [2.0, 2.0]
             [2.0, 2.0]
         """
-        if not async_op and self._reduce_array(x, dst, op):
+        if not async_op and self._shortcuts.reduce_array(x, dst, op):
             return x if dst == self.rank else None
         dst = self._rank(dst, "dst")
         buffer = target(x) if dst == self.rank else source(x)
@@ -188,7 +189,7 @@ class Collectives(GroupBase):
             >>> found.tolist() if group.rank == 0 else [[0, 0], [1, 1]]
             [[0, 0], [1, 1]]
         """
-        if not async_op and self._gather_array(x, dst, out):
+        if not async_op and self._shortcuts.gather_array(x, dst, out):
             return out if dst == self.rank else None
         dst = self._rank(dst, "dst")
         given = source(x)
@@ -220,7 +221,7 @@ class Collectives(GroupBase):
             into = out
             if out is None and type(x) is np.ndarray and x.ndim < NUMPY.max_dims:
                 into = np.empty((self.world_size, *x.shape), x.dtype)
-            if self._all_gather_array(x, into):
+            if self._shortcuts.all_gather_array(x, into):
                 return into
         given = source(x)
         result = buffers.result(out, buffers.gathered_shape(self.world_size, given), given)
@@ -254,7 +255,7 @@ class Collectives(GroupBase):
             >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
             True
         """
-        if not async_op and out is not None and self._scatter_array(x, src, out, self._scatter_described):
+        if not async_op and out is not None and self._shortcuts.scatter_array(x, src, out, self._scatter_described):
             return out
         return self._scatter_any(x, src, out, async_op)
 
@@ -287,8 +288,8 @@ class Collectives(GroupBase):
 
     def _send_header(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
         """Broadcast scatter's header. Returns None unless the parts came with it: see Shortcuts.announce_array."""
-        if self._announce_array is not None:
-            return self._announce_array(header, send, recv, src)
+        if self._shortcuts.announce_array is not None:
+            return self._shortcuts.announce_array(header, send, recv, src)
         self._broadcast_ints(header, src)
         return None
 
@@ -335,12 +336,12 @@ class Collectives(GroupBase):
             >>> part.tolist() == [[0, 2], [4, 6]][group.rank]
             True
         """
-        if not async_op and self._reduce_scatter_array(x, op, out):
+        if not async_op and self._shortcuts.reduce_scatter_array(x, op, out):
             return out
         given = source(x)
         if ops.is_composed(op):
             check_axis_0(given)
-            rows = split_rows(given.shape, self.world_size)
+            rows = divided(given.shape[0], self.world_size)
             return self._run(composed_ops.reduce_scatter(self, given, op, rows, out), given, async_op)
         reduce_op = ops.resolve(op, given.dtype)
         check_axis_0(given)
@@ -379,7 +380,7 @@ class Collectives(GroupBase):
             >>> group.all_to_all(np.array([10, 11]) + 10 * group.rank).tolist() == [10 + group.rank, 20 + group.rank]
             True
         """
-        if not async_op and self._all_to_all_array(x, out):
+        if not async_op and self._shortcuts.all_to_all_array(x, out):
             return out
         given = source(x)
         check_axis_0(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,7 +40,7 @@ def reduce(group: GroupBase, x: Any, buffer: Buffer, op: Op | Located, dst: int 
     return body
 
 
-def reduce_scatter(group: GroupBase, given: Buffer, op: Op, rows: list[int], out: Any) -> Callable[[], Any]:
+def reduce_scatter(group: GroupBase, given: Buffer, op: Op, rows: Sequence[int], out: Any) -> Callable[[], Any]:
     """The same for a reduce_scatter in which rank i receives the next rows[i] rows, this rank in `out`."""
     result = group._staged(buffers.result(out, (rows[group.rank], *given.shape[1:]), given))
     on_host = group._staged(given)

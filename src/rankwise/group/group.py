@@ -198,7 +198,10 @@ class Group(
         if comm is None:
             return None
         part = Group(comm, name or f"{self.name}.{color}", self.backend, self)
-        part.ranks = tuple(part.all_gather(np.array(self.ranks[self.rank])).tolist())
+        if comm.former_ranks is None:
+            part.ranks = tuple(part.all_gather(np.array(self.ranks[self.rank])).tolist())
+        else:
+            part.ranks = tuple(self.ranks[former] for former in comm.former_ranks)
         return part
 
     def subgroup(self, ranks: Sequence[int], name: str | None = None) -> Group | None:

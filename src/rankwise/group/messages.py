@@ -78,7 +78,7 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         if dtype is None:
-            found = self._recv_any_plain(src, tag, timeout)
+            found = self._arrivals.recv_any_plain(src, tag, timeout)
             if found is not NotImplemented:
                 block, sender, label_, code = found
                 return Received(_array_over(block, dtypes.to_numpy(dtypes.DTYPES[code])), sender, label_)
@@ -110,7 +110,7 @@ class Messages(GroupBase):
             ... else:
             ...     assert group.recv_object(src=0)["rows"] == [1, 2]
         """
-        if self._send_object_plain(obj, dst, tag):
+        if self._arrivals.send_object_plain(obj, dst, tag):
             return
         to, number = self._destination(dst), check_tag(tag)
         parts = parts_of(obj, self._trusted(allow_pickle))
@@ -165,7 +165,7 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         reads = _read_trusted if self._trusted(allow_pickle) else _read_plain
-        found = self._recv_object_plain(src, tag, timeout, reads, CONSTRUCTOR)
+        found = self._arrivals.recv_object_plain(src, tag, timeout, reads, CONSTRUCTOR)
         if found is NotImplemented:
             return wait_or_cancel(self._irecv_object(src, tag, reads), timeout)
         return found

@@ -57,7 +57,7 @@ class ObjectCollectives(GroupBase):
         trusted = self._trusted(allow_pickle)
         if not async_op:
             rest = partial(self._broadcast_rest, obj, src, trusted)
-            found = self._broadcast_object_plain(obj, src, rest, CONSTRUCTOR)
+            found = self._shortcuts.broadcast_object_plain(obj, src, rest, CONSTRUCTOR)
             if found is not NotImplemented:
                 return found
         src = self._rank(src, "src")
@@ -108,7 +108,7 @@ class ObjectCollectives(GroupBase):
     def _gather(self, obj: Any, dst: int | None, trusted: bool, async_op: bool) -> Any:
         """Gather the objects on rank `dst`, or, if that is None, on every rank."""
         if not async_op:
-            found = self._gather_object_plain(obj, dst, partial(self._gather_rest, dst, trusted), CONSTRUCTOR)
+            found = self._shortcuts.gather_object_plain(obj, dst, partial(self._gather_rest, dst, trusted), CONSTRUCTOR)
             if found is not NotImplemented:
                 return found
         if dst is not None:
@@ -163,7 +163,9 @@ class ObjectCollectives(GroupBase):
         """
         trusted = self._trusted(allow_pickle)
         if not async_op:
-            found = self._scatter_object_plain(objs, src, partial(self._scatter_rest, src, trusted), CONSTRUCTOR)
+            found = self._shortcuts.scatter_object_plain(
+                objs, src, partial(self._scatter_rest, src, trusted), CONSTRUCTOR
+            )
             if found is not NotImplemented:
                 return found
         src = self._rank(src, "src")

@@ -76,7 +76,7 @@ class PointToPoint(GroupBase):
             ... else:
             ...     assert group.recv((3,), src=0, dtype=int).tolist() == [0, 1, 2]
         """
-        if not self._send_array(x, dst, tag):
+        if not self._shortcuts.send_array(x, dst, tag):
             wait_or_cancel(self._start_send(x, dst, tag))
 
     @overload
@@ -103,7 +103,7 @@ class PointToPoint(GroupBase):
             True
             >>> sending.wait()
         """
-        if dtype is None and not self._kept and self._recv_array(x, src, tag):
+        if dtype is None and not self._kept and self._shortcuts.recv_array(x, src, tag):
             return x
         return wait_or_cancel(self._start_recv(x, src, tag, dtype))
 
@@ -116,7 +116,7 @@ class PointToPoint(GroupBase):
             [1.0, 1.0, 1.0]
             >>> sending.wait()
         """
-        work: Any = self._isend_array(x, dst, tag, self)
+        work: Any = self._shortcuts.isend_array(x, dst, tag, self)
         if work is True:
             return self._sent
         if work is None:
@@ -154,7 +154,7 @@ class PointToPoint(GroupBase):
             >>> work.wait().tolist(), work.source == group.rank, work.tag
             ([7.0, 7.0], True, 3)
         """
-        work: Any = None if dtype is not None else self._irecv_array(x, src, tag, self)
+        work: Any = None if dtype is not None else self._shortcuts.irecv_array(x, src, tag, self)
         if work is None:
             return self._start_recv(x, src, tag, dtype).started()
         work.started = True  # as in isend

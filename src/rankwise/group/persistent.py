@@ -133,7 +133,7 @@ class PersistentOperations(GroupBase):
         else:
             begin = partial(self._receive, buffer, peer, tag)
         finish = nothing if sends else partial(_finish, buffer)
-        now = self._send_array if sends else self._recv_array
+        now = self._shortcuts.send_array if sends else self._shortcuts.recv_array
         check = buffer.kind.place_check(buffer) or nothing
         keeps = (self, buffer, hold(buffer))
 

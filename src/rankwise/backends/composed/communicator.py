@@ -19,10 +19,10 @@ from rankwise.backends import tuning
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
-from rankwise.backends.composed.memory import address, divided, sizes
+from rankwise.backends.composed.memory import address, sizes
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.message import ANY, Message, Taken
-from rankwise.contract.operations import Call, check_count, check_rank
+from rankwise.contract.operations import Call, check_count, check_rank, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
 

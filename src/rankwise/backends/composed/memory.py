@@ -23,12 +23,6 @@ def blocks(ptr: int, count: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8
     return np.frombuffer(memory, np.uint8).reshape(count, size)
 
 
-def divided(count: int, n: int) -> tuple[int, ...]:
-    """`count` elements in n shares; the first ones are one longer if they cannot be equal."""
-    each, longer = divmod(count, n)
-    return (each + 1,) * longer + (each,) * (n - longer)
-
-
 def sizes(counts: Sequence[int], dtype: DType) -> tuple[int, ...]:
     item = ITEMSIZE[dtype]
     return tuple(count * item for count in counts)

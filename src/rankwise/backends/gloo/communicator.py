@@ -24,7 +24,7 @@ from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.envelopes import Envelopes, GatheredEnvelopes
-from rankwise.backends.composed.memory import address, divided
+from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import gathered
 from rankwise.backends.gloo import direct
 from rankwise.backends.gloo.agreement import Agreements, Outcome
@@ -38,7 +38,7 @@ from rankwise.backends.gloo.standing import StandingExchange
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
-from rankwise.contract.operations import Call
+from rankwise.contract.operations import Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.meeting.torch_store import TorchStore
 from rankwise.system.process_identity import ProcessIdentity

@@ -32,7 +32,7 @@ from rankwise import _native
 from rankwise.backends import registry, tuning
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.backends.composed.memory import address, divided
+from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes
 from rankwise.backends.composed.part_errors import latest, of_the_group
 from rankwise.backends.composed.partial import Partial, carried_as
@@ -50,7 +50,7 @@ from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.contract.job import Job
-from rankwise.contract.operations import BARRIER, Call
+from rankwise.contract.operations import BARRIER, Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.system import locality
 from rankwise.system.settings import Settings

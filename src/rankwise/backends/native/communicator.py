@@ -70,9 +70,8 @@ class EngineCommunicator(OpenCommunicator):
         self._counted = True
         self.stream_sync = EngineStreamSync(comm)
         self.receives = self._receives = EngineReceives(comm)
-        self._engines = {operation: getattr(comm, _engine_name(operation)) for operation in OPERATIONS}
         # The named methods are the engine's own: the way through `run` would cost more than a small collective.
-        vars(self).update({operation.name: method for operation, method in self._engines.items()}, barrier=comm.barrier)
+        vars(self).update({operation.name: getattr(comm, operation.name) for operation in OPERATIONS})
         super().__init__(comm.rank, comm.world_size)
 
     @property
@@ -98,7 +97,7 @@ class EngineCommunicator(OpenCommunicator):
 
     def run(self, call: Call) -> None:
         self._describe(call)
-        self._engines[call.operation](*call.arguments)
+        getattr(self._comm, _engine_name(call.operation))(*call.arguments)
 
     def _describe(self, call: Call) -> None:
         """Let the ranks compare what the arguments of this thread's next call of the engine do not say."""
@@ -122,7 +121,7 @@ class EngineCommunicator(OpenCommunicator):
         if call.shape is not None:
             return partial(self.run, call)
         plain = (int(value) if isinstance(value, int) else value for value in call.arguments)
-        return partial(self._engines[call.operation], *plain)
+        return partial(getattr(self._comm, _engine_name(call.operation)), *plain)
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         return self._comm.send(ptr, count, dtype, dest, tag, keep)
@@ -150,7 +149,12 @@ class EngineCommunicator(OpenCommunicator):
 
     def split(self, color: int, key: int = 0) -> EngineCommunicator | None:
         part = self._comm.split(color, key)
-        return None if part is None else EngineCommunicator(part, self.backend)
+        return None if part is None else self._part(part)
+
+    def _part(self, part: _native.Comm) -> EngineCommunicator:
+        made = EngineCommunicator(part, self.backend)
+        made.former_ranks = tuple(part.numbers_in(self._comm))
+        return made
 
     def make_part(self, ranks: Sequence[int]) -> int:
         return self._comm.make_part(ranks)
@@ -176,10 +180,7 @@ class EngineCommunicator(OpenCommunicator):
         return self._comm.agree(flag)
 
     def shrink(self, exclude: Sequence[int] = ()) -> EngineCommunicator:
-        part = self._comm.shrink(exclude)
-        shrunk = EngineCommunicator(part, self.backend)
-        shrunk.former_ranks = tuple(part.numbers_in(self._comm))
-        return shrunk
+        return self._part(self._comm.shrink(exclude))
 
     def restore(self) -> EngineCommunicator:
         return EngineCommunicator(self._comm.restore(), self.backend)
